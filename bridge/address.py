@@ -1,0 +1,88 @@
+"""What a URL says.
+
+`grpc://HOST:PORT`, `grpcs://HOST:PORT` (TLS) or bare `HOST:PORT`. An optional path is the environment id
+(`grpc://host:50051/ALE/Pong-v5`), query parameters are CreateWorld settings (`?num_envs=8`), and `?world=NAME` joins
+a world that exists.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from bridge.errors import AddressError
+
+__all__ = ["Address", "parse_address"]
+
+SCHEMES = ("grpc", "grpcs")
+
+
+@dataclasses.dataclass(frozen=True)
+class Address:
+    """A URL in its parts."""
+
+    url: str
+    """The URL as it was given."""
+    scheme: str
+    """`grpc` or `grpcs`."""
+    host: str
+    """A host name or an IP address; IPv6 without its brackets."""
+    port: int
+    """A TCP port, 1 to 65535."""
+    env_id: str | None = None
+    """The environment that the path names."""
+    world: str | None = None
+    """The existing world to join; None: make one."""
+    settings: tuple[tuple[str, str], ...] = ()
+    """The other query parameters, in order, as text."""
+
+    @property
+    def target(self) -> str:
+        """`host:port` with brackets around an IPv6 address, as gRPC wants it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(url: str) -> Address:
+    """Read a URL.
+
+    Raises:
+        AddressError: It has another scheme, no host, no port, or a part that has no meaning.
+    """
+    if not isinstance(url, str):
+        raise AddressError(str(url), f"it is of type {type(url).__name__}, not a string")
+    text = url.strip()
+    if not text:
+        raise AddressError(url, "it is empty")
+    if "://" not in text:
+        text = f"grpc://{text}"
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError as error:
+        raise AddressError(url, str(error)) from error
+    if parts.scheme not in SCHEMES:
+        raise AddressError(url, f"the scheme {parts.scheme!r} is none of {', '.join(SCHEMES)}")
+    if not parts.hostname:
+        raise AddressError(url, "it names no host")
+    if port is None:
+        raise AddressError(url, "it names no port")
+    if port == 0:
+        raise AddressError(url, "port 0 is for servers; a client needs the port that the server printed")
+    if parts.username is not None:
+        raise AddressError(url.replace(parts.netloc, f"…@{parts.hostname}:{port}"), "it holds a user name")
+    if parts.fragment:
+        raise AddressError(url, f"the fragment #{parts.fragment} has no meaning")
+    try:
+        query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    except ValueError as error:
+        raise AddressError(url, f"the query {parts.query!r} is not of the form name=value&…") from error
+    names = [name for name, _ in query]
+    for name in names:
+        if names.count(name) > 1:
+            raise AddressError(url, f"the query gives {name!r} twice")
+    settings = dict(query)
+    world = settings.pop("world", None)
+    env_id = unquote(parts.path.lstrip("/")) or None
+    if world is not None and (env_id or settings):
+        raise AddressError(url, "?world=NAME joins a world that exists, so an environment or settings cannot be given")
+    return Address(url, parts.scheme, parts.hostname, port, env_id, world, tuple(settings.items()))

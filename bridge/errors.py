@@ -1,0 +1,188 @@
+"""Every exception of this package, and the status codes of the wire.
+
+BridgeError
+├── UsageError                    the caller misused something
+│   ├── AddressError              a URL that cannot be read                          (ValueError)
+│   ├── SettingError              a keyword, option or setting that cannot be served (ValueError)
+│   ├── InvalidActionError        an action outside of its space                     (ValueError)
+│   ├── TensorError               a value that a tensor cannot hold without loss     (ValueError)
+│   ├── UnsupportedSpaceError     a space that has no form on the wire               (TypeError)
+│   ├── ResetNeededError          `step` before `reset`                              (gymnasium.error.ResetNeeded)
+│   ├── ClosedError               use after `close`                                  (gymnasium.error.ClosedEnvironmentError)
+│   ├── AlreadyPendingError       a second asynchronous call before the first ended  (gymnasium.error.AlreadyPendingCallError)
+│   └── ConcurrentUseError        two threads in one environment
+├── RemoteError                   the remote end failed; has `url`
+│   ├── ConnectError              nobody there, or not willing                       (ConnectionError)
+│   ├── ConnectionLostError       it was there, and went                             (ConnectionError)
+│   ├── RemoteTimeoutError        no answer within the deadline                      (TimeoutError)
+│   ├── RefusedError              the server answered with an error; has `code`
+│   │   └── EnvironmentFailedError    the environment itself raised; has its traceback text
+│   └── PeerError                 the peer broke the protocol
+└── RequestError                  raised on the server: becomes the error answer of one request
+
+Exceptions carry their fields, say themselves in `__str__`, and can be pickled.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import gymnasium.error
+
+__all__ = [
+    "AddressError",
+    "AlreadyPendingError",
+    "BridgeError",
+    "ClosedError",
+    "Code",
+    "ConcurrentUseError",
+    "ConnectError",
+    "ConnectionLostError",
+    "EnvironmentFailedError",
+    "InvalidActionError",
+    "PeerError",
+    "RefusedError",
+    "RemoteError",
+    "RemoteTimeoutError",
+    "RequestError",
+    "ResetNeededError",
+    "SettingError",
+    "TensorError",
+    "UnsupportedSpaceError",
+    "UsageError",
+]
+
+
+class Code(enum.IntEnum):
+    """The canonical status codes of google.rpc.Status, numbered as on the wire."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+    @classmethod
+    def named(cls, number: int) -> str:
+        """Return the name of a code, also of one that is none of these."""
+        return cls(number).name if number in cls._value2member_map_ else f"code {number}"
+
+
+class BridgeError(Exception):
+    """The root of this package's exceptions."""
+
+
+class UsageError(BridgeError):
+    """The caller misused something; the message says what was expected, what came and the remedy."""
+
+
+class AddressError(UsageError, ValueError):
+    """A URL that cannot be read."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(url, reason)
+        self.url, self.reason = url, reason
+
+    def __str__(self) -> str:
+        return (
+            f"cannot read the URL {self.url!r}: {self.reason}. Expected grpc://HOST:PORT, optionally with the "
+            "environment id as its path and settings as its query, e.g. grpc://localhost:50051/CartPole-v1?num_envs=8"
+        )
+
+
+class SettingError(UsageError, ValueError):
+    """A keyword, option or setting that cannot be served."""
+
+
+class InvalidActionError(UsageError, ValueError):
+    """An action outside of its space; nothing was sent, every episode goes on."""
+
+
+class TensorError(UsageError, ValueError):
+    """A value that a tensor cannot hold without loss, or a tensor that cannot be read."""
+
+
+class UnsupportedSpaceError(UsageError, TypeError):
+    """A space that has no form on the wire."""
+
+
+class ResetNeededError(UsageError, gymnasium.error.ResetNeeded):
+    """`step` was called before the first `reset`, or after an episode's end."""
+
+
+class ClosedError(UsageError, gymnasium.error.ClosedEnvironmentError):
+    """An environment or server was used after it was closed."""
+
+
+class AlreadyPendingError(UsageError, gymnasium.error.AlreadyPendingCallError):
+    """An asynchronous call was begun, or answered, out of turn."""
+
+
+class ConcurrentUseError(UsageError, RuntimeError):
+    """A second thread entered an environment that is in use."""
+
+
+class RemoteError(BridgeError):
+    """The remote end failed. `url` says which, `reason` why."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(url, reason)
+        self.url, self.reason = url, reason
+
+    def __str__(self) -> str:
+        return f"{self.url}: {self.reason}"
+
+
+class ConnectError(RemoteError, ConnectionError):
+    """No connection could be made."""
+
+
+class ConnectionLostError(RemoteError, ConnectionError):
+    """The connection ended while an answer was outstanding."""
+
+
+class RemoteTimeoutError(RemoteError, TimeoutError):
+    """No answer came within the deadline."""
+
+
+class RefusedError(RemoteError):
+    """The server answered a request with an error; `code` is one of `Code`. The connection stays usable."""
+
+    def __init__(self, url: str, reason: str, code: int) -> None:
+        super().__init__(url, reason)
+        self.args = (url, reason, code)
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"{self.url} answered {Code.named(self.code)}: {self.reason}"
+
+
+class EnvironmentFailedError(RefusedError):
+    """The remote environment raised an exception; the reason holds its traceback text."""
+
+
+class PeerError(RemoteError):
+    """The peer broke the protocol: an answer of the wrong kind, without a needed part, or unreadable."""
+
+
+class RequestError(BridgeError):
+    """Raised while a request is served: becomes its error answer, and the connection goes on (D-2)."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(code, message)
+        self.code, self.message = code, message
+
+    def __str__(self) -> str:
+        return f"{self.code.name}: {self.message}"

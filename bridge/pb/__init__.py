@@ -1,0 +1,1 @@
+"""Generated protobuf messages; see `proto/` for their sources."""

@@ -1,0 +1,78 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Value(_message.Message):
+    __slots__ = ("none", "boolean", "integer", "big_integer", "number", "text", "data", "array", "list", "tuple", "dict")
+    class Array(_message.Message):
+        __slots__ = ("dtype", "shape", "data", "items", "is_scalar")
+        DTYPE_FIELD_NUMBER: _ClassVar[int]
+        SHAPE_FIELD_NUMBER: _ClassVar[int]
+        DATA_FIELD_NUMBER: _ClassVar[int]
+        ITEMS_FIELD_NUMBER: _ClassVar[int]
+        IS_SCALAR_FIELD_NUMBER: _ClassVar[int]
+        dtype: str
+        shape: _containers.RepeatedScalarFieldContainer[int]
+        data: bytes
+        items: _containers.RepeatedCompositeFieldContainer[Value]
+        is_scalar: bool
+        def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., items: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., is_scalar: bool = ...) -> None: ...
+    class List(_message.Message):
+        __slots__ = ("items",)
+        ITEMS_FIELD_NUMBER: _ClassVar[int]
+        items: _containers.RepeatedCompositeFieldContainer[Value]
+        def __init__(self, items: _Optional[_Iterable[_Union[Value, _Mapping]]] = ...) -> None: ...
+    class Dict(_message.Message):
+        __slots__ = ("keys", "values")
+        KEYS_FIELD_NUMBER: _ClassVar[int]
+        VALUES_FIELD_NUMBER: _ClassVar[int]
+        keys: _containers.RepeatedScalarFieldContainer[str]
+        values: _containers.RepeatedCompositeFieldContainer[Value]
+        def __init__(self, keys: _Optional[_Iterable[str]] = ..., values: _Optional[_Iterable[_Union[Value, _Mapping]]] = ...) -> None: ...
+    class Empty(_message.Message):
+        __slots__ = ()
+        def __init__(self) -> None: ...
+    NONE_FIELD_NUMBER: _ClassVar[int]
+    BOOLEAN_FIELD_NUMBER: _ClassVar[int]
+    INTEGER_FIELD_NUMBER: _ClassVar[int]
+    BIG_INTEGER_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    ARRAY_FIELD_NUMBER: _ClassVar[int]
+    LIST_FIELD_NUMBER: _ClassVar[int]
+    TUPLE_FIELD_NUMBER: _ClassVar[int]
+    DICT_FIELD_NUMBER: _ClassVar[int]
+    none: Value.Empty
+    boolean: bool
+    integer: int
+    big_integer: str
+    number: float
+    text: str
+    data: bytes
+    array: Value.Array
+    list: Value.List
+    tuple: Value.List
+    dict: Value.Dict
+    def __init__(self, none: _Optional[_Union[Value.Empty, _Mapping]] = ..., boolean: bool = ..., integer: _Optional[int] = ..., big_integer: _Optional[str] = ..., number: _Optional[float] = ..., text: _Optional[str] = ..., data: _Optional[bytes] = ..., array: _Optional[_Union[Value.Array, _Mapping]] = ..., list: _Optional[_Union[Value.List, _Mapping]] = ..., tuple: _Optional[_Union[Value.List, _Mapping]] = ..., dict: _Optional[_Union[Value.Dict, _Mapping]] = ...) -> None: ...
+
+class CallRequest(_message.Message):
+    __slots__ = ("name", "args", "kwargs", "lanes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARGS_FIELD_NUMBER: _ClassVar[int]
+    KWARGS_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    args: Value.List
+    kwargs: Value.Dict
+    lanes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., args: _Optional[_Union[Value.List, _Mapping]] = ..., kwargs: _Optional[_Union[Value.Dict, _Mapping]] = ..., lanes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class CallResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[Value]
+    def __init__(self, results: _Optional[_Iterable[_Union[Value, _Mapping]]] = ...) -> None: ...
