@@ -1,6 +1,7 @@
 """Reinforcement-learning environments in one place, training loops in another: Gymnasium over dm_env_rpc."""
 
+from bridge.client.remote_env import RemoteEnv, make_remote
 from bridge.server.server import Server, serve_gym
 from bridge.version import __version__
 
-__all__ = ["Server", "__version__", "serve_gym"]
+__all__ = ["RemoteEnv", "Server", "__version__", "make_remote", "serve_gym"]

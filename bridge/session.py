@@ -17,15 +17,10 @@ from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.properties import PropertyTree
 from bridge.tensors import Array
+from bridge.wire import CALL_REQUEST_URL, CALL_RESPONSE_URL, PROPERTY_REQUEST_URL, PROPERTY_RESPONSE_URL
 from bridge.worlds.base import Agent, World, fill_observations
 
-__all__ = ["CALL_URL", "PROPERTY_REQUEST_URL", "PROPERTY_RESPONSE_URL", "TRANSITIONS", "Event", "Hub", "Session", "State"]
-
-PROPERTY_REQUEST_URL = "type.googleapis.com/dm_env_rpc.v1.extensions.properties.PropertyRequest"
-PROPERTY_RESPONSE_URL = "type.googleapis.com/dm_env_rpc.v1.extensions.properties.PropertyResponse"
-CALL_URL = "type.googleapis.com/gymnasium_bridge.CallRequest"
-CALL_RESPONSE_URL = "type.googleapis.com/gymnasium_bridge.CallResponse"
-
+__all__ = ["TRANSITIONS", "Event", "Hub", "Session", "State"]
 
 class State(enum.Enum):
     """Where a connection is."""
@@ -300,14 +295,14 @@ class Session:
                     tree = tree.merged(self._agent.properties())
                 answer = tree.answer(properties_pb2.PropertyRequest.FromString(data)).SerializeToString()
                 response.extension.type_url, response.extension.value = PROPERTY_RESPONSE_URL, answer
-            elif url == CALL_URL:
+            elif url == CALL_REQUEST_URL:
                 if self._agent is None:
                     raise RequestError(Code.FAILED_PRECONDITION, "a method call needs a world; send JoinWorld first")
                 answer = self._agent.call(bridge_pb2.CallRequest.FromString(data)).SerializeToString()
                 response.extension.type_url, response.extension.value = CALL_RESPONSE_URL, answer
             else:
                 raise RequestError(
-                    Code.UNIMPLEMENTED, f"unknown extension {url!r}; this server has {PROPERTY_REQUEST_URL} and {CALL_URL}"
+                    Code.UNIMPLEMENTED, f"unknown extension {url!r}; this server has {PROPERTY_REQUEST_URL} and {CALL_REQUEST_URL}"
                 )
         except DecodeError as error:
             raise RequestError(Code.INVALID_ARGUMENT, f"the extension {url!r} cannot be read: {error}") from error

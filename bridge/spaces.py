@@ -13,7 +13,6 @@ Dict keys in names: `%` is written `%25`, `.` is `%2E`, the empty key `%_`, and 
 from __future__ import annotations
 
 import dataclasses
-import math
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -68,9 +67,9 @@ class Leaf:
             return _widen(array, self.spec)
         if self.kind == "scalar":
             array = cast(part, self.space.dtype)
-            if array.size != 1:
+            if array.shape != ():
                 raise TensorError(f"{self.name!r}: expected a single integer, got the shape {array.shape}")
-            return _widen(array.reshape(()), self.spec)
+            return _widen(array, self.spec)
         if self.kind == "text":
             return _texts(part, (), self.name)
         if self.kind == "sequence":
@@ -145,22 +144,21 @@ class Layout:
         space: A space of Gymnasium's own kinds.
         name: The name of the root: `observation` or `action`.
         lanes: The number of lanes where a world steps several at once; None for a single environment.
-        specs: The specs that a server declared, by name, where they are not ours to choose.
+        foreign: The names are another server's: no root before them, and nothing written in another way.
 
     Raises:
         TensorError: A dtype has no form on the wire.
     """
 
-    def __init__(
-        self, space: Space[Any], name: str, lanes: int | None = None, specs: Mapping[str, Spec] | None = None
-    ) -> None:
+    def __init__(self, space: Space[Any], name: str, lanes: int | None = None, *, foreign: bool = False) -> None:
         self.space = space
         self.name = name
         self.lanes = lanes
-        self.leaves = tuple(_leaves(space, name, (), lanes))
+        leaves = _leaves(space, name, (), lanes)
+        if foreign:
+            leaves = (_renamed(leaf, ".".join(leaf.path) or name) for leaf in leaves)
+        self.leaves = tuple(leaves)
         self.specs = tuple(leaf.lane_spec or leaf.spec for leaf in self.leaves)
-        if specs is not None:
-            self.specs = tuple(specs.get(spec.name, spec) for spec in self.specs)
         self.single = len(self.leaves) == 1 and not self.leaves[0].path
 
     def pack(self, sample: Any, *, rounding: bool = False) -> list[Array]:
@@ -176,6 +174,63 @@ class Layout:
         if self.lanes is None:
             return [leaf.pack(_part(sample, leaf), rounding) for leaf in self.leaves]
         return [leaf.pack_lanes(_part(sample, leaf), self.lanes, rounding) for leaf in self.leaves]
+
+    def split(self, batch: Any, num_envs: int) -> list[Column]:
+        """Cut a batch of actions for `num_envs` slots into columns, casting where nothing but a float's digits are lost.
+
+        Raises:
+            InvalidActionError: It is not of the space's structure, shapes or types, or out of its range.
+        """
+        columns: list[Column] = []
+        try:
+            for leaf in self.leaves:
+                part = _part(batch, leaf)
+                if leaf.kind in ("array", "scalar"):
+                    _refuse_fractions(part, leaf)
+                    array = leaf.pack_lanes(part, num_envs, rounding=True)
+                    leaf.spec.check_range(array)
+                    columns.append(array)
+                    continue
+                items = list(part)
+                if len(items) != num_envs:
+                    raise TensorError(f"{leaf.name!r}: expected {num_envs} items, got {len(items)}")
+                for item in items:
+                    if not leaf.space.contains(item):
+                        raise TensorError(f"{leaf.name!r}: expected an element of {leaf.space}, got {item!r:.80}")
+                columns.append(items)
+        except TensorError as error:
+            raise InvalidActionError(f"the actions are not {num_envs} of {self.space}: {error}") from error
+        return columns
+
+    def pack_action(self, action: Any) -> list[Array]:
+        """Cut one action into the arrays of its tensors; casts and raises as `split`."""
+        try:
+            arrays = []
+            for leaf in self.leaves:
+                part = _part(action, leaf)
+                if leaf.kind in ("array", "scalar"):
+                    _refuse_fractions(part, leaf)
+                elif not leaf.space.contains(part):
+                    raise TensorError(f"{leaf.name!r}: expected an element of {leaf.space}, got {part!r:.80}")
+                array = leaf.pack(part, rounding=True)
+                leaf.spec.check_range(array)
+                arrays.append(array)
+        except TensorError as error:
+            raise InvalidActionError(f"the action {action!r:.80} is not in {self.space}: {error}") from error
+        return arrays
+
+    def pack_columns(self, columns: Sequence[Column], slot: int) -> list[Array]:
+        """Return the arrays of the tensors for the slot, or for the `lanes` slots, from `slot` on."""
+        if self.lanes is None:
+            return [
+                np.asarray(column[slot]) if isinstance(column, np.ndarray) else leaf.pack(column[slot], rounding=True)
+                for leaf, column in zip(self.leaves, columns, strict=True)
+            ]
+        stop = slot + self.lanes
+        return [
+            column[slot:stop] if isinstance(column, np.ndarray) else leaf.pack_lanes(column[slot:stop], self.lanes, True)
+            for leaf, column in zip(self.leaves, columns, strict=True)
+        ]
 
     def unpack(self, arrays: Sequence[Array]) -> Any:
         """Return the sample, or the batch of `lanes` samples, that the arrays of its tensors make up."""
@@ -216,13 +271,15 @@ class Layout:
         parts = [_row(leaf, column, slot) for leaf, column in zip(self.leaves, columns, strict=True)]
         return parts[0] if self.single else _assemble(self.space, iter(parts))
 
-    def check(self, arrays: Iterable[Array], what: str) -> None:
-        """Raise InvalidActionError where an array is out of its spec's range."""
-        for spec, array in zip(self.specs, arrays, strict=True):
-            try:
-                spec.check_range(array)
-            except TensorError as error:
-                raise InvalidActionError(f"{what} is outside of {self.space}: {error}") from error
+
+def _renamed(leaf: Leaf, name: str) -> Leaf:
+    return dataclasses.replace(leaf, name=name, spec=dataclasses.replace(leaf.spec, name=name))
+
+
+def _refuse_fractions(part: Any, leaf: Leaf) -> None:
+    """Gymnasium's integer spaces hold no floats, also none without a fraction."""
+    if leaf.spec.dtype.kind in "iu" and np.asarray(part).dtype.kind == "f":
+        raise TensorError(f"{leaf.name!r}: expected integers ({leaf.space.dtype}), got {part!r:.80}")
 
 
 def _row(leaf: Leaf, column: Column, slot: int) -> Any:
@@ -411,7 +468,9 @@ def _space_of(node: Any) -> Space[Any]:
         raise TensorError(f"the spec {spec.name!r} has a variable dimension that is not its first: {list(spec.shape)}")
     if spec.data_type == pb.STRING:
         text = spaces.Text(4096, min_length=0, charset=string.printable)
-        return text if not spec.shape else spaces.Tuple([text] * math.prod(spec.shape))
+        if len(spec.shape) > 1:
+            raise TensorError(f"the spec {spec.name!r} is of text in {len(spec.shape)} dimensions, for which there is no space")
+        return spaces.Sequence(text) if spec.shape else text
     if spec.data_type == pb.PROTO:
         raise TensorError(f"the spec {spec.name!r} is of protobuf messages, for which Gymnasium has no space")
     if spec.dtype.kind == "b":

@@ -15,12 +15,10 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.limits import Limits
 from bridge.session import Hub, Session
 from bridge.version import __version__
+from bridge.wire import HELLO, METHOD, SERVICE
 
 __all__ = ["GrpcTransport"]
 
-SERVICE, METHOD = "dm_env_rpc.v1.Environment", "Process"
-HELLO = "gymnasium-bridge"
-"""The metadata key by which a client knows this server, and its version."""
 
 
 class _ThreadPerCall(concurrent.futures.Executor):

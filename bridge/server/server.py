@@ -137,7 +137,7 @@ class Server:
 def serve_gym(
     env: EnvLike,
     *,
-    num_envs: int | None = None,
+    num_envs: int = 1,
     vectorization_mode: str = "sync",
     env_kwargs: Mapping[str, Any] | None = None,
     host: str = "127.0.0.1",
@@ -160,7 +160,7 @@ def serve_gym(
     Args:
         env: A Gymnasium id, an EnvSpec, a callable that returns an Env or VectorEnv, or a list of ids and patterns such as
             `"ALE/*"`, of which each client names one.
-        num_envs: The number of lanes in each world: one message steps them all. None: a single environment, without lanes.
+        num_envs: The number of lanes in each world: one message steps them all. 1: a single environment, without lanes.
         vectorization_mode: How Gymnasium steps the lanes: `sync`, `async` (a process each) or `vector_entry_point`.
         env_kwargs: Keyword arguments for the environment's constructor; a client's own go on top of them.
         host: The address to listen on; anything but loopback warns.

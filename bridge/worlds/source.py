@@ -34,9 +34,14 @@ class Order:
     """What a CreateWorld request asks for, read and checked."""
 
     env_id: str | None
-    num_envs: int | None
+    num_envs: int
     vectorization_mode: str
     kwargs: Mapping[str, Any]
+
+    @property
+    def single(self) -> bool:
+        """Whether the world is of one environment rather than of lanes."""
+        return self.num_envs == 1 and self.vectorization_mode == "sync"
 
 
 class EnvSource:
@@ -45,7 +50,7 @@ class EnvSource:
     Args:
         env: A Gymnasium id, an EnvSpec, a callable that returns an Env or VectorEnv, or a list of ids and patterns
             (`"ALE/*"`) of which the client names one.
-        num_envs: Lanes in each world; None: a single environment, without lanes.
+        num_envs: Lanes in each world; 1 with the mode `sync`: a single environment, without lanes.
         vectorization_mode: How Gymnasium steps the lanes.
         env_kwargs: For the environment's constructor; the client's own go on top.
         max_lanes: The most lanes that a client may ask for.
@@ -60,12 +65,12 @@ class EnvSource:
         self,
         env: EnvLike,
         *,
-        num_envs: int | None = None,
+        num_envs: int = 1,
         vectorization_mode: str = "sync",
         env_kwargs: Mapping[str, Any] | None = None,
         max_lanes: int = 4096,
     ) -> None:
-        if num_envs is not None and (not isinstance(num_envs, int) or not 1 <= num_envs <= max_lanes):
+        if not isinstance(num_envs, int) or not 1 <= num_envs <= max_lanes:
             raise SettingError(f"expected num_envs from 1 to max_lanes={max_lanes}, got {num_envs!r}")
         if vectorization_mode not in MODES:
             raise SettingError(f"expected vectorization_mode to be one of {', '.join(MODES)}, got {vectorization_mode!r}")
@@ -176,9 +181,9 @@ class EnvSource:
     def _make(self, order: Order) -> gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]:
         kwargs = dict(order.kwargs)
         if self._callable is not None:
-            return self._make_from_callable(order.num_envs, order.vectorization_mode, kwargs)
+            return self._make_from_callable(order, kwargs)
         spec = self._spec if self._spec is not None else gymnasium.spec(str(order.env_id))
-        if order.num_envs is None:
+        if order.single:
             return gymnasium.make(spec, **kwargs)
         vector_kwargs: dict[str, Any] = {}
         if order.vectorization_mode == "sync":
@@ -193,13 +198,13 @@ class EnvSource:
             **kwargs,
         )
 
-    def _make_from_callable(self, num_envs: int | None, mode: str, kwargs: dict[str, Any]) -> Any:
-        function = self._callable
+    def _make_from_callable(self, order: Order, kwargs: dict[str, Any]) -> Any:
+        function, num_envs = self._callable, order.num_envs
         if function is None:
             raise SettingError("there is no callable to make an environment from")
-        if num_envs is None:
+        if order.single:
             env = function(**kwargs)
-        elif mode == "async":
+        elif order.vectorization_mode == "async":
             env = AsyncVectorEnv([lambda: function(**kwargs)] * num_envs, copy=False, context=_context())
         else:
             first = function(**kwargs)

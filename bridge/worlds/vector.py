@@ -12,13 +12,11 @@ from bridge.errors import SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.space_json import published_space
 from bridge.tensors import Array, unpack_tensor
+from bridge.wire import NO_SEED
 from bridge.worlds.base import Lock
 from bridge.worlds.gym import EnvAgent, EnvWorld
 
 __all__ = ["VectorAgent", "VectorWorld"]
-
-NO_SEED = -1
-"""In a list of seeds: none for this lane."""
 
 
 class VectorAgent(EnvAgent["VectorEnv[Any, Any, Any]"]):
