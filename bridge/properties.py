@@ -74,8 +74,8 @@ class PropertyTree:
         """Serve one request.
 
         Raises:
-            RequestError: NOT_FOUND for an unknown key, PERMISSION_DENIED for what the key does not allow, INVALID_ARGUMENT for a
-                bad value or an empty request.
+            RequestError: NOT_FOUND for an unknown key, PERMISSION_DENIED for what the key does not allow,
+                INVALID_ARGUMENT for a bad value or an empty request.
         """
         response = properties_pb2.PropertyResponse()
         kind = request.WhichOneof("payload")
@@ -88,7 +88,9 @@ class PropertyTree:
             response.list_property.SetInParent()
             response.list_property.values.extend(self.list(request.list_property.key))
         else:
-            raise RequestError(Code.INVALID_ARGUMENT, "expected a property request to read, write or list; got an empty one")
+            raise RequestError(
+                Code.INVALID_ARGUMENT, "expected a property request to read, write or list; got an empty one"
+            )
         return response
 
     def list(self, key: str) -> list[properties_pb2.PropertySpec]:
@@ -117,7 +119,9 @@ class PropertyTree:
             else:
                 tensor = pack_tensor(value, np.int64 if leaf.kind == NUMBER else None)
         except TensorError as error:
-            raise RequestError(Code.INTERNAL, f"the property {key!r} has a value that cannot be sent: {error}") from error
+            raise RequestError(
+                Code.INTERNAL, f"the property {key!r} has a value that cannot be sent: {error}"
+            ) from error
         return tensor
 
     def write(self, key: str, tensor: pb.Tensor) -> None:
@@ -131,7 +135,9 @@ class PropertyTree:
             if expected is not None and not isinstance(value, expected):
                 raise TensorError(f"expected a scalar {leaf.kind}, got {value!r:.80}")
         except TensorError as error:
-            raise RequestError(Code.INVALID_ARGUMENT, f"the property {key!r} cannot take this value: {error}") from error
+            raise RequestError(
+                Code.INVALID_ARGUMENT, f"the property {key!r} cannot take this value: {error}"
+            ) from error
         leaf.write(value)
 
     def _find(self, key: str) -> Property:

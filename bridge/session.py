@@ -1,7 +1,8 @@
 """One connection's protocol state, without input or output: a request goes in, its one response comes out (D-1).
 
-Everything that affects the state lives in `TRANSITIONS`. A request whose events are all missing from the table in the present
-state is refused with FAILED_PRECONDITION; a request that fails for any other reason changes nothing either (D-2).
+Everything that affects the state lives in `TRANSITIONS`. A request whose events are all missing from the table in the
+present state is refused with FAILED_PRECONDITION; a request that fails for any other reason changes nothing either
+(D-2).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from bridge.wire import CALL_REQUEST_URL, CALL_RESPONSE_URL, PROPERTY_REQUEST_UR
 from bridge.worlds.base import Agent, World, fill_observations
 
 __all__ = ["TRANSITIONS", "Event", "Hub", "Session", "State"]
+
 
 class State(enum.Enum):
     """Where a connection is."""
@@ -156,11 +158,13 @@ class Session:
         return self._state
 
     def handle(self, data: bytes) -> bytes:
-        """Answer one serialized EnvironmentRequest by one serialized EnvironmentResponse; never raises for what a client sends."""
+        """Answer a serialized EnvironmentRequest by a serialized EnvironmentResponse, whatever the bytes are."""
         try:
             request = pb.EnvironmentRequest.FromString(data)
         except (DecodeError, ValueError) as error:
-            problem = RequestError(Code.INVALID_ARGUMENT, f"expected an EnvironmentRequest, got {len(data)} bytes that are none: {error}")
+            problem = RequestError(
+                Code.INVALID_ARGUMENT, f"expected an EnvironmentRequest, got {len(data)} bytes that are none: {error}"
+            )
             return _error(problem).SerializeToString()
         return self.answer(request).SerializeToString()
 
@@ -171,7 +175,8 @@ class Session:
         try:
             if kind is None:
                 raise RequestError(
-                    Code.INVALID_ARGUMENT, "expected a request of one of the protocol's kinds, got one without a payload"
+                    Code.INVALID_ARGUMENT,
+                    "expected a request of one of the protocol's kinds, got one without a payload",
                 )
             self._SERVE[kind](self, request, response)
         except RequestError as error:
@@ -193,7 +198,9 @@ class Session:
     def _require(self, event: Event) -> None:
         if (self._state, event) not in TRANSITIONS:
             remedy = _REMEDY.get(event, "the connection is closed")
-            raise RequestError(Code.FAILED_PRECONDITION, f"{event.value} is not possible in the state {self._state.value}: {remedy}")
+            raise RequestError(
+                Code.FAILED_PRECONDITION, f"{event.value} is not possible in the state {self._state.value}: {remedy}"
+            )
 
     def _move(self, event: Event) -> None:
         self._require(event)
@@ -280,7 +287,8 @@ class Session:
         name = request.destroy_world.world_name
         if self._world is not None and self._world.name == name:
             raise RequestError(
-                Code.FAILED_PRECONDITION, f"this connection is in the world {name!r}; send LeaveWorld before DestroyWorld"
+                Code.FAILED_PRECONDITION,
+                f"this connection is in the world {name!r}; send LeaveWorld before DestroyWorld",
             )  # D-17
         self._hub.destroy_world(name)
         response.destroy_world.SetInParent()
@@ -302,7 +310,8 @@ class Session:
                 response.extension.type_url, response.extension.value = CALL_RESPONSE_URL, answer
             else:
                 raise RequestError(
-                    Code.UNIMPLEMENTED, f"unknown extension {url!r}; this server has {PROPERTY_REQUEST_URL} and {CALL_REQUEST_URL}"
+                    Code.UNIMPLEMENTED,
+                    f"unknown extension {url!r}; this server has {PROPERTY_REQUEST_URL} and {CALL_REQUEST_URL}",
                 )
         except DecodeError as error:
             raise RequestError(Code.INVALID_ARGUMENT, f"the extension {url!r} cannot be read: {error}") from error

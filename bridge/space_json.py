@@ -1,8 +1,9 @@
 """A Gymnasium space as JSON, and exactly back.
 
-Kept exactly: a Box's dtype, per-element bounds and bounded flags (spaces may compare equal and still sample differently);
-a Discrete's and MultiDiscrete's start and dtype; a Text's lengths and charset in order; a Dict's order and keys of any plain
-type; a Sequence's stack flag; a Graph without edges. A uniform bound is written once, however large the Box.
+Kept exactly: a Box's dtype, per-element bounds and bounded flags (spaces may compare equal and still sample
+differently); a Discrete's and MultiDiscrete's start and dtype; a Text's lengths and charset in order; a Dict's order
+and keys of any plain type; a Sequence's stack flag; a Graph without edges. A uniform bound is written once, however
+large the Box.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _CUSTOM_TEXT = {"min_length": 0, "max_length": 4096, "charset": string.printable
 def published_space(space: Space[Any]) -> Space[Any]:
     """Return the space as the other end will have it: itself, or a plain stand-in for a class of one's own.
 
-    A subclass of one of Gymnasium's spaces counts as that space. A custom space of strings (MiniGrid's MissionSpace) becomes
-    a Text of printable characters, with a warning, for its code does not travel.
+    A subclass of one of Gymnasium's spaces counts as that space. A custom space of strings (MiniGrid's MissionSpace)
+    becomes a Text of printable characters, with a warning, for its code does not travel.
 
     Raises:
         UnsupportedSpaceError: A custom space of anything else.
@@ -179,7 +180,8 @@ def _write_key(key: Any) -> Any:
     if isinstance(key, (float, np.floating)):
         return {"float": float(key).hex()}
     raise UnsupportedSpaceError(
-        f"expected Dict keys of type str, int, float, bool, None or tuples of them, got {key!r} of type {type(key).__name__}"
+        f"expected Dict keys of type str, int, float, bool, None or tuples of them, got {key!r} of type "
+        f"{type(key).__name__}"
     )
 
 

@@ -1,11 +1,11 @@
 """Samples of a Gymnasium space as tensors, one leaf a tensor, and back.
 
-A `Layout` cuts a space into leaves. Box, Discrete, MultiBinary, MultiDiscrete and Text are a leaf each; Dict and Tuple nest, a
-level a `.` in the name; a Sequence of plain numbers or texts is a leaf whose first dimension varies. Everything that no
-plain tensor holds (Graph, OneOf, a Sequence of composites) is one uint8 leaf in the values codec.
+A `Layout` cuts a space into leaves. Box, Discrete, MultiBinary, MultiDiscrete and Text are a leaf each; Dict and Tuple
+nest, a level a `.` in the name; a Sequence of plain numbers or texts is a leaf whose first dimension varies.
+Everything that no plain tensor holds (Graph, OneOf, a Sequence of composites) is one uint8 leaf in the values codec.
 
-A batch of samples is handled as columns, one a leaf: an array with a leading dimension for the slots, or a list where slots
-differ in shape.
+A batch of samples is handled as columns, one a leaf: an array with a leading dimension for the slots, or a list where
+slots differ in shape.
 
 Dict keys in names: `%` is written `%25`, `.` is `%2E`, the empty key `%_`, and the i-th key where it is no string `%i`.
 """
@@ -109,7 +109,9 @@ class Leaf:
             return array
         if isinstance(feature, spaces.Discrete):
             return tuple(feature.dtype.type(item) for item in array)
-        return tuple(item.copy() if item.ndim else np.asarray(item) for item in (array[i, ...] for i in range(len(array))))
+        return tuple(
+            item.copy() if item.ndim else np.asarray(item) for item in (array[i, ...] for i in range(len(array)))
+        )
 
     def pack_lanes(self, part: Any, lanes: int, rounding: bool) -> Array:
         """Return the tensor's array for this part of a batch of `lanes` samples; raises as `pack`."""
@@ -176,7 +178,8 @@ class Layout:
         return [leaf.pack_lanes(_part(sample, leaf), self.lanes, rounding) for leaf in self.leaves]
 
     def split(self, batch: Any, num_envs: int) -> list[Column]:
-        """Cut a batch of actions for `num_envs` slots into columns, casting where nothing but a float's digits are lost.
+        """Cut a batch of actions for `num_envs` slots into columns, casting where nothing but a float's digits are
+        lost.
 
         Raises:
             InvalidActionError: It is not of the space's structure, shapes or types, or out of its range.
@@ -228,7 +231,9 @@ class Layout:
             ]
         stop = slot + self.lanes
         return [
-            column[slot:stop] if isinstance(column, np.ndarray) else leaf.pack_lanes(column[slot:stop], self.lanes, True)
+            column[slot:stop]
+            if isinstance(column, np.ndarray)
+            else leaf.pack_lanes(column[slot:stop], self.lanes, True)
             for leaf, column in zip(self.leaves, columns, strict=True)
         ]
 
@@ -425,7 +430,9 @@ def _to_plain_batch(space: Space[Any], batch: Any) -> Any:
 
 def _from_plain_batch(space: Space[Any], plain: Any) -> Any:
     if isinstance(space, spaces.Dict):
-        return {key: _from_plain_batch(item, part) for (key, item), part in zip(space.spaces.items(), plain, strict=True)}
+        return {
+            key: _from_plain_batch(item, part) for (key, item), part in zip(space.spaces.items(), plain, strict=True)
+        }
     if isinstance(space, spaces.Tuple):
         return tuple(_from_plain_batch(item, part) for item, part in zip(space.spaces, plain, strict=True))
     if isinstance(space, (*_ARRAYS, spaces.Discrete)):
@@ -463,13 +470,17 @@ def _space_of(node: Any) -> Space[Any]:
         return spaces.Dict([(key, _space_of(item)) for key, item in node.items()])
     spec: Spec = node
     if spec.shape[:1] == (-1,):
-        return spaces.Sequence(_space_of(dataclasses.replace(spec, shape=spec.shape[1:])), stack=spec.data_type != pb.STRING)
+        return spaces.Sequence(
+            _space_of(dataclasses.replace(spec, shape=spec.shape[1:])), stack=spec.data_type != pb.STRING
+        )
     if -1 in spec.shape:
         raise TensorError(f"the spec {spec.name!r} has a variable dimension that is not its first: {list(spec.shape)}")
     if spec.data_type == pb.STRING:
         text = spaces.Text(4096, min_length=0, charset=string.printable)
         if len(spec.shape) > 1:
-            raise TensorError(f"the spec {spec.name!r} is of text in {len(spec.shape)} dimensions, for which there is no space")
+            raise TensorError(
+                f"the spec {spec.name!r} is of text in {len(spec.shape)} dimensions, for which there is no space"
+            )
         return spaces.Sequence(text) if spec.shape else text
     if spec.data_type == pb.PROTO:
         raise TensorError(f"the spec {spec.name!r} is of protobuf messages, for which Gymnasium has no space")

@@ -1,8 +1,8 @@
 """NumPy arrays to and from dm_env_rpc tensors, and what a tensor must look like.
 
 Numbers go from an array's buffer into the message without a Python list between them wherever the wire format
-allows it: packed floats, doubles and bools are their little-endian bytes, int8 and uint8 are `bytes` fields, and integers
-from 0 to 127 are varints of one byte. No cast loses anything silently (D-19).
+allows it: packed floats, doubles and bools are their little-endian bytes, int8 and uint8 are `bytes` fields, and
+integers from 0 to 127 are varints of one byte. No cast loses anything silently (D-19).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def wire_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     Raises:
         TensorError: Nothing on the wire holds it (complex numbers, extended precision, dates, records).
     """
-    plain = np.dtype(dtype).newbyteorder("<")
+    plain: np.dtype[Any] = np.dtype(dtype).newbyteorder("<")
     plain = _WIDENED.get(plain, plain)
     if plain in _MEMBER_OF_DTYPE:
         return plain
@@ -75,7 +75,7 @@ def wire_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     raise TensorError(f"no tensor holds the dtype {np.dtype(dtype)}; the dtypes that travel are {known}")
 
 
-def cast(value: Any, dtype: npt.DTypeLike, *, rounding: bool = False) -> Array:
+def cast(value: Any, dtype: npt.DTypeLike | None, *, rounding: bool = False) -> Array:
     """Return `value` as an array of `dtype`, or raise where that would change it.
 
     Args:
@@ -113,7 +113,9 @@ def cast(value: Any, dtype: npt.DTypeLike, *, rounding: bool = False) -> Array:
                 same |= np.isnan(result) & np.isnan(array)
     if not same.all():
         bad = array.ravel()[np.flatnonzero(~np.ravel(same))[0]]
-        raise TensorError(f"{bad!s} ({array.dtype}) does not fit {wanted} without loss; pass a value that {wanted} holds")
+        raise TensorError(
+            f"{bad!s} ({array.dtype}) does not fit {wanted} without loss; pass a value that {wanted} holds"
+        )
     return result
 
 
@@ -213,7 +215,7 @@ def pack_tensor(value: Any, dtype: npt.DTypeLike | None = None) -> pb.Tensor:
 
 
 def _elements(message: Any, member: str) -> Array:
-    """Read the elements of a payload as a flat array: writable, but for int8 and uint8, whose bytes are the message's."""
+    """Read the elements of a payload as a flat array; one of int8 or uint8 is the message's own, read-only."""
     payload = getattr(message, member)
     dtype = _DTYPE_OF_MEMBER.get(member)
     if dtype is None:
@@ -232,7 +234,9 @@ def _shaped(flat: Array, shape: tuple[int, ...], name: str) -> Array:
     count = flat.size
     negative = [axis for axis, size in enumerate(shape) if size < 0]
     if len(negative) > 1:
-        raise TensorError(f"{where}: the shape {list(shape)} has {len(negative)} variable dimensions; at most one is allowed")
+        raise TensorError(
+            f"{where}: the shape {list(shape)} has {len(negative)} variable dimensions; at most one is allowed"
+        )
     if negative:
         rest = math.prod(size for size in shape if size >= 0)
         if (rest and count % rest) or (not rest and count):
@@ -287,9 +291,14 @@ class Spec:
 
     @classmethod
     def number(
-        cls, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike, low: Array | None = None, high: Array | None = None
+        cls,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: npt.DTypeLike,
+        low: Array | None = None,
+        high: Array | None = None,
     ) -> Spec:
-        """Make the spec of numbers; bounds are of shape `()` or `shape` and are left out where they say nothing (D-20)."""
+        """Make the spec of numbers; bounds of shape `()` or `shape` are left out where they say nothing (D-20)."""
         wire = wire_dtype(dtype)
         return cls(name, shape, wire, _TYPE_OF_DTYPE[wire], _bound(low, wire, -1), _bound(high, wire, 1))
 
@@ -317,7 +326,7 @@ class Spec:
 
     def to_proto(self) -> pb.TensorSpec:
         """Return the message."""
-        message = pb.TensorSpec(name=self.name, shape=self.shape, dtype=self.data_type)  # type: ignore[arg-type]
+        message = pb.TensorSpec(name=self.name, shape=self.shape, dtype=pb.DataType.Name(self.data_type))
         member = _MEMBER_OF_TYPE[self.data_type]
         for side, bound in (("min", self.minimum), ("max", self.maximum)):
             if bound is not None:
@@ -328,12 +337,15 @@ class Spec:
 
     def batched(self, lanes: int) -> Spec:
         """Return the spec of the same tensor with a leading dimension of `lanes`."""
-        bounds = [None if b is None else np.broadcast_to(b, (lanes, *b.shape)) if b.ndim else b for b in (self.minimum, self.maximum)]
+        bounds = [
+            None if b is None else np.broadcast_to(b, (lanes, *b.shape)) if b.ndim else b
+            for b in (self.minimum, self.maximum)
+        ]
         return dataclasses.replace(self, shape=(lanes, *self.shape), minimum=bounds[0], maximum=bounds[1])
 
     def describe(self) -> str:
         """Say in a line what is expected, for errors."""
-        parts = [f"{pb.DataType.Name(self.data_type)} of shape {list(self.shape)}"]  # type: ignore[arg-type]
+        parts = [f"{pb.DataType.Name(self.data_type)} of shape {list(self.shape)}"]
         if self.minimum is not None:
             parts.append(f"min {_short(self.minimum)}")
         if self.maximum is not None:
@@ -402,7 +414,7 @@ def _bound(bound: Array | None, dtype: np.dtype[Any], sign: int) -> Array | None
 
 
 def _read_bound(message: pb.TensorSpec, side: str, member: str, shape: tuple[int, ...]) -> Array | None:
-    if not message.HasField(side):  # type: ignore[arg-type]
+    if not message.HasField(side):
         return None
     value = getattr(message, side)
     got = value.WhichOneof("payload")
@@ -412,7 +424,7 @@ def _read_bound(message: pb.TensorSpec, side: str, member: str, shape: tuple[int
         raise TensorError(f"the spec {message.name!r} is of {member}, but its {side} is of {got}")
     flat = _elements(value, member)
     if flat.size == 1:
-        return flat.reshape(()).copy()
+        return np.array(flat.reshape(()))
     if -1 in shape or flat.size != math.prod(shape):
         raise TensorError(f"the spec {message.name!r} of shape {list(shape)} has a {side} of {flat.size} elements")
-    return flat.reshape(shape).copy()
+    return np.array(flat.reshape(shape))

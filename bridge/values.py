@@ -34,18 +34,17 @@ def encode(value: Any) -> bytes:
     return to_value(value).SerializeToString()
 
 
-def encode_info(info: Mapping[str, Any], warned: set[str]) -> bytes:
+def encode_info(info: Mapping[str, Any] | list[Mapping[str, Any]], warned: set[str]) -> bytes:
     """Encode an info, leaving out what cannot be carried.
 
     Args:
-        info: The environment's own dict.
+        info: The environment's own dict, or a list of the lanes' dicts.
         warned: The paths that a warning was given for; grows.
     """
     if not info:
         return _EMPTY_DICT
     message = pb.Value()
-    message.dict.SetInParent()
-    _fill_dict(message.dict, info, "info", 0, warned)
+    _fill(message, info, "info", 0, warned)
     return message.SerializeToString()
 
 
@@ -104,8 +103,8 @@ def _fill(message: pb.Value, value: Any, where: str, depth: int, warned: set[str
         _fill_dict(message.dict, value, where, depth, warned)
     else:
         raise TensorError(
-            f"{where} is of type {type(value).__name__}, which does not travel; what travels is None, bool, int, float, "
-            "str, bytes, NumPy scalars and arrays, lists, tuples and dicts with string keys"
+            f"{where} is of type {type(value).__name__}, which does not travel; what travels is None, bool, int, "
+            "float, str, bytes, NumPy scalars and arrays, lists, tuples and dicts with string keys"
         )
 
 
@@ -178,7 +177,7 @@ def _read_array(message: pb.Value.Array, depth: int) -> Any:
     shape = tuple(message.shape)
     try:
         if message.dtype == "object":
-            array = np.empty(len(message.items), dtype=object)
+            array: Any = np.empty(len(message.items), dtype=object)
             for index, item in enumerate(message.items):
                 array[index] = from_value(item, depth + 1)
         else:
@@ -191,5 +190,7 @@ def _read_array(message: pb.Value.Array, depth: int) -> Any:
             array = array.astype(dtype.newbyteorder("="), copy=False)
         array = array.reshape(shape)
     except (TypeError, ValueError) as error:
-        raise TensorError(f"an array of dtype {message.dtype!r} and shape {list(shape)} cannot be read: {error}") from error
+        raise TensorError(
+            f"an array of dtype {message.dtype!r} and shape {list(shape)} cannot be read: {error}"
+        ) from error
     return array[()] if message.is_scalar else array

@@ -1,7 +1,7 @@
 """A client's connection over gRPC: the only file of the client that touches the network.
 
-Answers are handed to `deliver` by gRPC's own thread as they arrive, so that one queue can wait for many connections, with a
-deadline, and nothing blocks in a read.
+Answers are handed to `deliver` by gRPC's own thread as they arrive, so that one queue can wait for many connections,
+with a deadline, and nothing blocks in a read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from bridge.errors import Code, ConnectError, ConnectionLostError, RefusedError,
 from bridge.wire import HELLO, METHOD, SERVICE
 
 __all__ = ["GrpcConnection"]
-
 
 
 class _Channels:
@@ -53,12 +52,15 @@ class GrpcConnection:
 
     Args:
         address: Where to connect to.
-        deliver: Called with each answer's bytes, from another thread, and at the end of the stream once with the RemoteError
+        deliver: Called with each answer's bytes, from another thread, and at the end of the stream once with the
+        RemoteError
             that says why; it must not block.
         max_message_bytes: The largest request or answer.
     """
 
-    def __init__(self, address: Address, deliver: Callable[[bytes | RemoteError], None], max_message_bytes: int) -> None:
+    def __init__(
+        self, address: Address, deliver: Callable[[bytes | RemoteError], None], max_message_bytes: int
+    ) -> None:
         if address.scheme != "grpc":
             raise SettingError(f"the scheme {address.scheme} of {address.url!r} is not served yet; use grpc://")
         self._url = address.url
@@ -78,7 +80,7 @@ class GrpcConnection:
             ("grpc.enable_http_proxy", 0),  # an environment is reached directly
         ]
         channel = _channels.acquire(self._key, lambda: grpc.insecure_channel(address.target, options=options))
-        process = channel.stream_stream(f"/{SERVICE}/{METHOD}", response_deserializer=self._on_answer)
+        process = channel.stream_stream(f"/{SERVICE}/{METHOD}", None, self._on_answer)
         self._call = process(iter(self._requests.get, None))
         self._reader = threading.Thread(target=self._read, name=f"bridge-client {address.target}", daemon=True)
         self._reader.start()
@@ -98,7 +100,9 @@ class GrpcConnection:
             SettingError: It is larger than `max_message_bytes`.
         """
         if len(request) > self._max_message_bytes:
-            raise SettingError(f"a request of {len(request)} bytes is larger than max_message_bytes={self._max_message_bytes}")
+            raise SettingError(
+                f"a request of {len(request)} bytes is larger than max_message_bytes={self._max_message_bytes}"
+            )
         self._requests.put(request)
 
     def _on_answer(self, data: bytes) -> bytes:
@@ -123,7 +127,8 @@ class GrpcConnection:
         code, details = error.code(), error.details() or "no details"
         if code is grpc.StatusCode.UNAVAILABLE and not self._answered:
             return ConnectError(
-                self._url, f"no connection: {details}. Is the server running there, and its port reachable from this machine?"
+                self._url,
+                f"no connection: {details}. Is the server running there, and its port reachable from this machine?",
             )
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             return ConnectionLostError(self._url, f"the connection was lost: {details}")
@@ -132,7 +137,7 @@ class GrpcConnection:
         return RefusedError(self._url, f"the stream was ended: {details}", int(Code[code.name]))
 
     def finish(self) -> None:
-        """Say that no request follows; those sent before are served, their answers no longer delivered once the stream ends."""
+        """Say that no request follows; those sent before are served."""
         self._closing = True
         self._requests.put(None)
 
@@ -141,7 +146,7 @@ class GrpcConnection:
         self.finish()
         self._reader.join(timeout)
         if self._reader.is_alive():
-            self._call.cancel()
+            self._call.cancel()  # type: ignore[no-untyped-call]
             self._reader.join(5.0)
         if not self._released:
             self._released = True

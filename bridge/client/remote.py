@@ -1,8 +1,8 @@
 """One connection's seat in a world, from the client's side: requests out, answers in, each matched to its request.
 
-`Remote` never blocks and never waits: a script of requests (connect, create, join, read the properties) is fed with the answers as
-they come, and so a hundred of them connect at once without a thread of ours. Waiting is the business of its owner, who
-takes from the one queue that all its remotes deliver to.
+`Remote` never blocks and never waits: a script of requests (connect, create, join, read the properties) is fed with
+the answers as they come, and so a hundred of them connect at once without a thread of ours. Waiting is the business of
+its owner, who takes from the one queue that all its remotes deliver to.
 """
 
 from __future__ import annotations
@@ -62,7 +62,11 @@ class Wish:
 
     @classmethod
     def of(
-        cls, url: str, env_id: str | None = None, render_mode: str | None = None, env_kwargs: Mapping[str, Any] | None = None
+        cls,
+        url: str,
+        env_id: str | None = None,
+        render_mode: str | None = None,
+        env_kwargs: Mapping[str, Any] | None = None,
     ) -> Wish:
         """Join what a URL says and what keywords say.
 
@@ -74,7 +78,9 @@ class Wish:
         if address.env_id and env_id and address.env_id != env_id:
             raise SettingError(f"the URL {url!r} names {address.env_id!r}, but env_id is {env_id!r}; give one of them")
         if address.world is not None and (env_id or render_mode or env_kwargs):
-            raise SettingError(f"{url!r} joins a world that exists, so env_id, render_mode and env_kwargs cannot be given")
+            raise SettingError(
+                f"{url!r} joins a world that exists, so env_id, render_mode and env_kwargs cannot be given"
+            )
         return cls(address, address.env_id or env_id, render_mode, dict(env_kwargs or {}))
 
     def settings(self) -> dict[str, pb.Tensor]:
@@ -148,7 +154,7 @@ class Answer:
     """What came back."""
 
     kind: str
-    """`ready`: the script ended; `step`: a Step was answered; `other`; `failed`: a Step or Reset got an error; `lost`."""
+    """`ready` (joined), `step` (a Step was answered), `failed` (a Step or Reset was refused), `lost`, or `other`."""
     message: pb.EnvironmentResponse | None = None
     error: RemoteError | None = None
 
@@ -249,7 +255,9 @@ class Remote:
             observation_space = space_from_specs(parts, "observation")
             action_space = space_from_specs([spec for _, spec in sorted(actions.items())], "action")
             if "reward" not in self._uids:
-                warnings.warn(f"{self.url} gives no observation named reward: every reward is 0.0", RuntimeWarning, stacklevel=2)
+                warnings.warn(
+                    f"{self.url} gives no observation named reward: every reward is 0.0", RuntimeWarning, stacklevel=2
+                )
         else:
             observation_space = space_from_json(str(facts["observation_space"]))
             action_space = space_from_json(str(facts["action_space"]))
@@ -262,7 +270,9 @@ class Remote:
             self._action_uids = tuple(action_by_name[leaf.name] for leaf in self._action_layout.leaves)
         except KeyError as error:
             raise PeerError(self.url, f"its specs have no {error.args[0]!r}, which its spaces need") from error
-        wanted = [uid for uid, _ in self._leaf_uids] + [self._uids[name] for name in signals if name in self._uids and name != "discount"]
+        wanted = [uid for uid, _ in self._leaf_uids] + [
+            self._uids[name] for name in signals if name in self._uids and name != "discount"
+        ]
         request = pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=wanted))
         self._first_step = request.SerializeToString()
         self.facts = Facts(
@@ -352,8 +362,8 @@ class Remote:
             return Answer("lost", error=what)
         try:
             message = pb.EnvironmentResponse.FromString(what)
-        except DecodeError as error:
-            return self._broken(f"it sent {len(what)} bytes that are no EnvironmentResponse: {error}")
+        except DecodeError as problem:
+            return self._broken(f"it sent {len(what)} bytes that are no EnvironmentResponse: {problem}")
         if not self._pending:
             return self._broken("it sent an answer to no request")
         pending = self._pending.popleft()
@@ -366,6 +376,8 @@ class Remote:
                 self.stale += 1
                 return None
             if error is not None:
+                if pending.kind == "reset":
+                    self._episode += 1  # the Step sent after it began something else, if anything
                 return Answer("failed", error=error)
             if kind != pending.kind:
                 return self._broken(f"it answered a {pending.kind} by {kind}")
@@ -388,7 +400,9 @@ class Remote:
             return Answer("ready")
         except (RemoteError, TensorError) as problem:
             self._finish(0.5)
-            return Answer("lost", error=problem if isinstance(problem, RemoteError) else PeerError(self.url, str(problem)))
+            return Answer(
+                "lost", error=problem if isinstance(problem, RemoteError) else PeerError(self.url, str(problem))
+            )
         return None
 
     def _broken(self, reason: str) -> Answer:
@@ -440,7 +454,9 @@ class Remote:
         if self._script is None and self.facts is not None:
             self._send(pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()), "other")
             if self._created:
-                self._send(pb.EnvironmentRequest(destroy_world=pb.DestroyWorldRequest(world_name=self._created)), "other")
+                self._send(
+                    pb.EnvironmentRequest(destroy_world=pb.DestroyWorldRequest(world_name=self._created)), "other"
+                )
         self._connection.finish()
 
     def close(self, timeout: float) -> None:
@@ -457,7 +473,7 @@ class Remote:
 
 
 def reset_settings(
-    seed: int | None | Sequence[int | None] = None,
+    seed: int | Sequence[int | None] | None = None,
     options: Mapping[str, Any] | None = None,
     reset_mask: Array | None = None,
 ) -> dict[str, pb.Tensor]:
@@ -506,5 +522,3 @@ def property_value(message: pb.EnvironmentResponse, url: str, encoded: bool) -> 
         return read_encoded(tensor) if encoded else unpack_tensor(tensor)[()]
     except (DecodeError, TensorError) as error:
         raise PeerError(url, f"its property cannot be read: {error}") from error
-
-

@@ -39,11 +39,12 @@ MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 class RemoteEnv(gymnasium.Env[Any, Any]):
     """One remote environment, as if it were local.
 
-    With the same seeds and actions it gives bit for bit what the environment gives where it runs: observations, rewards, flags and
-    infos. What it returns belongs to the caller: arrays are writable and never touched again.
+    With the same seeds and actions it gives bit for bit what the environment gives where it runs: observations,
+    rewards, flags and infos. What it returns belongs to the caller: arrays are writable and never touched again.
 
-    Every method that asks the remote raises RemoteTimeoutError after `timeout` seconds without an answer, ConnectionLostError where the
-    remote goes, and EnvironmentFailedError with the remote traceback where the environment raises; `reset` connects again.
+    Every method that asks the remote raises RemoteTimeoutError after `timeout` seconds without an answer,
+    ConnectionLostError where the remote goes, and EnvironmentFailedError with the remote traceback where the
+    environment raises; `reset` connects again.
 
     Args:
         url: The server's URL; its path may name the environment, its query further CreateWorld settings.
@@ -76,7 +77,12 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         self._closed = False
         self._running = False
         self._needs_reset = "the environment has not been reset yet"
-        kwargs = {"env_id": env_id, "env_kwargs": env_kwargs, "timeout": timeout, "max_message_bytes": max_message_bytes}
+        kwargs = {
+            "env_id": env_id,
+            "env_kwargs": env_kwargs,
+            "timeout": timeout,
+            "max_message_bytes": max_message_bytes,
+        }
         kwargs = {key: value for key, value in kwargs.items() if value is not None}
         self._connect()
         facts = self._facts()
@@ -114,7 +120,9 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         if self._facts().lanes is not None:
             lanes = self._facts().lanes
             self._remote.close(0.5)
-            raise SettingError(f"{self.url} is a world of {lanes} lanes; use make_vec_remote for it, or ask for ?num_envs=1")
+            raise SettingError(
+                f"{self.url} is a world of {lanes} lanes; use make_vec_remote for it, or ask for ?num_envs=1"
+            )
 
     def _await(self, kind: str, purpose: str) -> Answer:
         """Wait for the one answer that is outstanding."""
@@ -127,7 +135,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
                 self._needs_reset = "the last call timed out"
                 self._remote.close(0.0)
                 raise RemoteTimeoutError(
-                    self.url, f"no answer {purpose} within {self._timeout:g} s; is the environment stuck, or timeout= too short?"
+                    self.url,
+                    f"no answer {purpose} within {self._timeout:g} s; is the environment stuck, or timeout= too short?",
                 ) from None
             answer = remote.feed(number, what)
             if answer is None:

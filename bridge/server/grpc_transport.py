@@ -20,7 +20,6 @@ from bridge.wire import HELLO, METHOD, SERVICE
 __all__ = ["GrpcTransport"]
 
 
-
 class _ThreadPerCall(concurrent.futures.Executor):
     """Runs each call in a daemon thread of its own.
 
@@ -84,7 +83,7 @@ class GrpcTransport:
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),  # a port that is in use is an error, not a share of its connections
         ]
-        self._server = grpc.server(self._threads, options=options)
+        self._server = grpc.server(self._threads, options=options)  # type: ignore[arg-type]
         handler = grpc.stream_stream_rpc_method_handler(self._process)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -92,7 +91,8 @@ class GrpcTransport:
             self.port = self._server.add_insecure_port(target)
         except RuntimeError as error:
             raise SettingError(
-                f"cannot listen on {target}: {error}. Is the port in use, or the address not of this machine? port=0 takes any free one"
+                f"cannot listen on {target}: {error}. Is the port in use, or the address not of this machine? "
+                "port=0 takes any free one"
             ) from error
         self._server.start()
 
@@ -109,7 +109,8 @@ class GrpcTransport:
         if not admitted:
             context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"this server has max_connections={self._limits.max_connections} connections already; close one, or start another server",
+                f"this server has max_connections={self._limits.max_connections} connections already; "
+                "close one, or start another server",
             )
         session = Session(self._hub)
         try:
@@ -129,7 +130,8 @@ class GrpcTransport:
                     self._connections -= 1
 
     def _too_large(self, size: int) -> bytes:
-        text = f"the response has {size} bytes, more than max_message_bytes={self._limits.max_message_bytes}; request fewer observations"
+        limit = self._limits.max_message_bytes
+        text = f"the response has {size} bytes, more than max_message_bytes={limit}; request fewer observations"
         error = pb.Status(code=int(Code.RESOURCE_EXHAUSTED), message=text)
         return pb.EnvironmentResponse(error=error).SerializeToString()
 

@@ -6,6 +6,7 @@ import dataclasses
 import secrets
 import threading
 from collections.abc import Mapping
+from functools import partial
 
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -33,8 +34,8 @@ class _Entry:
 class Registry:
     """All worlds of a server; the hub of its sessions.
 
-    A world goes by DestroyWorld, or with the connection that created and joined it, unless others are in it then. So what a
-    dead client leaves behind is gone, and a world that was created for others to join stays.
+    A world goes by DestroyWorld, or with the connection that created and joined it, unless others are in it then. So
+    what a dead client leaves behind is gone, and a world that was created for others to join stays.
 
     Args:
         source: Makes the worlds.
@@ -65,7 +66,8 @@ class Registry:
             count = sum(other != DEFAULT_WORLD for other in self._entries)
             if count >= self._limits.max_worlds:
                 raise RequestError(
-                    Code.RESOURCE_EXHAUSTED, f"this server has max_worlds={self._limits.max_worlds} worlds already; destroy one first"
+                    Code.RESOURCE_EXHAUSTED,
+                    f"this server has max_worlds={self._limits.max_worlds} worlds already; destroy one first",
                 )
             self._entries[name] = None  # holds the place while the environment is built
         try:
@@ -120,7 +122,9 @@ class Registry:
 
     def reset_world(self, name: str, settings: Mapping[str, pb.Tensor], agent: Agent | None) -> None:
         """Not served yet."""
-        raise RequestError(Code.UNIMPLEMENTED, "ResetWorld is not served by this version; send Reset from the joined connection")
+        raise RequestError(
+            Code.UNIMPLEMENTED, "ResetWorld is not served by this version; send Reset from the joined connection"
+        )
 
     def disconnected(self, owner: object) -> None:
         """Destroy the worlds that nobody but this connection used."""
@@ -147,15 +151,25 @@ class Registry:
     def properties(self) -> PropertyTree:
         """Return the tree below `server`."""
         limits = [
-            Property(f"server.limits.{field.name}", NUMBER, field.name.replace("_", " "), lambda name=field.name: getattr(self._limits, name))
-            for field in dataclasses.fields(self._limits)
+            Property(f"server.limits.{name}", NUMBER, name.replace("_", " "), partial(getattr, self._limits, name))
+            for name in (field.name for field in dataclasses.fields(self._limits))
         ]
         return PropertyTree(
             [
                 Property("server.name", TEXT, "what serves", lambda: "gymnasium-bridge"),
                 Property("server.version", TEXT, "the server's version", lambda: __version__),
-                Property("server.environments", ENCODED, "the environment ids that CreateWorld may name", lambda: self._source.env_ids),
-                Property("server.settings", ENCODED, "the settings that CreateWorld takes", lambda: [*self._source.SETTINGS, "kwargs.NAME"]),
+                Property(
+                    "server.environments",
+                    ENCODED,
+                    "the environment ids that CreateWorld may name",
+                    lambda: self._source.env_ids,
+                ),
+                Property(
+                    "server.settings",
+                    ENCODED,
+                    "the settings that CreateWorld takes",
+                    lambda: [*self._source.SETTINGS, "kwargs.NAME"],
+                ),
                 Property("server.worlds", NUMBER, "the number of worlds now", lambda: len(self.names)),
                 *limits,
             ]
@@ -167,5 +181,6 @@ class Registry:
 
     def _unknown(self, name: str) -> RequestError:
         return RequestError(
-            Code.NOT_FOUND, f"there is no world {name!r}; create one with CreateWorld, or join the default world, whose name is empty"
+            Code.NOT_FOUND,
+            f"there is no world {name!r}; create one with CreateWorld, or join the default world, whose name is empty",
         )

@@ -35,7 +35,9 @@ class Server:
         limits: What it refuses beyond.
     """
 
-    def __init__(self, source: EnvSource, *, host: str = "127.0.0.1", port: int = 0, limits: Limits = _DEFAULTS) -> None:
+    def __init__(
+        self, source: EnvSource, *, host: str = "127.0.0.1", port: int = 0, limits: Limits = _DEFAULTS
+    ) -> None:
         if not isinstance(port, int) or not 0 <= port <= 65535:
             raise SettingError(f"expected a port from 0 to 65535, got {port!r}")
         self._source = source
@@ -46,7 +48,7 @@ class Server:
         self._stopped = threading.Event()
         if not is_loopback(host):
             warnings.warn(
-                f"listening on {host} without TLS and token: everybody who reaches port {self._transport.port} can use the environments",
+                f"listening on {host} without TLS and token: whoever reaches port {self.port} can use the environments",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -115,7 +117,9 @@ class Server:
             try:
                 if not self._transport.stop(grace):
                     warnings.warn(
-                        "an environment is still in a call after the deadline; its thread is left behind", RuntimeWarning, stacklevel=2
+                        "an environment is still in a call after the deadline; its thread is left behind",
+                        RuntimeWarning,
+                        stacklevel=2,
                     )
                 self._registry.close()
             finally:
@@ -149,7 +153,8 @@ def serve_gym(
 ) -> Server:
     """Publish a Gymnasium environment as a world of dm_env_rpc.
 
-    Every client may make worlds of its own; the default world, whose name is empty, is there for clients that make none.
+    Every client may make worlds of its own; the default world, whose name is empty, is there for clients that make
+    none.
 
     Example:
         >>> from bridge import serve_gym
@@ -158,7 +163,8 @@ def serve_gym(
         True
 
     Args:
-        env: A Gymnasium id, an EnvSpec, a callable that returns an Env or VectorEnv, or a list of ids and patterns such as
+        env: A Gymnasium id, an EnvSpec, a callable that returns an Env or VectorEnv, or a list of ids and patterns
+        such as
             `"ALE/*"`, of which each client names one.
         num_envs: The number of lanes in each world: one message steps them all. 1: a single environment, without lanes.
         vectorization_mode: How Gymnasium steps the lanes: `sync`, `async` (a process each) or `vector_entry_point`.

@@ -24,8 +24,8 @@ Lock = AbstractContextManager[Any]
 class Agent(abc.ABC):
     """One connection's seat in a world.
 
-    A session calls `begin` for the first Step of a sequence and `step` for the others, never two at once. What a call raises
-    as RequestError is the answer to that request, and changes nothing.
+    A session calls `begin` for the first Step of a sequence and `step` for the others, never two at once. What a call
+    raises as RequestError is the answer to that request, and changes nothing.
     """
 
     actions: Mapping[int, Spec]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium.vector import VectorEnv
 
@@ -23,19 +22,15 @@ from bridge.worlds.base import Agent, Lock, World, environment_failure, read_byt
 
 __all__ = ["EnvAgent", "EnvWorld", "GymAgent", "GymWorld"]
 
-EnvT = TypeVar("EnvT", "gymnasium.Env[Any, Any]", "VectorEnv[Any, Any, Any]")
 
-
-class EnvAgent(Agent, Generic[EnvT]):
+class EnvAgent(Agent):
     """The one agent of an environment; what one environment and many lanes have in common."""
 
     SETTINGS: tuple[str, ...] = ("seed", "options")
 
-    def __init__(
-        self, world: EnvWorld[EnvT], env: EnvT, observation_space: Any, action_space: Any, lanes: int | None
-    ) -> None:
+    def __init__(self, world: EnvWorld, env: Any, observation_space: Any, action_space: Any, lanes: int | None) -> None:
         self._world = world
-        self._env = env
+        self._env: Any = env
         self._lanes = lanes
         self._observation_layout = Layout(observation_space, "observation", lanes)
         self._action_layout = Layout(action_space, "action", lanes)
@@ -56,7 +51,7 @@ class EnvAgent(Agent, Generic[EnvT]):
         self._reward: Array = np.zeros(shape, np.float64)
         self._terminated: Array = np.zeros(shape, np.bool_)
         self._truncated: Array = np.zeros(shape, np.bool_)
-        self._info: dict[str, Any] = {}
+        self._info: Any = {}
 
     def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
         """Keep the settings for the next `begin`, so that the environment is reset once (D-14)."""
@@ -84,11 +79,16 @@ class EnvAgent(Agent, Generic[EnvT]):
         """Reset the environment with the settings that wait."""
         seed, options = self._pending
         with self._world.environment("reset"):
-            self._observation, self._info = self._env.reset(seed=seed, options=options)
+            self._observation, info = self._env.reset(seed=seed, options=options)
+            self._info = self._join(info)
         self._pending = (None, None)
         for array in (self._reward, self._terminated, self._truncated):
             array[...] = 0
         return pb.RUNNING
+
+    def _join(self, info: Any) -> Any:
+        """What is sent of an info."""
+        return info
 
     def _action(self, actions: Mapping[int, Array]) -> Any:
         try:
@@ -139,7 +139,7 @@ class EnvAgent(Agent, Generic[EnvT]):
         self._world.vacate(self)
 
 
-class GymAgent(EnvAgent["gymnasium.Env[Any, Any]"]):
+class GymAgent(EnvAgent):
     """The agent of a single environment."""
 
     def step(self, actions: Mapping[int, Array]) -> int:
@@ -153,7 +153,7 @@ class GymAgent(EnvAgent["gymnasium.Env[Any, Any]"]):
         return pb.TERMINATED if terminated else pb.INTERRUPTED if truncated else pb.RUNNING
 
 
-class EnvWorld(World, Generic[EnvT]):
+class EnvWorld(World):
     """A world around an environment that one agent may use at a time.
 
     Args:
@@ -162,13 +162,14 @@ class EnvWorld(World, Generic[EnvT]):
         lock: Held around every call of the environment.
     """
 
-    def __init__(self, name: str, env: EnvT, lock: Lock) -> None:
+    def __init__(self, name: str, env: Any, lock: Lock) -> None:
         super().__init__(name)
-        self._env = env
+        self._env: Any = env
         self._lock = lock
         self._seat = threading.Lock()
-        self._agent: EnvAgent[EnvT] | None = None
+        self._agent: EnvAgent | None = None
         self._closed = False
+        self._lanes: int | None = env.num_envs if isinstance(env, VectorEnv) else None
 
     @contextmanager
     def environment(self, where: str) -> Iterator[None]:
@@ -176,7 +177,8 @@ class EnvWorld(World, Generic[EnvT]):
         with self._lock:
             if self._closed:
                 raise RequestError(
-                    Code.FAILED_PRECONDITION, f"the world {self.name!r} was destroyed; leave, and create or join another"
+                    Code.FAILED_PRECONDITION,
+                    f"the world {self.name!r} was destroyed; leave, and create or join another",
                 )
             try:
                 yield
@@ -200,10 +202,10 @@ class EnvWorld(World, Generic[EnvT]):
             self._agent = self._make_agent()
             return self._agent
 
-    def _make_agent(self) -> EnvAgent[EnvT]:
+    def _make_agent(self) -> EnvAgent:
         raise NotImplementedError
 
-    def vacate(self, agent: EnvAgent[EnvT]) -> None:
+    def vacate(self, agent: EnvAgent) -> None:
         """Free the seat of an agent that leaves."""
         with self._seat:
             if self._agent is agent:
@@ -224,8 +226,11 @@ class EnvWorld(World, Generic[EnvT]):
         """Return the tree below `world`."""
         env = self._env
         spec = env.spec
-        vector = isinstance(env, VectorEnv)
-        spaces = (env.single_observation_space, env.single_action_space) if vector else (env.observation_space, env.action_space)
+        spaces = (
+            (env.single_observation_space, env.single_action_space)
+            if self._lanes
+            else (env.observation_space, env.action_space)
+        )
         metadata = {key: value for key, value in env.metadata.items() if isinstance(key, str) and _plain(value)}
 
         def leaf(name: str, kind: str, description: str, read: Callable[[], Any]) -> Property:
@@ -235,8 +240,18 @@ class EnvWorld(World, Generic[EnvT]):
             [
                 leaf("name", TEXT, "the world's name", lambda: self.name),
                 leaf("env_id", TEXT, "the environment's id; empty where it has none", lambda: spec.id if spec else ""),
-                leaf("num_envs", NUMBER, "the number of lanes; 0 for a single environment", lambda: env.num_envs if vector else 0),
-                leaf("observation_space", TEXT, "one environment's exact space, as JSON", lambda: space_to_json(spaces[0])),
+                leaf(
+                    "num_envs",
+                    NUMBER,
+                    "the number of lanes; 0 for a single environment",
+                    lambda: self._lanes or 0,
+                ),
+                leaf(
+                    "observation_space",
+                    TEXT,
+                    "one environment's exact space, as JSON",
+                    lambda: space_to_json(spaces[0]),
+                ),
                 leaf("action_space", TEXT, "one environment's exact space, as JSON", lambda: space_to_json(spaces[1])),
                 leaf("metadata", ENCODED, "the environment's metadata", lambda: metadata),
                 leaf("render_mode", TEXT, "the render mode; empty where there is none", lambda: env.render_mode or ""),
@@ -249,7 +264,7 @@ class EnvWorld(World, Generic[EnvT]):
     def _render(self) -> Any:
         with self.environment("render"):
             frame = self._env.render()
-        return list(frame) if isinstance(self._env, VectorEnv) and frame is not None else [frame]
+        return list(frame) if self._lanes and frame is not None else [frame]
 
     def _get_attr(self, name: str) -> Any:
         response = self.call(bridge_pb2.CallRequest(name=name))
@@ -257,12 +272,14 @@ class EnvWorld(World, Generic[EnvT]):
 
     def _set_attr(self, name: str, value: Any) -> None:
         refuse_private(name)
-        count = self._env.num_envs if isinstance(self._env, VectorEnv) else 1
+        count = self._lanes or 1
         if not isinstance(value, list) or len(value) != count:
-            raise RequestError(Code.INVALID_ARGUMENT, f"expected a list of {count} values, one a lane, got {value!r:.80}")
+            raise RequestError(
+                Code.INVALID_ARGUMENT, f"expected a list of {count} values, one a lane, got {value!r:.80}"
+            )
         with self.environment(f"setting {name}"):
-            if isinstance(self._env, VectorEnv):
-                self._env.set_attr(name, value)  # type: ignore[attr-defined]
+            if self._lanes:
+                self._env.set_attr(name, value)
             else:
                 self._env.set_wrapper_attr(name, value[0])
 
@@ -272,7 +289,8 @@ class EnvWorld(World, Generic[EnvT]):
         try:
             args = [values.from_value(item) for item in request.args.items]
             kwargs = {
-                key: values.from_value(item) for key, item in zip(request.kwargs.keys, request.kwargs.values, strict=True)
+                key: values.from_value(item)
+                for key, item in zip(request.kwargs.keys, request.kwargs.values, strict=True)
             }
         except (TensorError, ValueError) as error:
             raise RequestError(Code.INVALID_ARGUMENT, f"bad arguments for {request.name}: {error}") from error
@@ -293,13 +311,13 @@ class EnvWorld(World, Generic[EnvT]):
             ) from error
 
     def _call(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-        if isinstance(self._env, VectorEnv):
-            return list(self._env.call(name, *args, **kwargs))  # type: ignore[attr-defined]
+        if self._lanes:
+            return list(self._env.call(name, *args, **kwargs))
         value = self._env.get_wrapper_attr(name)
         return [value(*args, **kwargs) if callable(value) else value]
 
 
-class GymWorld(EnvWorld["gymnasium.Env[Any, Any]"]):
+class GymWorld(EnvWorld):
     """The world of a single environment."""
 
     def _make_agent(self) -> GymAgent:

@@ -73,7 +73,9 @@ class EnvSource:
         if not isinstance(num_envs, int) or not 1 <= num_envs <= max_lanes:
             raise SettingError(f"expected num_envs from 1 to max_lanes={max_lanes}, got {num_envs!r}")
         if vectorization_mode not in MODES:
-            raise SettingError(f"expected vectorization_mode to be one of {', '.join(MODES)}, got {vectorization_mode!r}")
+            raise SettingError(
+                f"expected vectorization_mode to be one of {', '.join(MODES)}, got {vectorization_mode!r}"
+            )
         self._num_envs = num_envs
         self._mode = vectorization_mode
         self._kwargs = dict(env_kwargs or {})
@@ -92,8 +94,8 @@ class EnvSource:
             missing = [pattern for pattern in env if not fnmatch.filter(gymnasium.registry, pattern)]
             if missing:
                 raise SettingError(
-                    f"no registered environment matches {', '.join(map(repr, missing))}; import the package that registers "
-                    "it first"
+                    f"no registered environment matches {', '.join(map(repr, missing))}; import the package that "
+                    "registers it first"
                 )
         else:
             raise SettingError(
@@ -159,7 +161,9 @@ class EnvSource:
         except TensorError as error:
             raise RequestError(Code.INVALID_ARGUMENT, f"bad CreateWorld settings: {error}") from error
         if mode not in MODES:
-            raise RequestError(Code.INVALID_ARGUMENT, f"expected vectorization_mode to be one of {', '.join(MODES)}, got {mode!r}")
+            raise RequestError(
+                Code.INVALID_ARGUMENT, f"expected vectorization_mode to be one of {', '.join(MODES)}, got {mode!r}"
+            )
         if render_mode:
             kwargs["render_mode"] = render_mode
         return Order(self._resolve(env_id), num_envs, mode, kwargs)
@@ -170,11 +174,16 @@ class EnvSource:
         if env_id is None:
             if len(served) > 1:
                 raise RequestError(
-                    Code.INVALID_ARGUMENT, f"name the environment in the setting env_id; this server has {_some(served)}"
+                    Code.INVALID_ARGUMENT,
+                    f"name the environment in the setting env_id; this server has {_some(served)}",
                 )
             return served[0] if served else None
         if env_id not in served:
-            offer = f"this server has {_some(served)}" if served else f"this server has one environment, {self.title}, without an id"
+            offer = (
+                f"this server has {_some(served)}"
+                if served
+                else f"this server has one environment, {self.title}, without an id"
+            )
             raise RequestError(Code.NOT_FOUND, f"the environment {env_id!r} is not served here; {offer}")
         return env_id
 
@@ -184,19 +193,21 @@ class EnvSource:
             return self._make_from_callable(order, kwargs)
         spec = self._spec if self._spec is not None else gymnasium.spec(str(order.env_id))
         if order.single:
-            return gymnasium.make(spec, **kwargs)
+            env: gymnasium.Env[Any, Any] = gymnasium.make(spec, **kwargs)
+            return env
         vector_kwargs: dict[str, Any] = {}
         if order.vectorization_mode == "sync":
             vector_kwargs = {"copy": False}  # what it returns is sent before its next step
         elif order.vectorization_mode == "async":
             vector_kwargs = {"copy": False, "context": _context()}
-        return gymnasium.make_vec(
+        vector: VectorEnv[Any, Any, Any] = gymnasium.make_vec(
             spec,
             num_envs=order.num_envs,
             vectorization_mode=order.vectorization_mode,
             vector_kwargs=vector_kwargs,
             **kwargs,
         )
+        return vector
 
     def _make_from_callable(self, order: Order, kwargs: dict[str, Any]) -> Any:
         function, num_envs = self._callable, order.num_envs
@@ -218,7 +229,8 @@ class EnvSource:
             env = SyncVectorEnv([lambda: next(made, None) or function(**kwargs)] * num_envs, copy=False)
         if not isinstance(env, (gymnasium.Env, VectorEnv)):
             raise RequestError(
-                Code.INTERNAL, f"{self.title} returned a {type(env).__name__}, where a gymnasium.Env or VectorEnv was expected"
+                Code.INTERNAL,
+                f"{self.title} returned a {type(env).__name__}, where a gymnasium.Env or VectorEnv was expected",
             )
         return env
 
@@ -228,7 +240,7 @@ class EnvSource:
             if self._callable is not None:
                 return f"It takes {inspect.signature(self._callable)}"
             spec = self._spec or gymnasium.spec(str(order.env_id))
-            point = spec.entry_point
+            point: Any = spec.entry_point
             if isinstance(point, str):
                 point = gymnasium.envs.registration.load_env_creator(point)
             return f"It takes {inspect.signature(point)}" if point else ""
@@ -253,7 +265,9 @@ def _find(env_id: str) -> EnvSpec:
 def _context() -> str:
     """How to start the processes of lanes: never by a fork of this one, which runs gRPC's threads."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise SettingError("the main module starts a server while a lane's process imports it; guard it by if __name__ == '__main__':")
+        raise SettingError(
+            "the main module starts a server while a lane's process imports it; guard it by if __name__ == '__main__':"
+        )
     return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 

@@ -15,14 +15,20 @@ from bridge.tensors import Array, unpack_tensor
 from bridge.wire import NO_SEED
 from bridge.worlds.base import Lock
 from bridge.worlds.gym import EnvAgent, EnvWorld
+from bridge.worlds.lane_infos import collect_infos, join_infos
 
 __all__ = ["VectorAgent", "VectorWorld"]
 
 
-class VectorAgent(EnvAgent["VectorEnv[Any, Any, Any]"]):
-    """The agent of all lanes. It stays RUNNING; a finished lane begins its next episode in the next Step (NEXT_STEP)."""
+class VectorAgent(EnvAgent):
+    """The agent of all lanes. It stays RUNNING; a finished lane begins anew in the next Step (NEXT_STEP)."""
 
     SETTINGS = ("seed", "options", "reset_mask")
+
+    def __init__(self, world: VectorWorld, env: VectorEnv[Any, Any, Any], collects: bool) -> None:
+        spaces = published_space(env.single_observation_space), published_space(env.single_action_space)
+        super().__init__(world, env, *spaces, lanes=env.num_envs)
+        self._collects = collects
 
     def _read_seed(self, array: Array) -> Any:
         """An integer seeds lane i with itself + i; a list gives each lane's, -1 for none."""
@@ -41,7 +47,8 @@ class VectorAgent(EnvAgent["VectorEnv[Any, Any, Any]"]):
             return first
         if any(seed is not None for seed in seeds):
             raise TensorError(
-                f"{type(self._env.unwrapped).__name__} takes one integer seed; expected consecutive seeds, got {array!r:.80}"
+                f"{type(self._env.unwrapped).__name__} takes one integer seed; expected consecutive seeds, "
+                f"got {array!r:.80}"
             )
         return None
 
@@ -59,18 +66,22 @@ class VectorAgent(EnvAgent["VectorEnv[Any, Any, Any]"]):
             )
         return {**(options or {}), "reset_mask": mask}
 
+    def _join(self, info: Any) -> Any:
+        return join_infos(info, self._env.num_envs) if self._collects else info
+
     def step(self, actions: Mapping[int, Array]) -> int:
         """Step all lanes."""
         action = self._action(actions)
         with self._world.environment("step"):
-            self._observation, reward, terminated, truncated, self._info = self._env.step(action)
+            self._observation, reward, terminated, truncated, info = self._env.step(action)
+            self._info = self._join(info)
             self._reward[...] = reward
             self._terminated[...] = terminated
             self._truncated[...] = truncated
         return pb.RUNNING
 
 
-class VectorWorld(EnvWorld["VectorEnv[Any, Any, Any]"]):
+class VectorWorld(EnvWorld):
     """The world of the lanes of a vector environment.
 
     Raises:
@@ -85,7 +96,7 @@ class VectorWorld(EnvWorld["VectorEnv[Any, Any, Any]"]):
                 "BlockingReset gives the other modes"
             )
         super().__init__(name, env, lock)
+        self._collects = collect_infos(env)
 
     def _make_agent(self) -> VectorAgent:
-        spaces = published_space(self._env.single_observation_space), published_space(self._env.single_action_space)
-        return VectorAgent(self, self._env, *spaces, lanes=self._env.num_envs)
+        return VectorAgent(self, self._env, self._collects)
