@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bridge.testing.clock import Clock, MonotonicClock, VirtualClock
 from bridge.testing.envs import (
     EVERY_SPACE,
     CountingEnv,
@@ -12,14 +13,23 @@ from bridge.testing.envs import (
     digest,
     make_info,
 )
+from bridge.testing.link import Conditions, Duplex, End, Link, LinkStats
 
 __all__ = [
     "EVERY_SPACE",
+    "Clock",
+    "Conditions",
     "CountingEnv",
+    "Duplex",
+    "End",
     "FailingEnv",
+    "Link",
+    "LinkStats",
+    "MonotonicClock",
     "SlowResetEnv",
     "SpaceEnv",
     "TestFailure",
+    "VirtualClock",
     "digest",
     "make_info",
 ]
