@@ -209,7 +209,9 @@ class EnvSource:
         )
         return vector
 
-    def _make_from_callable(self, order: Order, kwargs: dict[str, Any]) -> Any:
+    def _make_from_callable(
+        self, order: Order, kwargs: dict[str, Any]
+    ) -> gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]:
         function, num_envs = self._callable, order.num_envs
         if function is None:
             raise SettingError("there is no callable to make an environment from")
