@@ -2,6 +2,7 @@
 
 from bridge.client.remote_env import RemoteEnv, make_remote
 from bridge.client.remote_vector_env import RemoteVectorEnv, make_vec_remote
+from bridge.registration import register_remote
 from bridge.server.server import Server, serve_gym
 from bridge.version import __version__
 
@@ -14,3 +15,5 @@ __all__ = [
     "make_vec_remote",
     "serve_gym",
 ]
+
+register_remote()

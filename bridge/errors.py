@@ -9,7 +9,8 @@ BridgeError
 │   ├── UnsupportedSpaceError     a space that has no form on the wire               (TypeError)
 │   ├── ResetNeededError          `step` before `reset`                              (gymnasium.error.ResetNeeded)
 │   ├── ClosedError               use after `close`                                  (ClosedEnvironmentError)
-│   ├── AlreadyPendingError       an asynchronous call out of turn                   (AlreadyPendingCallError)
+│   ├── AlreadyPendingError       a call while an asynchronous one is pending        (AlreadyPendingCallError)
+│   ├── NothingPendingError       `*_wait` without `*_async`                         (NoAsyncCallError)
 │   └── ConcurrentUseError        two threads in one environment                     (RuntimeError)
 ├── RemoteError                   the remote end failed; has `url`
 │   ├── ConnectError              nobody there, or not willing                       (ConnectionError)
@@ -40,6 +41,7 @@ __all__ = [
     "ConnectionLostError",
     "EnvironmentFailedError",
     "InvalidActionError",
+    "NothingPendingError",
     "PeerError",
     "RefusedError",
     "RemoteError",
@@ -127,7 +129,11 @@ class ClosedError(UsageError, gymnasium.error.ClosedEnvironmentError):
 
 
 class AlreadyPendingError(UsageError, gymnasium.error.AlreadyPendingCallError):
-    """An asynchronous call was begun, or answered, out of turn."""
+    """A call was begun while an asynchronous one is pending."""
+
+
+class NothingPendingError(UsageError, gymnasium.error.NoAsyncCallError):
+    """The answer to an asynchronous call was asked for that was not begun."""
 
 
 class ConcurrentUseError(UsageError, RuntimeError):

@@ -49,5 +49,7 @@ def lane_info(block: Mapping[str, Any] | list[dict[str, Any]], lane: int) -> dic
             info[key] = lane_info(value, lane)
         else:
             item = value[lane]
+            if isinstance(item, np.bool_) and value.ndim == 1 and value.dtype == np.bool_:
+                item = bool(item)  # as it was before it was joined
             info[key] = item.copy() if isinstance(item, np.ndarray) else item
     return info
