@@ -29,8 +29,8 @@ def merge_lanes(infos: dict[str, Any], block: Mapping[str, Any], offset: int, la
         else:
             array = np.asarray(value)
             if key not in infos:
-                fill = None if array.dtype == object else 0
-                infos[key] = np.full((num_envs, *array.shape[1:]), fill, dtype=array.dtype)
+                shape = (num_envs, *array.shape[1:])
+                infos[key] = np.full(shape, None) if array.dtype == object else np.zeros(shape, array.dtype)
             infos[key][offset : offset + lanes][mask] = array[mask]
         infos.setdefault(f"_{key}", np.zeros(num_envs, np.bool_))[offset : offset + lanes] |= mask
 
