@@ -72,6 +72,11 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
         return self._mode
 
     @property
+    def timeout(self) -> float:
+        """Seconds that a slot may be without an observation."""
+        return self._timeout
+
+    @property
     def spec(self) -> EnvSpec | None:
         """Says how to make a second one: `gymnasium.make_vec(envs.spec)`."""
         spec = copy.deepcopy(self.env.spec)
@@ -175,29 +180,44 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
             RemoteTimeoutError: A slot has no observation yet; `step_wait` can be called again, or everything be reset.
             NothingPendingError: There was no `step_async`.
         """
-        seconds = self._timeout if timeout is None else timeout
         with self.env.gathering("step"):
-            results = self._stepped
-            if results is None:
-                results = self.env.finish_all(seconds)
-                self.env.fill_last(results)
-                self._finished = results.batch.terminations | results.batch.truncations
-                if self._mode is AutoresetMode.SAME_STEP and self._finished.any():
-                    self.env.begin_next(self._finished)
-                    self._stepped = results  # for a wait that times out in between
-            batch = results.batch
-            if self._stepped is None:
+            results, begun = self.finish_step(self._timeout if timeout is None else timeout)
+            if begun is None:
                 infos = self.env.merged_infos(results)
             else:
-                begun = self.env.finish_all(seconds)
-                if begun.batch.truncations.any():  # a world was lost in between, with lanes that had not ended
-                    self.env.fill_last(begun)
-                    batch.truncations |= begun.batch.truncations & ~batch.terminations
-                    self._finished |= begun.batch.truncations
                 infos = self.env.same_step_infos(results, begun, self._finished)
                 self.env.take(results, begun, self._finished)
-                self._stepped = None
+            batch = results.batch
             return self.env.batched(results), batch.rewards, batch.terminations, batch.truncations, infos
+
+    def finish_step(self, seconds: float) -> tuple[Results, Results | None]:
+        """Wait for a step's results, and in the mode SAME_STEP for those of the episodes that begin after it.
+
+        Raises:
+            RemoteTimeoutError: Something is not there after `seconds`; what is there is kept.
+        """
+        results = self._stepped
+        if results is None:
+            results = self.env.finish_all(seconds)
+            self.env.fill_last(results)
+            self._finished = results.batch.terminations | results.batch.truncations
+            if self._mode is not AutoresetMode.SAME_STEP or not self._finished.any():
+                return results, None
+            self.env.begin_next(self._finished)
+            self._stepped = results  # for a wait that times out in between
+        begun = self.env.finish_all(seconds)
+        self._stepped = None
+        if begun.batch.truncations.any():  # a world was lost in between, with lanes that had not ended
+            self.env.fill_last(begun)
+            batch = results.batch
+            batch.truncations |= begun.batch.truncations & ~batch.terminations
+            self._finished |= begun.batch.truncations
+        return results, begun
+
+    @property
+    def finished(self) -> Array:
+        """Which slots' episodes the last step ended, bools `(num_envs,)`."""
+        return self._finished.copy()
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a public method of every environment, or read a public attribute; return a result a slot."""

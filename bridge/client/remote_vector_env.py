@@ -573,6 +573,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         """Note that an asynchronous call was begun."""
         self._pending = call
 
+    def cancel(self) -> None:
+        """Let a `reset` give up what is pending, without a wait for it."""
+        self._overdue = self._pending is not None
+
     def _abandon(self) -> None:
         """Give up a call that timed out: what still comes of it belongs to nothing any more."""
         if self._question is not None:
@@ -790,6 +794,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             for column, old in zip(results.batch.columns, columns, strict=True):
                 column[seat.slots] = old[seat.slots]
 
+    def row(self, results: Results, slot: int) -> Any:
+        """Return one slot's observation."""
+        return self._observation_layout.row(results.batch.columns, slot)
+
     def batched(self, results: Results) -> Any:
         """Return the observations of all slots as Gymnasium batches them."""
         return self._observation_layout.batch(results.batch.columns)
@@ -945,7 +953,12 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             return tuple(copy.deepcopy(space) for _ in range(self.num_envs))
         if name == "np_random":
             return self.np_random
-        return self.call(name)
+        try:
+            return self.call(name)
+        except EnvironmentFailedError as error:
+            if "raised AttributeError" in error.reason:
+                raise AttributeError(f"the environments have no attribute {name!r}: {error}") from error
+            raise
 
     def set_attr(self, name: str, values: Any) -> None:
         """Set a public attribute: a list or tuple gives each slot's value, anything else that of all."""
@@ -969,6 +982,15 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
                 lambda seat: seat.remote.write_property(f"world.attributes.{name}", items[seat.slots]),
             )
             self._answers()
+
+    def wrapper_classes(self) -> tuple[list[str], ...]:
+        """Return the classes of each slot's wrappers as `module:name`, base classes too; none where nobody can tell."""
+        try:
+            answers = self._ask_all(lambda seat: seat.remote.read_property("world.wrappers"), "world.wrappers")
+        except RefusedError:
+            return ([],) * self.num_envs
+        names = [(seat, property_value(message, seat.remote.url, True)) for seat, message in answers]
+        return tuple(found for seat, found in names for _ in range(seat.lanes))
 
     def _read_property(self, key: str) -> list[Any]:
         """Read a property that has a value for each lane; return one for each slot."""
