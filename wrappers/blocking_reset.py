@@ -217,7 +217,7 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
     @property
     def finished(self) -> Array:
         """Which slots' episodes the last step ended, bools `(num_envs,)`."""
-        return self._finished.copy()
+        return np.array(self._finished)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a public method of every environment, or read a public attribute; return a result a slot."""
