@@ -1,6 +1,6 @@
 """A connection that another process keeps: for processes that were forked from one that used gRPC.
 
-`python -m bridge.client.relay` is that other process. It reads frames from its standard input and writes frames to its
+`main` is what that other process runs. It reads frames from its standard input and writes frames to its
 standard output, each a kind of one byte, a length of eight bytes, and the content; it ends when its input ends, so it
 never outlives the process that started it.
 """
@@ -70,7 +70,7 @@ class RelayConnection:
         paths = [path for path in sys.path if path]
         try:
             self._process = subprocess.Popen(
-                [os.fsdecode(spawn.get_executable()), "-m", "bridge.client.relay"],
+                [os.fsdecode(spawn.get_executable()), "-c", "from bridge.client.relay import main; main()"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
@@ -171,7 +171,3 @@ def main() -> None:
     while (frame := read_frame(source)) is not None:
         connection.send(frame[1])
     connection.close(2.0)
-
-
-if __name__ == "__main__":
-    main()

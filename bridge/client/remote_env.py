@@ -61,6 +61,11 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         RefusedError: The server has no such environment, or not with these arguments.
     """
 
+    # What gymnasium.make may ask for; an instance has those of its remote.
+    metadata: dict[str, Any] = {  # noqa: RUF012 - Gymnasium's declaration
+        "render_modes": ["rgb_array", "rgb_array_list", "ansi", "ansi_list", "depth_array", "rgbd_tuple"]
+    }
+
     def __init__(
         self,
         url: str,
