@@ -24,6 +24,7 @@ __all__ = [
     "cast",
     "fill_tensor",
     "pack_tensor",
+    "to_array",
     "unpack_tensor",
     "wire_dtype",
 ]
@@ -90,7 +91,7 @@ def cast(value: Any, dtype: npt.DTypeLike | None, *, rounding: bool = False) -> 
         TensorError: A number does not fit (300 in uint8), would lose its fraction (1.7 in int64) or digits.
     """
     wanted = np.dtype(dtype)
-    array = _to_array(value)
+    array = to_array(value)
     if array.dtype == wanted:
         return array
     if array.dtype.kind not in "biuf" or wanted.kind not in "biuf":
@@ -124,7 +125,7 @@ def cast(value: Any, dtype: npt.DTypeLike | None, *, rounding: bool = False) -> 
     return result
 
 
-def _to_array(value: Any) -> Array:
+def to_array(value: Any) -> Array:
     """Make an array, but refuse what NumPy would change: `[1, "a"]` to text, `[2**53 + 1, 0.5]` to floats."""
     try:
         array = np.asarray(value)
@@ -232,7 +233,7 @@ def pack_tensor(value: Any, dtype: npt.DTypeLike | None = None) -> pb.Tensor:
         array = np.empty((), dtype=object)
         array[()] = value
     else:
-        array = _to_array(value)
+        array = to_array(value)
     fill_tensor(tensor, array)
     return tensor
 
