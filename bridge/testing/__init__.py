@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from bridge.testing.clock import Clock, MonotonicClock, VirtualClock
+from bridge.testing.command import add_check_parser, run
+from bridge.testing.conformance import REQUIREMENTS, check_server
 from bridge.testing.envs import (
     EVERY_SPACE,
     CountingEnv,
@@ -14,9 +16,12 @@ from bridge.testing.envs import (
     make_info,
 )
 from bridge.testing.link import Conditions, Duplex, End, Link, LinkStats
+from bridge.testing.report import CheckResult, Report, Status
 
 __all__ = [
     "EVERY_SPACE",
+    "REQUIREMENTS",
+    "CheckResult",
     "Clock",
     "Conditions",
     "CountingEnv",
@@ -26,10 +31,15 @@ __all__ = [
     "Link",
     "LinkStats",
     "MonotonicClock",
+    "Report",
     "SlowResetEnv",
     "SpaceEnv",
+    "Status",
     "TestFailure",
     "VirtualClock",
+    "add_check_parser",
+    "check_server",
     "digest",
     "make_info",
+    "run",
 ]
