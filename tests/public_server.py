@@ -40,13 +40,13 @@ FAULTS = {
     "D-3": "same_name_twice create_ignores_settings join_only_by_creator no_worlds",
     "D-4": "no_worlds",
     "D-5": "reset_world_hits_all destroy_hits_all",
-    "D-6": "join_twice join_unknown join_ignores_settings",
+    "D-6": "join_twice join_unknown join_ignores_settings no_specs",
     "D-7": "duplicate_names parent_has_value empty_name_part uids_change no_dtype no_specs",
     "D-8": "step_unjoined reset_unjoined step_after_leave",
     "D-9": "first_step_applies first_step_interrupted first_step_blind step_after_end_applies",
     "D-10": "unknown_observation unknown_observation_first error_without_uid returns_all duplicates_refused",
     "D-11": "any_action_uid any_dtype any_shape scalar_as_vector two_variable above_max below_min "
-    "no_variable no_broadcast",
+    "no_variable no_broadcast lawful_refused",
     "D-12": "missing_action missing_action_ends_stream",
     "D-13": "invalid_state two_ends",
     "D-14": "reset_without_specs reset_keeps_running reset_twice_refused reset_applies",
@@ -591,6 +591,8 @@ class PublicServer(dm_env_rpc_pb2_grpc.EnvironmentServicer):
             raise Refused(codes.INVALID_ARGUMENT, f"no observation {name}; there are other ones: see the specs")
 
     def check_actions(self, agent, request):
+        if self.fault("lawful_refused") and agent.steps == 2:
+            raise Refused(codes.INVALID_ARGUMENT, "not this time")
         actions, _ = KINDS[agent.world.kind]
         for uid, tensor in request.actions.items():
             if uid not in actions:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bridge.testing.clock import Clock, MonotonicClock, VirtualClock
-from bridge.testing.command import add_check_parser, run
 from bridge.testing.conformance import REQUIREMENTS, check_server
 from bridge.testing.envs import (
     EVERY_SPACE,
@@ -37,9 +36,7 @@ __all__ = [
     "Status",
     "TestFailure",
     "VirtualClock",
-    "add_check_parser",
     "check_server",
     "digest",
     "make_info",
-    "run",
 ]

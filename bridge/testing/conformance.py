@@ -206,6 +206,7 @@ class _Run:
     def __init__(self, bench: Bench, strict: bool) -> None:
         self.bench, self.strict = bench, strict
         self.silent = ""  # why nothing more is asked
+        self.told = False  # whether a check failed by that
 
     def all(self, checks: Sequence[Check]) -> list[CheckResult]:
         try:
@@ -217,7 +218,10 @@ class _Run:
     def _one(self, check: Check) -> CheckResult:
         bench = self.bench
         if self.silent:
-            return CheckResult(check.requirement, check.name, Status.SKIPPED, self.silent)
+            # A failure if none has told of it yet: silence before the first check.
+            status = Status.SKIPPED if self.told else Status.FAILED
+            self.told = True
+            return CheckResult(check.requirement, check.name, status, self.silent)
         bench.notes, bench.hung = [], False
         status, reason = Status.PASSED, ""
         try:
@@ -233,6 +237,7 @@ class _Run:
         bench.tidy()
         if hung or bench.hung:
             self._still_there()
+            self.told = status is Status.FAILED
         return CheckResult(check.requirement, check.name, status, reason, notes)
 
     def _still_there(self) -> None:
