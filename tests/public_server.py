@@ -41,7 +41,7 @@ FAULTS = {
     "D-4": "no_worlds",
     "D-5": "reset_world_hits_all destroy_hits_all",
     "D-6": "join_twice join_unknown join_ignores_settings no_specs",
-    "D-7": "duplicate_names parent_has_value empty_name_part uids_change no_dtype no_specs",
+    "D-7": "duplicate_names parent_has_value empty_name_part uids_change no_dtype odd_dtype no_specs",
     "D-8": "step_unjoined reset_unjoined step_after_leave",
     "D-9": "first_step_applies first_step_interrupted first_step_blind step_after_end_applies",
     "D-10": "unknown_observation unknown_observation_first error_without_uid returns_all duplicates_refused",
@@ -57,7 +57,7 @@ FAULTS = {
     "D-17": "destroy_joined destroy_unknown destroyed_goes_on destroyed_joinable",
     "D-18": "property_unknown property_twice property_reads_all property_writes_all property_lists_all "
     "property_other_dtype property_lost_after_join property_any_value extension_ends_stream property_other_kind "
-    "property_wrong_code unknown_extension",
+    "property_wrong_code unknown_extension property_garbage",
     "D-19": "ragged scalar_of_two other_dtype other_shape too_few_elements",
     "D-20": "range_exclusive range_of_other_type range_of_wrong_length range_on_variable range_upside_down "
     "observation_out_of_range",
@@ -488,6 +488,8 @@ class PublicServer(dm_env_rpc_pb2_grpc.EnvironmentServicer):
             extra.CopyFrom(tensor_spec("extra", pb.INT64, (-1,), [0, 0]))
         elif self.fault("range_upside_down"):
             extra.CopyFrom(tensor_spec("extra", pb.INT64, (), 5, -5))
+        if self.fault("odd_dtype"):
+            specs.actions[1000].CopyFrom(pb.TensorSpec(name="odd", dtype=99))
         if self.fault("reward_is_text"):
             specs.observations[20].CopyFrom(tensor_spec("reward", pb.STRING))
         return specs
@@ -757,6 +759,8 @@ class PublicServer(dm_env_rpc_pb2_grpc.EnvironmentServicer):
             answer.write_property.SetInParent()
         out = any_pb2.Any()
         out.Pack(answer)
+        if self.fault("property_garbage"):
+            out.value = b"\xff\xff"
         return out
 
     def write_property(self, spec, key, value):

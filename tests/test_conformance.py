@@ -95,6 +95,8 @@ def test_a_fault_fails_the_requirement_it_breaks(requirement, fault):
     report = report_on(fault, requirement)
     assert report.status(requirement) is Status.FAILED, str(report)
     assert not report.ok
+    if fault == "property_garbage":
+        assert "got what raised DecodeError" in report.failures[0].reason
     assert all("expected " in result.reason and ", got " in result.reason for result in report.failures)
     if fault not in SILENT:
         assert "no answer within" not in str(report)
@@ -214,6 +216,15 @@ def test_misuse_is_an_error_that_says_what_is_expected():
         check_server("localhost:1", only=["D-99"])
     with pytest.raises(SettingError, match="'x'"):
         check_server("localhost:1", create_settings={"x": object()})
+
+
+@pytest.mark.parametrize("fault", ["odd_dtype", "no_specs", "reset_world_silent", "error_ends_stream", "uids_change"])
+def test_a_whole_run_over_a_faulty_server_comes_to_its_end(fault):
+    with PublicServer({fault}) as server:
+        report = check_server(server.url, timeout=2.0)
+    assert not report.ok
+    assert {result.requirement for result in report.results} == set(REQUIREMENTS)
+    assert "got what raised" not in str(report)
 
 
 # What the server is told and sent.

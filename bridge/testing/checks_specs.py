@@ -309,7 +309,7 @@ def reward_and_discount(bench: Bench) -> None:
         raise Skip("the world gives neither reward nor discount, which is lawful")
     for name, spec in specs.items():
         if spec.dtype not in samples.NUMPY:
-            raise Failed(f"{name} as a number", pb.DataType.Name(spec.dtype))
+            raise Failed(f"{name} as a number", samples.PAYLOAD.get(spec.dtype, f"the dtype {spec.dtype}"))
     played = rollout(bench)
     played.fail_on("discount")
     if "terminal discount" in played.problems:

@@ -138,7 +138,9 @@ def other_dtype(bench: Bench) -> None:
                 shape = samples.concrete(spec)
                 values = [("" if dtype == pb.STRING else 0)] * math.prod(shape)
                 tensor = samples.pack(dtype, values, shape)
-                _refused(agent, uid, tensor, f"as {pb.DataType.Name(dtype)} instead of {pb.DataType.Name(spec.dtype)}")
+                _refused(
+                    agent, uid, tensor, f"as {samples.PAYLOAD[dtype]} instead of {samples.PAYLOAD.get(spec.dtype)}"
+                )
 
 
 @check("D-11", "an action of a wrong shape is an error, a scalar sent as [1] too")

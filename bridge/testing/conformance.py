@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -230,6 +231,10 @@ class _Run:
             status, reason = Status.FAILED, str(failure)
         except Skip as skip:
             status, reason = Status.SKIPPED, str(skip)
+        except Exception as error:  # what came is so odd that the check could not read it
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            raised = f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})"
+            status, reason = Status.FAILED, f"expected something that can be read, got what raised {raised}"
         notes = tuple(bench.notes)
         if self.strict and notes and status is not Status.FAILED:
             status, reason, notes = Status.FAILED, "; ".join(notes), ()
@@ -260,7 +265,7 @@ class _Run:
             self._still_there()
 
     def _try(self, explore: Any) -> None:
-        with contextlib.suppress(Failed, Skip):
+        with contextlib.suppress(Exception):  # a check meets it again, and tells
             explore()
 
     def _worlds(self) -> None:
