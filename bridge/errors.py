@@ -8,9 +8,9 @@ BridgeError
 │   ├── TensorError               a value that a tensor cannot hold without loss     (ValueError)
 │   ├── UnsupportedSpaceError     a space that has no form on the wire               (TypeError)
 │   ├── ResetNeededError          `step` before `reset`                              (gymnasium.error.ResetNeeded)
-│   ├── ClosedError               use after `close`                                  (gymnasium.error.ClosedEnvironmentError)
-│   ├── AlreadyPendingError       a second asynchronous call before the first ended  (gymnasium.error.AlreadyPendingCallError)
-│   └── ConcurrentUseError        two threads in one environment
+│   ├── ClosedError               use after `close`                                  (ClosedEnvironmentError)
+│   ├── AlreadyPendingError       an asynchronous call out of turn                   (AlreadyPendingCallError)
+│   └── ConcurrentUseError        two threads in one environment                     (RuntimeError)
 ├── RemoteError                   the remote end failed; has `url`
 │   ├── ConnectError              nobody there, or not willing                       (ConnectionError)
 │   ├── ConnectionLostError       it was there, and went                             (ConnectionError)
