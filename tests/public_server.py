@@ -57,7 +57,7 @@ FAULTS = {
     "D-17": "destroy_joined destroy_unknown destroyed_goes_on destroyed_joinable",
     "D-18": "property_unknown property_twice property_reads_all property_writes_all property_lists_all "
     "property_other_dtype property_lost_after_join property_any_value extension_ends_stream property_other_kind "
-    "property_wrong_code unknown_extension property_garbage",
+    "property_wrong_code unknown_extension property_garbage property_fails",
     "D-19": "ragged scalar_of_two other_dtype other_shape too_few_elements",
     "D-20": "range_exclusive range_of_other_type range_of_wrong_length range_on_variable range_upside_down "
     "observation_out_of_range",
@@ -139,6 +139,7 @@ KINDS = {
         {1: tensor_spec("action", pb.FLOAT, (2,), -1, 1)},
         {1: tensor_spec("observation", pb.DOUBLE, (2, 3)), **REWARD},
     ),
+    "encoded": ({1: tensor_spec("blob", pb.UINT8, (-1,))}, {1: tensor_spec("length", pb.INT64)}),
     "bare": ({3: tensor_spec("move", pb.UINT8, (), 0, 3)}, {4: tensor_spec("position", pb.INT64, (2,))}),
 }
 
@@ -629,6 +630,8 @@ class PublicServer(dm_env_rpc_pb2_grpc.EnvironmentServicer):
             if self.fault("two_variable"):
                 return
             raise Refused(codes.INVALID_ARGUMENT, f"{spec.name}: {shape} has {len(variable)} negative dimensions")
+        if len(shape) == len(wanted):
+            wanted = [have if want < 0 else want for have, want in zip(shape, wanted, strict=True)]
         if shape != wanted:
             if self.fault("any_shape") or (self.fault("scalar_as_vector") and not wanted and shape == [1]):
                 return
@@ -749,6 +752,8 @@ class PublicServer(dm_env_rpc_pb2_grpc.EnvironmentServicer):
             answer.list_property.values.extend(tree.get(key, []))
             answer.list_property.SetInParent()
         elif kind == "read_property":
+            if self.fault("property_fails") and key == "server.name":
+                raise KeyError(key)
             if not spec.is_readable and not self.fault("property_reads_all") and not self.fault("property_unknown"):
                 raise Refused(codes.PERMISSION_DENIED, f"property {key!r} cannot be read")
             answer.read_property.value.CopyFrom(self.property_value(agent, key))

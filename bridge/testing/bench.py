@@ -57,7 +57,7 @@ class Options:
     world: str | None = None
     """An existing world to join; None: create one, or else the default world."""
     actions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """A lawful value for actions by name, where the spec says too little: texts, protos."""
+    """A lawful value for actions by name, where the spec says too little: texts, protos, variable lengths."""
     required_actions: tuple[str, ...] = ()
     """Names of the actions without which a Step in a running sequence is an error."""
     steps: int = 500

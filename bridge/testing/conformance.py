@@ -99,7 +99,8 @@ def check_server(
         timeout: Seconds that one answer may take.
         create_settings: CreateWorld settings, by name: numbers, strings, arrays, or Tensor messages.
         join_settings: JoinWorld settings, likewise.
-        actions: Lawful values of actions by name, for those whose spec says too little (texts, protos).
+        actions: Lawful values of actions by name, for those whose spec says too little: texts, protos, and what has a
+            variable length.
         required_actions: Names of the actions without which a Step in a running sequence must be an error (D-12).
         steps: Steps that are played at most to meet the end of a sequence.
         seed: Where the random actions come from.
@@ -306,12 +307,14 @@ class _Run:
 
     def _actions(self) -> None:
         bench = self.bench
-        texts = TEXTS
-        for number, text in enumerate(texts):
+        for number, text in enumerate(TEXTS):
             with bench.joined() as agent:
-                has_text = any(spec.dtype == pb.STRING for spec in agent.changeable().values())
-                has_proto = any(spec.dtype == pb.PROTO for spec in agent.changeable().values())
-                bench.cache["unclear"] = has_text or has_proto
+                specs = agent.changeable().values()
+                has_text = any(spec.dtype == pb.STRING for spec in specs)
+                # A spec does not say which texts and protos are allowed, nor what is encoded in a variable length.
+                bench.cache["unclear"] = has_text or any(
+                    spec.dtype == pb.PROTO or any(size < 0 for size in spec.shape) for spec in specs
+                )
                 agent.start()
                 answer = agent.ask(step=pb.StepRequest(actions=agent.draw(text)))
                 if answer.WhichOneof("payload") == "step":
@@ -320,5 +323,5 @@ class _Run:
                 bench.unlawful = f"the server refused actions out of their specs: {describe(answer)}"
                 if bench.cache["unclear"]:
                     bench.unlawful += "; give `actions` for those whose specs say too little"
-                if not has_text or number == len(texts) - 1:
+                if not has_text or number == len(TEXTS) - 1:
                     return

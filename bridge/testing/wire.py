@@ -80,7 +80,9 @@ class Stream:
             response_deserializer=pb.EnvironmentResponse.FromString,
         )
         self._call: Any = call(iter(self._requests.get, None), metadata=tuple(metadata))
-        self._reader = threading.Thread(target=self._read, args=(self._call,), name="conformance-reader", daemon=True)
+        self._reader = threading.Thread(
+            target=self._read, args=(self._call,), name="bridge-conformance-reader", daemon=True
+        )
         self._reader.start()
 
     def _read(self, answers: Iterator[pb.EnvironmentResponse]) -> None:
