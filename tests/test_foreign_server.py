@@ -122,7 +122,7 @@ def play(url: str, timeout: float = 20.0) -> None:
         ("odd_dtype", "full"),
         ("duplicate_names", "full"),
         ("parent_has_value", "full"),
-        ("ragged", "vector"),
+        ("ragged", "full"),
         ("other_dtype", "full"),
     ],
 )
