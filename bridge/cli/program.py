@@ -21,7 +21,7 @@ from bridge.version import __version__
 
 __all__ = ["COMMANDS", "FAILED", "INTERRUPTED", "OK", "USAGE", "main", "make_parser"]
 
-COMMANDS = ("bridge.cli.serve",)
+COMMANDS = ("bridge.cli.serve", "bridge.cli.demo")
 """The modules of the sub-commands, in the order that `--help` lists them."""
 
 OK = 0
