@@ -98,6 +98,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         self.metadata = remote_metadata(facts)
         self.render_mode = render_mode or facts.render_mode
         self.spec = remote_spec("bridge.client.remote_env:RemoteEnv", {"url": url, **kwargs}, facts, self.render_mode)
+        self.spec.max_episode_steps = (facts.spec or {}).get("max_episode_steps")
         self._observation_layout = Layout(facts.observation_space, "observation")
         self._action_layout = Layout(facts.action_space, "action")
         forget_in_child(self)
