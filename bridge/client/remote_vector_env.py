@@ -912,7 +912,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
                 raise
             return tuple(result for seat, message in answers for result in call_results(message, seat.remote.url))
 
-    def call_at(self, slots: Sequence[int], name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def call_at(self, slots: Sequence[int], name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a public method in some slots alone, or read a public attribute; results in the order of `slots`.
 
         Raises:
