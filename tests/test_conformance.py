@@ -19,7 +19,7 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from public_server import EVERY_FAULT, FAULTS, PublicServer, Refused, codes, tensor_spec
+from tests.public_server import EVERY_FAULT, FAULTS, PublicServer, Refused, codes, tensor_spec
 
 from bridge.errors import AddressError, ConnectError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
