@@ -8,6 +8,7 @@ present state is refused with FAILED_PRECONDITION; a request that fails for any 
 from __future__ import annotations
 
 import enum
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -183,6 +184,9 @@ class Session:
             return _error(error)
         except TensorError as error:
             return _error(RequestError(Code.INVALID_ARGUMENT, str(error)))
+        except Exception as error:  # D-1: whatever went wrong, this request is answered, and with the cause
+            frames = "".join(traceback.format_exception(error))
+            return _error(RequestError(Code.INTERNAL, f"the server failed at {kind}: {error!r}\n{frames}"))
         return response
 
     def close(self) -> None:

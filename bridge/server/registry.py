@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import threading
+import warnings
 from collections.abc import Mapping
 from functools import partial
 
@@ -77,7 +78,11 @@ class Registry:
                 del self._entries[name]
             raise
         with self._guard:
-            self._entries[name] = _Entry(world, owner)
+            if not self._closed:
+                self._entries[name] = _Entry(world, owner)
+        if self._closed:  # the server stopped while the environment was built
+            _end(world)
+            self._refuse_if_closed()
         return name
 
     def find_world(self, name: str) -> World:
@@ -137,7 +142,7 @@ class Registry:
                     gone.append(entry.world)
                     del self._entries[name]
         for world in gone:
-            world.close()
+            _end(world)
 
     def close(self) -> None:
         """Destroy every world and make no more."""
@@ -146,7 +151,7 @@ class Registry:
             entries = [entry for entry in self._entries.values() if entry is not None]
             self._entries.clear()
         for entry in entries:
-            entry.world.close()
+            _end(entry.world)
 
     def properties(self) -> PropertyTree:
         """Return the tree below `server`."""
@@ -184,3 +189,11 @@ class Registry:
             Code.NOT_FOUND,
             f"there is no world {name!r}; create one with CreateWorld, or join the default world, whose name is empty",
         )
+
+
+def _end(world: World) -> None:
+    """Close a world where nobody waits for an answer; one that fails must not keep others open."""
+    try:
+        world.close()
+    except RequestError as error:
+        warnings.warn(f"the world {world.name!r} did not close: {error}", RuntimeWarning, stacklevel=2)

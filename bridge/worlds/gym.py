@@ -149,8 +149,8 @@ class GymAgent(EnvAgent):
         with self._world.environment("step"):
             self._observation, reward, terminated, truncated, self._info = self._env.step(action)
             self._reward[...] = float(reward)
-        self._terminated[...] = terminated
-        self._truncated[...] = truncated
+            self._terminated[...] = bool(terminated)
+            self._truncated[...] = bool(truncated)
         return pb.TERMINATED if terminated else pb.INTERRUPTED if truncated else pb.RUNNING
 
 
