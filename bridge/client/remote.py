@@ -435,7 +435,7 @@ class Remote:
                 batch.terminations[slot] = response.state == pb.TERMINATED
                 truncated = response.state == pb.INTERRUPTED
                 if "truncated" in flags:  # an episode can end in both ways at once, of which the state tells one
-                    truncated = bool(unpack_tensor(flags["truncated"], "truncated"))
+                    truncated |= bool(unpack_tensor(flags["truncated"], "truncated"))
                 batch.truncations[slot] = truncated
             return values.decode(flags["info"].uint8s.array) if "info" in flags else {}
         except (TensorError, KeyError, ValueError) as error:

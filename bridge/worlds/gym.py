@@ -45,7 +45,7 @@ class EnvAgent(Agent):
         ]
         self.observations = dict(enumerate([*self._observation_layout.specs, *flags], start=1))
         self._first_flag = len(self._observation_layout.specs) + 1
-        self._pending: tuple[Any, Any] = (None, None)
+        self.pending: tuple[Any, Any] = (None, None)
         self._warned: set[str] = set()
         self._observation: Any = None
         self._reward: Array = np.zeros(shape, np.float64)
@@ -65,7 +65,7 @@ class EnvAgent(Agent):
         except TensorError as error:
             raise RequestError(Code.INVALID_ARGUMENT, f"bad Reset settings: {error}") from error
         if settings or running:
-            self._pending = (seed, options)
+            self.pending = (seed, options)
 
     def _read_seed(self, array: Array) -> Any:
         if array.shape != () or array.dtype.kind not in "iu" or array < 0:
@@ -77,14 +77,20 @@ class EnvAgent(Agent):
 
     def begin(self) -> int:
         """Reset the environment with the settings that wait."""
-        seed, options = self._pending
+        seed, options = self.pending
         with self._world.environment("reset"):
             self._observation, info = self._env.reset(seed=seed, options=options)
             self._info = self._join(info)
-        self._pending = (None, None)
+        self.pending = (None, None)
         for array in (self._reward, self._terminated, self._truncated):
             array[...] = 0
         return pb.RUNNING
+
+    def interrupt(self) -> None:
+        """Nothing happened since the last Step, but the sequence ends by truncation."""
+        self._reward[...] = 0
+        self._truncated[...] = True
+        self._info = {}
 
     def _join(self, info: Any) -> Any:
         """What is sent of an info."""
@@ -169,6 +175,7 @@ class EnvWorld(World):
         self._seat = threading.Lock()
         self._agent: EnvAgent | None = None
         self._closed = False
+        self._carried: tuple[Any, Any] = (None, None)
         self._lanes: int | None = env.num_envs if isinstance(env, VectorEnv) else None
 
     @contextmanager
@@ -176,10 +183,7 @@ class EnvWorld(World):
         """Hold the lock around a call of the environment; what it raises becomes the answer."""
         with self._lock:
             if self._closed:
-                raise RequestError(
-                    Code.FAILED_PRECONDITION,
-                    f"the world {self.name!r} was destroyed; leave, and create or join another",
-                )
+                raise self._destroyed()
             try:
                 yield
             except (Exception, SystemExit) as error:
@@ -194,13 +198,45 @@ class EnvWorld(World):
         """Seat the one agent."""
         refuse_unknown(settings, (), "JoinWorld")
         with self._seat:
+            if self._closed:
+                raise self._destroyed()
             if self._agent is not None:
                 raise RequestError(
                     Code.RESOURCE_EXHAUSTED,
                     f"the world {self.name!r} is full: it has 1 agent of at most 1; create a world of your own",
                 )
             self._agent = self._make_agent()
+            self._agent.pending, self._carried = self._carried, (None, None)
             return self._agent
+
+    def _destroyed(self) -> RequestError:
+        return RequestError(
+            Code.FAILED_PRECONDITION, f"the world {self.name!r} was destroyed; leave, and create or join another"
+        )
+
+    def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
+        """Keep the settings for the agent's next sequence, or for the next agent's first."""
+        reader = self._make_agent()
+        reader.reset(settings, True)
+        with self._seat:
+            agent = self._agent
+            before = self._carried if agent is None else agent.pending
+            self._set_pending(agent, reader.pending)
+        return lambda: self._set_pending(agent, before)
+
+    def _set_pending(self, agent: EnvAgent | None, pending: tuple[Any, Any]) -> None:
+        if agent is None:
+            self._carried = pending
+        else:
+            agent.pending = pending
+
+    def retire(self) -> bool:
+        """End the world if no agent is in, so that none joins meanwhile."""
+        with self._seat:
+            if self._agent is not None:
+                return False
+            self.close()
+            return True
 
     def _make_agent(self) -> EnvAgent:
         raise NotImplementedError
