@@ -55,6 +55,12 @@ class EnvAgent(Agent):
 
     def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
         """Keep the settings for the next `begin`, so that the environment is reset once (D-14)."""
+        pending = self.read_settings(settings)
+        if settings or running:
+            self.pending = pending
+
+    def read_settings(self, settings: Mapping[str, pb.Tensor]) -> tuple[Any, Any]:
+        """Return the seed and the options that Reset settings give."""
         refuse_unknown(settings, self.SETTINGS, "Reset")
         try:
             seed = self._read_seed(unpack_tensor(settings["seed"], "seed")) if "seed" in settings else None
@@ -64,8 +70,7 @@ class EnvAgent(Agent):
             options = self._read_mask(settings, options)
         except TensorError as error:
             raise RequestError(Code.INVALID_ARGUMENT, f"bad Reset settings: {error}") from error
-        if settings or running:
-            self.pending = (seed, options)
+        return seed, options
 
     def _read_seed(self, array: Array) -> Any:
         if array.shape != () or array.dtype.kind not in "iu" or array < 0:
@@ -186,6 +191,8 @@ class EnvWorld(World):
                 raise self._destroyed()
             try:
                 yield
+            except RequestError:
+                raise
             except (Exception, SystemExit) as error:
                 raise environment_failure(where, error) from error
 
@@ -216,12 +223,11 @@ class EnvWorld(World):
 
     def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
         """Keep the settings for the agent's next sequence, or for the next agent's first."""
-        reader = self._make_agent()
-        reader.reset(settings, True)
+        pending = self._make_agent().read_settings(settings)
         with self._seat:
             agent = self._agent
             before = self._carried if agent is None else agent.pending
-            self._set_pending(agent, reader.pending)
+            self._set_pending(agent, pending)
         return lambda: self._set_pending(agent, before)
 
     def _set_pending(self, agent: EnvAgent | None, pending: tuple[Any, Any]) -> None:
@@ -267,7 +273,7 @@ class EnvWorld(World):
             if self._lanes
             else (env.observation_space, env.action_space)
         )
-        metadata = {key: value for key, value in env.metadata.items() if isinstance(key, str) and _plain(value)}
+        metadata = plain_dict(env.metadata)
 
         def leaf(name: str, kind: str, description: str, read: Callable[[], Any]) -> Property:
             return Property(f"world.{name}", kind, description, read)
@@ -348,9 +354,20 @@ class EnvWorld(World):
 
     def _call(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
         if self._lanes:
+            lanes = getattr(self._env, "envs", ())
+            if lanes:
+                self._look_up(lambda: lanes[0].get_wrapper_attr(name), name)
             return list(self._env.call(name, *args, **kwargs))
-        value = self._env.get_wrapper_attr(name)
+        value = self._look_up(lambda: self._env.get_wrapper_attr(name), name)
         return [value(*args, **kwargs) if callable(value) else value]
+
+    def _look_up(self, look: Callable[[], Any], name: str) -> Any:
+        try:
+            return look()
+        except AttributeError as error:
+            raise RequestError(
+                Code.NOT_FOUND, f"the environment has no method or attribute {name!r}: {error}"
+            ) from error
 
 
 class GymWorld(EnvWorld):
@@ -365,6 +382,11 @@ def refuse_private(name: str) -> None:
     """Raise PERMISSION_DENIED for a name that is not public."""
     if not name.isidentifier() or name.startswith("_"):
         raise RequestError(Code.PERMISSION_DENIED, f"expected the name of a public method or attribute, got {name!r}")
+
+
+def plain_dict(data: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return what of a dict the values codec carries."""
+    return {key: value for key, value in data.items() if isinstance(key, str) and _plain(value)}
 
 
 def _plain(value: Any) -> bool:
