@@ -9,13 +9,17 @@ import warnings
 
 import gymnasium
 import numpy as np
+import pettingzoo
 import pytest
-from pettingzoo.test import parallel_api_test
 
 import bridge
 from bridge.errors import Code, InvalidActionError, RefusedError, ResetNeededError, SettingError
 from bridge.worlds.multi_agent import default_action
 from tests.parallel_envs import NAMES, Relay
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # PettingZoo's own tests import what it deprecates
+    from pettingzoo.test import parallel_api_test
 
 
 def same(a, b):
@@ -85,10 +89,10 @@ def test_the_remote_environment_passes_pettingzoos_own_test(remote, policy):
 
 def test_an_aec_environment_is_served_through_pettingzoos_conversion(remote):
     """D-22: rock paper scissors, which PettingZoo turns into a parallel one."""
-    from pettingzoo.classic import rps_v2
-
-    far = remote(rps_v2.env, kwargs={"env_kwargs": {"max_cycles": 5}})
-    local = rps_v2.parallel_env(max_cycles=5)
+    far = remote(
+        lambda **kwargs: pettingzoo.make("aec", "classic/rps-v2", **kwargs), kwargs={"env_kwargs": {"max_cycles": 5}}
+    )
+    local = pettingzoo.make("parallel", "classic/rps-v2", max_cycles=5)
     observed = play(far, 3, episodes=2)
     assert len(observed) == 12
     for mine, theirs in zip(observed, play(local, 3, episodes=2), strict=True):
@@ -100,9 +104,7 @@ def test_an_aec_environment_is_served_through_pettingzoos_conversion(remote):
 
 def test_a_turn_based_environment_is_served_with_its_action_masks(remote):
     """D-22: tic-tac-toe, turn by turn; the masks of the observations say what is allowed."""
-    from pettingzoo.classic import tictactoe_v3
-
-    far = remote(tictactoe_v3.env)
+    far = remote("classic/tictactoe-v3")
     observations, infos = far.reset(seed=1)
     turns = 0
     active = "player_1"
@@ -122,12 +124,10 @@ def test_a_turn_based_environment_is_served_with_its_action_masks(remote):
 
 
 def test_pistonball_plays_like_the_local_one(remote):
-    """D-22: a PettingZoo module of ten agents with images."""
-    from pettingzoo.butterfly import pistonball_v6
-
+    """D-22: a zoo environment by its id, with images."""
     settings = {"n_pistons": 3, "max_cycles": 6}
-    far = remote(pistonball_v6, kwargs={"env_kwargs": settings})
-    local = pistonball_v6.parallel_env(**settings)
+    far = remote("butterfly/pistonball-v6", kwargs={"env_kwargs": settings})
+    local = pettingzoo.make("parallel", "butterfly/pistonball-v6", **settings)
     for mine, theirs in zip(play(far, 5, 1), play(local, 5, 1), strict=True):
         if len(mine) == 6:
             assert mine[0] == theirs[0]
@@ -216,8 +216,8 @@ def test_bad_keywords_are_refused(options, message):
 
 
 def test_what_is_no_environment_is_refused():
-    for wrong in (7, np, "relay"):
-        with pytest.raises(SettingError, match="expected a callable"):
+    for wrong, message in ((7, "expected an id"), (np, "expected an id"), ("relay", "has no environment 'relay'")):
+        with pytest.raises(SettingError, match=message):
             bridge.serve_parallel(wrong)
     with bridge.serve_parallel(lambda: 7) as server, pytest.raises(RefusedError, match="ParallelEnv"):
         bridge.make_parallel_remote(server.url)
@@ -348,9 +348,15 @@ def test_under_wait_another_client_takes_over_a_seat_in_the_running_sequence():
 def test_under_default_the_game_goes_on_without_the_one_who_leaves():
     """D-22, policy default: a default action stands in at once, and one of the server's own where it gives any."""
     env = Relay()
-    with bridge.serve_parallel(env, missing_agent="default", default_action=lambda agent, seen, space: {
-        "ann": 2, "bob": {"run": 3, "lean": np.zeros(2, np.float32)}, "cyd": np.full(1, 5, np.float32)
-    }[agent]) as server:
+    with bridge.serve_parallel(
+        env,
+        missing_agent="default",
+        default_action=lambda agent, seen, space: {
+            "ann": 2,
+            "bob": {"run": 3, "lean": np.zeros(2, np.float32)},
+            "cyd": np.full(1, 5, np.float32),
+        }[agent],
+    ) as server:
         url = server.url + "?world="
         alone = Seat(url, "ann")
         together(alone)

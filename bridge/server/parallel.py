@@ -36,8 +36,8 @@ def serve_parallel(
     steps once all agents' actions are in.
 
     Args:
-        env: A callable that returns a ParallelEnv or AECEnv, a PettingZoo module, or one environment. An AECEnv goes
-            through PettingZoo's own conversion.
+        env: An id of PettingZoo's registry, a callable that returns a ParallelEnv or AECEnv, a PettingZoo module, or
+            one environment. An AECEnv goes through PettingZoo's own conversion.
         env_kwargs: Keyword arguments for the callable; a client's own go on top of them.
         missing_agent: What is done where an agent is missing because nobody joined as it, its client left or died, or
             its Step is late: `wait` for it, take a `default` action, or `end` the sequence.

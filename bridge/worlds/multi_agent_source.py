@@ -1,10 +1,11 @@
-"""Where a server's PettingZoo environments come from: a callable, a PettingZoo module, or one environment."""
+"""Where a server's PettingZoo environments come from: an id, a callable, a PettingZoo module, or one environment."""
 
 from __future__ import annotations
 
 import inspect
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from bridge.errors import Code, RequestError, SettingError, TensorError
@@ -37,11 +38,24 @@ def as_parallel(env: Any) -> Any:
     return env
 
 
+def _maker(env_id: str) -> Callable[..., Any]:
+    """Find an environment in PettingZoo's own registry, the parallel ones first."""
+    import pettingzoo
+
+    for kind, registry in (("parallel", "parallel_registry"), ("aec", "aec_registry")):
+        if env_id in getattr(pettingzoo, registry, {}):
+            return partial(pettingzoo.make, kind, env_id)
+    raise SettingError(
+        f"PettingZoo {pettingzoo.__version__} has no environment {env_id!r}; give an id of its registry such as "
+        "'butterfly/pistonball-v6', or a callable that returns an environment"
+    )
+
+
 class ParallelSource:
     """Makes worlds of a PettingZoo environment.
 
     Args:
-        env: A callable that returns a ParallelEnv or AECEnv, a PettingZoo module
+        env: An id of PettingZoo's registry, a callable that returns a ParallelEnv or AECEnv, a PettingZoo module
             (`pettingzoo.butterfly.pistonball_v6`), or one environment, of which there can be but one world.
         teamwork: How the agents of a world are coordinated.
         env_kwargs: For the callable; the client's own go on top.
@@ -56,9 +70,12 @@ class ParallelSource:
         self._teamwork = teamwork
         self._kwargs = dict(env_kwargs or {})
         self._only: Any = None
+        self._make: Callable[..., Any] | None
         self._guard = threading.Lock()
-        if inspect.ismodule(env):
-            self._make: Callable[..., Any] | None = getattr(env, "parallel_env", None) or getattr(env, "env", None)
+        if isinstance(env, str):
+            self._make, self._title = _maker(env), env
+        elif inspect.ismodule(env):
+            self._make = getattr(env, "parallel_env", None) or getattr(env, "env", None)
             self._title = env.__name__
         elif hasattr(env, "possible_agents") and not inspect.isclass(env):
             self._make, self._only, self._title = None, as_parallel(env), str(env)
@@ -68,8 +85,8 @@ class ParallelSource:
             self._make, self._title = env, getattr(env, "__name__", type(env).__name__)
         if self._only is None and not callable(self._make):
             raise SettingError(
-                "expected a callable that returns a PettingZoo environment, a PettingZoo module, or an environment; "
-                f"got {env!r:.80} of type {type(env).__name__}"
+                "expected an id, a callable that returns a PettingZoo environment, a PettingZoo module, or an "
+                f"environment; got {env!r:.80} of type {type(env).__name__}"
             )
 
     @property
