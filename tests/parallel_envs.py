@@ -1,6 +1,7 @@
 """Small PettingZoo environments for tests."""
 
 import functools
+import string
 
 import numpy as np
 from gymnasium import spaces
@@ -31,7 +32,7 @@ class Relay(ParallelEnv):
             return spaces.Box(-1000, 1000, (4,), np.float32)
         if agent == "bob":
             return spaces.Dict({"place": spaces.Discrete(1000), "noise": spaces.Box(0, 1, (2, 2), np.float64)})
-        return spaces.Text(40)
+        return spaces.Text(40, charset=string.printable)
 
     @functools.cache  # noqa: B019
     def action_space(self, agent):

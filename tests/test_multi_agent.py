@@ -16,24 +16,14 @@ import bridge
 from bridge.errors import Code, InvalidActionError, RefusedError, ResetNeededError, SettingError
 from bridge.worlds.multi_agent import default_action
 from tests.parallel_envs import NAMES, Relay
+from tests.peers import PublicClient
+from tests.support import assert_identical
+
+RUNNING, TERMINATED, INTERRUPTED = 1, 2, 3
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # PettingZoo's own tests import what it deprecates
     from pettingzoo.test import parallel_api_test
-
-
-def same(a, b):
-    """Equal to the bit, type and dtype included."""
-    assert type(a) is type(b), (a, b)
-    if isinstance(a, dict):
-        assert list(a) == list(b)
-        for key in a:
-            same(a[key], b[key])
-    elif isinstance(a, np.ndarray):
-        assert a.dtype == b.dtype
-        np.testing.assert_array_equal(a, b)
-    else:
-        assert a == b
 
 
 def play(env, seed, episodes=3):
@@ -75,7 +65,7 @@ def test_a_remote_world_gives_what_the_local_one_gives(remote):
     for agent in NAMES:
         assert far.observation_space(agent) == local.observation_space(agent)
         assert far.action_space(agent) == local.action_space(agent)
-    same(play(far, 7), play(local, 7))
+    assert_identical(play(far, 7), play(local, 7))
 
 
 @pytest.mark.parametrize("policy", ["wait", "default", "end"])
@@ -115,7 +105,7 @@ def test_a_turn_based_environment_is_served_with_its_action_masks(remote):
             else far.action_space(agent).sample()
             for agent in far.agents
         }
-        observations, rewards, terminated, truncated, infos = far.step(actions)
+        observations, rewards, terminated, _, infos = far.step(actions)
         active = infos[next(iter(infos))].get("active_agent")
         turns += 1
     assert 5 <= turns <= 9
@@ -153,7 +143,7 @@ def test_rendering_state_and_calls_reach_the_environment(remote):
     far.reset()
     assert far.render_mode == "rgb_array"
     assert far.render().shape == (2, 2, 3)
-    same(far.state(), np.zeros(3, np.int64))
+    assert_identical(far.state(), np.zeros(3, np.int64))
     assert far.call("horizon") == 8
     with pytest.raises(RefusedError, match="no method or attribute 'nothing'"):
         far.call("nothing")
@@ -194,7 +184,7 @@ def test_one_environment_gives_one_world():
     env = Relay()
     with bridge.serve_parallel(env) as server:
         first = bridge.make_parallel_remote(server.url)
-        with pytest.raises(RefusedError, match="full|one environment"):
+        with pytest.raises(RefusedError, match="one environment"):
             bridge.make_parallel_remote(server.url)
         first.close()
     assert env.closed
@@ -229,7 +219,7 @@ def test_the_default_action_is_in_every_space_and_obeys_masks():
 
     for space in (
         spaces.Discrete(4, start=2),
-        spaces.Box(np.array([1.0, -2.0]), np.array([3.0, -1.0])),
+        spaces.Box(np.array([1.0, -2.0]), np.array([3.0, -1.0]), dtype=np.float64),
         spaces.MultiDiscrete([2, 3], start=[4, 5]),
         spaces.MultiBinary(3),
         spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(1, 2)}),
@@ -410,14 +400,85 @@ def test_worlds_do_not_touch_each_other():
     """D-5: two games on one server, one of them ended and its world destroyed, the other goes on as if alone."""
     with bridge.serve_parallel(Relay) as server:
         one, two = (bridge.make_parallel_remote(server.url) for _ in range(2))
-        same(one.reset(seed=1), Relay().reset(seed=1))
+        assert_identical(one.reset(seed=1), Relay().reset(seed=1))
         two.reset(seed=2)
         local = Relay()
         local.reset(seed=2)
         for count in range(8):
             actions = {agent: two.action_space(agent).sample() for agent in NAMES}
-            same(two.step(actions), local.step(actions))
+            assert_identical(two.step(actions), local.step(actions))
             if count == 3:
                 one.close()
         two.close()
         assert server.worlds == []
+
+
+KILLED = """
+    import sys
+    from tests.parallel_envs import Relay
+    from tests.peers import PublicClient
+
+    class Server:
+        url = sys.argv[1]
+
+    client = PublicClient(Server).join(agent="cyd")
+    print("joined", flush=True)
+    client.step()
+    for _ in range(3):
+        client.step(action=[2.0])
+    print("played", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("policy", ["default", "end"])
+def test_when_one_of_two_public_clients_is_killed_the_others_go_on_as_declared(policy):
+    """D-22, D-2: two public clients and one of ours in one world; one public client's process is killed."""
+    env = Relay(horizon=40)
+    with bridge.serve_parallel(env, missing_agent=policy, agent_timeout=20) as server:
+        ours = bridge.make_remote(server.url + "?world=", agent="ann", timeout=30)
+        public = PublicClient(server).join(agent="bob")
+        code = textwrap.dedent(KILLED)
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, server.url],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=os.path.dirname(os.path.dirname(__file__)),
+        )
+        try:
+            seen, states = [], []
+
+            def play_ours():
+                ours.reset()
+                while not seen or not (seen[-1][2] or seen[-1][3]):
+                    seen.append(ours.step(1))
+
+            def play_public():
+                states.append(public.step("reward")[0])
+                while len(states) == 1 or states[-1] == RUNNING:
+                    states.append(public.step("reward", action__run=3, action__lean=[0.0, 0.0])[0])
+
+            assert process.stdout.readline().strip() == b"joined"
+            players = [threading.Thread(target=play_ours), threading.Thread(target=play_public)]
+            for thread in players:
+                thread.start()
+            assert process.stdout.readline().strip() == b"played"
+            process.kill()
+            for thread in players:
+                thread.join(60)
+                assert not thread.is_alive()
+        finally:
+            process.kill()
+            process.wait(20)
+            process.stdin.close()
+            process.stdout.close()
+        assert env.log[2] == {"ann": 1, "bob": 3, "cyd": 2}
+        assert states[-1] == INTERRUPTED
+        if policy == "default":
+            assert len(seen) == len(states) - 1 == 40
+            assert env.log[-1] == {"ann": 1, "bob": 3, "cyd": 0}
+        else:
+            assert len(seen) < 40
+            assert seen[-1][3]
+        public.close()
+        ours.close()

@@ -1,4 +1,4 @@
-"""A remote world of several agents as a PettingZoo `ParallelEnv`, a connection an agent; needs the extra `pettingzoo`."""
+"""A remote world of several agents as a PettingZoo `ParallelEnv`, a connection an agent (extra `pettingzoo`)."""
 
 from __future__ import annotations
 
