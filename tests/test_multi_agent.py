@@ -434,7 +434,7 @@ KILLED = """
 @pytest.mark.parametrize("policy", ["default", "end"])
 def test_when_one_of_two_public_clients_is_killed_the_others_go_on_as_declared(policy):
     """D-22, D-2: two public clients and one of ours in one world; one public client's process is killed."""
-    env = Relay(horizon=40)
+    env = Relay(horizon=40, distances=(1000, 1000, 1000))
     with bridge.serve_parallel(env, missing_agent=policy, agent_timeout=20) as server:
         ours = bridge.make_remote(server.url + "?world=", agent="ann", timeout=30)
         public = PublicClient(server).join(agent="bob")

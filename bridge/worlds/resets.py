@@ -94,6 +94,7 @@ class ResetBook:
             if withdrawn:
                 order.clear()
                 self._orders = [other for other in self._orders if other]
+                self.changed.notify_all()
             return untold, withdrawn
 
     def close(self) -> None:
