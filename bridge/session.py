@@ -239,6 +239,11 @@ class Session:
         if agent is None or world is None:
             self._require(Event.STEP_BEGAN)  # D-8
             return
+        if world.resets.closed:  # D-17
+            raise RequestError(
+                Code.FAILED_PRECONDITION,
+                f"the world {world.name!r} was destroyed; send LeaveWorld, and create or join another",
+            )
         step = request.step
         wanted = list(dict.fromkeys(step.requested_observations))
         observations = agent.observations
