@@ -76,7 +76,9 @@ def parse_perlert_address(url: str) -> PerlertAddress:
         raise PerlertAddressError(url, f"the query {parts.query!r} is not of the form name=value&…") from error
     query = dict(pairs)
     if len(query) < len(pairs) or query.keys() - {"agent", "tag"}:
-        raise PerlertAddressError(url, f"the query {parts.query!r} gives something else than agent and tag, or one twice")
+        raise PerlertAddressError(
+            url, f"the query {parts.query!r} gives something else than agent and tag, or one twice"
+        )
     try:
         agent = check_label(query["agent"], "key") if "agent" in query else None
         tag = check_label(query["tag"], "tag", empty=True) if "tag" in query else None

@@ -286,7 +286,7 @@ def default_action(space: Space) -> Any:
     if isinstance(space, spaces.Dict):
         return {name: default_action(part) for name, part in space.spaces.items()}
     if isinstance(space, spaces.Discrete):
-        return space.dtype.type(space.start)  # type: ignore[union-attr]
+        return space.dtype.type(space.start)
     if isinstance(space, spaces.MultiDiscrete):
         return space.start.astype(space.dtype)
     if isinstance(space, spaces.MultiBinary):
@@ -370,9 +370,9 @@ def _build(text: Any, depth: int = 0) -> Space:
     if "dict" in text:
         return spaces.Dict({str(name): _build(part, depth + 1) for name, part in text["dict"]})
     if "discrete" in text:
-        return spaces.Discrete(text["discrete"], start=text.get("start", 0), dtype=dtype.type)  # type: ignore[arg-type]
+        return spaces.Discrete(text["discrete"], start=text.get("start", 0), dtype=dtype.type)
     if "multi_discrete" in text:
-        return spaces.MultiDiscrete(text["multi_discrete"], start=text.get("start"), dtype=dtype.type)  # type: ignore[arg-type]
+        return spaces.MultiDiscrete(text["multi_discrete"], start=text.get("start"), dtype=dtype.type)
     if "multi_binary" in text:
         return spaces.MultiBinary(list(_shape(text["multi_binary"])))
     shape = _shape(text["box"])
@@ -390,6 +390,8 @@ def space_from_text(text: str) -> Space:
         _leaves(space)
     except PacketError:
         raise
-    except Exception as error:  # whatever the peer wrote, in JSON, numpy or gymnasium: it is the peer's text that is wrong
+    except (
+        Exception
+    ) as error:  # whatever the peer wrote, in JSON, numpy or gymnasium: it is the peer's text that is wrong
         raise PacketError(f"expected a space, got {text[:80]!r}: {error}") from error
     return space

@@ -1,8 +1,8 @@
 """Who may be sent how much: the defence against spoofed sources and floods. No clock, no socket.
 
-An address that has not been proven is sent at most three bytes for each byte that came from it. It is proven when it says
-something that only the receiver of our datagrams can know: its token, or its rollout's port. Addresses of the trusted
-networks (loopback unless told) cannot be spoofed from outside and count as proven.
+An address that has not been proven is sent at most three bytes for each byte that came from it. It is proven when it
+says something that only the receiver of our datagrams can know: its token, or its rollout's port. Addresses of the
+trusted networks (loopback unless told) cannot be spoofed from outside and count as proven.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class GuardConfig:
             try:
                 ipaddress.ip_network(network)
             except ValueError as error:
-                raise SettingError(f"expected networks such as 10.0.0.0/8 in trusted, got {network!r}: {error}") from error
+                raise SettingError(
+                    f"expected networks such as 10.0.0.0/8 in trusted, got {network!r}: {error}"
+                ) from error
 
 
 class _Bucket:

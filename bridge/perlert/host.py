@@ -107,13 +107,11 @@ class Instance:
             size = self._observations[key].max_bytes() + len(str(header).encode()) + _AROUND
             if size > packet.MAX_MESSAGE:
                 raise UnsupportedSpaceError(
-                    f"expected observations of {header} that fit into a datagram of {packet.MAX_MESSAGE} bytes, got up to "
-                    f"{size} bytes for {observation_space}; use fewer decimals (decimals=2), select or bound the "
-                    "elements with a wrapper (gymnasium.wrappers.TransformObservation), or serve it over grpc://"
+                    f"expected observations of {header} that fit into a datagram of {packet.MAX_MESSAGE} bytes, "
+                    f"got up to {size} bytes for {observation_space}; use fewer decimals (decimals=2), select or "
+                    "bound the elements with a wrapper (gymnasium.wrappers.TransformObservation), or serve it over grpc://"
                 )
-        self._defaults = {
-            key: (default_actions or {}).get(key, default_action(world.spaces(key)[1])) for key in keys
-        }
+        self._defaults = {key: (default_actions or {}).get(key, default_action(world.spaces(key)[1])) for key in keys}
         for key, action in self._defaults.items():
             if not world.spaces(key)[1].contains(action):
                 raise SettingError(f"expected a default_action of {world.spaces(key)[1]} for {key}, got {action!r}")
@@ -179,9 +177,7 @@ class Instance:
         seed, self._seed = self._seed, None
         try:
             self._seen = self.world.reset(seed)
-            first = {
-                key: rollout.Result(self._observations[key].encode(seen), 0.0) for key, seen in self._seen.items()
-            }
+            first = {key: rollout.Result(self._observations[key].encode(seen), 0.0) for key, seen in self._seen.items()}
             port = self._open_port()
         # Whatever the user's environment raises ends this run, not the server; it is logged and told to the clients.
         except Exception as error:
@@ -308,7 +304,7 @@ class Host:
 
     def open_port(self) -> int:
         """Open a rollout port that none of the last runs had: clients tell runs apart by it."""
-        refused = []
+        refused: list[int] = []
         port = self._open()
         while port in self._recent and len(refused) < 8:
             refused.append(port)

@@ -1,7 +1,8 @@
 """One instance's lobby: who is in which slot, who is ready, when the simulation starts. No clock, no socket.
 
-Datagrams go in with their sender and the time, datagrams to send come out; `wake()` says when `tick` wants to be called.
-When `state` is STARTING, the owner opens a rollout and calls `started` with its port, and `run_ended` when it is over.
+Datagrams go in with their sender and the time, datagrams to send come out; `wake()` says when `tick` wants to be
+called. When `state` is STARTING, the owner opens a rollout and calls `started` with its port, and `run_ended` when it
+is over.
 """
 
 from __future__ import annotations
@@ -127,7 +128,8 @@ class Lobby:
         new_token: Makes an unguessable token of 8 to 32 lower-case hexadecimal digits.
         policy: When to start.
         config: Times.
-        offer: Given a token and a slot's key, the complete text that a client of ours is told (frame rate, spaces); None: no profile.
+        offer: Given a token and a slot's key, the complete text that a client of ours is told (frame rate, spaces);
+            None: no profile.
 
     Raises:
         SettingError: No slots, one key twice, or more clients needed than there are slots.
@@ -286,7 +288,9 @@ class Lobby:
             self.guard.prove(sender)
         self._send(packet.Registered(self.header, client.key), client, now, out, reserve=True)
         if profiled and self._offer is not None:
-            text = self._offer(client.token, client.key) if self.guard.proven(sender) else profile.offer_text(client.token)
+            text = (
+                self._offer(client.token, client.key) if self.guard.proven(sender) else profile.offer_text(client.token)
+            )
             self._send(packet.Message(self.header, text), client, now, out, reserve=True)
 
     def _alter(self) -> None:

@@ -8,8 +8,8 @@
     C4  H;action=ACTION                 S4  H;start=port:PORT
                                         S5  H:TIMESTAMP:STEP;obs=O;reward=R;done=true|false[;extra=E]
 
-`parse_client` and `parse_server` read what the one or the other end sends, `format_message` writes. A field that holds a
-character which the grammar bans there is refused both ways, so that nobody's tag can forge a slot.
+`parse_client` and `parse_server` read what the one or the other end sends, `format_message` writes. A field that holds
+a character which the grammar bans there is refused both ways, so that nobody's tag can forge a slot.
 """
 
 from __future__ import annotations
@@ -189,8 +189,8 @@ def check_label(text: str, what: str, *, empty: bool = False) -> str:
     """Return a NAME, KEY, KIND or TAG that may be sent.
 
     Raises:
-        PacketError: It is empty (where it must not be), longer than `MAX_FIELD` bytes, holds one of `: ; , =` (P-3) or a
-            control character, or is a key that the grammar reserves.
+        PacketError: It is empty (where it must not be), longer than `MAX_FIELD` bytes, holds one of `: ; , =` (P-3) or
+            a control character, or is a key that the grammar reserves.
     """
     if not text and not empty:
         raise PacketError(f"expected a {what}, got an empty text")
@@ -352,8 +352,7 @@ def _slot_text(slot: Slot) -> str:
     check_label(slot.kind, "kind", empty=True)
     check_label(slot.tag, "tag", empty=True)
     return (
-        f"{slot.key}={'open' if slot.open else 'close'},{slot.kind},{slot.tag},"
-        f"{'ready' if slot.ready else 'not_ready'}"
+        f"{slot.key}={'open' if slot.open else 'close'},{slot.kind},{slot.tag},{'ready' if slot.ready else 'not_ready'}"
     )
 
 
@@ -402,7 +401,8 @@ def format_message(message: ClientMessage | ServerMessage) -> bytes:
     """Write a message as the one datagram that it is (P-1).
 
     Raises:
-        PacketError: A field holds what the grammar bans there, or the datagram would be longer than `MAX_MESSAGE` bytes.
+        PacketError: A field holds what the grammar bans there, or the datagram would be longer than `MAX_MESSAGE`
+            bytes.
     """
     header = message.header
     text = f"{check_label(header.name, 'name')}:{_number(header.number, 'a number')}{_body(message)}"

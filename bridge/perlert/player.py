@@ -75,7 +75,7 @@ class PlayerConfig:
     retry: float = 0.4
     """How often a registration or a ready that has not been confirmed is sent again."""
     offers: int = 8
-    """Registrations without an offer of the profile after which the server is taken for a plain one for the time being."""
+    """Registrations without an offer of the profile after which we are ready without one."""
     repeat: float = 0.2
     """How often the action is sent again while no step comes."""
     keepalive: float = 1.0
@@ -139,6 +139,7 @@ class Player:
         action: The text of the action to send at once when a run starts.
         use_profile: Offer the profile to the server.
         ready: Say that we are ready as soon as we have a slot.
+        choose: Take a slot by ourselves; False: only the one that `set_agent` names.
         config: Times.
     """
 
@@ -152,6 +153,7 @@ class Player:
         action: str | None = None,
         use_profile: bool = True,
         ready: bool = True,
+        choose: bool = True,
         config: PlayerConfig | None = None,
     ) -> None:
         self.header, self.server, self.tag, self.agent = header, server, tag, agent
@@ -171,6 +173,7 @@ class Player:
         self._use_profile, self._wants_ready, self._default = use_profile, ready, action
         self._old_ports: deque[int] = deque(maxlen=16)
         self._action: str | None = action
+        self._chooses = choose
         self._offers_asked = 0
         self._confirmed = False
         self._busy = False
@@ -186,7 +189,16 @@ class Player:
         self._ret = self._told = Decimal(0)
         self._last: packet.Step | None = None
 
+    @property
+    def settled(self) -> bool:
+        """Whether everything is known that the server tells before a run: its offer, or that it makes none."""
+        return self._done_offering()
+
     # What the user asks for
+
+    def set_default(self, text: str) -> None:
+        """Set the action that is sent at once when a run starts."""
+        self._default = self._action = text
 
     def set_agent(self, key: str | None, now: float) -> list[Outgoing]:
         """Take another slot."""
@@ -291,7 +303,7 @@ class Player:
 
     def _choose(self, now: float) -> None:
         key = self.agent
-        if key is None:
+        if key is None and self._chooses:
             free = [slot for slot in self.slots.values() if slot.open and slot.kind != "spectator"]
             # A slot that nobody plays before one that a bot plays.
             free.sort(key=lambda slot: slot.ready)
@@ -331,21 +343,18 @@ class Player:
                 self._confirmed = own.ready == self._wants_ready and not self._busy
         elif self.state in (State.JOINING, State.PLAYING) and now >= self._last_step + self.config.silence:
             # The lobby answers with the port while the run is on, and then with nobody ready.
-            if not self._mine(own) or not own.ready:
-                self._gone += 1
-                if self._gone >= 3:
-                    self._lose(now)
+            self._gone += not self._mine(own) or not own.ready
+            if self._gone >= 3:
+                self._lose(now)
 
     def _on_message(self, message: packet.Message, now: float) -> None:
         offer = profile.parse_offer(message.text) if self._use_profile else None
         if offer is None:
             self.events.append(Said(message.text))
-        elif self.offer is None or offer.complete or offer.token != self.offer.token:
-            if self.offer is None or not self.offer.complete or offer.complete:
-                fresh = self.offer is None or not self.offer.complete
-                self.offer = offer
-                if fresh:  # return the token, or say that we are ready
-                    self._next_retry = min(self._next_retry, now)
+        elif self.offer is None or not self.offer.complete or offer.complete:
+            if self.offer is None or not self.offer.complete:  # return the token, or say that we are ready
+                self._next_retry = min(self._next_retry, now)
+            self.offer = offer
 
     def _on_start(self, message: packet.Start, now: float) -> None:
         if message.port in self._old_ports:

@@ -5,9 +5,9 @@
 - The server answers such a registration with `message=bridge/1 {"token":"…"}`, and once the address is proven, with the
   frame rate and the spaces in it: `{"token":"…","fps":30.0,"decimals":6,"observation":{…},"action":{…}}`.
 - `ACTION = TOKEN,SEQ,VALUE`: only newer actions are applied, and only with the token.
-- `EXTRA = ack:SEQ,got:N,sent:N,ret:RETURN[,end:terminated|truncated][,token:TOKEN]`: the newest action applied, datagrams
-  with the token received, S5 sent, the sum of all rewards so far. The token stands there until the first action with it
-  has come, for the case that every offer was lost.
+- `EXTRA = ack:SEQ,got:N,sent:N,ret:RETURN[,end:terminated|truncated][,token:TOKEN]`: the newest action applied,
+  datagrams with the token received, S5 sent, the sum of all rewards so far. The token stands there until the first
+  action with it has come, for the case that every offer was lost.
 """
 
 from __future__ import annotations

@@ -57,5 +57,7 @@ class Stats:
     def as_dict(self) -> dict[str, int | float | None]:
         """Return the values by name."""
         return {
-            field.name: getattr(self, field.name) for field in dataclasses.fields(self) if not field.name.startswith("_")
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if not field.name.startswith("_")
         }

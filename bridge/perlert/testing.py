@@ -1,9 +1,9 @@
-"""A server and clients joined by a simulated link: loss, duplication, delay and reordering from a seed, no socket, no waiting.
+"""A server and clients joined by a simulated link: loss, duplicates, delay, reordering from a seed; no socket, no wait.
 
-    simulation = Simulation(seed=1, loss=0.3, duplicate=0.3)
-    simulation.publish(Header("count", 0), CountWorld(agents=2, length=10))
-    players = [simulation.join(Header("count", 0)) for _ in range(2)]
-    simulation.run(60.0, until=lambda: all(player.finished for player in players))
+simulation = Simulation(seed=1, loss=0.3, duplicate=0.3)
+simulation.publish(Header("count", 0), CountWorld(agents=2, length=10))
+players = [simulation.join(Header("count", 0)) for _ in range(2)]
+simulation.run(60.0, until=lambda: all(player.finished for player in players))
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ Seen: TypeAlias = tuple[Any, float, bool, bool]
 class World(Protocol):
     """What an instance needs of an environment. Used by one thread."""
 
-    agents: Mapping[str, str]
+    agents: dict[str, str]
     """Each slot's KEY and its KIND, in order."""
 
     def spaces(self, key: str) -> tuple[Space, Space]:
@@ -53,7 +53,9 @@ def _named(agents: Sequence[tuple[str, str]], slots: Mapping[str, str] | Sequenc
 class GymWorld:
     """One Gymnasium environment: one slot, `agent0` unless told."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any], kind: str, slots: Mapping[str, str] | Sequence[str] | None) -> None:
+    def __init__(
+        self, env: gymnasium.Env[Any, Any], kind: str, slots: Mapping[str, str] | Sequence[str] | None
+    ) -> None:
         self._env = env
         self.agents = _named([("agent0", kind)], slots)
         (self._key,) = self.agents
@@ -146,7 +148,8 @@ def make_world(
     """Make an environment and see how many slots it has.
 
     Args:
-        env: A Gymnasium id or EnvSpec, or a callable that returns a `gymnasium.Env` or a PettingZoo parallel environment.
+        env: A Gymnasium id or EnvSpec, or a callable that returns a `gymnasium.Env` or a PettingZoo parallel
+            environment.
         env_kwargs: Keywords for its maker.
         slots: Keys (and, as a mapping, kinds) instead of the default ones, in the order of the agents.
 
