@@ -293,7 +293,7 @@ def default_action(space: Space) -> Any:
         return np.zeros(space.shape, space.dtype)
     if isinstance(space, spaces.Box):
         zero = np.zeros(space.shape, space.dtype)
-        return np.clip(zero, space.low, space.high).astype(space.dtype)
+        return np.asarray(np.clip(zero, space.low, space.high), space.dtype)
     raise UnsupportedSpaceError(f"expected a Box, Discrete, MultiDiscrete, MultiBinary or Dict, got {space}")
 
 
@@ -323,7 +323,7 @@ def _plain(space: Space) -> dict[str, Any]:
             text["start"] = space.start.tolist()
         kind = "int64"
     elif isinstance(space, spaces.MultiBinary):
-        return {"multi_binary": list(space.shape)}
+        return {"multi_binary": space.n if isinstance(space.n, int) else list(space.shape)}
     else:
         assert isinstance(space, spaces.Box)
         text = {"box": list(space.shape), "low": _bound_items(space.low), "high": _bound_items(space.high)}
@@ -374,7 +374,9 @@ def _build(text: Any, depth: int = 0) -> Space:
     if "multi_discrete" in text:
         return spaces.MultiDiscrete(text["multi_discrete"], start=text.get("start"), dtype=dtype.type)
     if "multi_binary" in text:
-        return spaces.MultiBinary(list(_shape(text["multi_binary"])))
+        count = text["multi_binary"]
+        shape = _shape(count if isinstance(count, list) else [count])
+        return spaces.MultiBinary(list(shape) if isinstance(count, list) else count)
     shape = _shape(text["box"])
     return spaces.Box(_bound(text["low"], shape, dtype), _bound(text["high"], shape, dtype), shape, dtype.type)
 

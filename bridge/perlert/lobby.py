@@ -166,6 +166,7 @@ class Lobby:
         """Datagrams that changed nothing, by reason."""
         self.port: int | None = None
         self._new_token, self._offer = new_token, offer
+        self._turn = 0
         self._changed = False
         self._told_at = -math.inf
         self._start_at = math.inf
@@ -328,7 +329,7 @@ class Lobby:
         room = self.guard.credit(address) - reserve
         if math.isfinite(room) and slots:  # another part each time
             start = 1 if client is not None else 0
-            turn = start + self.counts["partial"] % max(len(slots) - start, 1)
+            turn = start + self._turn % max(len(slots) - start, 1)
             slots = slots[:start] + slots[turn:] + slots[start:turn]
         header = len(str(self.header).encode())
         sent = 0
@@ -350,6 +351,7 @@ class Lobby:
             sent += count
         if sent < len(slots):
             self.counts["partial"] += 1
+            self._turn += sent
         elif client is not None:
             client.stale = False
 
