@@ -375,7 +375,8 @@ def test_a_far_client_sees_every_slot_in_parts_and_all_at_once_when_it_has_answe
         for message in to(lobby.receive(b"city:7;lobby", FAR, float(turn)), FAR):
             seen |= {s.key for s in message.slots}
     assert seen == {f"agent{i}" for i in range(6)}
-    out = lobby.receive(b"city:7;register=agent0,joe+b1", FAR, 20.0)
+    lobby.receive(b"city:7;register=agent0,joe+b1", FAR, 20.0)
+    out = lobby.receive(b"city:7;register=agent0,joe+b1", FAR, 20.5)
     assert [m.text for m in to(out, FAR) if isinstance(m, Message)] == ['bridge/1 {"token":"000000000001"}']
     out = lobby.receive(b"city:7;register=agent0,joe+b1.000000000001", FAR, 21.0)
     assert lobby.guard.proven(FAR)

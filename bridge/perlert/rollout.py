@@ -319,7 +319,7 @@ class Rollout:
             return False
         player.times.append(at)
         interval = 1 / self.config.max_rate
-        player.due = max(player.due, at - interval) + interval
+        player.due = max(player.due, at - interval / 2) + interval
         out.append((datagram, player.address))
         return True
 
