@@ -162,7 +162,7 @@ def test_an_action_outside_of_a_box_is_refused(text):
     ids=str,
 )
 def test_a_space_without_a_text_form_is_refused_with_the_remedy(space):
-    with pytest.raises(UnsupportedSpaceError, match="wrapper|parts"):
+    with pytest.raises(UnsupportedSpaceError, match=r"wrapper|parts"):
         TextCodec(space)
 
 

@@ -191,6 +191,29 @@ def test_a_silent_registration_expires_and_the_others_are_told():
     assert {s.key: s.open for s in info.slots} == {"agent0": True, "agent1": False}
 
 
+def test_who_is_never_ready_holds_the_others_up_for_two_minutes_at_most():
+    # P-10
+    lobby = make(2, config=LobbyConfig(patience=120.0))
+    lobby.receive(b"city:7;register=agent0,ann", ANN, 0.0)
+    lobby.receive(b"city:7;register=agent1,eve", EVE, 0.0)
+    lobby.receive(b"city:7;ready=agent0,true", ANN, 0.0)
+    for second in range(1, 120):
+        # Changing the slot or the tag wins no time.
+        lobby.receive(f"city:7;register=agent1,eve{second}".encode(), EVE, float(second))
+        lobby.receive(b"city:7;lobby", ANN, float(second))
+    assert EVE in lobby.clients
+    assert lobby.wake() <= 120.0
+    lobby.tick(120.0)
+    assert list(lobby.clients) == [ANN]
+
+
+def test_who_is_not_ready_may_take_time_while_nobody_waits():
+    lobby = make(2, config=LobbyConfig(patience=120.0))
+    for second in range(300):
+        lobby.receive(b"city:7;register=agent0,ann", ANN, float(second))
+    assert list(lobby.clients) == [ANN]
+
+
 def test_a_client_that_waits_is_told_what_for():
     lobby = make(config=LobbyConfig(expiry=100.0, explain=5.0))
     lobby.receive(b"city:7;register=agent0,ann", ANN, 0.0)

@@ -89,6 +89,8 @@ class LobbyConfig:
 
     expiry: float = 15.0
     """A registration that was silent for so long is taken out, except during its run."""
+    patience: float = 120.0
+    """A client that is not ready for so long, while another one is, is taken out: nobody can hold the others up."""
     coalesce: float = 0.1
     """The lobby is sent to all clients at most once in so many seconds, however often it changes."""
     explain: float = 5.0
@@ -110,6 +112,8 @@ class Client:
     profiled: bool = False
     """Whether it asked for the profile."""
     token: str = ""
+    unready_since: float = 0.0
+    """When it last became not ready."""
     playing: bool = False
     """Whether it takes part in the run that is on."""
     owed: int | None = None
@@ -253,6 +257,7 @@ class Lobby:
                 self._inform(sender, now, out, client)
             elif client.ready != message.ready:
                 client.ready = message.ready
+                client.unready_since = now
                 self._alter()
             else:
                 self._inform(sender, now, out, client)
@@ -279,7 +284,8 @@ class Lobby:
         if client is None or (client.key, client.tag) != (message.key, tag):
             # P-8: one slot a client; P-28: the last registration counts; P-9: it is not ready.
             old = self.clients.pop(sender, None)
-            client = Client(sender, message.key, tag, False, now, token=old.token if old else "")
+            since = old.unready_since if old and not old.ready else now
+            client = Client(sender, message.key, tag, False, now, token=old.token if old else "", unready_since=since)
             self.clients[sender] = client
             self._alter()
         client.profiled = profiled
@@ -375,12 +381,27 @@ class Lobby:
     def _move(self, event: Event) -> None:
         self.state = TRANSITIONS[self.state, event]
 
+    def _expiries(self) -> list[tuple[Client, float]]:
+        """Return when each client that is in no run will be taken out, as it is now."""
+        anyone = any(client.ready for client in self.clients.values())
+        return [
+            (
+                client,
+                min(
+                    client.heard + self.config.expiry,
+                    client.unready_since + self.config.patience if anyone and not client.ready else math.inf,
+                ),
+            )
+            for client in self.clients.values()
+            if not client.playing
+        ]
+
     def tick(self, now: float) -> list[Outgoing]:
         """Do what is due: expire, start, tell, announce."""
         out: list[Outgoing] = []
-        for address, client in list(self.clients.items()):
-            if not client.playing and now - client.heard >= self.config.expiry:
-                del self.clients[address]
+        for client, at in self._expiries():
+            if now >= at:
+                del self.clients[client.address]
                 self.counts["expired"] += 1
                 self._alter()
         why = self.missing() if self.state in (State.GATHERING, State.COUNTDOWN) else None
@@ -415,7 +436,7 @@ class Lobby:
     def wake(self) -> float:
         """Return when `tick` is due next; infinity: when something comes."""
         times = [math.inf]
-        times += [client.heard + self.config.expiry for client in self.clients.values() if not client.playing]
+        times += [at for _, at in self._expiries()]
         if self._changed:
             times.append(self._told_at + self.config.coalesce)
         if self.state is State.COUNTDOWN and self._announced is not None:
@@ -472,7 +493,7 @@ class Lobby:
     def _gather(self, now: float) -> list[Outgoing]:
         for client in self.clients.values():
             client.ready = client.playing = False
-            client.heard = now  # the time to say that it is ready again
+            client.heard = client.unready_since = now  # the time to say that it is ready again
         if self.clients:
             self._alter()
         return self.tick(now)
