@@ -274,6 +274,15 @@ def test_a_late_frame_is_counted_and_the_clock_goes_on_from_there():
     assert run.wake() == pytest.approx(0.85)
 
 
+def test_an_end_that_is_declared_is_a_step_of_its_own():
+    run = make(fps=10)
+    begin(run)
+    (step,) = steps(run.frame({"agent0": Result("1", 2)}, 0.0))
+    run.end(0.0)
+    (end,) = steps(run.tick(run.wake()))
+    assert (end.step, end.reward, end.done, end.observation) == (step.step + 1, "0", True, "1")
+
+
 def test_a_run_that_everybody_left_is_ended():
     run = make(fps=10, abandoned=60.0)
     begin(run)

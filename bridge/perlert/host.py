@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from bridge.errors import PacketError, SettingError, UnsupportedSpaceError
+from bridge.errors import InvalidActionError, PacketError, SettingError, UnsupportedSpaceError
 from bridge.perlert import lobby, packet, profile, rollout
 from bridge.perlert.codec import TextCodec, default_action, space_to_text
 from bridge.perlert.guard import Address, Guard, GuardConfig
@@ -111,10 +111,14 @@ class Instance:
                     f"got up to {size} bytes for {observation_space}; use fewer decimals (decimals=2), select or "
                     "bound the elements with a wrapper (gymnasium.wrappers.TransformObservation), or serve it over grpc://"
                 )
-        self._defaults = {key: (default_actions or {}).get(key, default_action(world.spaces(key)[1])) for key in keys}
-        for key, action in self._defaults.items():
-            if not world.spaces(key)[1].contains(action):
-                raise SettingError(f"expected a default_action of {world.spaces(key)[1]} for {key}, got {action!r}")
+        self._defaults: dict[str, Any] = {}
+        for key in keys:
+            space = world.spaces(key)[1]
+            given = (default_actions or {}).get(key, default_action(space))
+            try:
+                self._defaults[key] = self._actions[key].decode(self._actions[key].encode(given))
+            except (InvalidActionError, PacketError) as error:
+                raise SettingError(f"expected a default_action of {space} for {key}, got {given!r}") from error
         slots = [lobby.SlotConfig(key, kind, bot=key in self.bots) for key, kind in world.agents.items()]
         slots += [lobby.SlotConfig(f"spectator{i}", "spectator", watches=keys[0]) for i in range(spectators)]
         self._offers = {slot.key: self._spaces_offer(slot.watches or slot.key) for slot in slots}
@@ -278,6 +282,11 @@ class Instance:
         """Whether a run is on."""
         return self._current is not None
 
+    @property
+    def owes(self) -> bool:
+        """Whether a client has not been sent its done=true yet, because the rate holds it back."""
+        return any(player.owed for run in self.ports().values() for player in run.players.values())
+
 
 class Host:
     """Several instances on one lobby port.
@@ -364,3 +373,8 @@ class Host:
     def running(self) -> bool:
         """Whether a run is on in any instance."""
         return any(instance.running for instance in self.instances.values())
+
+    @property
+    def owes(self) -> bool:
+        """Whether a client has not been sent its done=true yet."""
+        return any(instance.owes for instance in self.instances.values())

@@ -119,6 +119,8 @@ class Player:
     last: bytes = b""
     """The S5 with done=true."""
     done_at: float | None = None
+    owed: bool = False
+    """Whether the S5 with done=true has yet to be sent for the first time."""
     resends: list[float] = dataclasses.field(default_factory=list)
 
 
@@ -306,6 +308,7 @@ class Rollout:
         player.done_at = now
         player.resends = [now + after for after in self.config.resends if after <= self.config.linger]
         if not self._resend(player, now, out):
+            player.owed = True
             player.resends.insert(0, max(now, player.due))
 
     def _may(self, player: Player, at: float) -> bool:
@@ -324,7 +327,10 @@ class Rollout:
         return True
 
     def _resend(self, player: Player, now: float, out: list[Outgoing]) -> bool:
-        return self._may(player, now) and self._send(player, player.last, now, now, out)
+        if self._may(player, now) and self._send(player, player.last, now, now, out):
+            player.owed = False
+            return True
+        return False
 
     def _settle(self) -> None:
         if self.state in (State.GATHERING, State.RUNNING) and all(
@@ -334,13 +340,15 @@ class Rollout:
 
     def end(self, now: float, keys: Iterable[str] | None = None, *, truncated: bool = True) -> list[Outgoing]:
         """Send done=true to every client (or those of some slots) that has not had it, with what it last saw."""
-        out: list[Outgoing] = []
         wanted = None if keys is None else set(keys)
-        for player in self.players.values():
-            if player.done_at is None and (wanted is None or player.key in wanted):
-                result = self._results.get(player.key)
-                text = result.observation if result is not None else "none"
-                self._finish(player, Result(text, 0.0, not truncated, truncated), now, out)
+        ending = [p for p in self.players.values() if p.done_at is None and (wanted is None or p.key in wanted)]
+        if ending:
+            self.step += 1  # a step of its own, or it would read as the last one again
+        out: list[Outgoing] = []
+        for player in ending:
+            result = self._results.get(player.key)
+            text = result.observation if result is not None else "none"
+            self._finish(player, Result(text, 0.0, not truncated, truncated), now, out)
         self._settle()
         return out
 

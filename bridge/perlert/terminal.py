@@ -100,9 +100,11 @@ class _Input:
 
 
 class _Terminal:
-    def __init__(self, seat: Seat, source: _Input, target: IO[str], *, once: bool, patience: float) -> None:
+    def __init__(
+        self, seat: Seat, source: _Input, target: IO[str], *, once: bool, patience: float, answer_within: float
+    ) -> None:
         self.seat, self.me, self.input, self.output = seat, seat.player, source, target
-        self.once, self.patience = once, patience
+        self.once, self.patience, self.answer_within = once, patience, answer_within
         self.quit = False
         self.code = 0
         self.steps = 0
@@ -264,8 +266,8 @@ class _Terminal:
             self.events()
             now = time.monotonic()
             heard = heard or bool(self.me.slots)
-            if not heard and now > begun + 10.0:
-                self.say(f"no PERLERT lobby answered at {self.seat.address.url} within 10 s; is the server running?")
+            if not heard and now > begun + self.answer_within:
+                self.say(f"no PERLERT lobby answered at {self.seat.address.url}; is the server running?")
                 self.code = 1
                 return
             if self.input.ended and not self.playing:
@@ -301,6 +303,7 @@ def run_lobby(
     spectate: bool = False,
     once: bool = False,
     patience: float = 60.0,
+    answer_within: float = 10.0,
     source: IO[str] | None = None,
     target: IO[str] | None = None,
 ) -> int:
@@ -315,6 +318,7 @@ def run_lobby(
         spectate: Take a spectator's slot.
         once: Leave after the first run.
         patience: Seconds that a run may take to start after the input ended.
+        answer_within: Seconds that the lobby may take to answer for the first time.
         source: A file with a descriptor; None: standard input.
         target: Where to write; None: standard output.
 
@@ -336,15 +340,17 @@ def run_lobby(
         choose=False,
     )
     source = source or sys.stdin
-    terminal = _Terminal(seat, _Input(source), target or sys.stdout, once=once, patience=patience)
+    terminal = _Terminal(
+        seat, _Input(source), target or sys.stdout, once=once, patience=patience, answer_within=answer_within
+    )
     try:
         if spectate:
             begun = time.monotonic()
             while not any(slot.kind == "spectator" for slot in seat.player.slots.values()):
-                if time.monotonic() > begun + 10.0:
-                    terminal.say("no spectator's slot was offered within 10 s")
+                if time.monotonic() > begun + answer_within:
+                    terminal.say("no spectator's slot was offered")
                     return 1
-                seat.wait(begun + 10.0)
+                seat.wait(begun + answer_within)
             terminal.watch()
         with terminal.keys:
             terminal.loop()

@@ -159,6 +159,7 @@ class ServerLoop:
             now = time.monotonic()
             if self._deadline is not None and (not host.running or now >= self._deadline):
                 self._send(host.stop(now))
+                self._settle(host, now + 1.0)
                 return
             wake = host.wake()
             if wake <= now:
@@ -173,6 +174,12 @@ class ServerLoop:
                         self._wakeup.recv(64)
                 else:
                     self._drain(host, key.fileobj, key.data)  # type: ignore[arg-type]
+
+    def _settle(self, host: Host, deadline: float) -> None:
+        """Send the last steps that the rate still holds back."""
+        while host.owes and (now := time.monotonic()) < deadline:
+            time.sleep(max(0.0, min(host.wake(), deadline) - now))
+            self._send(host.tick(time.monotonic()))
 
     def _drain(self, host: Host, sock: socket.socket, port: int | None) -> None:
         # A flood must not keep the frames waiting.
