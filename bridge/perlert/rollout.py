@@ -63,6 +63,8 @@ class RolloutConfig:
     """Seconds that the port stays open after a client's done=true (P-17)."""
     resends: tuple[float, ...] = (1.0, 3.0, 7.0)
     """When done=true is sent again unasked, seconds after it."""
+    catch_up: float = 0.5
+    """A simulation that is behind its clock by at most so much catches up frame by frame; beyond, frames are skipped."""
     abandoned: float = 60.0
     """A run whose clients were all silent for so long is ended."""
     decimals: int = DECIMALS
@@ -72,8 +74,8 @@ class RolloutConfig:
         for name in ("fps", "max_rate", "abandoned"):
             if not 0 < getattr(self, name) < math.inf:
                 raise SettingError(f"expected a positive {name}, got {getattr(self, name)!r}")
-        if min(self.gather, self.linger, self.decimals) < 0:
-            raise SettingError("expected gather, linger and decimals of 0 or more")
+        if min(self.gather, self.linger, self.catch_up, self.decimals) < 0:
+            raise SettingError("expected gather, linger, catch_up and decimals of 0 or more")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,8 +257,9 @@ class Rollout:
         self._next_frame += 1 / self.config.fps
         if now > self._next_frame:
             self.counts["late frames"] += 1
-            self._next_frame = now + 1 / self.config.fps
-            at = now
+            if now > self._next_frame + self.config.catch_up:
+                self._next_frame = now + 1 / self.config.fps
+                at = now
         with localcontext() as context:
             context.prec = 400
             for key, result in results.items():
