@@ -253,6 +253,16 @@ def test_a_countdown_is_announced_to_the_client():
         assert env.messages[:2] == ["Simulation will start in 1 s", "Simulation will start..."]
 
 
+@pytest.mark.parametrize("host", ["::1", "localhost"])
+def test_a_server_is_reached_by_name_and_over_ipv6(host):
+    try:
+        server = serve_perlert(Counter, name="count", fps=100, host=host)
+    except SettingError:
+        pytest.skip(f"this machine cannot bind to {host}")
+    with server, PerlertEnv(server.url) as env:
+        assert episode(env)[1] == 5.0
+
+
 def test_several_instances_and_several_environments_share_a_lobby_port():
     with serve_perlert({"count": Counter, "cartpole": "CartPole-v1"}, instances=2, fps=100) as server:
         names = [url.rpartition("/")[2] for url in server.urls]
@@ -325,6 +335,7 @@ def test_a_keyword_that_cannot_be_served_is_refused_and_nothing_is_left_open(set
 def test_a_name_is_made_from_the_id():
     assert default_name("CartPole-v1") == "cartpole"
     assert default_name("ALE/Pong-v5") == "pong"
+    assert default_name(lambda: None) == "world"
     assert default_name(gymnasium.spec("MountainCarContinuous-v0")) == "mountaincarcontinuous"
     with pytest.raises(SettingError, match="callable"):
         make_world(7)

@@ -109,7 +109,6 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
         tag: What to be called in the lobby.
         observation_space: Needed when the server is none of ours; otherwise the server's is taken.
         action_space: As above.
-        decimals: None: as the server says.
         key: The pre-shared key.
         use_profile: Offer sequence numbers, acknowledgements and running returns to the server (docs/perlert.md).
         timeout: Seconds that the server may take to answer or to send the next step.

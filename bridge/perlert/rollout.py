@@ -64,7 +64,7 @@ class RolloutConfig:
     resends: tuple[float, ...] = (1.0, 3.0, 7.0)
     """When done=true is sent again unasked, seconds after it."""
     catch_up: float = 0.5
-    """A simulation that is behind its clock by at most so much catches up frame by frame; beyond, frames are skipped."""
+    """A simulation that is behind its clock by at most so much catches up frame by frame; beyond, it skips."""
     abandoned: float = 60.0
     """A run whose clients were all silent for so long is ended."""
     decimals: int = DECIMALS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import math
 import selectors
 import socket
@@ -234,12 +235,15 @@ class ClientPort:
 
     def __init__(self, url: str, host: str, port: int, seal: ClientSeal | None = None) -> None:
         try:
-            family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+            # IPv4 first: `localhost` may name both, and servers are bound to 127.0.0.1 unless told.
+            family, kind, protocol, _, address = min(found, key=lambda item: item[0] != socket.AF_INET)
             self._socket = socket.socket(family, kind, protocol)
         except OSError as error:
             raise ConnectError(url, f"the host {host!r} has no address: {error}") from error
         self._socket.setblocking(False)
-        self._socket.bind(("", 0) if family == socket.AF_INET else ("::", 0))
+        wide = "0.0.0.0" if family == socket.AF_INET else "::"
+        self._socket.bind((address[0] if ipaddress.ip_address(address[0]).is_loopback else wide, 0))
         self.server = _address(address)
         self.cut = 0
         """Datagrams that were longer than the receive buffer."""

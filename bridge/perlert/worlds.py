@@ -137,6 +137,8 @@ def default_name(env: Any) -> str:
     """Return the NAME that an environment gets unless told: `ALE/Pong-v5` is `pong`."""
     text = env if isinstance(env, str) else getattr(env, "id", None) or getattr(env, "__name__", None) or "world"
     text = re.sub(r"-v[0-9]+\Z", "", str(text).rpartition(":")[2].rpartition("/")[2])
+    if text == "<lambda>":
+        return "world"
     return re.sub(r"[^a-z0-9_.-]+", "_", text.lower()).strip("_")[:64] or "world"
 
 
