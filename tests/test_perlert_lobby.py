@@ -382,13 +382,19 @@ def test_a_spoofed_address_is_sent_at_most_three_bytes_for_each_of_its_own():
     assert lobby.guard.dropped["amplification"] or lobby.counts["partial"]
 
 
-def test_a_spoofed_address_still_gets_its_port_when_the_run_starts():
-    lobby = make(1)
+@pytest.mark.parametrize("tag", ["", "x", "x" * 20, "x" * 40, "x+b1", "x" * 20 + "+b1"])
+@pytest.mark.parametrize("asks", [0, 1])
+def test_an_address_that_is_not_proven_still_gets_its_port_when_the_run_starts(tag, asks):
+    lobby = make(1, offer=lambda token, key: "bridge/1 {}")
     out = []
-    for datagram in (b"city:7;lobby", b"city:7;register=agent0,x", b"city:7;ready=agent0,true"):
+    script = [b"city:7;lobby"] * asks + [f"city:7;register=agent0,{tag}".encode(), b"city:7;ready=agent0,true"]
+    for datagram in script:
         out += lobby.receive(datagram, FAR, 0.0)
     assert Registered(H, "agent0") in to(out, FAR)
-    assert to(lobby.started(40000, 0.1), FAR) == [Start(H, 40000)]
+    assert lobby.state is State.STARTING
+    out += lobby.started(40000, 0.1)
+    assert to(out, FAR)[-1] == Start(H, 40000)
+    assert bytes_to(out, FAR) <= 3 * sum(map(len, script))
 
 
 def test_a_far_client_sees_every_slot_in_parts_and_all_at_once_when_it_has_answered():

@@ -169,6 +169,17 @@ def test_bots_play_the_slots_that_nobody_holds_and_a_spectator_sees_the_run():
     assert [s.observation for s in watcher.steps[0]] == [s.observation for s in visitor.steps[0]]
 
 
+def test_a_slot_that_a_silent_client_holds_is_not_the_bots():
+    # P-27: until its first valid action the server chooses, and that is the default action.
+    simulation = Simulation(5, guard=TRUST)
+    world = CountWorld(1, 10)
+    simulation.publish(H, world, bots={"agent0": lambda observation: 77}, rollout_config=RolloutConfig(fps=10))
+    visitor = simulation.join(H, action=None)
+    visitor.acts = False
+    assert simulation.run(60.0, lambda: visitor.finished)
+    assert set(world.applied[0]["agent0"]) == {0}
+
+
 def test_a_spectator_that_comes_late_joins_the_run_that_is_on():
     simulation = Simulation(5, guard=TRUST)
     simulation.publish(H, CountWorld(1, 40), spectators=1, rollout_config=RolloutConfig(fps=10))

@@ -7,6 +7,7 @@ from bridge.perlert.lobby import LobbyConfig, StartPolicy
 from bridge.perlert.player import PlayerConfig
 from bridge.perlert.rollout import RolloutConfig
 from bridge.perlert.server import PerlertServer, serve_perlert
+from bridge.perlert.vector import PerlertVectorEnv
 
 __all__ = [
     "GuardConfig",
@@ -14,6 +15,7 @@ __all__ = [
     "PerlertAddress",
     "PerlertEnv",
     "PerlertServer",
+    "PerlertVectorEnv",
     "PlayerConfig",
     "RolloutConfig",
     "StartPolicy",

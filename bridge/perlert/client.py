@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
@@ -158,7 +160,10 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
         self._busy = threading.Lock()
         self._closed = False
         self._episode = False
-        self._truncated = False
+        self._asked = False
+        self._deadline = 0.0
+        self._held: list[player.Stepped] = []
+        """Steps that came and whose rewards `step` has not returned."""
         self._last: player.Stepped | None = None
         self._seat = Seat(address, agent=agent, tag=tag, key=key, use_profile=use_profile, ready=False, config=config)
         self.messages: list[str] = []
@@ -228,7 +233,17 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
             raise error(self.url, f"{what} within the deadline: {self._seat.player.waits_for()}")
         self._seat.wait(deadline)
 
-    def _enter(self) -> None:
+    def fileno(self) -> int:
+        """Return the socket's number, to wait for several environments together."""
+        return self._seat.port.fileno()
+
+    def wake(self) -> float:
+        """Return when something is due without a datagram, on `time.monotonic`'s clock."""
+        return self._seat.player.wake()
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Let one thread of one process in; a second one gets an error, not a race."""
         if self._closed:
             raise ClosedError("expected an open environment, got a closed one; make a new one")
         if os.getpid() != self._pid:
@@ -239,6 +254,14 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
             raise ConcurrentUseError(
                 "another thread is in reset or step of this environment; use one environment a thread"
             )
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+    def _check_deadline(self, what: str) -> None:
+        if time.monotonic() >= self._deadline:
+            raise RemoteTimeoutError(self.url, f"{what} within the deadline: {self._seat.player.waits_for()}")
 
     def _events(self) -> list[player.Stepped]:
         found = []
@@ -259,33 +282,54 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
             RemoteTimeoutError: The simulation did not start within `start_timeout`; the message says what is missing.
             PeerError: The observation does not fit the space.
         """
+        self.begin_reset(seed=seed, options=options)
+        with self._exclusive():
+            while (result := self._poll_reset()) is None:
+                self._seat.wait(self._deadline)
+            return result
+
+    def begin_reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        """Do what `reset` does without waiting; `poll_reset` says when it is done."""
         super().reset(seed=seed)
         if options:
             raise SettingError(f"expected no options, because PERLERT carries none, got {options!r}")
-        self._enter()
-        try:
-            me = self._seat.player
-            deadline = time.monotonic() + self._start_timeout
-            self._episode = False
-            if self._last is not None and not self._last.done:  # the last episode was broken off
-                while me.state in (player.State.PLAYING, player.State.JOINING):
-                    self._wait(deadline, RemoteTimeoutError, "the run that was left did not end")
-            self._seat.pump()
+        with self._exclusive():
+            self._deadline = time.monotonic() + self._start_timeout
+            self._episode, self._asked = False, False
+            self._held = []
+            self._poll_reset()
+
+    def poll_reset(self) -> tuple[Any, dict[str, Any]] | None:
+        """Return what `reset` returns, or None as long as the run has not begun.
+
+        Raises:
+            RemoteTimeoutError: It should have begun by now.
+        """
+        with self._exclusive():
+            return self._poll_reset()
+
+    def _poll_reset(self) -> tuple[Any, dict[str, Any]] | None:
+        me = self._seat.player
+        self._seat.pump()
+        left = self._last is not None and not self._last.done and not self._asked
+        if left and me.state in (player.State.PLAYING, player.State.JOINING):  # the last episode was broken off
             self._events()
-            self._last = None
+            self._check_deadline("the run that was left did not end")
+            return None
+        if not self._asked:
+            self._events()
+            self._last, self._asked = None, True
             now = time.monotonic()
             self._seat.port.send(me.again(now) if me.state is player.State.OVER else me.set_ready(True, now))
-            while True:
-                self._wait(deadline, RemoteTimeoutError, "no run started")
-                if steps := self._events():
-                    break
-            self._last = steps[-1]
-            self._episode = not self._last.done
-            self._truncated = False
-            observation = self._observation(self._last)
-            return observation, self._info(len(steps) - 1)
-        finally:
-            self._busy.release()
+        steps = self._held or self._events()
+        if not steps:
+            self._check_deadline("no run started")
+            return None
+        self._last = steps[-1]
+        # What was rewarded before this observation, or a run that is over already, is the first step's.
+        self._held = steps
+        self._episode = True
+        return self._observation(self._last), self._info(len(steps) - 1)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Send the action, and return the next observation and everything that was rewarded since the last one.
@@ -295,32 +339,52 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
             InvalidActionError: The action is not in the action space; nothing was sent.
             RemoteTimeoutError: No step came within `timeout`.
         """
-        self._enter()
-        try:
-            if not self._episode or self._last is None:
+        self.begin_step(action)
+        with self._exclusive():
+            while (result := self._poll_step()) is None:
+                self._seat.wait(self._deadline)
+            return result
+
+    def begin_step(self, action: Any) -> None:
+        """Do what `step` does without waiting; `poll_step` says when it is done."""
+        with self._exclusive():
+            if not self._episode:
                 raise ResetNeededError("expected a running episode, got none or one that is over; call reset()")
             if not self.action_space.contains(action):
                 raise InvalidActionError(f"expected an action of {self.action_space}, got {action!r}")
             text = self._actions.encode(action)
             if len(text) > MAX_MESSAGE - 150:
                 raise InvalidActionError(f"expected an action of at most {MAX_MESSAGE - 150} bytes, got {len(text)}")
-            me = self._seat.player
             self._seat.pump()
-            steps = self._events()
-            if not (steps and steps[-1].done):
-                self._seat.port.send(me.act(text, time.monotonic()))
-                deadline = time.monotonic() + self._timeout
-                while not (fresh := self._events()):
-                    self._wait(deadline, RemoteTimeoutError, "no step came")
-                steps += fresh
-            reward = float(sum(step.reward for step in steps))
-            self._last = steps[-1]
-            self._episode = not self._last.done
-            observation = self._observation(self._last)
-            terminated = self._last.done and not self._last.truncated
-            return observation, reward, terminated, self._last.truncated, self._info(len(steps) - 1)
-        finally:
-            self._busy.release()
+            self._held += self._events()
+            if not (self._held and self._held[-1].done):
+                self._seat.port.send(self._seat.player.act(text, time.monotonic()))
+            self._deadline = time.monotonic() + self._timeout
+
+    def poll_step(self) -> tuple[Any, float, bool, bool, dict[str, Any]] | None:
+        """Return what `step` returns, or None as long as no step has come.
+
+        Raises:
+            RemoteTimeoutError: One should have come by now.
+        """
+        with self._exclusive():
+            return self._poll_step()
+
+    def _poll_step(self) -> tuple[Any, float, bool, bool, dict[str, Any]] | None:
+        self._seat.pump()
+        fresh = self._events()
+        self._held += fresh
+        if not fresh and not (self._held and self._held[-1].done):
+            self._check_deadline("no step came")
+            return None
+        steps, self._held = self._held, []
+        reward = float(sum(step.reward for step in steps))
+        skipped = sum(1 for step in steps if step is not self._last) - 1
+        self._last = steps[-1]
+        self._episode = not self._last.done
+        observation = self._observation(self._last)
+        terminated = self._last.done and not self._last.truncated
+        return observation, reward, terminated, self._last.truncated, self._info(max(skipped, 0))
 
     def _observation(self, step: player.Stepped) -> Any:
         try:
