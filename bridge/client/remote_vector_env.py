@@ -32,6 +32,7 @@ from bridge.client.remote_env import (
 from bridge.errors import (
     AlreadyPendingError,
     ClosedError,
+    Code,
     ConnectionLostError,
     EnvironmentFailedError,
     NothingPendingError,
@@ -955,8 +956,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             return self.np_random
         try:
             return self.call(name)
-        except EnvironmentFailedError as error:
-            if "raised AttributeError" in error.reason:
+        except RefusedError as error:
+            if error.code == Code.NOT_FOUND:  # as Gymnasium's own vector environments raise
                 raise AttributeError(f"the environments have no attribute {name!r}: {error}") from error
             raise
 
