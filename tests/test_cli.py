@@ -93,6 +93,26 @@ def test_a_signal_drains_the_server_and_it_exits_with_0(number: int) -> None:
     assert "stopped" in out
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_the_server_waits_stops_it_too(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[bridge.Server] = []
+
+    def announce(server: bridge.Server, *rest: Any) -> None:
+        started.append(server)
+        signal.raise_signal(number)
+
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # where the mistake would end the tests
+    handler = signal.getsignal(number)
+    try:
+        monkeypatch.setattr("bridge.cli.serve.announce", announce)
+        monkeypatch.setattr(bridge.Server, "wait", lambda server: pytest.fail("the signal was lost"))
+        assert main(["serve", "CartPole-v1"]) == 0
+        assert "stopped" in repr(started[0])
+        assert signal.getsignal(number) is handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_the_printed_lines_connect_when_they_are_pasted() -> None:
     with Serving("CartPole-v1") as serving:
         env = paste(serving.printed()[2:4])
@@ -302,7 +322,8 @@ def test_info_of_a_foreign_server_says_so_and_makes_spaces_of_its_specs(capsys: 
     assert "'pose': Dict('angles': Box([-1. -2. -3.], [1. 2. 3.], (3,), float32))" in out
     assert "'move': Discrete(4, dtype=int32)" in out
     assert "action 7 " in out
-    assert "volume" in out
+    assert "volume       rw-  0.5" in out
+    assert "server.key   ---           server.key." in out, "what cannot be read is not asked for"
 
 
 @pytest.mark.parametrize("options", [{}, {"create": False}])
