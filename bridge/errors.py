@@ -127,7 +127,14 @@ class ClosedError(UsageError, gymnasium.error.ClosedEnvironmentError):
 
 
 class AlreadyPendingError(UsageError, gymnasium.error.AlreadyPendingCallError):
-    """An asynchronous call was begun, or answered, out of turn."""
+    """An asynchronous call was begun, or answered, out of turn; `name` says which one is pending."""
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message, name)
+        self.args = (message, name)  # Gymnasium's class keeps the message alone, and so cannot be unpickled
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class ConcurrentUseError(UsageError, RuntimeError):
