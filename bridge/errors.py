@@ -18,6 +18,7 @@ BridgeError
 │   ├── RefusedError              the server answered with an error; has `code`
 │   │   └── EnvironmentFailedError    the environment itself raised; has its traceback text
 │   └── PeerError                 the peer broke the protocol
+├── PacketError                   a PERLERT datagram outside of its grammar                  (ValueError)
 └── RequestError                  raised on the server: becomes the error answer of one request
 
 Exceptions carry their fields, say themselves in `__str__`, and can be pickled.
@@ -40,6 +41,7 @@ __all__ = [
     "ConnectionLostError",
     "EnvironmentFailedError",
     "InvalidActionError",
+    "PacketError",
     "PeerError",
     "RefusedError",
     "RemoteError",
@@ -182,6 +184,10 @@ class EnvironmentFailedError(RefusedError):
 
 class PeerError(RemoteError):
     """The peer broke the protocol: an answer of the wrong kind, without a needed part, or unreadable."""
+
+
+class PacketError(BridgeError, ValueError):
+    """A PERLERT datagram, or a field of one, outside of its grammar; the receiver drops it and counts it."""
 
 
 class RequestError(BridgeError):

@@ -113,6 +113,7 @@ class GrpcTransport:
                 "close one, or start another server",
             )
         session = Session(self._hub)
+        context.add_callback(session.hang_up)  # a request that waits for others ends with its client
         try:
             context.send_initial_metadata(((HELLO, __version__),))
             for request in requests:
