@@ -324,6 +324,10 @@ class Remote:
             self._send(pb.EnvironmentRequest(reset=pb.ResetRequest(settings=settings or {})), "reset")
         self._send(self._first_step, "step")
 
+    def forget(self) -> None:
+        """Drop the answers to the Steps that are on their way."""
+        self._episode += 1
+
     def step(self, arrays: Sequence[Array]) -> None:
         """Ask for a Step with the arrays of the action's tensors."""
         request = pb.EnvironmentRequest()
