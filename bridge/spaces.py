@@ -579,9 +579,10 @@ def _space_of_spec(spec: Spec) -> Space[Any]:
     if spec.data_type == pb.PROTO or -1 in spec.shape[1:] or (spec.data_type == pb.STRING and len(spec.shape) > 1):
         return TensorSpace(spec)
     if spec.shape[:1] == (-1,):
-        return spaces.Sequence(
-            _space_of(dataclasses.replace(spec, shape=spec.shape[1:])), stack=spec.data_type != pb.STRING
-        )
+        feature = _space_of(dataclasses.replace(spec, shape=spec.shape[1:]))
+        if isinstance(feature, spaces.Box) and not feature.shape:
+            return TensorSpace(spec)  # Gymnasium warns at every look at a stacked Sequence of such
+        return spaces.Sequence(feature, stack=spec.data_type != pb.STRING)
     if spec.data_type == pb.STRING:
         text = spaces.Text(4096, min_length=0, charset=string.printable)
         return spaces.Sequence(text) if spec.shape else text
