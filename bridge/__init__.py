@@ -7,6 +7,7 @@ from bridge.client.remote_vector_env import RemoteVectorEnv, make_vec_remote
 from bridge.registration import register_remote
 from bridge.server.server import Server, serve_gym
 from bridge.version import __version__
+from bridge.worlds.timed import TimeAction
 
 if TYPE_CHECKING:
     from bridge.client.remote_parallel_env import RemoteParallelEnv, make_parallel_remote
@@ -17,6 +18,7 @@ __all__ = [
     "RemoteParallelEnv",
     "RemoteVectorEnv",
     "Server",
+    "TimeAction",
     "__version__",
     "make_parallel_remote",
     "make_remote",

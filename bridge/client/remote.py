@@ -173,6 +173,8 @@ class _Pending:
     """The episode that it belongs to; of kind `other`: how often such requests had been given up."""
 
 
+_MAX_RENUMBERED = 3
+
 Script = Generator[pb.EnvironmentRequest, pb.EnvironmentResponse, None]
 
 
@@ -213,6 +215,9 @@ class Remote:
         self._action_uids: tuple[int, ...] = ()
         self._leaf_uids: tuple[tuple[int, Spec], ...] = ()
         self._uids: dict[str, int] = {}
+        self._specs = pb.ActionObservationSpecs()
+        self._settings: Mapping[str, pb.Tensor] = {}
+        self._renumbered = 0
 
     def options(self, options: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         """Return the reset options to send: another server than ours, which may know none, gets no empty ones."""
@@ -275,6 +280,7 @@ class Remote:
 
     def _learn(self, specs: pb.ActionObservationSpecs, version: str | None, facts: Mapping[str, Any]) -> None:
         """Make sense of a joined world's specs and properties."""
+        self._specs = specs
         observations = {uid: Spec.from_proto(spec) for uid, spec in specs.observations.items()}
         actions = {uid: Spec.from_proto(spec) for uid, spec in specs.actions.items()}
         foreign = version is None
@@ -285,7 +291,7 @@ class Remote:
             parts = [spec for uid, spec in sorted(observations.items()) if spec.name not in signals]
             observation_space = space_from_specs(parts, "observation")
             action_space = space_from_specs([spec for _, spec in sorted(actions.items())], "action")
-            if "reward" not in self._uids:
+            if "reward" not in self._uids and self.facts is None:
                 warnings.warn(
                     f"{self.url} gives no observation named reward: every reward is 0.0", RuntimeWarning, stacklevel=2
                 )
@@ -344,9 +350,14 @@ class Remote:
             reset: Whether to send a Reset; after an episode's end a Step alone begins the next (D-9).
         """
         self._episode += 1
+        self._settings = settings or {}
         if reset:
             self._send(pb.EnvironmentRequest(reset=pb.ResetRequest(settings=settings or {})), "reset")
         self._send(self._first_step, "step")
+
+    def forget(self) -> None:
+        """Drop the answers to the Steps that are on their way."""
+        self._episode += 1
 
     def step(self, arrays: Sequence[Array]) -> None:
         """Ask for a Step with the arrays of the action's tensors."""
@@ -417,11 +428,30 @@ class Remote:
                 return Answer("failed", error=error)
             if kind != pending.kind:
                 return self._broken(f"it answered a {pending.kind} by {kind}")
-            return Answer("step", message) if kind == "step" else None
+            if kind == "reset":
+                return self._compare(message.reset.specs)
+            self._renumbered = 0
+            return Answer("step", message)
         if pending.episode != self._asked:
             self.stale += 1
             return None
         return Answer("other", message, error)
+
+    def _compare(self, specs: pb.ActionObservationSpecs) -> Answer | None:
+        """Look at the specs that came with a Reset: another server's may change (D-14, D-24)."""
+        if self.facts is None or self.facts.server_version is not None or specs == self._specs or not specs.ByteSize():
+            return None
+        changes = _changes(self._specs, specs)
+        if changes:
+            self.forget()
+            return Answer("failed", error=PeerError(self.url, f"its specs changed at Reset: {changes}; connect anew"))
+        self._renumbered += 1
+        if self._renumbered > _MAX_RENUMBERED:
+            return self._broken("it gives its specs other UIDs at every Reset")
+        # The Step that is on its way asks for the old UIDs: begin again with the new ones.
+        self._learn(specs, None, {})
+        self.begin(self._settings)
+        return None
 
     def _refusal(self, message: pb.EnvironmentResponse) -> RefusedError:
         status = message.error
@@ -519,6 +549,25 @@ class Remote:
         self._pending.clear()
         if connection is not None:
             connection.close(timeout)
+
+
+def _changes(before: pb.ActionObservationSpecs, after: pb.ActionObservationSpecs) -> str:
+    """Say what differs between specs, their UIDs apart; nothing where nothing does."""
+    found = []
+    for what, old, new in (
+        ("action", before.actions, after.actions),
+        ("observation", before.observations, after.observations),
+    ):
+        olds, news = ({spec.name: spec for spec in specs.values()} for specs in (old, new))
+        for name in (*olds, *(name for name in news if name not in olds)):
+            if name not in news:
+                found.append(f"the {what} {name!r} is gone")
+            elif name not in olds:
+                found.append(f"the {what} {name!r} is new")
+            elif olds[name] != news[name]:
+                was, now = (Spec.from_proto(specs[name]).describe() for specs in (olds, news))
+                found.append(f"the {what} {name!r} was {was}, and is {now}")
+    return "; ".join(found)
 
 
 def reset_settings(

@@ -19,6 +19,7 @@ from bridge.server.limits import Limits
 from bridge.server.reaper import Reaper
 from bridge.server.registry import Registry, WorldSource
 from bridge.worlds.source import EnvLike, EnvSource
+from bridge.worlds.timed import TimeAction
 
 __all__ = ["Server", "serve_gym"]
 
@@ -188,6 +189,7 @@ def serve_gym(
     num_envs: int = 1,
     vectorization_mode: str = "sync",
     env_kwargs: Mapping[str, Any] | None = None,
+    time_action: TimeAction | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
     max_connections: int = _DEFAULTS.max_connections,
@@ -215,6 +217,7 @@ def serve_gym(
         num_envs: The number of lanes in each world: one message steps them all. 1: a single environment, without lanes.
         vectorization_mode: How Gymnasium steps the lanes: `sync`, `async` (a process each) or `vector_entry_point`.
         env_kwargs: Keyword arguments for the environment's constructor; a client's own go on top of them.
+        time_action: Lets each action say for how many steps, or seconds, its environment advances in one Step.
         host: The address to listen on; anything but loopback warns.
         port: The port to listen on; 0 takes any free one.
         max_connections: Connections at a time.
@@ -231,7 +234,12 @@ def serve_gym(
         SettingError: The environment is not registered, a keyword is out of its range, the port is in use.
     """
     source = EnvSource(
-        env, num_envs=num_envs, vectorization_mode=vectorization_mode, env_kwargs=env_kwargs, max_lanes=max_lanes
+        env,
+        num_envs=num_envs,
+        vectorization_mode=vectorization_mode,
+        env_kwargs=env_kwargs,
+        max_lanes=max_lanes,
+        time_action=time_action,
     )
     limits = Limits(max_connections, max_worlds, max_lanes, max_message_bytes)
     return Server(
