@@ -8,9 +8,9 @@ BridgeError
 │   ├── TensorError               a value that a tensor cannot hold without loss     (ValueError)
 │   ├── UnsupportedSpaceError     a space that has no form on the wire               (TypeError)
 │   ├── ResetNeededError          `step` before `reset`                              (gymnasium.error.ResetNeeded)
-│   ├── ClosedError               use after `close`                                  (gymnasium.error.ClosedEnvironmentError)
-│   ├── AlreadyPendingError       a second asynchronous call before the first ended  (gymnasium.error.AlreadyPendingCallError)
-│   └── ConcurrentUseError        two threads in one environment
+│   ├── ClosedError               use after `close`                                  (ClosedEnvironmentError)
+│   ├── AlreadyPendingError       an asynchronous call out of turn                   (AlreadyPendingCallError)
+│   └── ConcurrentUseError        two threads in one environment                     (RuntimeError)
 ├── RemoteError                   the remote end failed; has `url`
 │   ├── ConnectError              nobody there, or not willing                       (ConnectionError)
 │   ├── ConnectionLostError       it was there, and went                             (ConnectionError)
@@ -129,7 +129,14 @@ class ClosedError(UsageError, gymnasium.error.ClosedEnvironmentError):
 
 
 class AlreadyPendingError(UsageError, gymnasium.error.AlreadyPendingCallError):
-    """An asynchronous call was begun, or answered, out of turn."""
+    """An asynchronous call was begun, or answered, out of turn; `name` says which one is pending."""
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message, name)
+        self.args = (message, name)  # Gymnasium's class keeps the message alone, and so cannot be unpickled
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class ConcurrentUseError(UsageError, RuntimeError):

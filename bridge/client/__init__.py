@@ -1,0 +1,1 @@
+"""The client: connections, remote environments and vectors of them."""

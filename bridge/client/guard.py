@@ -1,0 +1,29 @@
+"""One thread at a time."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+
+from bridge.errors import ConcurrentUseError
+
+__all__ = ["OneThread"]
+
+
+class OneThread:
+    """A `with` block that a second thread is refused, rather than let race with the first."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise ConcurrentUseError(
+                f"another thread is using this {self._what}; give each thread an environment of its own, or hold a lock"
+            )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()

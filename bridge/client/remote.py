@@ -1,0 +1,531 @@
+"""One connection's seat in a world, from the client's side: requests out, answers in, each matched to its request.
+
+`Remote` never blocks and never waits: a script of requests (connect, create, join, read the properties) is fed with
+the answers as they come, and so a hundred of them connect at once without a thread of ours. Waiting is the business of
+its owner, who takes from the one queue that all its remotes deliver to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import warnings
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from gymnasium import Space
+
+from bridge import values
+from bridge.address import Address, parse_address
+from bridge.client.grpc_transport import GrpcConnection
+from bridge.errors import Code, EnvironmentFailedError, PeerError, RefusedError, RemoteError, SettingError, TensorError
+from bridge.pb import bridge_pb2, properties_pb2
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.properties import read_encoded
+from bridge.space_json import space_from_json
+from bridge.spaces import Column, Layout, space_from_specs
+from bridge.tensors import Array, Spec, fill_tensor, pack_tensor, unpack_tensor
+from bridge.wire import CALL_REQUEST_URL, NO_SEED, PROPERTY_REQUEST_URL
+
+__all__ = ["Answer", "Batch", "Facts", "Remote", "SlotState", "Wish", "reset_settings"]
+
+
+class SlotState(enum.IntEnum):
+    """Where a slot of a vector environment is; `infos["slot_state"]` holds these numbers."""
+
+    CONNECTING = 0
+    """Its remote is being connected."""
+    RESETTING = 1
+    """Its next episode was asked for and has not begun."""
+    RUNNING = 2
+    """It is in an episode, or has just ended one."""
+    LOST = 3
+    """Its remote is gone; it is connected again after a while."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Wish:
+    """Which world a client wants."""
+
+    address: Address
+    """The server."""
+    env_id: str | None = None
+    """The environment, where a server has several."""
+    render_mode: str | None = None
+    """The render mode to make it with."""
+    env_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """For its constructor."""
+    agent: str | None = None
+    """The agent to join as, in a world of several; None: the first that is free."""
+
+    @classmethod
+    def of(
+        cls,
+        url: str,
+        env_id: str | None = None,
+        render_mode: str | None = None,
+        env_kwargs: Mapping[str, Any] | None = None,
+        agent: str | None = None,
+    ) -> Wish:
+        """Join what a URL says and what keywords say.
+
+        Raises:
+            AddressError: The URL cannot be read.
+            SettingError: They contradict each other, or ask for something of a world that exists already.
+        """
+        address = parse_address(url)
+        if address.env_id and env_id and address.env_id != env_id:
+            raise SettingError(f"the URL {url!r} names {address.env_id!r}, but env_id is {env_id!r}; give one of them")
+        if address.world is not None and (env_id or render_mode or env_kwargs):
+            raise SettingError(
+                f"{url!r} joins a world that exists, so env_id, render_mode and env_kwargs cannot be given"
+            )
+        return cls(address, address.env_id or env_id, render_mode, dict(env_kwargs or {}), agent)
+
+    def settings(self) -> dict[str, pb.Tensor]:
+        """Return the CreateWorld settings."""
+        found: dict[str, pb.Tensor] = {}
+        for name, text in self.address.settings:
+            found[name] = pack_tensor(_parameter(name, text))
+        if self.env_id is not None:
+            found["env_id"] = pack_tensor(self.env_id)
+        if self.render_mode is not None:
+            found["render_mode"] = pack_tensor(self.render_mode)
+        rest = {}
+        for name, value in self.env_kwargs.items():
+            if isinstance(value, (bool, int, float, str)):
+                found[f"kwargs.{name}"] = pack_tensor(value)
+            else:
+                rest[name] = value
+        if rest:
+            try:
+                found["kwargs"] = pack_tensor(np.frombuffer(values.encode(rest), np.uint8))
+            except TensorError as error:
+                raise SettingError(f"env_kwargs cannot be sent: {error}") from error
+        return found
+
+
+def _parameter(name: str, text: str) -> Any:
+    """A query parameter's value: a number or truth value where it reads as one and is not expected to be text."""
+    if name in ("env_id", "render_mode", "vectorization_mode"):
+        return text
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, (bool, int, float)) else text
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What a client knows of the world that it is in."""
+
+    observation_space: Space[Any]
+    """Of one environment."""
+    action_space: Space[Any]
+    """Of one environment."""
+    lanes: int | None
+    """The number of lanes; None for a single environment."""
+    env_id: str | None
+    """The environment's id."""
+    metadata: Mapping[str, Any]
+    """The environment's metadata."""
+    render_mode: str | None
+    """How it renders."""
+    spec: Mapping[str, Any] | None
+    """What its registration says."""
+    server_version: str | None
+    """The version of a Gymnasium Bridge server; None for another one."""
+
+
+@dataclasses.dataclass
+class Batch:
+    """One step's results over all slots, while they come in."""
+
+    columns: list[Column]
+    rewards: Array
+    terminations: Array
+    truncations: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What came back."""
+
+    kind: str
+    """`ready` (joined), `step` (a Step was answered), `failed` (a Step or Reset was refused), `lost`, or `other`."""
+    message: pb.EnvironmentResponse | None = None
+    error: RemoteError | None = None
+
+
+@dataclasses.dataclass
+class _Pending:
+    """A request whose answer is outstanding."""
+
+    kind: str
+    episode: int
+
+
+Script = Generator[pb.EnvironmentRequest, pb.EnvironmentResponse, None]
+
+
+class Remote:
+    """A seat in a world.
+
+    Args:
+        wish: The world wanted.
+        deliver: Called from other threads with this remote, its connection's number, and what came.
+        max_message_bytes: The largest request or answer.
+    """
+
+    def __init__(
+        self,
+        wish: Wish,
+        deliver: Callable[[tuple[Remote, int, bytes | RemoteError]], None],
+        max_message_bytes: int,
+    ) -> None:
+        self.wish = wish
+        self.url = wish.address.url
+        self.facts: Facts | None = None
+        self.world: str | None = None
+        """The name of the world that was asked for last."""
+        self.stale = 0
+        """Answers of episodes that had been given up, dropped."""
+        self._deliver = deliver
+        self._max_message_bytes = max_message_bytes
+        self._connection: GrpcConnection | None = None
+        self._number = 0
+        self._script: Script | None = None
+        self._pending: deque[_Pending] = deque()
+        self._episode = 0
+        self._created: str | None = None
+        self._first_step = b""
+        self._observation_layout: Layout
+        self._action_layout: Layout
+        self._action_uids: tuple[int, ...] = ()
+        self._leaf_uids: tuple[tuple[int, Spec], ...] = ()
+        self._uids: dict[str, int] = {}
+
+    # Connecting
+
+    def open(self) -> None:
+        """Start to connect; `feed` says `ready` when the world is joined."""
+        self._number += 1
+        number = self._number
+        self._pending.clear()
+        self._created = None
+        self._connection = GrpcConnection(
+            self.wish.address, lambda what: self._deliver((self, number, what)), self._max_message_bytes
+        )
+        self._script = self._join()
+        self._send(next(self._script), "script")
+
+    def _join(self) -> Script:
+        """Create a world and join it, or join what there is; then learn what the server tells of it."""
+        name = self.wish.address.world
+        if name is None:
+            settings = self.wish.settings()
+            try:
+                response = yield pb.EnvironmentRequest(create_world=pb.CreateWorldRequest(settings=settings))
+                self._created = name = response.create_world.world_name
+            except RefusedError:
+                if settings:
+                    raise
+                name = ""  # D-4: a server may have but one world, and refuse to make others
+        self.world = name
+        seat = {} if self.wish.agent is None else {"agent": pack_tensor(self.wish.agent)}
+        response = yield pb.EnvironmentRequest(join_world=pb.JoinWorldRequest(world_name=name, settings=seat))
+        specs = response.join_world.specs
+        version = self._connection.server_version if self._connection else None
+        facts: dict[str, Any] = {}
+        if version is not None:
+            keys = ("observation_space", "action_space", "num_envs", "env_id", "metadata", "render_mode", "spec")
+            for key in keys:
+                response = yield _property_request(f"world.{key}")
+                facts[key] = property_value(response, self.url, key in ("metadata", "spec"))
+        self._learn(specs, version, facts)
+
+    def _learn(self, specs: pb.ActionObservationSpecs, version: str | None, facts: Mapping[str, Any]) -> None:
+        """Make sense of a joined world's specs and properties."""
+        observations = {uid: Spec.from_proto(spec) for uid, spec in specs.observations.items()}
+        actions = {uid: Spec.from_proto(spec) for uid, spec in specs.actions.items()}
+        foreign = version is None
+        signals = ("reward", "discount") if foreign else ("reward", "discount", "terminated", "truncated", "info")
+        self._uids = {spec.name: uid for uid, spec in observations.items() if spec.name in signals}
+        lanes = None if foreign else int(facts["num_envs"]) or None
+        if foreign:
+            parts = [spec for uid, spec in sorted(observations.items()) if spec.name not in signals]
+            observation_space = space_from_specs(parts, "observation")
+            action_space = space_from_specs([spec for _, spec in sorted(actions.items())], "action")
+            if "reward" not in self._uids:
+                warnings.warn(
+                    f"{self.url} gives no observation named reward: every reward is 0.0", RuntimeWarning, stacklevel=2
+                )
+        else:
+            observation_space = space_from_json(str(facts["observation_space"]))
+            action_space = space_from_json(str(facts["action_space"]))
+        self._observation_layout = Layout(observation_space, "observation", lanes, foreign=foreign)
+        self._action_layout = Layout(action_space, "action", lanes, foreign=foreign)
+        by_name = {spec.name: (uid, spec) for uid, spec in observations.items()}
+        action_by_name = {spec.name: uid for uid, spec in actions.items()}
+        try:
+            self._leaf_uids = tuple(by_name[leaf.name] for leaf in self._observation_layout.leaves)
+            self._action_uids = tuple(action_by_name[leaf.name] for leaf in self._action_layout.leaves)
+        except KeyError as error:
+            raise PeerError(self.url, f"its specs have no {error.args[0]!r}, which its spaces need") from error
+        wanted = [uid for uid, _ in self._leaf_uids] + [
+            self._uids[name] for name in signals if name in self._uids and name != "discount"
+        ]
+        request = pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=wanted))
+        self._first_step = request.SerializeToString()
+        self.facts = Facts(
+            observation_space,
+            action_space,
+            lanes,
+            facts.get("env_id") or None,
+            facts.get("metadata") or {},
+            facts.get("render_mode") or None,
+            facts.get("spec"),
+            version,
+        )
+
+    @property
+    def slots(self) -> int:
+        """The number of slots that this remote fills."""
+        return 1 if self.facts is None else self.facts.lanes or 1
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection, joined or not."""
+        return self._connection is not None
+
+    # Requests
+
+    def _send(self, request: pb.EnvironmentRequest | bytes, kind: str) -> None:
+        if self._connection is None:
+            raise PeerError(self.url, "there is no connection")
+        data = request if isinstance(request, bytes) else request.SerializeToString()
+        self._pending.append(_Pending(kind, self._episode))
+        self._connection.send(data)
+
+    def begin(self, settings: Mapping[str, pb.Tensor] | None = None, *, reset: bool = True) -> None:
+        """Ask for the first Step of the next episode; what still comes of the present one is dropped.
+
+        Args:
+            settings: For a Reset before it.
+            reset: Whether to send a Reset; after an episode's end a Step alone begins the next (D-9).
+        """
+        self._episode += 1
+        if reset:
+            self._send(pb.EnvironmentRequest(reset=pb.ResetRequest(settings=settings or {})), "reset")
+        self._send(self._first_step, "step")
+
+    def step(self, arrays: Sequence[Array]) -> None:
+        """Ask for a Step with the arrays of the action's tensors."""
+        request = pb.EnvironmentRequest()
+        actions = request.step.actions
+        for uid, array in zip(self._action_uids, arrays, strict=True):
+            fill_tensor(actions[uid], array)
+        request.step.SetInParent()
+        # Two serialized messages in a row are their merged one: what is constant was serialized at the join.
+        self._send(self._first_step + request.SerializeToString(), "step")
+
+    def step_columns(self, columns: Sequence[Column], slot: int) -> None:
+        """Ask for a Step with the actions of this remote's slots, from `slot` on."""
+        self.step(self._action_layout.pack_columns(columns, slot))
+
+    def read_property(self, key: str) -> None:
+        """Ask for a property's value."""
+        self._send(_property_request(key), "other")
+
+    def write_property(self, key: str, value: Any) -> None:
+        """Ask to set a property that takes any value."""
+        tensor = pack_tensor(np.frombuffer(values.encode(value), np.uint8))
+        body = properties_pb2.PropertyRequest(write_property=properties_pb2.WritePropertyRequest(key=key, value=tensor))
+        self._send(_extension(PROPERTY_REQUEST_URL, body), "other")
+
+    def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Ask to call a method."""
+        body = bridge_pb2.CallRequest(
+            name=name,
+            args=bridge_pb2.Value.List(items=[values.to_value(item) for item in args]),
+            kwargs=bridge_pb2.Value.Dict(keys=list(kwargs), values=[values.to_value(item) for item in kwargs.values()]),
+        )
+        self._send(_extension(CALL_REQUEST_URL, body), "other")
+
+    # Answers
+
+    def feed(self, number: int, what: bytes | RemoteError) -> Answer | None:
+        """Take what was delivered; return what it means, or None where it means nothing any more."""
+        if number != self._number or self._connection is None:
+            self.stale += 1
+            return None
+        if isinstance(what, RemoteError):
+            self.drop()
+            return Answer("lost", error=what)
+        try:
+            message = pb.EnvironmentResponse.FromString(what)
+        except DecodeError as problem:
+            return self._broken(f"it sent {len(what)} bytes that are no EnvironmentResponse: {problem}")
+        if not self._pending:
+            return self._broken("it sent an answer to no request")
+        pending = self._pending.popleft()
+        kind = message.WhichOneof("payload")
+        error = self._refusal(message) if kind == "error" else None
+        if pending.kind == "script":
+            return self._continue(message, error)
+        if pending.kind in ("step", "reset"):
+            if pending.episode != self._episode:
+                self.stale += 1
+                return None
+            if error is not None:
+                if pending.kind == "reset":
+                    self._episode += 1  # the Step sent after it began something else, if anything
+                return Answer("failed", error=error)
+            if kind != pending.kind:
+                return self._broken(f"it answered a {pending.kind} by {kind}")
+            return Answer("step", message) if kind == "step" else None
+        return Answer("other", message, error)
+
+    def _refusal(self, message: pb.EnvironmentResponse) -> RefusedError:
+        status = message.error
+        kind = EnvironmentFailedError if status.code == Code.INTERNAL else RefusedError
+        return kind(self.url, status.message or "no message", status.code)
+
+    def _continue(self, message: pb.EnvironmentResponse, error: RefusedError | None) -> Answer | None:
+        script = self._script
+        if script is None:
+            return self._broken("it sent an answer to no request")
+        try:
+            self._send(script.throw(error) if error is not None else script.send(message), "script")
+        except StopIteration:
+            self._script = None
+            return Answer("ready")
+        except (RemoteError, TensorError) as problem:
+            self._finish(0.5)
+            return Answer(
+                "lost", error=problem if isinstance(problem, RemoteError) else PeerError(self.url, str(problem))
+            )
+        return None
+
+    def _broken(self, reason: str) -> Answer:
+        self._finish(0.0)
+        return Answer("lost", error=PeerError(self.url, f"it broke the protocol: {reason}"))
+
+    def deliver_step(self, message: pb.EnvironmentResponse, batch: Batch, slot: int) -> Any:
+        """Write a Step's answer into a batch, from `slot` on.
+
+        Returns:
+            The info: a dict of one environment, or of arrays over the lanes.
+
+        Raises:
+            PeerError: An observation is missing, or not of its spec.
+        """
+        response = message.step
+        observations = response.observations
+        try:
+            for index, (uid, spec) in enumerate(self._leaf_uids):
+                if uid not in observations:
+                    raise PeerError(self.url, f"its answer lacks the observation {spec.name!r} (UID {uid})")
+                self._observation_layout.write(batch.columns, index, slot, spec.read(observations[uid]))
+            stop = slot + self.slots
+            flags = {name: observations[uid] for name, uid in self._uids.items() if uid in observations}
+            batch.rewards[slot:stop] = unpack_tensor(flags["reward"], "reward") if "reward" in flags else 0.0
+            if self.facts is not None and self.facts.lanes is not None:
+                batch.terminations[slot:stop] = unpack_tensor(flags["terminated"], "terminated")
+                batch.truncations[slot:stop] = unpack_tensor(flags["truncated"], "truncated")
+            else:
+                batch.terminations[slot] = response.state == pb.TERMINATED
+                truncated = response.state == pb.INTERRUPTED
+                if "truncated" in flags:  # an episode can end in both ways at once, of which the state tells one
+                    truncated |= bool(unpack_tensor(flags["truncated"], "truncated"))
+                batch.truncations[slot] = truncated
+            return values.decode(flags["info"].uint8s.array) if "info" in flags else {}
+        except (TensorError, KeyError, ValueError) as error:
+            raise PeerError(self.url, f"its observations cannot be read: {error}") from error
+
+    # The end
+
+    def drop(self) -> None:
+        """Give up a connection that has ended."""
+        self._finish(0.0)
+
+    def farewell(self) -> None:
+        """Leave the world, destroy it where it was made for this remote, and send no more; `close` then waits."""
+        if self._connection is None:
+            return
+        if self._script is None and self.facts is not None:
+            self._send(pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()), "other")
+            if self._created:
+                self._send(
+                    pb.EnvironmentRequest(destroy_world=pb.DestroyWorldRequest(world_name=self._created)), "other"
+                )
+        self._connection.finish()
+
+    def close(self, timeout: float) -> None:
+        """Say farewell and end the connection, within `timeout` seconds."""
+        self.farewell()
+        self._finish(timeout)
+
+    def _finish(self, timeout: float) -> None:
+        connection, self._connection = self._connection, None
+        self._script = None
+        self._pending.clear()
+        if connection is not None:
+            connection.close(timeout)
+
+
+def reset_settings(
+    seed: int | Sequence[int | None] | None = None,
+    options: Mapping[str, Any] | None = None,
+    reset_mask: Array | None = None,
+) -> dict[str, pb.Tensor]:
+    """Return the Reset settings for one environment, or with a list of seeds or a mask for lanes.
+
+    Raises:
+        SettingError: A seed is no non-negative 64-bit integer, or an option cannot be sent.
+    """
+    settings: dict[str, pb.Tensor] = {}
+    if isinstance(seed, (int, np.integer)):
+        settings["seed"] = pack_tensor(_seed(seed))
+    elif seed is not None and any(item is not None for item in seed):
+        settings["seed"] = pack_tensor(np.array([NO_SEED if item is None else _seed(item) for item in seed], np.int64))
+    if options:
+        try:
+            settings["options"] = pack_tensor(np.frombuffer(values.encode(dict(options)), np.uint8))
+        except TensorError as error:
+            raise SettingError(f"the reset options cannot be sent: {error}") from error
+    if reset_mask is not None:
+        settings["reset_mask"] = pack_tensor(reset_mask)
+    return settings
+
+
+def _seed(seed: Any) -> int:
+    if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool) or not 0 <= seed < 1 << 63:
+        raise SettingError(f"expected a seed from 0 to 2**63 - 1, or None, got {seed!r}")
+    return int(seed)
+
+
+def _extension(url: str, body: Any) -> pb.EnvironmentRequest:
+    request = pb.EnvironmentRequest()
+    request.extension.type_url = url
+    request.extension.value = body.SerializeToString()
+    return request
+
+
+def _property_request(key: str) -> pb.EnvironmentRequest:
+    body = properties_pb2.PropertyRequest(read_property=properties_pb2.ReadPropertyRequest(key=key))
+    return _extension(PROPERTY_REQUEST_URL, body)
+
+
+def property_value(message: pb.EnvironmentResponse, url: str, encoded: bool) -> Any:
+    try:
+        response = properties_pb2.PropertyResponse.FromString(message.extension.value)
+        tensor = response.read_property.value
+        return read_encoded(tensor) if encoded else unpack_tensor(tensor)[()]
+    except (DecodeError, TensorError) as error:
+        raise PeerError(url, f"its property cannot be read: {error}") from error

@@ -1,0 +1,337 @@
+"""A remote environment as a `gymnasium.Env`."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+
+from bridge import values
+from bridge.client.guard import OneThread
+from bridge.client.remote import Answer, Batch, Facts, Remote, Wish, property_value, reset_settings
+from bridge.errors import (
+    ClosedError,
+    ConnectionLostError,
+    PeerError,
+    RemoteError,
+    RemoteTimeoutError,
+    ResetNeededError,
+    SettingError,
+    TensorError,
+)
+from bridge.pb import bridge_pb2
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.spaces import Layout
+
+__all__ = ["MAX_MESSAGE_BYTES", "TIMEOUT", "RemoteEnv", "make_remote", "remote_metadata", "remote_spec"]
+
+TIMEOUT = 60.0
+"""Seconds that a client waits for an answer unless told otherwise."""
+MAX_MESSAGE_BYTES = 512 * 1024 * 1024
+"""Bytes in a request or answer that a client takes unless told otherwise."""
+
+
+class RemoteEnv(gymnasium.Env[Any, Any]):
+    """One remote environment, as if it were local.
+
+    With the same seeds and actions it gives bit for bit what the environment gives where it runs: observations,
+    rewards, flags and infos. What it returns belongs to the caller: arrays are writable and never touched again.
+
+    Every method that asks the remote raises RemoteTimeoutError after `timeout` seconds without an answer,
+    ConnectionLostError where the remote goes, and EnvironmentFailedError with the remote traceback where the
+    environment raises; `reset` connects again.
+
+    Args:
+        url: The server's URL; its path may name the environment, its query further CreateWorld settings.
+        env_id: The environment, where the server has several.
+        env_kwargs: For the environment's constructor.
+        render_mode: The render mode to make it with; frames come by `render()`.
+        agent: The agent to join as, in a world of several; None: the first that is free.
+        timeout: Seconds to wait for any answer.
+        max_message_bytes: The largest request or answer, in bytes.
+
+    Raises:
+        AddressError: The URL cannot be read.
+        ConnectError: Nobody listens there.
+        RefusedError: The server has no such environment, or not with these arguments.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        env_id: str | None = None,
+        env_kwargs: Mapping[str, Any] | None = None,
+        render_mode: str | None = None,
+        agent: str | None = None,
+        timeout: float = TIMEOUT,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
+        self._guard = OneThread("environment")
+        self._timeout = checked_timeout(timeout)
+        self._inbox: queue.SimpleQueue[tuple[Remote, int, bytes | RemoteError]] = queue.SimpleQueue()
+        self._remote = Remote(Wish.of(url, env_id, render_mode, env_kwargs, agent), self._inbox.put, max_message_bytes)
+        self._closed = False
+        self._running = False
+        self._needs_reset = "the environment has not been reset yet"
+        kwargs = {
+            "env_id": env_id,
+            "env_kwargs": env_kwargs,
+            "agent": agent,
+            "timeout": timeout,
+            "max_message_bytes": max_message_bytes,
+        }
+        kwargs = {key: value for key, value in kwargs.items() if value is not None}
+        self._connect()
+        facts = self._facts()
+        self.observation_space = facts.observation_space
+        self.action_space = facts.action_space
+        self.metadata = remote_metadata(facts)
+        self.render_mode = render_mode or facts.render_mode
+        self.spec = remote_spec("bridge.client.remote_env:RemoteEnv", {"url": url, **kwargs}, facts, self.render_mode)
+        self._observation_layout = Layout(facts.observation_space, "observation")
+        self._action_layout = Layout(facts.action_space, "action")
+
+    @property
+    def url(self) -> str:
+        """The URL that it was made of."""
+        return self._remote.url
+
+    @property
+    def server_version(self) -> str | None:
+        """The version of a Gymnasium Bridge server; None for another dm_env_rpc server (U-12)."""
+        return self._facts().server_version
+
+    def _facts(self) -> Facts:
+        facts = self._remote.facts
+        if facts is None:
+            raise ClosedError("this environment never joined a world")
+        return facts
+
+    def _connect(self) -> None:
+        self._remote.open()
+        try:
+            self._await("ready", "to join a world")
+        except RemoteError:
+            self._remote.close(0.5)
+            raise
+        if self._facts().lanes is not None:
+            lanes = self._facts().lanes
+            self._remote.close(0.5)
+            raise SettingError(
+                f"{self.url} is a world of {lanes} lanes; use make_vec_remote for it, or ask for ?num_envs=1"
+            )
+
+    def _await(self, kind: str, purpose: str) -> Answer:
+        """Wait for the one answer that is outstanding."""
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                remote, number, what = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                self._running = False
+                self._needs_reset = "the last call timed out"
+                self._remote.close(0.0)
+                raise RemoteTimeoutError(
+                    self.url,
+                    f"no answer {purpose} within {self._timeout:g} s; is the environment stuck, or timeout= too short?",
+                ) from None
+            answer = remote.feed(number, what)
+            if answer is None:
+                continue
+            if answer.error is not None:
+                if answer.kind == "lost":
+                    self._running = False
+                    self._needs_reset = "the connection was lost"
+                raise answer.error
+            if answer.kind == kind:
+                return answer
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this environment was closed; make a new one")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode.
+
+        Args:
+            seed: For the remote environment's random generator, 0 to 2**63 - 1.
+            options: For the remote environment's reset; what the values codec carries.
+
+        Returns:
+            The first observation and the info.
+        """
+        with self._guard:
+            self._require_open()
+            settings = reset_settings(seed, options)
+            super().reset(seed=seed)
+            if not self._remote.connected:
+                self._connect()
+            self._running = False
+            self._remote.begin(settings)
+            answer = self._await("step", "to reset")
+            self._running = True
+            observation, _, _, _, info = self._read(answer)
+            return observation, info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Apply an action.
+
+        Args:
+            action: An element of `action_space`; floats are rounded to the space's dtype.
+
+        Returns:
+            Observation, reward, terminated, truncated and info.
+
+        Raises:
+            InvalidActionError: It is not in the action space; nothing was sent.
+            ResetNeededError: No episode is running.
+        """
+        with self._guard:
+            self._require_open()
+            if not self._running:
+                raise ResetNeededError(f"expected reset() before step(): {self._needs_reset}")
+            self._remote.step(self._action_layout.pack_action(action))
+            answer = self._await("step", "to a step")
+            transition = self._read(answer)
+            if transition[2] or transition[3]:
+                self._running = False
+                self._needs_reset = "the episode has ended"
+            return transition
+
+    def _read(self, answer: Answer) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if answer.message is None:
+            raise PeerError(self.url, "a Step was answered by nothing")
+        columns = self._observation_layout.columns(1)
+        batch = Batch(columns, np.zeros(1), np.zeros(1, np.bool_), np.zeros(1, np.bool_))
+        info = self._remote.deliver_step(answer.message, batch, 0)
+        observation = self._observation_layout.row(columns, 0)
+        return observation, float(batch.rewards[0]), bool(batch.terminations[0]), bool(batch.truncations[0]), info
+
+    def _ask(self, purpose: str) -> pb.EnvironmentResponse:
+        message = self._await("other", purpose).message
+        if message is None:
+            raise PeerError(self.url, f"nothing was answered {purpose}")
+        return message
+
+    def _require_remote(self) -> None:
+        self._require_open()
+        if not self._remote.connected:
+            raise ConnectionLostError(self.url, "there is no connection; reset() makes a new one")
+
+    def render(self) -> Any:
+        """Return the frame of now, as the environment's own render mode gives it; None without a render mode."""
+        with self._guard:
+            self._require_remote()
+            self._remote.read_property("world.frame")
+            frames = property_value(self._ask("to render"), self.url, True)
+            return frames[0]
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a public method of the remote environment, or read a public attribute.
+
+        Args:
+            name: The name, looked up through the environment's wrappers.
+            args: What the values codec carries.
+            kwargs: What the values codec carries.
+
+        Raises:
+            RefusedError: PERMISSION_DENIED for a private name, UNIMPLEMENTED where the server has no method calls.
+        """
+        with self._guard:
+            self._require_remote()
+            self._remote.call(name, args, kwargs)
+            return call_results(self._ask(f"to the call of {name}"), self.url)[0]
+
+    def get_attr(self, name: str) -> Any:
+        """Read a public attribute of the remote environment."""
+        return self.call(name)
+
+    def set_attr(self, name: str, value: Any) -> None:
+        """Set a public attribute of the remote environment."""
+        with self._guard:
+            self._require_remote()
+            self._remote.write_property(f"world.attributes.{name}", [value])
+            self._ask(f"to setting {name}")
+
+    def close(self) -> None:
+        """Leave the world, which goes where it was made for this environment, and disconnect. May be called twice."""
+        with self._guard:
+            self._closed = True
+            self._running = False
+            self._remote.close(2.0)
+
+    def __del__(self) -> None:
+        remote = getattr(self, "_remote", None)
+        if remote is not None:
+            remote.close(0.0)
+
+    def __repr__(self) -> str:
+        return f"<RemoteEnv {self.url}>"
+
+    __str__ = __repr__
+
+
+def make_remote(url: str, **kwargs: Any) -> RemoteEnv:
+    """Connect to one remote environment.
+
+    Example:
+        >>> from bridge import make_remote, serve_gym
+        >>> with serve_gym("CartPole-v1") as server:
+        ...     env = make_remote(server.url)
+        ...     observation, info = env.reset(seed=0)
+        ...     env.close()
+        >>> observation.shape
+        (4,)
+
+    Args:
+        url: `grpc://HOST:PORT`, optionally with the environment id as its path.
+        kwargs: As for `RemoteEnv`: `env_id`, `env_kwargs`, `render_mode`, `agent`, `timeout`,
+            `max_message_bytes`.
+
+    Raises:
+        AddressError, ConnectError, RefusedError, RemoteTimeoutError: As `RemoteEnv`.
+    """
+    return RemoteEnv(url, **kwargs)
+
+
+def checked_timeout(timeout: Any) -> float:
+    """Return a timeout in seconds, or raise SettingError where it is none."""
+    if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or not timeout > 0:
+        raise SettingError(f"expected timeout to be a positive number of seconds, got {timeout!r}")
+    return float(timeout)
+
+
+def remote_metadata(facts: Facts) -> dict[str, Any]:
+    """Return a remote environment's metadata, without the render mode that opens a window where it runs."""
+    metadata = dict(facts.metadata)
+    modes = [mode for mode in metadata.get("render_modes", []) if mode != "human"]
+    return {**metadata, "render_modes": modes}
+
+
+def remote_spec(entry_point: str, kwargs: dict[str, Any], facts: Facts, render_mode: str | None) -> EnvSpec:
+    """Return a spec that makes a second environment of the same remote."""
+    registered = facts.spec or {}
+    if render_mode:
+        kwargs = {**kwargs, "render_mode": render_mode}
+    return EnvSpec(
+        id="bridge/Remote-v0",
+        entry_point=entry_point,
+        reward_threshold=registered.get("reward_threshold"),
+        nondeterministic=bool(registered.get("nondeterministic", False)),
+        kwargs=kwargs,
+    )
+
+
+def call_results(message: pb.EnvironmentResponse, url: str) -> list[Any]:
+    """Return the results of a method call, one a lane."""
+    try:
+        response = bridge_pb2.CallResponse.FromString(message.extension.value)
+        return [values.from_value(result) for result in response.results]
+    except (TensorError, ValueError) as error:
+        raise PeerError(url, f"the result of a call cannot be read: {error}") from error

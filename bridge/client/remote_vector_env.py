@@ -1,0 +1,805 @@
+"""Many remotes as one `gymnasium.vector.VectorEnv`, which waits for none that is resetting."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import queue
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from bridge.client.guard import OneThread
+from bridge.client.infos import lane_info, merge_lanes
+from bridge.client.remote import Answer, Batch, Facts, Remote, SlotState, Wish, property_value, reset_settings
+from bridge.client.remote_env import (
+    MAX_MESSAGE_BYTES,
+    TIMEOUT,
+    call_results,
+    checked_timeout,
+    remote_metadata,
+    remote_spec,
+)
+from bridge.errors import (
+    AlreadyPendingError,
+    ClosedError,
+    ConnectionLostError,
+    EnvironmentFailedError,
+    PeerError,
+    RefusedError,
+    RemoteError,
+    RemoteTimeoutError,
+    ResetNeededError,
+    SettingError,
+)
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.spaces import Layout
+from bridge.tensors import Array
+
+__all__ = ["RemoteVectorEnv", "Results", "make_vec_remote"]
+
+# Seconds that `step` and `reset` wait where no slot has an observation: a loop over them does not spin.
+_PACE = 0.02
+_BACKOFF = (0.1, 10.0)
+_RESET_ATTEMPTS = 3
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class _Seat:
+    """One remote, the slots that it fills, and where they are."""
+
+    remote: Remote
+    start: int
+    """Its first slot."""
+    lanes: int
+    """The number of its slots."""
+    state: SlotState = SlotState.CONNECTING
+    answer: pb.EnvironmentResponse | None = None
+    """A Step's answer that has come and was not handed out yet."""
+    last: pb.EnvironmentResponse | None = None
+    """The last Step's answer that was handed out."""
+    stepping: bool = False
+    """Whether the outstanding answer is that of an action."""
+    idle: bool = True
+    """While RESETTING: whether its next episode is still to be asked for."""
+    ended: bool = False
+    """Whether the last answer that was handed out ended the episode."""
+    in_episode: bool = False
+    """Whether an episode's observation has been handed out and its end has not."""
+    settings: Mapping[str, pb.Tensor] | None = None
+    """Of the Reset that its next episode begins with."""
+    error: RemoteError | None = None
+    """Why it is lost, or why its episode was cut off."""
+    failures: int = 0
+    """Attempts in a row to connect or to reset that failed."""
+    retry_at: float = 0.0
+    """When to try again; monotonic seconds."""
+    deadline: float = 0.0
+    """When the outstanding answer is late; monotonic seconds."""
+
+    @property
+    def slots(self) -> slice:
+        """Its slots in a batch."""
+        return slice(self.start, self.start + self.lanes)
+
+    @property
+    def single(self) -> bool:
+        """Whether it is a single environment rather than lanes."""
+        return self.remote.facts is not None and self.remote.facts.lanes is None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an answer to an action is outstanding."""
+        return self.stepping and self.answer is None and self.state is SlotState.RUNNING
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether its episode was cut off and nobody was told yet."""
+        return self.error is not None and self.in_episode
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is nothing to wait for: an observation, the news of a cut-off, or nothing was asked."""
+        if self.answer is not None or self.cut_off:
+            return True
+        return self.state is SlotState.RUNNING and not self.stepping
+
+
+@dataclasses.dataclass
+class Results:
+    """What one `reset` or `step` gathered, before it is given the form that a caller wants."""
+
+    batch: Batch
+    """Columns and flags over all slots; the columns of slots that are not `valid` hold nothing."""
+    valid: Array
+    """Which slots have an observation, `(num_envs,)`."""
+    infos: list[tuple[_Seat, Any]]
+    """The infos as they came: a dict a slot, or of arrays over a world's lanes."""
+    errors: dict[int, RemoteError]
+    """Why an episode was cut off, by slot."""
+
+
+class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
+    """A vector of remote environments, in the semantics of OpenAI Universe under Gymnasium's contract.
+
+    Observations are a tuple with an entry a slot: an observation of `single_observation_space`, or None for a slot
+    that is connecting, resetting or lost. `reset` returns at once. A slot whose episode ended begins its next one by
+    itself in the following `step`; until its observation is there it reads None, with reward 0, both flags False, and
+    its action not applied. Slots that run are not held up by it. `bridge.wrappers.BlockingReset` waits for every slot
+    and gives batched arrays.
+
+    A remote that is lost ends its episode with `truncated=True` once, `infos["error"]` says why, and is connected
+    again with growing pauses; the other slots go on.
+
+    Infos are Gymnasium's dict of arrays with `_key` masks, and besides `n`, a tuple of each slot's own info (U-7), and
+    `slot_state`, an int64 array of `SlotState`.
+
+    Args:
+        urls: A server's URL for each world; or one URL, of which as many worlds are made as `num_envs` asks for. A
+        world of N lanes
+            fills N slots.
+        num_envs: The number of slots; None: what the URLs give, a world each.
+        env_id: The environment, where a server has several.
+        env_kwargs: For the environment's constructor.
+        render_mode: The render mode to make it with.
+        timeout: Seconds to wait for any answer.
+        max_message_bytes: The largest request or answer, in bytes.
+
+    Raises:
+        AddressError: A URL cannot be read.
+        ConnectError: Nobody listens at one of them.
+        RefusedError: A server has no such environment, or not with these arguments.
+        SettingError: The worlds differ in their spaces, or do not add up to `num_envs`.
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        num_envs: int | None = None,
+        env_id: str | None = None,
+        env_kwargs: Mapping[str, Any] | None = None,
+        render_mode: str | None = None,
+        timeout: float = TIMEOUT,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
+        self.closed = False
+        self._seats: list[_Seat] = []
+        self._guard = OneThread("vector environment")
+        self._timeout = checked_timeout(timeout)
+        self._max_message_bytes = max_message_bytes
+        self._inbox: queue.SimpleQueue[tuple[Remote, int, bytes | RemoteError]] = queue.SimpleQueue()
+        self._seat_of: dict[Remote, _Seat] = {}
+        self._pending: str | None = None
+        self._was_reset = False
+        self._jitter = random.Random()
+        wishes = [Wish.of(url, env_id, render_mode, env_kwargs) for url in checked_urls(urls)]
+        try:
+            self._connect_all(wishes, num_envs)
+        except BaseException:
+            self._close_seats(0.5)
+            raise
+        facts = self._facts()
+        self.num_envs = sum(seat.lanes for seat in self._seats)
+        self.single_observation_space: Space[Any] = facts.observation_space
+        self.single_action_space: Space[Any] = facts.action_space
+        self.observation_space = batch_space(facts.observation_space, self.num_envs)
+        self.action_space = batch_space(facts.action_space, self.num_envs)
+        self.metadata = {**remote_metadata(facts), "autoreset_mode": AutoresetMode.NEXT_STEP}
+        self.render_mode = render_mode or facts.render_mode
+        kwargs = {
+            "env_id": env_id,
+            "env_kwargs": env_kwargs,
+            "timeout": timeout,
+            "max_message_bytes": max_message_bytes,
+        }
+        given = {key: value for key, value in kwargs.items() if value is not None}
+        url_list = urls if isinstance(urls, str) else list(urls)
+        self.spec: EnvSpec | None = remote_spec(
+            "bridge.client.remote_env:RemoteEnv",
+            {"urls": url_list, "num_envs": num_envs, **given},
+            facts,
+            self.render_mode,
+        )
+        self._observation_layout = Layout(facts.observation_space, "observation")
+        self._action_layout = Layout(facts.action_space, "action")
+
+    # Connecting
+
+    def _connect_all(self, wishes: list[Wish], num_envs: int | None) -> None:
+        """Join a world for each wish, all at once, and further ones where `num_envs` asks for more slots."""
+        if num_envs is not None and (not isinstance(num_envs, int) or isinstance(num_envs, bool) or num_envs < 1):
+            raise SettingError(f"expected num_envs to be a positive integer, got {num_envs!r}")
+        self._add_seats(wishes)
+        if num_envs is None:
+            return
+        have = sum(seat.lanes for seat in self._seats)
+        if have < num_envs and (num_envs - have) % have == 0:
+            self._add_seats(wishes * ((num_envs - have) // have))
+        elif have != num_envs:
+            lanes = ", ".join(f"{seat.remote.url} ({seat.lanes})" for seat in self._seats)
+            raise SettingError(
+                f"num_envs={num_envs} is no multiple of the {have} slots that the URLs give: {lanes}. "
+                "A world of N lanes fills N slots"
+            )
+
+    def _add_seats(self, wishes: list[Wish]) -> None:
+        first = len(self._seats)
+        for wish in wishes:
+            seat = _Seat(Remote(wish, self._inbox.put, self._max_message_bytes), 0, 1)
+            self._seats.append(seat)
+            self._seat_of[seat.remote] = seat
+            seat.remote.open()
+        new = self._seats[first:]
+        deadline = time.monotonic() + self._timeout
+        while any(seat.state is SlotState.CONNECTING for seat in new):
+            answer, source = self._next_answer(deadline)
+            if source is None:
+                late = [seat.remote.url for seat in new if seat.state is SlotState.CONNECTING]
+                raise RemoteTimeoutError(", ".join(late), f"no world was joined within {self._timeout:g} s")
+            if answer is None:
+                continue
+            if answer.error is not None:
+                raise answer.error
+            source.state = SlotState.RESETTING
+        start = self._seats[first - 1].slots.stop if first else 0
+        for seat in new:
+            seat.start, seat.lanes = start, seat.remote.slots
+            start += seat.lanes
+            self._check_spaces(seat)
+
+    def _check_spaces(self, seat: _Seat) -> None:
+        mine, first = seat.remote.facts, self._facts()
+        if mine is None or (mine.observation_space, mine.action_space) != (first.observation_space, first.action_space):
+            got = (mine.observation_space, mine.action_space) if mine else None
+            raise SettingError(
+                f"{seat.remote.url} has the spaces {got}, but {self._seats[0].remote.url} has "
+                f"{(first.observation_space, first.action_space)}; one vector environment takes worlds of equal spaces"
+            )
+
+    def _facts(self) -> Facts:
+        facts = self._seats[0].remote.facts
+        if facts is None:
+            raise ClosedError("this vector environment never joined a world")
+        return facts
+
+    # What comes in
+
+    def _next_answer(self, deadline: float) -> tuple[Answer | None, _Seat | None]:
+        """Take one delivery; (None, None) once the deadline has passed."""
+        try:
+            remote, number, what = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            return None, None
+        return remote.feed(number, what), self._seat_of[remote]
+
+    def _handle(self, answer: Answer, seat: _Seat) -> None:
+        """Let an answer change the seat that it came for."""
+        if answer.kind == "step":
+            seat.answer = answer.message
+            if seat.state is SlotState.RESETTING:
+                seat.state, seat.failures, seat.settings = SlotState.RUNNING, 0, None
+        elif answer.kind == "ready":
+            try:
+                self._check_spaces(seat)
+            except SettingError as error:
+                seat.remote.close(0.0)
+                self._lose(seat, PeerError(seat.remote.url, f"it came back as another environment: {error}"))
+                return
+            self._begin(seat, seat.settings)
+        elif answer.kind == "failed":
+            seat.error = answer.error
+            seat.stepping, seat.idle, seat.state = False, True, SlotState.RESETTING
+            seat.failures += 1
+            seat.retry_at = time.monotonic() + (self._pause(seat.failures - 1) if seat.failures > 1 else 0.0)
+        elif answer.kind == "lost":
+            self._lose(seat, answer.error)
+
+    def _lose(self, seat: _Seat, error: RemoteError | None) -> None:
+        seat.state = SlotState.LOST
+        seat.error = error
+        seat.stepping = False
+        seat.answer = None
+        seat.failures += 1
+        seat.retry_at = time.monotonic() + self._pause(seat.failures)
+
+    def _pause(self, failures: int) -> float:
+        """Seconds until the next attempt: doubling, with jitter so that many clients do not come at once."""
+        least, most = _BACKOFF
+        return min(most, least * 2.0 ** min(failures - 1, 10)) * self._jitter.uniform(0.5, 1.5)
+
+    def _begin(self, seat: _Seat, settings: Mapping[str, pb.Tensor] | None, *, reset: bool = True) -> None:
+        """Ask for a seat's next episode."""
+        seat.state = SlotState.RESETTING
+        seat.settings = settings
+        seat.answer = None
+        seat.stepping = seat.ended = seat.idle = False
+        seat.deadline = time.monotonic() + self._timeout
+        seat.remote.begin(settings, reset=reset)
+
+    def _tend(self, now: float) -> None:
+        """Try again what is due, and give up what is late."""
+        for seat in self._seats:
+            if seat.cut_off:
+                continue  # whoever steps is told first
+            if seat.state is SlotState.LOST and now >= seat.retry_at:
+                seat.state = SlotState.CONNECTING
+                seat.deadline = now + self._timeout
+                seat.remote.open()
+            elif seat.state is SlotState.RESETTING and seat.idle:
+                if now >= seat.retry_at:
+                    self._begin(seat, seat.settings)
+            elif not seat.settled and now > seat.deadline and seat.state is not SlotState.LOST:
+                seat.remote.close(0.0)
+                asked = {SlotState.CONNECTING: "connecting", SlotState.RESETTING: "a reset"}.get(seat.state, "a step")
+                self._lose(
+                    seat, RemoteTimeoutError(seat.remote.url, f"no answer to {asked} within {self._timeout:g} s")
+                )
+
+    def _drain(self) -> None:
+        """Handle what has come, without waiting."""
+        while True:
+            answer, seat = self._next_answer(0.0)
+            if seat is None:
+                return
+            if answer is not None:
+                self._handle(answer, seat)
+
+    # Gathering
+
+    def _gather(self, enough: Callable[[], bool], deadline: float) -> None:
+        """Handle deliveries until `enough`, or until the deadline."""
+        self._drain()
+        while not enough():
+            now = time.monotonic()
+            self._tend(now)
+            if now >= deadline:
+                return
+            # Wakes for what is due in between: a retry, or an answer that is late.
+            answer, seat = self._next_answer(min(deadline, now + 0.1))
+            if seat is not None and answer is not None:
+                self._handle(answer, seat)
+
+    def _results(self) -> Results:
+        """Hand out what has come."""
+        columns = self._observation_layout.columns(self.num_envs)
+        batch = Batch(
+            columns, np.zeros(self.num_envs), np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.bool_)
+        )
+        results = Results(batch, np.zeros(self.num_envs, np.bool_), [], {})
+        for seat in self._seats:
+            if seat.answer is not None:
+                self._hand_out(seat, seat.answer, results)
+            elif seat.error is not None:
+                self._cut_off(seat, results)
+        for slot, error in results.errors.items():
+            if results.batch.truncations[slot]:
+                _log.warning("the episode of slot %d is cut off: %s", slot, error)
+        return results
+
+    def _hand_out(self, seat: _Seat, message: pb.EnvironmentResponse, results: Results) -> None:
+        try:
+            info = seat.remote.deliver_step(message, results.batch, seat.start)
+        except RemoteError as error:
+            seat.remote.close(0.0)
+            self._lose(seat, error)
+            self._cut_off(seat, results)
+            return
+        seat.last, seat.answer = message, None
+        seat.stepping = False
+        seat.error = None
+        results.valid[seat.slots] = True
+        results.infos.append((seat, info))
+        batch = results.batch
+        # Lanes begin their next episodes by themselves.
+        seat.ended = seat.single and bool(batch.terminations[seat.start] or batch.truncations[seat.start])
+        seat.in_episode = not seat.ended
+
+    def _cut_off(self, seat: _Seat, results: Results) -> None:
+        """End the episode of a seat whose remote failed: truncated once, and then None until it is back."""
+        error = seat.error
+        if error is None:
+            return
+        for slot in range(seat.start, seat.start + seat.lanes):
+            results.errors[slot] = error
+        if seat.in_episode:
+            seat.in_episode = False
+            results.batch.truncations[seat.slots] = True
+
+    # The contract of VectorEnv
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Ask every slot for a new episode, and return at once.
+
+        Args:
+            seed: An integer seeds slot i with `seed + i`; a list gives each slot's.
+            options: For the environments' reset; `reset_mask`, a bool array `(num_envs,)`, names the slots to reset,
+                and the others stay as they are.
+
+        Returns:
+            A tuple with an observation, or None, for each slot; and the infos.
+        """
+        self.reset_async(seed=seed, options=options)
+        return self.reset_wait()
+
+    def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+        """Apply actions to the slots that are in an episode, and let those whose episode ended begin their next.
+
+        Args:
+            actions: A batch of `action_space`; entries of slots without an observation are not applied.
+
+        Returns:
+            A tuple with an observation, or None, for each slot; float64 rewards, bool terminations and truncations,
+            each `(num_envs,)`; and the infos.
+
+        Raises:
+            InvalidActionError: An action is not in its space; nothing was sent.
+            ResetNeededError: `reset` was never called (U-8).
+        """
+        self.step_async(actions)
+        return self.step_wait()
+
+    def reset_async(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> None:
+        """Send what `reset` sends; `reset_wait` gathers."""
+        with self.exclusive("reset"):
+            self.begin_reset(seed, options)
+            self._pending = "reset"
+
+    def reset_wait(self) -> tuple[Any, dict[str, Any]]:
+        """Return what has come since `reset_async`."""
+        with self.exclusive("reset_wait", "reset"):
+            self._pending = None
+            self._drain()
+            return self._as_universe(self._results())[::4]
+
+    def step_async(self, actions: Any) -> None:
+        """Send what `step` sends; `step_wait` gathers."""
+        with self.exclusive("step"):
+            self.begin_step(actions)
+            self._pending = "step"
+
+    def step_wait(self) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+        """Wait for the slots that are in an episode, each within `timeout`, and return what has come."""
+        with self.exclusive("step_wait", "step"):
+            self._pending = None
+            return self._as_universe(self.finish_step())
+
+    @contextmanager
+    def exclusive(self, call: str, pending: str | None = None) -> Iterator[None]:
+        """Keep other threads out, and refuse a call out of turn.
+
+        Args:
+            call: The method's name.
+            pending: The asynchronous call that it must follow; None: none may be pending.
+        """
+        with self._guard:
+            if self.closed:
+                raise ClosedError(f"{call} on a closed vector environment; make a new one")
+            if self._pending != pending and pending is None:
+                text = f"{call} while a {self._pending} is pending; call {self._pending}_wait first"
+                raise AlreadyPendingError(text, str(self._pending))
+            if self._pending != pending:
+                raise AlreadyPendingError(f"expected {pending}_async before {call}", str(pending))
+            yield
+
+    def begin_reset(self, seed: int | Sequence[int | None] | None, options: Mapping[str, Any] | None) -> None:
+        """Check and send the Resets; what `reset_async` does without its bookkeeping."""
+        seeds = spread_seeds(seed, self.num_envs)
+        given = dict(options or {})
+        mask = given.pop("reset_mask", None)
+        if mask is not None:
+            check_mask(mask, self.num_envs)
+        self._drain()
+        plans: list[tuple[_Seat, Mapping[str, pb.Tensor]]] = []
+        for seat in self._seats:
+            chosen = None if mask is None else mask[seat.slots]
+            if chosen is not None and not chosen.any() and self._was_reset:
+                continue
+            part = seeds[seat.slots]
+            lane_mask = None if seat.single or chosen is None or chosen.all() else chosen
+            plans.append((seat, reset_settings(part[0] if seat.single else part, given, lane_mask)))
+        for seat, settings in plans:
+            seat.in_episode = False
+            seat.error = None
+            if seat.state in (SlotState.LOST, SlotState.CONNECTING):
+                seat.settings = settings
+                seat.retry_at = 0.0
+            else:
+                self._begin(seat, settings)
+        self._tend(time.monotonic())
+        self._was_reset = True
+
+    def begin_step(self, actions: Any) -> None:
+        """Check and send the Steps; what `step_async` does without its bookkeeping."""
+        if not self._was_reset:
+            raise ResetNeededError("expected reset() before the first step()")
+        columns = self._action_layout.split(actions, self.num_envs)
+        self._drain()
+        now = time.monotonic()
+        for seat in self._seats:
+            if seat.state is SlotState.RUNNING and seat.answer is None:
+                if seat.ended:
+                    self._begin(seat, None, reset=False)
+                else:
+                    seat.stepping = True
+                    seat.deadline = now + self._timeout
+                    seat.remote.step_columns(columns, seat.start)
+        self._tend(now)
+
+    def finish_step(self) -> Results:
+        """Wait for every slot that was stepped; where none has an observation, wait a moment for one."""
+        self._gather(lambda: not any(seat.waiting for seat in self._seats), time.monotonic() + self._timeout + 1.0)
+        if not any(seat.answer is not None for seat in self._seats):
+            self._gather(lambda: any(seat.answer is not None for seat in self._seats), time.monotonic() + _PACE)
+        return self._results()
+
+    def finish_all(self, timeout: float) -> Results:
+        """Wait until every slot has an observation, but for those that are cut off in this very step.
+
+        Raises:
+            RemoteTimeoutError: Some have none after `timeout` seconds; it names their URLs.
+            EnvironmentFailedError: A remote environment fails in every attempt to reset it.
+        """
+
+        def enough() -> bool:
+            self._raise_hopeless()
+            return all(seat.settled for seat in self._seats)
+
+        self._gather(enough, time.monotonic() + timeout)
+        if not enough():
+            late = [seat for seat in self._seats if not seat.settled]
+            reasons = "; ".join(
+                f"{seat.remote.url} is {seat.state.name.lower()}" + (f" ({seat.error.reason})" if seat.error else "")
+                for seat in late
+            )
+            raise RemoteTimeoutError(
+                ", ".join(dict.fromkeys(seat.remote.url for seat in late)),
+                f"no observation within {timeout:g} s: {reasons}",
+            )
+        return self._results()
+
+    def _raise_hopeless(self) -> None:
+        """Raise what no waiting mends: settings that are refused, an environment that fails in every reset."""
+        for seat in self._seats:
+            if seat.state is SlotState.RESETTING and isinstance(seat.error, RefusedError) and not seat.in_episode:
+                if isinstance(seat.error, EnvironmentFailedError) and seat.failures < _RESET_ATTEMPTS:
+                    continue
+                error, seat.error, seat.failures, seat.settings = seat.error, None, 0, None
+                raise error
+
+    # The forms of results
+
+    def _as_universe(self, results: Results) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+        rows = tuple(
+            self._observation_layout.row(results.batch.columns, slot) if results.valid[slot] else None
+            for slot in range(self.num_envs)
+        )
+        infos = self.merged_infos(results)
+        own: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        for seat, info in results.infos:
+            for lane in range(seat.lanes):
+                own[seat.start + lane] = dict(info) if seat.single else lane_info(info, lane)
+        for slot, error in results.errors.items():
+            own[slot]["error"] = str(error)
+        infos["n"] = tuple(own)
+        infos["slot_state"] = self.slot_states
+        batch = results.batch
+        return rows, batch.rewards, batch.terminations, batch.truncations, infos
+
+    def merged_infos(self, results: Results) -> dict[str, Any]:
+        """Return the infos by Gymnasium's rules: arrays over the slots with `_key` masks."""
+        if (
+            len(self._seats) == 1
+            and results.infos
+            and isinstance(results.infos[0][1], dict)
+            and not self._seats[0].single
+        ):
+            return results.infos[0][1]
+        infos: dict[str, Any] = {}
+        for slot, error in results.errors.items():
+            infos = self._add_info(infos, {"error": str(error)}, slot)
+        for seat, info in results.infos:
+            if not info:
+                continue
+            if seat.single:
+                infos = self._add_info(infos, info, seat.start)
+            elif isinstance(info, list):
+                for lane, own in enumerate(info):
+                    infos = self._add_info(infos, own, seat.start + lane)
+            else:
+                merge_lanes(infos, info, seat.start, seat.lanes, self.num_envs)
+        return infos
+
+    def fill_last(self, results: Results) -> None:
+        """Give slots without a new observation the one that they had last: those cut off, and those not asked.
+
+        Raises:
+            ConnectionLostError: A slot never had one.
+        """
+        for seat in self._seats:
+            if results.valid[seat.start]:
+                continue
+            if seat.last is None:
+                raise ConnectionLostError(seat.remote.url, f"it went before its first observation: {seat.error}")
+            columns = self._observation_layout.columns(self.num_envs)
+            rest = Batch(columns, *(np.empty(self.num_envs) for _ in range(3)))
+            seat.remote.deliver_step(seat.last, rest, seat.start)
+            for column, old in zip(results.batch.columns, columns, strict=True):
+                column[seat.slots] = old[seat.slots]
+
+    def batched(self, results: Results) -> Any:
+        """Return the observations of all slots as Gymnasium batches them."""
+        return self._observation_layout.batch(results.batch.columns)
+
+    @property
+    def slot_states(self) -> Array:
+        """Where each slot is: an int64 array `(num_envs,)` of `SlotState`."""
+        states = np.empty(self.num_envs, np.int64)
+        for seat in self._seats:
+            states[seat.slots] = seat.state
+        return states
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The URL of each slot's remote."""
+        return tuple(seat.remote.url for seat in self._seats for _ in range(seat.lanes))
+
+    # Calls
+
+    def _ask_all(self, send: Callable[[_Seat], None], purpose: str) -> list[tuple[_Seat, pb.EnvironmentResponse]]:
+        """Send one request to every remote and wait for all answers."""
+        with self.exclusive(purpose):
+            self._drain()
+            for seat in self._seats:
+                if not seat.remote.connected or seat.state is SlotState.CONNECTING:
+                    raise ConnectionLostError(
+                        seat.remote.url, f"no {purpose} while it is {seat.state.name.lower()}: {seat.error}"
+                    )
+            for seat in self._seats:
+                send(seat)
+            missing = {id(seat): seat for seat in self._seats}
+            answers: list[tuple[_Seat, pb.EnvironmentResponse]] = []
+            failure: RemoteError | None = None
+            deadline = time.monotonic() + self._timeout
+            while missing:
+                answer, source = self._next_answer(deadline)
+                if source is None:
+                    late = list(missing.values())
+                    for other in late:
+                        other.remote.close(0.0)
+                        self._lose(
+                            other,
+                            RemoteTimeoutError(other.remote.url, f"no answer to {purpose} within {self._timeout:g} s"),
+                        )
+                    urls = ", ".join(other.remote.url for other in late)
+                    raise RemoteTimeoutError(urls, f"no answer to {purpose} within {self._timeout:g} s")
+                if answer is None:
+                    continue
+                if answer.kind == "other":
+                    missing.pop(id(source), None)
+                    if answer.message is not None:
+                        answers.append((source, answer.message))
+                    failure = failure or answer.error
+                    continue
+                self._handle(answer, source)
+                if answer.kind == "lost":
+                    missing.pop(id(source), None)
+                    failure = failure or answer.error
+            if failure is not None:
+                raise failure
+            return sorted(answers, key=lambda pair: pair[0].start)
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a public method of every environment, or read a public attribute; return a result a slot.
+
+        Raises:
+            RefusedError: A server has no method calls, or the name is private.
+        """
+        answers = self._ask_all(lambda seat: seat.remote.call(name, args, kwargs), f"call of {name}")
+        return tuple(result for seat, message in answers for result in call_results(message, seat.remote.url))
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Read a public attribute of every environment."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set a public attribute: a list or tuple gives each slot's value, anything else that of all."""
+        items = list(values) if isinstance(values, (list, tuple)) else [values] * self.num_envs
+        if len(items) != self.num_envs:
+            raise SettingError(f"expected {self.num_envs} values, one for each slot, got {len(items)}")
+        self._ask_all(
+            lambda seat: seat.remote.write_property(f"world.attributes.{name}", items[seat.slots]), f"setting of {name}"
+        )
+
+    def render(self) -> tuple[Any, ...]:
+        """Return the frame of every slot, as its environment's render mode gives it."""
+        answers = self._ask_all(lambda seat: seat.remote.read_property("world.frame"), "render")
+        frames: list[Any] = []
+        for seat, message in answers:
+            frames.extend(property_value(message, seat.remote.url, True))
+        return tuple(frames)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Leave the worlds and disconnect; worlds that were made for this environment go."""
+        with self._guard:
+            self._close_seats(2.0)
+
+    def _close_seats(self, timeout: float) -> None:
+        for seat in self._seats:
+            seat.remote.farewell()
+        for seat in self._seats:
+            seat.remote.close(timeout)
+
+    def __del__(self) -> None:
+        if not getattr(self, "closed", True):
+            self._close_seats(0.0)
+
+
+def checked_urls(urls: Any) -> list[str]:
+    """Return the URLs as a list, or raise SettingError where they are none."""
+    found = [urls] if isinstance(urls, str) else list(urls)
+    if not found:
+        raise SettingError("expected a URL, or a list of them with at least one, got an empty list")
+    return found
+
+
+def spread_seeds(seed: Any, num_envs: int) -> list[int | None]:
+    """Return a seed, or None, for each slot, by Gymnasium's rules."""
+    if seed is None:
+        return [None] * num_envs
+    if isinstance(seed, (int, np.integer)):
+        return [int(seed) + slot for slot in range(num_envs)]
+    seeds = list(seed)
+    if len(seeds) != num_envs:
+        raise SettingError(f"expected one seed for each of the {num_envs} slots, got {len(seeds)}")
+    return seeds
+
+
+def check_mask(mask: Any, num_envs: int) -> None:
+    """Check a reset mask as Gymnasium's vector environments do."""
+    if not isinstance(mask, np.ndarray):
+        raise TypeError(f"expected options['reset_mask'] to be a NumPy array, got {type(mask).__name__}")
+    if mask.shape != (num_envs,):
+        raise SettingError(f"expected options['reset_mask'] to have the shape ({num_envs},), got {mask.shape}")
+    if mask.dtype != np.bool_:
+        raise TypeError(f"expected options['reset_mask'] to be of bools, got {mask.dtype}")
+    if not mask.any():
+        raise SettingError(f"expected options['reset_mask'] to hold a True, got {mask}")
+
+
+def make_vec_remote(urls: str | Sequence[str], **kwargs: Any) -> RemoteVectorEnv:
+    """Connect to many remote environments as one vector environment.
+
+    Example:
+        >>> from bridge import make_vec_remote, serve_gym
+        >>> from bridge.wrappers import BlockingReset
+        >>> with serve_gym("CartPole-v1") as server:
+        ...     envs = BlockingReset(make_vec_remote(server.url, num_envs=3))
+        ...     observations, infos = envs.reset(seed=0)
+        ...     envs.close()
+        >>> observations.shape
+        (3, 4)
+
+    Args:
+        urls: A URL for each world, or one URL of which `num_envs` slots are made.
+        kwargs: As for `RemoteVectorEnv`: `num_envs`, `env_id`, `env_kwargs`, `render_mode`, `timeout`,
+        `max_message_bytes`.
+
+    Raises:
+        AddressError, ConnectError, RefusedError, RemoteTimeoutError, SettingError: As `RemoteVectorEnv`.
+    """
+    return RemoteVectorEnv(urls, **kwargs)

@@ -1,0 +1,1 @@
+"""The server: the registry of worlds, its limits, and a file for each transport."""

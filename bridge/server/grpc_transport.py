@@ -1,0 +1,142 @@
+"""dm_env_rpc over gRPC: the only file of the server that touches the network."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import grpc
+
+from bridge.errors import Code, SettingError
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.server.limits import Limits
+from bridge.session import Hub, Session
+from bridge.version import __version__
+from bridge.wire import HELLO, METHOD, SERVICE
+
+__all__ = ["GrpcTransport"]
+
+
+class _ThreadPerCall(concurrent.futures.Executor):
+    """Runs each call in a daemon thread of its own.
+
+    gRPC keeps a thread for each open stream; a pool of fixed size would let the next client hang without a word.
+    """
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._threads: set[threading.Thread] = set()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
+        """Start a thread for the call."""
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:  # it belongs to whoever holds the future
+                future.set_exception(error)
+            finally:
+                with self._guard:
+                    self._threads.discard(threading.current_thread())
+
+        thread = threading.Thread(target=run, name="bridge-connection", daemon=True)
+        with self._guard:
+            self._threads.add(thread)
+        thread.start()
+        return future
+
+    def join(self, timeout: float) -> bool:
+        """Wait for all threads; return whether they ended within `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        with self._guard:
+            threads = list(self._threads)
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
+
+
+class GrpcTransport:
+    """Listens, and serves a session for each stream.
+
+    Args:
+        hub: The worlds.
+        host: The address to listen on.
+        port: The port to listen on; 0: any free one.
+        limits: `max_connections` and `max_message_bytes`.
+
+    Raises:
+        SettingError: The address cannot be listened on.
+    """
+
+    def __init__(self, hub: Hub, host: str, port: int, limits: Limits) -> None:
+        self._hub = hub
+        self._limits = limits
+        self._guard = threading.Lock()
+        self._connections = 0
+        self._threads = _ThreadPerCall()
+        options = [
+            ("grpc.max_receive_message_length", limits.max_message_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", 0),  # a port that is in use is an error, not a share of its connections
+        ]
+        self._server = grpc.server(self._threads, options=options)  # type: ignore[arg-type]
+        handler = grpc.stream_stream_rpc_method_handler(self._process)
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            self.port = self._server.add_insecure_port(target)
+        except RuntimeError as error:
+            raise SettingError(
+                f"cannot listen on {target}: {error}. Is the port in use, or the address not of this machine? "
+                "port=0 takes any free one"
+            ) from error
+        self._server.start()
+
+    @property
+    def connections(self) -> int:
+        """The number of open connections."""
+        with self._guard:
+            return self._connections
+
+    def _process(self, requests: Iterable[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        with self._guard:
+            admitted = self._connections < self._limits.max_connections
+            self._connections += admitted
+        if not admitted:
+            context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"this server has max_connections={self._limits.max_connections} connections already; "
+                "close one, or start another server",
+            )
+        session = Session(self._hub)
+        context.add_callback(session.hang_up)  # a request that waits for others ends with its client
+        try:
+            context.send_initial_metadata(((HELLO, __version__),))
+            for request in requests:
+                response = session.handle(request)
+                if len(response) > self._limits.max_message_bytes:
+                    response = self._too_large(len(response))
+                yield response
+        except grpc.RpcError:
+            return  # the client cancelled, or is gone
+        finally:
+            try:
+                session.close()
+            finally:
+                with self._guard:
+                    self._connections -= 1
+
+    def _too_large(self, size: int) -> bytes:
+        limit = self._limits.max_message_bytes
+        text = f"the response has {size} bytes, more than max_message_bytes={limit}; request fewer observations"
+        error = pb.Status(code=int(Code.RESOURCE_EXHAUSTED), message=text)
+        return pb.EnvironmentResponse(error=error).SerializeToString()
+
+    def stop(self, grace: float) -> bool:
+        """Refuse new connections, give open ones `grace` seconds, cut them; return whether their threads ended."""
+        self._server.stop(grace).wait(grace + 5.0)
+        return self._threads.join(5.0)

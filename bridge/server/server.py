@@ -1,0 +1,243 @@
+"""`serve_gym` and the server that it starts."""
+
+from __future__ import annotations
+
+import atexit
+import ipaddress
+import signal
+import socket
+import threading
+import warnings
+from collections.abc import Mapping
+from types import FrameType, TracebackType
+from typing import Any
+
+from bridge.errors import SettingError
+from bridge.server.grpc_transport import GrpcTransport
+from bridge.server.limits import Limits
+from bridge.server.reaper import Reaper
+from bridge.server.registry import Registry, WorldSource
+from bridge.worlds.source import EnvLike, EnvSource
+
+__all__ = ["Server", "serve_gym"]
+
+_DEFAULTS = Limits()
+IDLE_TIMEOUT = 3600.0
+"""Seconds after which a world without agents goes, unless told otherwise."""
+RESET_WORLD_TIMEOUT = 60.0
+"""Seconds that a ResetWorld waits for the other agents, unless told otherwise."""
+
+
+class Server:
+    """Serves worlds in the background from its construction until `stop`.
+
+    Works as a context manager, which stops it. `wait` blocks until Ctrl-C, SIGTERM or `stop` from another thread.
+
+    Args:
+        source: Makes the worlds.
+        host: The address to listen on.
+        port: The port to listen on; 0: any free one.
+        limits: What it refuses beyond.
+        idle_timeout: Seconds after which a world without agents goes; None: never.
+        reset_world_timeout: Seconds that a ResetWorld waits for the other agents.
+    """
+
+    def __init__(
+        self,
+        source: WorldSource,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        limits: Limits = _DEFAULTS,
+        idle_timeout: float | None = None,
+        reset_world_timeout: float = RESET_WORLD_TIMEOUT,
+    ) -> None:
+        seconds = {"reset_world_timeout": reset_world_timeout}
+        if idle_timeout is not None:
+            seconds["idle_timeout"] = idle_timeout
+        for name, value in seconds.items():
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+                raise SettingError(f"expected {name} to be a positive number of seconds, got {value!r}")
+        if not isinstance(port, int) or not 0 <= port <= 65535:
+            raise SettingError(f"expected a port from 0 to 65535, got {port!r}")
+        self._source = source
+        self._registry = Registry(
+            source,
+            limits,
+            threading.RLock(),
+            idle_timeout=idle_timeout,
+            reset_world_timeout=reset_world_timeout,
+        )
+        self._transport = GrpcTransport(self._registry, host, port, limits)
+        self._reaper = Reaper(self._registry.reap, idle_timeout)
+        self._host = host
+        self._stopping = threading.Lock()
+        self._stopped = threading.Event()
+        if not is_loopback(host):
+            warnings.warn(
+                f"listening on {host} without TLS and token: whoever reaches port {self.port} can use the environments",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        atexit.register(self.stop, 0.0)
+
+    @property
+    def url(self) -> str:
+        """The URL that a client on this machine, or on one that reaches it by its name, connects to."""
+        host = self._host
+        if host in ("0.0.0.0", "::", ""):
+            host = socket.gethostname()
+        return f"grpc://[{host}]:{self.port}" if ":" in host else f"grpc://{host}:{self.port}"
+
+    @property
+    def urls(self) -> list[str]:
+        """All URLs that this server listens on."""
+        return [self.url]
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return self._transport.port
+
+    @property
+    def connections(self) -> int:
+        """The number of open connections."""
+        return self._transport.connections
+
+    @property
+    def worlds(self) -> list[str]:
+        """The names of the worlds that there are."""
+        return self._registry.names
+
+    @property
+    def env_ids(self) -> list[str]:
+        """The environment ids that a client may name."""
+        return self._source.env_ids
+
+    def wait(self, grace: float = 2.0) -> None:
+        """Block until Ctrl-C, SIGTERM or `stop`; then drain and return.
+
+        Args:
+            grace: Seconds that open connections get to end by themselves.
+        """
+        waker = threading.Event()
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            waker.set()
+
+        handled = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+        before = {number: signal.signal(number, on_signal) for number in handled}
+        try:
+            # A wait without a timeout would keep Python from running signal handlers on some platforms.
+            while not waker.wait(0.2) and not self._stopped.is_set():
+                pass
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self.stop(grace)
+
+    def stop(self, grace: float = 0.0) -> None:
+        """Stop listening, end the connections, close the environments. May be called twice.
+
+        Args:
+            grace: Seconds that open connections get to end by themselves.
+        """
+        with self._stopping:
+            if self._stopped.is_set():
+                return
+            atexit.unregister(self.stop)
+            try:
+                if not self._transport.stop(grace):
+                    warnings.warn(
+                        "an environment is still in a call after the deadline; its thread is left behind",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
+                self._reaper.stop()
+                self._registry.close()
+            finally:
+                self._stopped.set()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._stopped.is_set() else f"{self.connections} connections"
+        return f"Server({self._source.title}, {self.url}, {state})"
+
+
+def serve_gym(
+    env: EnvLike,
+    *,
+    num_envs: int = 1,
+    vectorization_mode: str = "sync",
+    env_kwargs: Mapping[str, Any] | None = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    max_connections: int = _DEFAULTS.max_connections,
+    max_worlds: int = _DEFAULTS.max_worlds,
+    max_lanes: int = _DEFAULTS.max_lanes,
+    max_message_bytes: int = _DEFAULTS.max_message_bytes,
+    idle_timeout: float | None = IDLE_TIMEOUT,
+    reset_world_timeout: float = RESET_WORLD_TIMEOUT,
+) -> Server:
+    """Publish a Gymnasium environment as a world of dm_env_rpc.
+
+    Every client may make worlds of its own; the default world, whose name is empty, is there for clients that make
+    none.
+
+    Example:
+        >>> from bridge import serve_gym
+        >>> with serve_gym("CartPole-v1") as server:
+        ...     print(server.url.startswith("grpc://127.0.0.1:"))
+        True
+
+    Args:
+        env: A Gymnasium id, an EnvSpec, a callable that returns an Env or VectorEnv, or a list of ids and patterns
+        such as
+            `"ALE/*"`, of which each client names one.
+        num_envs: The number of lanes in each world: one message steps them all. 1: a single environment, without lanes.
+        vectorization_mode: How Gymnasium steps the lanes: `sync`, `async` (a process each) or `vector_entry_point`.
+        env_kwargs: Keyword arguments for the environment's constructor; a client's own go on top of them.
+        host: The address to listen on; anything but loopback warns.
+        port: The port to listen on; 0 takes any free one.
+        max_connections: Connections at a time.
+        max_worlds: Worlds at a time.
+        max_lanes: The most lanes in a world that a client may ask for.
+        max_message_bytes: The largest request or response, in bytes.
+        idle_timeout: Seconds after which a world without agents goes; None: never.
+        reset_world_timeout: Seconds that a ResetWorld waits for the Steps of the world's other agents.
+
+    Returns:
+        The server, which runs in the background: `.url`, `.wait()`, `.stop()`, or a `with` block.
+
+    Raises:
+        SettingError: The environment is not registered, a keyword is out of its range, the port is in use.
+    """
+    source = EnvSource(
+        env, num_envs=num_envs, vectorization_mode=vectorization_mode, env_kwargs=env_kwargs, max_lanes=max_lanes
+    )
+    limits = Limits(max_connections, max_worlds, max_lanes, max_message_bytes)
+    return Server(
+        source,
+        host=host,
+        port=port,
+        limits=limits,
+        idle_timeout=idle_timeout,
+        reset_world_timeout=reset_world_timeout,
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine reaches an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,371 @@
+"""One connection's protocol state, without input or output: a request goes in, its one response comes out (D-1).
+
+Everything that affects the state lives in `TRANSITIONS`. A request whose events are all missing from the table in the
+present state is refused with FAILED_PRECONDITION; a request that fails for any other reason changes nothing either
+(D-2).
+"""
+
+from __future__ import annotations
+
+import enum
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from google.protobuf.message import DecodeError
+
+from bridge.errors import Code, RequestError, TensorError
+from bridge.pb import bridge_pb2, properties_pb2
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.properties import PropertyTree
+from bridge.tensors import Array
+from bridge.wire import CALL_REQUEST_URL, CALL_RESPONSE_URL, PROPERTY_REQUEST_URL, PROPERTY_RESPONSE_URL
+from bridge.worlds.base import Agent, World, fill_observations
+
+__all__ = ["TRANSITIONS", "Event", "Hub", "Session", "State"]
+
+
+class State(enum.Enum):
+    """Where a connection is."""
+
+    UNJOINED = "unjoined"
+    JOINED = "joined"
+    """In a world; no sequence has begun."""
+    RUNNING = "running"
+    """In a sequence."""
+    TERMINATED = "terminated"
+    """The sequence ended; the next Step begins another."""
+    INTERRUPTED = "interrupted"
+    """The sequence was cut off; the next Step begins another."""
+    CLOSED = "closed"
+    """The stream ended."""
+
+
+class Event(enum.Enum):
+    """What happens to a connection; a Step is one of four events by its outcome."""
+
+    CREATE_WORLD = "CreateWorld"
+    JOIN_WORLD = "JoinWorld"
+    STEP_BEGAN = "Step, first of a sequence"
+    STEP_RAN = "Step, running on"
+    STEP_TERMINATED = "Step, terminated"
+    STEP_INTERRUPTED = "Step, interrupted"
+    RESET = "Reset"
+    RESET_WORLD = "ResetWorld"
+    LEAVE_WORLD = "LeaveWorld"
+    DESTROY_WORLD = "DestroyWorld"
+    EXTENSION = "extension"
+    END = "end of stream"
+
+
+_U, _J, _R, _T, _I, _C = State.UNJOINED, State.JOINED, State.RUNNING, State.TERMINATED, State.INTERRUPTED, State.CLOSED
+
+TRANSITIONS: Mapping[tuple[State, Event], State] = {
+    (_U, Event.CREATE_WORLD): _U,
+    (_U, Event.JOIN_WORLD): _J,
+    (_U, Event.RESET_WORLD): _U,
+    (_U, Event.LEAVE_WORLD): _U,  # D-16: a no-op
+    (_U, Event.DESTROY_WORLD): _U,
+    (_U, Event.EXTENSION): _U,
+    (_U, Event.END): _C,
+    (_J, Event.CREATE_WORLD): _J,
+    (_J, Event.STEP_BEGAN): _R,
+    (_J, Event.RESET): _J,
+    (_J, Event.RESET_WORLD): _J,
+    (_J, Event.LEAVE_WORLD): _U,
+    (_J, Event.DESTROY_WORLD): _J,
+    (_J, Event.EXTENSION): _J,
+    (_J, Event.END): _C,
+    (_R, Event.CREATE_WORLD): _R,
+    (_R, Event.STEP_RAN): _R,
+    (_R, Event.STEP_TERMINATED): _T,
+    (_R, Event.STEP_INTERRUPTED): _I,
+    (_R, Event.RESET): _I,
+    (_R, Event.RESET_WORLD): _I,
+    (_R, Event.LEAVE_WORLD): _U,
+    (_R, Event.DESTROY_WORLD): _R,
+    (_R, Event.EXTENSION): _R,
+    (_R, Event.END): _C,
+    (_T, Event.CREATE_WORLD): _T,
+    (_T, Event.STEP_BEGAN): _R,  # D-13: never two non-running states in a row
+    (_T, Event.RESET): _T,
+    (_T, Event.RESET_WORLD): _T,
+    (_T, Event.LEAVE_WORLD): _U,
+    (_T, Event.DESTROY_WORLD): _T,
+    (_T, Event.EXTENSION): _T,
+    (_T, Event.END): _C,
+    (_I, Event.CREATE_WORLD): _I,
+    (_I, Event.STEP_BEGAN): _R,
+    (_I, Event.RESET): _I,
+    (_I, Event.RESET_WORLD): _I,
+    (_I, Event.LEAVE_WORLD): _U,
+    (_I, Event.DESTROY_WORLD): _I,
+    (_I, Event.EXTENSION): _I,
+    (_I, Event.END): _C,
+}
+
+_REMEDY: Mapping[Event, str] = {
+    Event.JOIN_WORLD: "this connection is in a world already; send LeaveWorld first, or use another connection",
+    Event.STEP_BEGAN: "this connection is in no world; send JoinWorld first",
+    Event.RESET: "this connection is in no world; send JoinWorld first",
+}
+_STEP_EVENTS: Mapping[int, Event] = {
+    pb.RUNNING: Event.STEP_RAN,
+    pb.TERMINATED: Event.STEP_TERMINATED,
+    pb.INTERRUPTED: Event.STEP_INTERRUPTED,
+}
+
+
+class Hub(Protocol):
+    """What a session asks of the server that it is part of: the worlds, and the properties that all of them share."""
+
+    def create_world(self, settings: Mapping[str, pb.Tensor], owner: object) -> str:
+        """Make a world that belongs to the connection `owner`; return its name."""
+
+    def find_world(self, name: str) -> World:
+        """Return a world by its name; "" is the default one."""
+
+    def joined(self, world: World, owner: object) -> None:
+        """Note that the connection `owner` is in."""
+
+    def left(self, world: World, owner: object) -> None:
+        """Note that the connection `owner` is out."""
+
+    def destroy_world(self, name: str) -> None:
+        """End a world."""
+
+    def reset_world(
+        self, name: str, settings: Mapping[str, pb.Tensor], agent: Agent | None, gone: Callable[[], bool]
+    ) -> None:
+        """Begin a new sequence for every agent of a world; waits for them until `gone()`, or a deadline (D-15)."""
+
+    def wake(self) -> None:
+        """Let whoever waits in a world look again whether it is `gone()`."""
+
+    def disconnected(self, owner: object) -> None:
+        """Give up what belongs to a connection that ended."""
+
+    def properties(self) -> PropertyTree:
+        """Return the tree below `server`."""
+
+
+class Session:
+    """Serves one connection. Its methods are called by one thread at a time."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._state = State.UNJOINED
+        self._world: World | None = None
+        self._agent: Agent | None = None
+        self._gone = False
+
+    @property
+    def state(self) -> State:
+        """Where the connection is."""
+        return self._state
+
+    def handle(self, data: bytes) -> bytes:
+        """Answer a serialized EnvironmentRequest by a serialized EnvironmentResponse, whatever the bytes are."""
+        try:
+            request = pb.EnvironmentRequest.FromString(data)
+        except (DecodeError, ValueError) as error:
+            problem = RequestError(
+                Code.INVALID_ARGUMENT, f"expected an EnvironmentRequest, got {len(data)} bytes that are none: {error}"
+            )
+            return _error(problem).SerializeToString()
+        return self.answer(request).SerializeToString()
+
+    def answer(self, request: pb.EnvironmentRequest) -> pb.EnvironmentResponse:
+        """Answer one request."""
+        kind = request.WhichOneof("payload")
+        response = pb.EnvironmentResponse()
+        try:
+            if kind is None:
+                raise RequestError(
+                    Code.INVALID_ARGUMENT,
+                    "expected a request of one of the protocol's kinds, got one without a payload",
+                )
+            self._SERVE[kind](self, request, response)
+        except RequestError as error:
+            return _error(error)
+        except TensorError as error:
+            return _error(RequestError(Code.INVALID_ARGUMENT, str(error)))
+        except Exception as error:  # D-1: whatever went wrong, this request is answered, and with the cause
+            frames = "".join(traceback.format_exception(error))
+            return _error(RequestError(Code.INTERNAL, f"the server failed at {kind}: {error!r}\n{frames}"))
+        return response
+
+    def hang_up(self) -> None:
+        """Take note that the client is gone, so that no request waits any longer. May be called from any thread."""
+        self._gone = True
+        agent = self._agent
+        if agent is not None:
+            agent.hang_up()
+        self._hub.wake()
+
+    def close(self) -> None:
+        """Take note that the stream ended: the agent leaves, and what belongs to the connection goes."""
+        if self._state is State.CLOSED:
+            return
+        try:
+            self._leave()
+        finally:
+            self._move(Event.END)
+            self._hub.disconnected(self)
+
+    def _require(self, event: Event) -> None:
+        if (self._state, event) not in TRANSITIONS:
+            remedy = _REMEDY.get(event, "the connection is closed")
+            raise RequestError(
+                Code.FAILED_PRECONDITION, f"{event.value} is not possible in the state {self._state.value}: {remedy}"
+            )
+
+    def _move(self, event: Event) -> None:
+        self._require(event)
+        self._state = TRANSITIONS[self._state, event]
+
+    def _create_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+        self._require(Event.CREATE_WORLD)
+        response.create_world.world_name = self._hub.create_world(request.create_world.settings, self)
+        response.create_world.SetInParent()
+
+    def _join_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+        self._require(Event.JOIN_WORLD)
+        world = self._hub.find_world(request.join_world.world_name)
+        agent = world.join(request.join_world.settings)
+        self._world, self._agent = world, agent
+        self._hub.joined(world, self)
+        self._move(Event.JOIN_WORLD)
+        response.join_world.specs.CopyFrom(agent.specs())
+
+    def _step(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+        agent, world = self._agent, self._world
+        if agent is None or world is None:
+            self._require(Event.STEP_BEGAN)  # D-8
+            return
+        if world.resets.closed:  # D-17
+            raise RequestError(
+                Code.FAILED_PRECONDITION,
+                f"the world {world.name!r} was destroyed; send LeaveWorld, and create or join another",
+            )
+        step = request.step
+        wanted = list(dict.fromkeys(step.requested_observations))
+        observations = agent.observations
+        for uid in wanted:
+            if uid not in observations:
+                known = ", ".join(f"{number} ({spec.name})" for number, spec in observations.items())
+                raise RequestError(Code.INVALID_ARGUMENT, f"unknown observation UID {uid}; there are {known}")  # D-10
+        if self._state is State.RUNNING:
+            actions = self._read_actions(agent, step.actions)
+            if world.resets.take(agent):  # D-15: once, with its observations
+                agent.interrupt()
+                state: int = pb.INTERRUPTED
+            else:
+                state = agent.step(actions)
+            event = _STEP_EVENTS[state]
+        else:
+            world.resets.start(agent)
+            try:
+                state, event = agent.begin(), Event.STEP_BEGAN  # D-9: whatever actions it came with
+            except RequestError:
+                world.resets.end(agent)
+                raise
+        self._move(event)
+        if state != pb.RUNNING:
+            world.resets.end(agent)
+        response.step.state = state  # type: ignore[assignment]
+        fill_observations(response.step, agent.observe(wanted))
+
+    def _read_actions(self, agent: Agent, actions: Mapping[int, pb.Tensor]) -> dict[int, Array]:
+        read: dict[int, Array] = {}
+        for uid, tensor in actions.items():
+            spec = agent.actions.get(uid)
+            if spec is None:
+                known = ", ".join(f"{number} ({spec.name})" for number, spec in agent.actions.items()) or "none"
+                raise RequestError(Code.INVALID_ARGUMENT, f"unknown action UID {uid}; there are {known}")  # D-11
+            array = spec.read(tensor)
+            spec.check_range(array)
+            read[uid] = array
+        return read
+
+    def _reset(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+        agent, world = self._agent, self._world
+        if agent is None or world is None:
+            self._require(Event.RESET)  # D-8
+            return
+        agent.reset(request.reset.settings, self._state is State.RUNNING)
+        self._move(Event.RESET)
+        world.resets.end(agent)
+        response.reset.specs.CopyFrom(agent.specs())
+
+    def _reset_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+        self._require(Event.RESET_WORLD)
+        name = request.reset_world.world_name
+        inside = self._world is not None and self._world.name == name
+        agent = self._agent if inside else None
+        self._hub.reset_world(name, request.reset_world.settings, agent, lambda: self._gone)
+        if inside:
+            self._move(Event.RESET_WORLD)
+        response.reset_world.SetInParent()
+
+    def _leave_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+        self._leave()
+        self._move(Event.LEAVE_WORLD)
+        response.leave_world.SetInParent()
+
+    def _leave(self) -> None:
+        agent, world = self._agent, self._world
+        self._agent = self._world = None
+        if agent is not None and world is not None:
+            world.resets.end(agent)
+            agent.leave()
+            self._hub.left(world, self)
+
+    def _destroy_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+        self._require(Event.DESTROY_WORLD)
+        name = request.destroy_world.world_name
+        if self._world is not None and self._world.name == name:
+            raise RequestError(
+                Code.FAILED_PRECONDITION,
+                f"this connection is in the world {name!r}; send LeaveWorld before DestroyWorld",
+            )  # D-17
+        self._hub.destroy_world(name)
+        response.destroy_world.SetInParent()
+
+    def _extension(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+        self._require(Event.EXTENSION)
+        url, data = request.extension.type_url, request.extension.value
+        try:
+            if url == PROPERTY_REQUEST_URL:
+                tree = self._hub.properties()
+                if self._agent is not None:
+                    tree = tree.merged(self._agent.properties())
+                answer = tree.answer(properties_pb2.PropertyRequest.FromString(data)).SerializeToString()
+                response.extension.type_url, response.extension.value = PROPERTY_RESPONSE_URL, answer
+            elif url == CALL_REQUEST_URL:
+                if self._agent is None:
+                    raise RequestError(Code.FAILED_PRECONDITION, "a method call needs a world; send JoinWorld first")
+                answer = self._agent.call(bridge_pb2.CallRequest.FromString(data)).SerializeToString()
+                response.extension.type_url, response.extension.value = CALL_RESPONSE_URL, answer
+            else:
+                raise RequestError(
+                    Code.UNIMPLEMENTED,
+                    f"unknown extension {url!r}; this server has {PROPERTY_REQUEST_URL} and {CALL_REQUEST_URL}",
+                )
+        except DecodeError as error:
+            raise RequestError(Code.INVALID_ARGUMENT, f"the extension {url!r} cannot be read: {error}") from error
+
+    _SERVE: Mapping[str, Callable[[Session, pb.EnvironmentRequest, pb.EnvironmentResponse], None]] = {
+        "create_world": _create_world,
+        "join_world": _join_world,
+        "step": _step,
+        "reset": _reset,
+        "reset_world": _reset_world,
+        "leave_world": _leave_world,
+        "destroy_world": _destroy_world,
+        "extension": _extension,
+    }
+
+
+def _error(error: RequestError) -> pb.EnvironmentResponse:
+    return pb.EnvironmentResponse(error=pb.Status(code=int(error.code), message=error.message))

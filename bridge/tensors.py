@@ -1,0 +1,463 @@
+"""NumPy arrays to and from dm_env_rpc tensors, and what a tensor must look like.
+
+Numbers go from an array's buffer into the message without a Python list between them wherever the wire format
+allows it: packed floats, doubles and bools are their little-endian bytes, int8 and uint8 are `bytes` fields, and
+integers from 0 to 127 are varints of one byte. No cast loses anything silently (D-19).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from bridge.errors import TensorError
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+__all__ = [
+    "WIRE_DTYPES",
+    "Array",
+    "Spec",
+    "cast",
+    "fill_tensor",
+    "pack_tensor",
+    "to_array",
+    "unpack_tensor",
+    "wire_dtype",
+]
+
+Array: TypeAlias = npt.NDArray[Any]
+
+# Payload member, data type and NumPy dtype of everything that is a number. Strings and protos are object arrays.
+_NUMBERS: tuple[tuple[str, int, str], ...] = (
+    ("floats", pb.FLOAT, "<f4"),
+    ("doubles", pb.DOUBLE, "<f8"),
+    ("int8s", pb.INT8, "i1"),
+    ("int32s", pb.INT32, "<i4"),
+    ("int64s", pb.INT64, "<i8"),
+    ("uint8s", pb.UINT8, "u1"),
+    ("uint32s", pb.UINT32, "<u4"),
+    ("uint64s", pb.UINT64, "<u8"),
+    ("bools", pb.BOOL, "?"),
+)
+_OBJECT = np.dtype(object)
+_MEMBER_OF_DTYPE: dict[np.dtype[Any], str] = {np.dtype(code): member for member, _, code in _NUMBERS}
+_DTYPE_OF_MEMBER: dict[str, np.dtype[Any]] = {member: np.dtype(code) for member, _, code in _NUMBERS}
+_MEMBER_OF_TYPE: dict[int, str] = {
+    **{number: member for member, number, _ in _NUMBERS},
+    pb.STRING: "strings",
+    pb.PROTO: "protos",
+}
+_TYPE_OF_DTYPE: dict[np.dtype[Any], int] = {np.dtype(code): number for _, number, code in _NUMBERS}
+_BYTES = frozenset({"int8s", "uint8s"})
+_BUFFERS = frozenset({"floats", "doubles", "bools"})
+# Dtypes that travel in a wider one, from which they come back exactly.
+_WIDENED = {np.dtype("f2"): np.dtype("<f4"), np.dtype("i2"): np.dtype("<i4"), np.dtype("u2"): np.dtype("<u4")}
+# A message of a few bytes must not claim any amount of memory.
+_MAX_BROADCAST = 512 * 1024 * 1024
+_MAX_DIMENSIONS = 32  # of the oldest NumPy that is served
+_RANGED = frozenset(member for member, _, _ in _NUMBERS) - {"bools"}
+
+WIRE_DTYPES: tuple[np.dtype[Any], ...] = tuple(_MEMBER_OF_DTYPE)
+"""The dtypes that a tensor holds as they are."""
+
+
+def wire_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """Return the dtype in which `dtype` travels: itself, or a wider one for float16, int16 and uint16.
+
+    Raises:
+        TensorError: Nothing on the wire holds it (complex numbers, extended precision, dates, records).
+    """
+    plain: np.dtype[Any] = np.dtype(dtype).newbyteorder("<")
+    plain = _WIDENED.get(plain, plain)
+    if plain in _MEMBER_OF_DTYPE:
+        return plain
+    known = ", ".join(str(known) for known in (*_MEMBER_OF_DTYPE, *_WIDENED))
+    raise TensorError(f"no tensor holds the dtype {np.dtype(dtype)}; the dtypes that travel are {known}")
+
+
+def cast(value: Any, dtype: npt.DTypeLike | None, *, rounding: bool = False) -> Array:
+    """Return `value` as an array of `dtype`, or raise where that would change it.
+
+    Args:
+        value: Anything that NumPy makes an array of.
+        dtype: The dtype wanted.
+        rounding: Let a float be rounded to a narrower float, though never to infinity.
+
+    Raises:
+        TensorError: A number does not fit (300 in uint8), would lose its fraction (1.7 in int64) or digits.
+    """
+    wanted = np.dtype(dtype)
+    array = to_array(value)
+    if array.dtype == wanted:
+        return array
+    if array.dtype.kind not in "biuf" or wanted.kind not in "biuf":
+        got = f"an array of {array.dtype}" if isinstance(value, np.ndarray) else f"{type(value).__name__} {value!r:.80}"
+        raise TensorError(f"expected numbers for {wanted}, got {got}")
+    # NumPy calls int64 to float64 safe, although it drops digits beyond 2**53.
+    wide_integer = array.dtype.kind in "iu" and array.dtype.itemsize == 8
+    if np.can_cast(array.dtype, wanted, "safe") and not (wide_integer and wanted.kind == "f"):
+        return array.astype(wanted)
+    with np.errstate(all="ignore"):
+        result = array.astype(wanted)
+        if rounding and array.dtype.kind == wanted.kind == "f":
+            same = np.isfinite(result) | ~np.isfinite(array)
+        else:
+            # Both ways, for a float64 beside an int64 is compared as float64, which hides a lost digit.
+            same = (result == array) & (result.astype(array.dtype) == array)
+            if array.dtype.kind in "iu" and wanted.kind in "iu":
+                same &= (result < 0) == (array < 0)
+            # What a float beyond an integer's range becomes depends on the processor; 2**63 may come back as 2**63 - 1.
+            if array.dtype.kind == "f" and wanted.kind in "iu":
+                same &= (array >= float(np.iinfo(wanted).min)) & (array < float(np.iinfo(wanted).max) + 1.0)
+            if array.dtype.kind in "iu" and wanted.kind == "f":
+                same &= result < float(np.iinfo(array.dtype).max) + 1.0
+            if wanted.kind == "f" and array.dtype.kind == "f":
+                same |= np.isnan(result) & np.isnan(array)
+    if not same.all():
+        bad = array.ravel()[np.flatnonzero(~np.ravel(same))[0]]
+        raise TensorError(
+            f"{bad!s} ({array.dtype}) does not fit {wanted} without loss; pass a value that {wanted} holds"
+        )
+    return result
+
+
+def to_array(value: Any) -> Array:
+    """Make an array, but refuse what NumPy would change: `[1, "a"]` to text, `[2**53 + 1, 0.5]` to floats."""
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise TensorError(f"expected a regular array, got a ragged {type(value).__name__}: {error}") from error
+    if isinstance(value, (list, tuple)) and array.dtype.kind in "fU":
+        if all(isinstance(item, np.ndarray) and item.dtype == array.dtype for item in value):
+            return array
+        for item in np.asarray(value, dtype=object).flat:
+            if array.dtype.kind == "U" and not isinstance(item, str):
+                raise TensorError(
+                    f"expected a list of one type, got one of text and {type(item).__name__} {item!r:.80}"
+                )
+            if isinstance(item, (int, np.integer)) and int(item) != int(float(item)):
+                raise TensorError(
+                    f"{item} beside floats does not fit {array.dtype} without loss; pass it in another list"
+                )
+    return array
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _fill_payload(payload: Any, member: str, array: Array) -> None:
+    """Put the elements of an array of a wire dtype into a `…Array` message."""
+    if member in _BYTES:
+        payload.array = array.tobytes()
+        return
+    if member in _BUFFERS:
+        data = array.tobytes()
+    elif array.size > 16 and array.min() >= 0 and array.max() < 128:
+        data = array.astype(np.uint8).tobytes()
+    else:
+        payload.array.extend(array.ravel().tolist())
+        return
+    if data:
+        payload.MergeFromString(b"\x0a" + _varint(len(data)) + data)
+
+
+def fill_tensor(tensor: pb.Tensor, array: Array) -> None:
+    """Write an array of a wire dtype, or an object array of strings or messages, into an empty tensor message.
+
+    Raises:
+        TensorError: The dtype is not one that travels as it is.
+    """
+    member = _MEMBER_OF_DTYPE.get(array.dtype)
+    if member is None:
+        _fill_other(tensor, array)
+        return
+    payload = getattr(tensor, member)
+    if array.size == 0:
+        payload.SetInParent()
+    _fill_payload(payload, member, array)
+    if array.ndim:
+        tensor.shape.extend(array.shape)
+
+
+def _fill_other(tensor: pb.Tensor, array: Array) -> None:
+    if array.dtype.kind == "U":
+        array = array.astype(object)
+    if array.dtype != _OBJECT:
+        fill_tensor(tensor, array.astype(wire_dtype(array.dtype)))
+        return
+    items = array.ravel().tolist()
+    if all(isinstance(item, str) for item in items):
+        tensor.strings.SetInParent()
+        try:
+            tensor.strings.array.extend(items)
+        except (UnicodeEncodeError, ValueError) as error:
+            raise TensorError(f"expected text that UTF-8 can encode, got {items!r:.120}: {error}") from error
+    else:
+        tensor.protos.SetInParent()
+        for item in items:
+            if not hasattr(item, "DESCRIPTOR"):
+                raise TensorError(f"expected numbers, strings or protobuf messages, got a {type(item).__name__}")
+            entry = tensor.protos.array.add()
+            if item.DESCRIPTOR.full_name == "google.protobuf.Any":
+                entry.CopyFrom(item)
+            else:
+                entry.Pack(item)
+    tensor.shape.extend(array.shape)
+
+
+def pack_tensor(value: Any, dtype: npt.DTypeLike | None = None) -> pb.Tensor:
+    """Make a tensor of a number, a string, a protobuf message, or an array or nested list of them.
+
+    Args:
+        value: What to send. Python's own int, float and bool travel as int64, float64 and bool.
+        dtype: The dtype to send it in, by a cast that loses nothing.
+
+    Raises:
+        TensorError: It is ragged, of a type that no tensor holds, or does not fit `dtype`.
+    """
+    tensor = pb.Tensor()
+    if dtype is not None:
+        fill_tensor(tensor, cast(value, dtype))
+        return tensor
+    if isinstance(value, str) or hasattr(value, "DESCRIPTOR"):
+        array = np.empty((), dtype=object)
+        array[()] = value
+    else:
+        array = to_array(value)
+    fill_tensor(tensor, array)
+    return tensor
+
+
+def _elements(message: Any, member: str) -> Array:
+    """Read the elements of a payload as a flat array; one of int8 or uint8 is the message's own, read-only."""
+    payload = getattr(message, member)
+    dtype = _DTYPE_OF_MEMBER.get(member)
+    if dtype is None:
+        array = np.empty(len(payload.array), dtype=object)
+        array[:] = list(payload.array)
+        return array
+    if member in _BYTES:
+        return np.frombuffer(payload.array, dtype)
+    count = len(payload.array)
+    return np.fromiter(payload.array, dtype, count) if count < 24 else np.array(payload.array, dtype)
+
+
+def _shaped(flat: Array, shape: tuple[int, ...], name: str) -> Array:
+    """Give a flat array its shape: a variable dimension inferred, a single element broadcast, always writable."""
+    where = f"tensor {name!r}" if name else "tensor"
+    count = flat.size
+    negative = [axis for axis, size in enumerate(shape) if size < 0]
+    if len(negative) > 1:
+        raise TensorError(
+            f"{where}: the shape {list(shape)} has {len(negative)} variable dimensions; at most one is allowed"
+        )
+    if negative:
+        rest = math.prod(size for size in shape if size >= 0)
+        if (rest and count % rest) or (not rest and count):
+            raise TensorError(f"{where}: {count} elements do not fill the shape {list(shape)}")
+        axis = negative[0]
+        shape = (*shape[:axis], count // rest if rest else 0, *shape[axis + 1 :])
+    needed = math.prod(shape)
+    if len(shape) > _MAX_DIMENSIONS:
+        raise TensorError(f"{where}: expected at most {_MAX_DIMENSIONS} dimensions, got {len(shape)}")
+    if count != needed:
+        if count == 1 and needed:
+            if needed * flat.itemsize > _MAX_BROADCAST:
+                raise TensorError(
+                    f"{where}: a single element for the shape {list(shape)} would fill {needed * flat.itemsize} bytes; "
+                    f"at most {_MAX_BROADCAST} are allowed"
+                )
+            return np.full(shape, flat[0], flat.dtype)
+        expected = "exactly one element" if not shape else f"{needed} elements (or one, to fill it)"
+        raise TensorError(f"{where}: the shape {list(shape)} needs {expected}, got {count}")
+    array = flat.reshape(shape)
+    return array if array.flags.writeable else array.copy()
+
+
+def unpack_tensor(tensor: pb.Tensor, name: str = "") -> Array:
+    """Read a tensor into a writable array that shares nothing with the message.
+
+    Args:
+        tensor: The message.
+        name: What to call it in an error.
+
+    Returns:
+        An array of the tensor's shape (`()` for a scalar) and dtype; strings and protos as an object array.
+
+    Raises:
+        TensorError: It holds nothing, or its elements do not fill its shape.
+    """
+    member = tensor.WhichOneof("payload")
+    if member is None:
+        raise TensorError(f"tensor {name!r} holds nothing: none of its payload members is set")
+    return _shaped(_elements(tensor, member), tuple(tensor.shape), name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """What one tensor of an action or observation must look like."""
+
+    name: str
+    """Unique among the actions or among the observations; a `.` separates levels of nesting."""
+    shape: tuple[int, ...]
+    """One dimension may be -1: its length varies."""
+    dtype: np.dtype[Any]
+    """The dtype on the wire; object for strings and protos."""
+    data_type: int
+    """The `DataType` on the wire."""
+    minimum: Array | None = None
+    """Inclusive lower bounds of shape `()` or `shape`; None: none."""
+    maximum: Array | None = None
+    """Inclusive upper bounds of shape `()` or `shape`; None: none."""
+
+    @classmethod
+    def number(
+        cls,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: npt.DTypeLike,
+        low: Array | None = None,
+        high: Array | None = None,
+    ) -> Spec:
+        """Make the spec of numbers; bounds of shape `()` or `shape` are left out where they say nothing (D-20)."""
+        wire = wire_dtype(dtype)
+        return cls(name, shape, wire, _TYPE_OF_DTYPE[wire], _bound(low, wire, -1), _bound(high, wire, 1))
+
+    @classmethod
+    def text(cls, name: str, shape: tuple[int, ...]) -> Spec:
+        """Make the spec of strings."""
+        return cls(name, shape, _OBJECT, pb.STRING)
+
+    @classmethod
+    def from_proto(cls, message: pb.TensorSpec) -> Spec:
+        """Read a spec.
+
+        Raises:
+            TensorError: Its data type is unknown, or a bound does not fit its shape or type.
+        """
+        member = _MEMBER_OF_TYPE.get(message.dtype)
+        if member is None:
+            raise TensorError(f"the spec {message.name!r} has the unknown data type {message.dtype}")
+        shape = tuple(message.shape)
+        if sum(size < 0 for size in shape) > 1:
+            raise TensorError(f"the spec {message.name!r} has more than one variable dimension: {list(shape)}")
+        dtype = _DTYPE_OF_MEMBER.get(member, _OBJECT)
+        bounds = [_read_bound(message, side, member, shape) for side in ("min", "max")]
+        return cls(message.name, shape, dtype, message.dtype, *bounds)
+
+    def to_proto(self) -> pb.TensorSpec:
+        """Return the message."""
+        message = pb.TensorSpec(name=self.name, shape=self.shape, dtype=pb.DataType.Name(self.data_type))
+        member = _MEMBER_OF_TYPE[self.data_type]
+        for side, bound in (("min", self.minimum), ("max", self.maximum)):
+            if bound is not None:
+                payload = getattr(getattr(message, side), member)
+                payload.SetInParent()
+                _fill_payload(payload, member, bound)
+        return message
+
+    def batched(self, lanes: int) -> Spec:
+        """Return the spec of the same tensor with a leading dimension of `lanes`."""
+        bounds = [
+            None if b is None else np.broadcast_to(b, (lanes, *b.shape)) if b.ndim else b
+            for b in (self.minimum, self.maximum)
+        ]
+        return dataclasses.replace(self, shape=(lanes, *self.shape), minimum=bounds[0], maximum=bounds[1])
+
+    def describe(self) -> str:
+        """Say in a line what is expected, for errors."""
+        parts = [f"{pb.DataType.Name(self.data_type)} of shape {list(self.shape)}"]
+        if self.minimum is not None:
+            parts.append(f"min {_short(self.minimum)}")
+        if self.maximum is not None:
+            parts.append(f"max {_short(self.maximum)}")
+        return ", ".join(parts)
+
+    def read(self, tensor: pb.Tensor) -> Array:
+        """Read a tensor of this spec's type and shape; its range is not looked at (`check_range` does).
+
+        Returns:
+            A writable array of this spec's shape and dtype.
+
+        Raises:
+            TensorError: Another data type, or a shape that is not this one (D-11).
+        """
+        member = _MEMBER_OF_TYPE[self.data_type]
+        if tensor.WhichOneof("payload") != member:
+            got = tensor.WhichOneof("payload") or "nothing"
+            raise TensorError(f"{self.name!r}: expected {self.describe()}, got a tensor that holds {got}")
+        flat = _elements(tensor, member)
+        shape = tuple(tensor.shape)
+        if shape == self.shape and flat.size == math.prod(shape):
+            array = flat.reshape(shape)
+            if not array.flags.writeable:
+                array = array.copy()
+        else:
+            # Looked at before a single element is broadcast to it: the shape may be of any size.
+            fits = min(shape, default=0) < 0 or self._fits(shape)
+            array = _shaped(flat, shape, self.name) if fits else flat
+            if not fits or not self._fits(array.shape):
+                raise TensorError(f"{self.name!r}: expected {self.describe()}, got the shape {list(shape)}")
+        return array
+
+    def _fits(self, shape: tuple[int, ...]) -> bool:
+        return len(shape) == len(self.shape) and all(
+            want in (-1, have) for want, have in zip(self.shape, shape, strict=True)
+        )
+
+    def check_range(self, array: Array) -> None:
+        """Raise TensorError where an element is below the minimum, above the maximum, or NaN beside a bound."""
+        for bound, holds, side in (
+            (self.minimum, np.greater_equal, "below the minimum"),
+            (self.maximum, np.less_equal, "above the maximum"),
+        ):
+            if bound is not None:
+                inside = holds(array, bound)
+                if not inside.all():
+                    bad = np.broadcast_to(array, inside.shape)[~inside].ravel()[0]
+                    raise TensorError(f"{self.name!r}: expected {self.describe()}, got {bad}, which is {side}")
+
+
+def _short(bound: Array) -> str:
+    text = np.array2string(bound, threshold=8, edgeitems=2, separator=", ")
+    return " ".join(text.split())
+
+
+def _bound(bound: Array | None, dtype: np.dtype[Any], sign: int) -> Array | None:
+    """Widen a bound to the wire's dtype, shrink a uniform one to a scalar, drop one that excludes nothing (D-20)."""
+    if bound is None or dtype.kind == "b":
+        return None
+    array = cast(bound, dtype)
+    if array.size and (array == array.flat[0]).all():
+        array = array.reshape(-1)[:1].reshape(())
+    elif not array.size:
+        return None
+    limit = sign * math.inf if dtype.kind == "f" else np.iinfo(dtype).max if sign > 0 else np.iinfo(dtype).min
+    return None if (array == limit).all() else array
+
+
+def _read_bound(message: pb.TensorSpec, side: str, member: str, shape: tuple[int, ...]) -> Array | None:
+    if not message.HasField(side):
+        return None
+    value = getattr(message, side)
+    got = value.WhichOneof("payload")
+    if got is None:
+        return None
+    if got != member or member not in _RANGED:
+        raise TensorError(f"the spec {message.name!r} is of {member}, but its {side} is of {got}")
+    flat = _elements(value, member)
+    if flat.size == 1:
+        return np.array(flat.reshape(()))
+    if -1 in shape or flat.size != math.prod(shape):
+        raise TensorError(f"the spec {message.name!r} of shape {list(shape)} has a {side} of {flat.size} elements")
+    return np.array(flat.reshape(shape))

@@ -1,0 +1,42 @@
+"""What the tests of environments, servers and protocols need: nothing in here is used to serve or to play."""
+
+from __future__ import annotations
+
+from bridge.testing.clock import Clock, MonotonicClock, VirtualClock
+from bridge.testing.conformance import REQUIREMENTS, check_server
+from bridge.testing.envs import (
+    EVERY_SPACE,
+    CountingEnv,
+    FailingEnv,
+    SlowResetEnv,
+    SpaceEnv,
+    TestFailure,
+    digest,
+    make_info,
+)
+from bridge.testing.link import Conditions, Duplex, End, Link, LinkStats
+from bridge.testing.report import CheckResult, Report, Status
+
+__all__ = [
+    "EVERY_SPACE",
+    "REQUIREMENTS",
+    "CheckResult",
+    "Clock",
+    "Conditions",
+    "CountingEnv",
+    "Duplex",
+    "End",
+    "FailingEnv",
+    "Link",
+    "LinkStats",
+    "MonotonicClock",
+    "Report",
+    "SlowResetEnv",
+    "SpaceEnv",
+    "Status",
+    "TestFailure",
+    "VirtualClock",
+    "check_server",
+    "digest",
+    "make_info",
+]

@@ -1,0 +1,88 @@
+"""Time as an object: the machine's, or one that a test turns by hand."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Protocol, runtime_checkable
+
+from bridge.errors import SettingError
+
+__all__ = ["Clock", "MonotonicClock", "VirtualClock"]
+
+
+@runtime_checkable
+class Clock(Protocol):
+    """What tells the time, in seconds that never go back, from an arbitrary zero."""
+
+    def now(self) -> float:
+        """Return the present time, seconds."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Return when so many seconds have passed; at once where the number is not positive."""
+        ...
+
+
+class MonotonicClock:
+    """The machine's own clock, `time.monotonic`."""
+
+    def now(self) -> float:
+        """Return `time.monotonic()`, seconds."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Block this thread for so many seconds."""
+        if seconds > 0:
+            time.sleep(seconds)
+
+
+class VirtualClock:
+    """A clock that stands still until it is advanced: tests of minutes take no time and always run alike.
+
+    `sleep` advances it instead of waiting. It is meant for one thread.
+
+    Example:
+        >>> clock = VirtualClock()
+        >>> clock.advance(0.5)
+        0.5
+        >>> clock.sleep(59.5)
+        >>> clock.now()
+        60.0
+
+    Args:
+        start: The time it begins with, seconds.
+    """
+
+    def __init__(self, start: float = 0.0) -> None:
+        self._now = float(start)
+
+    def now(self) -> float:
+        """Return the time it was advanced to, seconds."""
+        return self._now
+
+    def advance(self, seconds: float) -> float:
+        """Turn the clock on by so many seconds, and return the time it shows then.
+
+        Raises:
+            SettingError: The number is negative, infinite or NaN.
+        """
+        if not (seconds >= 0 and math.isfinite(seconds)):
+            raise SettingError(f"expected a finite number of seconds, 0 or more, got {seconds}: time does not go back")
+        self._now += seconds
+        return self._now
+
+    def advance_to(self, when: float) -> float:
+        """Turn the clock on to a time, and return that time. A time that has passed leaves it as it is.
+
+        Raises:
+            SettingError: The time is infinite or NaN.
+        """
+        if not math.isfinite(when):
+            raise SettingError(f"expected a finite time in seconds, got {when}")
+        self._now = max(self._now, float(when))
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        """Advance by so many seconds."""
+        self.advance(max(0.0, seconds))

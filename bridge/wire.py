@@ -1,0 +1,36 @@
+"""The names that both ends must agree on, written as they stand on the wire."""
+
+__all__ = [
+    "CALL_REQUEST_URL",
+    "CALL_RESPONSE_URL",
+    "HELLO",
+    "METHOD",
+    "NO_SEED",
+    "PROPERTY_REQUEST_URL",
+    "PROPERTY_RESPONSE_URL",
+    "SERVICE",
+]
+
+SERVICE = "dm_env_rpc.v1.Environment"
+"""The public service, whose one method is a bidirectional stream."""
+
+METHOD = "Process"
+"""The one method."""
+
+HELLO = "gymnasium-bridge"
+"""The key of the response metadata by which a client knows a server of this package, and its version."""
+
+PROPERTY_REQUEST_URL = "type.googleapis.com/dm_env_rpc.v1.extensions.properties.PropertyRequest"
+"""The type of a property request in `EnvironmentRequest.extension`."""
+
+PROPERTY_RESPONSE_URL = "type.googleapis.com/dm_env_rpc.v1.extensions.properties.PropertyResponse"
+"""The type of its answer."""
+
+CALL_REQUEST_URL = "type.googleapis.com/gymnasium_bridge.CallRequest"
+"""The type of a method call, an extension of this package."""
+
+CALL_RESPONSE_URL = "type.googleapis.com/gymnasium_bridge.CallResponse"
+"""The type of its answer."""
+
+NO_SEED = -1
+"""In the Reset setting `seed` of a world of lanes: no seed for this lane."""

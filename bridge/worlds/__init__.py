@@ -1,0 +1,1 @@
+"""What a server publishes: worlds that agents join."""

@@ -1,0 +1,183 @@
+"""What a world is: something that agents join, and that gives each of them specs and episodes."""
+
+from __future__ import annotations
+
+import abc
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from bridge import values
+from bridge.errors import Code, RequestError, TensorError
+from bridge.pb import bridge_pb2
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.properties import PropertyTree
+from bridge.tensors import Array, Spec, fill_tensor
+from bridge.worlds.resets import ResetBook
+
+__all__ = ["Agent", "Lock", "World", "environment_failure"]
+
+Lock = AbstractContextManager[Any]
+"""What every call of an environment in this process is made under."""
+
+
+class Agent(abc.ABC):
+    """One connection's seat in a world.
+
+    A session calls `begin` for the first Step of a sequence and `step` for the others, never two at once. What a call
+    raises as RequestError is the answer to that request, and changes nothing.
+    """
+
+    actions: Mapping[int, Spec]
+    """Action specs by UID."""
+    observations: Mapping[int, Spec]
+    """Observation specs by UID."""
+
+    def specs(self) -> pb.ActionObservationSpecs:
+        """Return the specs as they travel."""
+        return pb.ActionObservationSpecs(
+            actions={uid: spec.to_proto() for uid, spec in self.actions.items()},
+            observations={uid: spec.to_proto() for uid, spec in self.observations.items()},
+        )
+
+    @abc.abstractmethod
+    def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
+        """Take the settings of the next sequence, and end the running one (D-14)."""
+
+    @abc.abstractmethod
+    def begin(self) -> int:
+        """Start a sequence; return its state, RUNNING."""
+
+    @abc.abstractmethod
+    def step(self, actions: Mapping[int, Array]) -> int:
+        """Apply actions, already checked against their specs; return the state that follows."""
+
+    def interrupt(self) -> None:  # noqa: B027 - a world may have nothing to note
+        """Take note that the sequence was cut off from outside; `observe` gives its last observations once more."""
+
+    @abc.abstractmethod
+    def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
+        """Return these observations of the last `begin` or `step`, and compute no others (D-10)."""
+
+    @abc.abstractmethod
+    def properties(self) -> PropertyTree:
+        """Return the properties of the world, as this agent sees it."""
+
+    @abc.abstractmethod
+    def leave(self) -> None:
+        """Give up the seat; the world goes on."""
+
+    def hang_up(self) -> None:  # noqa: B027 - most agents never wait
+        """Take note, from any thread, that the client is gone, so that no call of it waits any longer."""
+
+    def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+        """Call a method of the environment, or read an attribute."""
+        raise RequestError(Code.UNIMPLEMENTED, f"this world has no methods to call, so not {request.name!r} either")
+
+
+class World(abc.ABC):
+    """Something that agents join. `join` may be called from any thread."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.resets = ResetBook()
+
+    @abc.abstractmethod
+    def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
+        """Seat an agent.
+
+        Raises:
+            RequestError: RESOURCE_EXHAUSTED where the world is full, INVALID_ARGUMENT for settings it does not know.
+        """
+
+    @property
+    @abc.abstractmethod
+    def agents(self) -> int:
+        """How many agents are in."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End the world; agents that are still in get an error on their next Step."""
+
+    def retire(self) -> bool:
+        """End the world if no agent is in; return whether it did."""
+        if self.agents:
+            return False
+        self.close()
+        return True
+
+    def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
+        """Take the settings of the sequence that a ResetWorld begins; return what takes them back.
+
+        Raises:
+            RequestError: INVALID_ARGUMENT for settings that the world does not take.
+        """
+        refuse_unknown(settings, (), "ResetWorld")
+        return lambda: None
+
+    def reset(
+        self, settings: Mapping[str, pb.Tensor], caller: Agent | None, gone: Callable[[], bool], timeout: float
+    ) -> None:
+        """Begin a new sequence for every agent (D-15): wait until each running one but the caller was interrupted.
+
+        Args:
+            settings: For the next sequence.
+            caller: The agent of the connection that asks, where it is in this world.
+            gone: Whether that connection has ended.
+            timeout: Seconds to wait for the others' Steps.
+
+        Raises:
+            RequestError: Bad settings, or DEADLINE_EXCEEDED.
+        """
+        undo = self.prepare_reset(settings, caller)
+        untold, withdrawn = self.resets.wait(self.resets.interrupt(caller), timeout, gone)
+        if withdrawn:
+            undo()
+        if untold:
+            then = "nothing was reset" if withdrawn else "they are interrupted at their next Step"
+            raise RequestError(
+                Code.CANCELLED if gone() else Code.DEADLINE_EXCEEDED,
+                f"ResetWorld of {self.name!r}: {untold} other agents did not Step within "
+                f"reset_world_timeout={timeout:g} s, so {then}; let each agent Step once, or leave",
+            )
+        if self.resets.closed:
+            raise RequestError(Code.NOT_FOUND, f"the world {self.name!r} was destroyed while ResetWorld waited")
+        if caller is not None:
+            self.resets.end(caller)
+
+
+def environment_failure(where: str, error: BaseException) -> RequestError:
+    """Turn what an environment raised into the answer: INTERNAL with its own traceback text (D-2)."""
+    frames = traceback.format_exception(type(error), error, error.__traceback__)
+    return RequestError(
+        Code.INTERNAL,
+        f"the environment raised {type(error).__name__} in {where}: {error}\n{''.join(frames)}"
+        "Mend the environment, or reset to begin a new episode.",
+    )
+
+
+def read_bytes(settings: Mapping[str, pb.Tensor], name: str) -> Any:
+    """Decode a setting that travels in the values codec, or return None where it is not given."""
+    if name not in settings:
+        return None
+    tensor = settings[name]
+    if tensor.WhichOneof("payload") != "uint8s":
+        raise TensorError(f"the setting {name!r} travels as uint8 bytes of the values codec")
+    return values.decode(tensor.uint8s.array)
+
+
+def refuse_unknown(settings: Mapping[str, pb.Tensor], known: Sequence[str], request: str) -> None:
+    """Raise INVALID_ARGUMENT where a setting is none of `known`."""
+    unknown = sorted(set(settings) - set(known))
+    if unknown:
+        allowed = ", ".join(known) or "none"
+        raise RequestError(
+            Code.INVALID_ARGUMENT, f"unknown {request} settings {', '.join(unknown)}; the settings here are: {allowed}"
+        )
+
+
+def fill_observations(response: pb.StepResponse, observations: Mapping[int, Array]) -> None:
+    """Write observations into a Step's response."""
+    for uid, array in observations.items():
+        fill_tensor(response.observations[uid], array)

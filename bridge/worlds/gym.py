@@ -1,0 +1,415 @@
+"""The world of one Gymnasium environment, or of the lanes of one vector environment: one agent, in lock-step."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+from bridge import values
+from bridge.errors import Code, RequestError, TensorError
+from bridge.pb import bridge_pb2
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.properties import ENCODED, NUMBER, TEXT, Family, Property, PropertyTree
+from bridge.space_json import published_space, space_to_json
+from bridge.spaces import Layout
+from bridge.tensors import Array, Spec, unpack_tensor
+from bridge.worlds.base import Agent, Lock, World, environment_failure, read_bytes, refuse_unknown
+
+__all__ = ["EnvAgent", "EnvWorld", "GymAgent", "GymWorld"]
+
+
+class EnvAgent(Agent):
+    """The one agent of an environment; what one environment and many lanes have in common."""
+
+    SETTINGS: tuple[str, ...] = ("seed", "options")
+
+    def __init__(self, world: EnvWorld, env: Any, observation_space: Any, action_space: Any, lanes: int | None) -> None:
+        self._world = world
+        self._env: Any = env
+        self._lanes = lanes
+        self._observation_layout = Layout(observation_space, "observation", lanes)
+        self._action_layout = Layout(action_space, "action", lanes)
+        self.actions = dict(enumerate(self._action_layout.specs, start=1))
+        shape = () if lanes is None else (lanes,)
+        flags = [
+            Spec.number("reward", shape, np.float64),
+            Spec.number("discount", shape, np.float64, np.asarray(0.0), np.asarray(1.0)),
+            Spec.number("terminated", shape, np.bool_),
+            Spec.number("truncated", shape, np.bool_),
+            Spec.number("info", (-1,), np.uint8),
+        ]
+        self.observations = dict(enumerate([*self._observation_layout.specs, *flags], start=1))
+        self._first_flag = len(self._observation_layout.specs) + 1
+        self.pending: tuple[Any, Any] = (None, None)
+        self._warned: set[str] = set()
+        self._observation: Any = None
+        self._reward: Array = np.zeros(shape, np.float64)
+        self._terminated: Array = np.zeros(shape, np.bool_)
+        self._truncated: Array = np.zeros(shape, np.bool_)
+        self._info: Any = {}
+
+    def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
+        """Keep the settings for the next `begin`, so that the environment is reset once (D-14)."""
+        pending = self.read_settings(settings)
+        if settings or running:
+            self.pending = pending
+
+    def read_settings(self, settings: Mapping[str, pb.Tensor]) -> tuple[Any, Any]:
+        """Return the seed and the options that Reset settings give."""
+        refuse_unknown(settings, self.SETTINGS, "Reset")
+        try:
+            seed = self._read_seed(unpack_tensor(settings["seed"], "seed")) if "seed" in settings else None
+            options = read_bytes(settings, "options")
+            if not isinstance(options, (dict, type(None))):
+                raise TensorError(f"expected options to be a dict, got {type(options).__name__}")
+            options = self._read_mask(settings, options)
+        except TensorError as error:
+            raise RequestError(Code.INVALID_ARGUMENT, f"bad Reset settings: {error}") from error
+        return seed, options
+
+    def _read_seed(self, array: Array) -> Any:
+        if array.shape != () or array.dtype.kind not in "iu" or array < 0:
+            raise TensorError(f"expected the seed to be a non-negative integer scalar, got {array!r:.80}")
+        return int(array)
+
+    def _read_mask(self, settings: Mapping[str, pb.Tensor], options: dict[str, Any] | None) -> dict[str, Any] | None:
+        return options
+
+    def begin(self) -> int:
+        """Reset the environment with the settings that wait."""
+        seed, options = self.pending
+        with self._world.environment("reset"):
+            self._observation, info = self._env.reset(seed=seed, options=options)
+            self._info = self._join(info)
+        self.pending = (None, None)
+        for array in (self._reward, self._terminated, self._truncated):
+            array[...] = 0
+        return pb.RUNNING
+
+    def interrupt(self) -> None:
+        """Nothing happened since the last Step, but the sequence ends by truncation."""
+        self._reward[...] = 0
+        self._truncated[...] = True
+        self._info = {}
+
+    def _join(self, info: Any) -> Any:
+        """What is sent of an info."""
+        return info
+
+    def _action(self, actions: Mapping[int, Array]) -> Any:
+        try:
+            return self._action_layout.unpack([actions[uid] for uid in self.actions], check=True)
+        except KeyError as error:
+            missing = self.actions[error.args[0]]
+            raise RequestError(
+                Code.INVALID_ARGUMENT, f"the Step lacks the action {missing.name!r}: expected {missing.describe()}"
+            ) from None
+        except TensorError as error:
+            raise RequestError(Code.INVALID_ARGUMENT, f"bad action: {error}") from error
+
+    def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
+        """Return observations of the last transition."""
+        first = self._first_flag
+        found: dict[int, Array] = {}
+        try:
+            for uid in uids:
+                if uid < first:
+                    found[uid] = self._observation_layout.pack_leaf(uid - 1, self._observation)
+        except TensorError as error:
+            raise RequestError(
+                Code.INTERNAL, f"the environment's observation is not of its observation_space: {error}"
+            ) from error
+        for uid in uids:
+            if uid == first:
+                found[uid] = self._reward
+            elif uid == first + 1:
+                found[uid] = 1.0 - self._terminated  # D-21
+            elif uid == first + 2:
+                found[uid] = self._terminated
+            elif uid == first + 3:
+                found[uid] = self._truncated
+            elif uid == first + 4:
+                found[uid] = np.frombuffer(values.encode_info(self._info, self._warned), np.uint8)
+        return found
+
+    def properties(self) -> PropertyTree:
+        """Return the tree below `world`."""
+        return self._world.properties()
+
+    def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+        """Call a public method of the environment, or read a public attribute, on some lanes."""
+        return self._world.call(request)
+
+    def leave(self) -> None:
+        """Give up the seat."""
+        self._world.vacate(self)
+
+
+class GymAgent(EnvAgent):
+    """The agent of a single environment."""
+
+    def step(self, actions: Mapping[int, Array]) -> int:
+        """Step the environment; truncation alone interrupts, termination terminates (D-13)."""
+        action = self._action(actions)
+        with self._world.environment("step"):
+            self._observation, reward, terminated, truncated, self._info = self._env.step(action)
+            self._reward[...] = float(reward)
+            self._terminated[...] = bool(terminated)
+            self._truncated[...] = bool(truncated)
+        return pb.TERMINATED if terminated else pb.INTERRUPTED if truncated else pb.RUNNING
+
+
+class EnvWorld(World):
+    """A world around an environment that one agent may use at a time.
+
+    Args:
+        name: The world's name.
+        env: The environment, owned by the world from here on.
+        lock: Held around every call of the environment.
+    """
+
+    def __init__(self, name: str, env: Any, lock: Lock) -> None:
+        super().__init__(name)
+        self._env: Any = env
+        self._lock = lock
+        self._seat = threading.Lock()
+        self._agent: EnvAgent | None = None
+        self._closed = False
+        self._carried: tuple[Any, Any] = (None, None)
+        self._lanes: int | None = env.num_envs if isinstance(env, VectorEnv) else None
+
+    @contextmanager
+    def environment(self, where: str) -> Iterator[None]:
+        """Hold the lock around a call of the environment; what it raises becomes the answer."""
+        with self._lock:
+            if self._closed:
+                raise self._destroyed()
+            try:
+                yield
+            except RequestError:
+                raise
+            except gymnasium.error.ResetNeeded as error:
+                raise RequestError(Code.FAILED_PRECONDITION, f"no {where} before the first Step: {error}") from error
+            except (Exception, SystemExit) as error:
+                raise environment_failure(where, error) from error
+
+    @property
+    def agents(self) -> int:
+        """1 while an agent is in, else 0."""
+        return int(self._agent is not None)
+
+    def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
+        """Seat the one agent."""
+        refuse_unknown(settings, (), "JoinWorld")
+        with self._seat:
+            if self._closed:
+                raise self._destroyed()
+            if self._agent is not None:
+                raise RequestError(
+                    Code.RESOURCE_EXHAUSTED,
+                    f"the world {self.name!r} is full: it has 1 agent of at most 1; create a world of your own",
+                )
+            self._agent = self._make_agent()
+            self._agent.pending, self._carried = self._carried, (None, None)
+            return self._agent
+
+    def _destroyed(self) -> RequestError:
+        return RequestError(
+            Code.FAILED_PRECONDITION, f"the world {self.name!r} was destroyed; leave, and create or join another"
+        )
+
+    def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
+        """Keep the settings for the agent's next sequence, or for the next agent's first."""
+        pending = self._make_agent().read_settings(settings)
+        with self._seat:
+            agent = self._agent
+            before = self._carried if agent is None else agent.pending
+            self._set_pending(agent, pending)
+        return lambda: self._set_pending(agent, before)
+
+    def _set_pending(self, agent: EnvAgent | None, pending: tuple[Any, Any]) -> None:
+        if agent is None:
+            self._carried = pending
+        else:
+            agent.pending = pending
+
+    def retire(self) -> bool:
+        """End the world if no agent is in, so that none joins meanwhile."""
+        with self._seat:
+            if self._agent is not None:
+                return False
+            self.close()
+            return True
+
+    def _make_agent(self) -> EnvAgent:
+        raise NotImplementedError
+
+    def vacate(self, agent: EnvAgent) -> None:
+        """Free the seat of an agent that leaves."""
+        with self._seat:
+            if self._agent is agent:
+                self._agent = None
+
+    def close(self) -> None:
+        """Close the environment."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                self._env.close()
+            except (Exception, SystemExit) as error:
+                raise environment_failure("close", error) from error
+
+    def properties(self) -> PropertyTree:
+        """Return the tree below `world`."""
+        env = self._env
+        spec = env.spec
+        spaces = (
+            (env.single_observation_space, env.single_action_space)
+            if self._lanes
+            else (env.observation_space, env.action_space)
+        )
+        metadata = plain_dict(env.metadata)
+
+        def leaf(name: str, kind: str, description: str, read: Callable[[], Any]) -> Property:
+            return Property(f"world.{name}", kind, description, read)
+
+        return PropertyTree(
+            [
+                leaf("name", TEXT, "the world's name", lambda: self.name),
+                leaf("env_id", TEXT, "the environment's id; empty where it has none", lambda: spec.id if spec else ""),
+                leaf(
+                    "num_envs",
+                    NUMBER,
+                    "the number of lanes; 0 for a single environment",
+                    lambda: self._lanes or 0,
+                ),
+                leaf(
+                    "observation_space",
+                    TEXT,
+                    "one environment's exact space, as JSON",
+                    lambda: space_to_json(spaces[0]),
+                ),
+                leaf("action_space", TEXT, "one environment's exact space, as JSON", lambda: space_to_json(spaces[1])),
+                leaf("metadata", ENCODED, "the environment's metadata", lambda: metadata),
+                leaf("render_mode", TEXT, "the render mode; empty where there is none", lambda: env.render_mode or ""),
+                leaf("spec", ENCODED, "what the environment's registration says", lambda: _spec_facts(spec)),
+                leaf("frame", ENCODED, "what render() gives now, a value for each lane", self._render),
+            ],
+            [Family("world.attributes", "an attribute, a value for each lane", self._get_attr, self._set_attr)],
+        )
+
+    def _render(self) -> Any:
+        with self.environment("render"):
+            frame = self._env.render()
+        return list(frame) if self._lanes and frame is not None else [frame]
+
+    def _get_attr(self, name: str) -> Any:
+        response = self.call(bridge_pb2.CallRequest(name=name))
+        return [values.from_value(result) for result in response.results]
+
+    def _set_attr(self, name: str, value: Any) -> None:
+        refuse_private(name)
+        count = self._lanes or 1
+        if not isinstance(value, list) or len(value) != count:
+            raise RequestError(
+                Code.INVALID_ARGUMENT, f"expected a list of {count} values, one a lane, got {value!r:.80}"
+            )
+        with self.environment(f"setting {name}"):
+            if self._lanes:
+                self._env.set_attr(name, value)
+            else:
+                self._env.set_wrapper_attr(name, value[0])
+
+    def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+        """Call a public method, or read a public attribute, on the lanes that the request names."""
+        refuse_private(request.name)
+        try:
+            args = [values.from_value(item) for item in request.args.items]
+            kwargs = {
+                key: values.from_value(item)
+                for key, item in zip(request.kwargs.keys, request.kwargs.values, strict=True)
+            }
+        except (TensorError, ValueError) as error:
+            raise RequestError(Code.INVALID_ARGUMENT, f"bad arguments for {request.name}: {error}") from error
+        with self.environment(f"call of {request.name}"):
+            results = self._call(request.name, args, kwargs)
+        if request.lanes:
+            try:
+                results = [results[lane] for lane in request.lanes]
+            except IndexError:
+                raise RequestError(
+                    Code.INVALID_ARGUMENT, f"expected lanes 0 to {len(results) - 1}, got {list(request.lanes)}"
+                ) from None
+        try:
+            return bridge_pb2.CallResponse(results=[values.to_value(result) for result in results])
+        except TensorError as error:
+            raise RequestError(
+                Code.INVALID_ARGUMENT, f"the result of {request.name} cannot be sent: {error}"
+            ) from error
+
+    def _call(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+        if self._lanes:
+            lanes = getattr(self._env, "envs", ())
+            if lanes:
+                self._look_up(lambda: lanes[0].get_wrapper_attr(name), name)
+            return list(self._env.call(name, *args, **kwargs))
+        value = self._look_up(lambda: self._env.get_wrapper_attr(name), name)
+        return [value(*args, **kwargs) if callable(value) else value]
+
+    def _look_up(self, look: Callable[[], Any], name: str) -> Any:
+        try:
+            return look()
+        except AttributeError as error:
+            raise RequestError(
+                Code.NOT_FOUND, f"the environment has no method or attribute {name!r}: {error}"
+            ) from error
+
+
+class GymWorld(EnvWorld):
+    """The world of a single environment."""
+
+    def _make_agent(self) -> GymAgent:
+        spaces = published_space(self._env.observation_space), published_space(self._env.action_space)
+        return GymAgent(self, self._env, *spaces, lanes=None)
+
+
+def refuse_private(name: str) -> None:
+    """Raise PERMISSION_DENIED for a name that is not public."""
+    if not name.isidentifier() or name.startswith("_"):
+        raise RequestError(Code.PERMISSION_DENIED, f"expected the name of a public method or attribute, got {name!r}")
+
+
+def plain_dict(data: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return what of a dict the values codec carries."""
+    return {key: value for key, value in data.items() if isinstance(key, str) and _plain(value)}
+
+
+def _plain(value: Any) -> bool:
+    try:
+        values.to_value(value)
+    except TensorError:
+        return False
+    return True
+
+
+def _spec_facts(spec: Any) -> dict[str, Any] | None:
+    """What of an EnvSpec holds at the other end too."""
+    if spec is None:
+        return None
+    facts = {
+        "id": spec.id,
+        "reward_threshold": spec.reward_threshold,
+        "nondeterministic": spec.nondeterministic,
+        "max_episode_steps": spec.max_episode_steps,
+        "order_enforce": spec.order_enforce,
+        "kwargs": {key: value for key, value in spec.kwargs.items() if _plain(value)},
+    }
+    return {key: value for key, value in facts.items() if _plain(value)}

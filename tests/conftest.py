@@ -1,0 +1,32 @@
+"""What all tests share: a quiet display, loopback only, and a look at what each test leaves behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+# Environments that draw must not need a screen, nor a sound card; MuJoCo renders in software.
+os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+os.environ.setdefault("MUJOCO_GL", "egl")
+os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")
+
+
+def ours() -> set[threading.Thread]:
+    """The threads that this package started and that still run."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("bridge")}
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left_behind() -> Iterator[None]:
+    """Fail a test that leaves one of our threads running."""
+    before = ours()
+    yield
+    deadline = time.monotonic() + 10.0
+    while (left := ours() - before) and time.monotonic() < deadline:
+        next(iter(left)).join(0.1)
+    assert not left, f"threads left behind: {left}"
