@@ -92,8 +92,14 @@ def used_elsewhere(name: str) -> set[str]:
     return used
 
 
+# Modules that need an extra which the tests do not.
+NEEDS = {"bridge.wrappers.sb3": "stable_baselines3"}
+
+
 @pytest.mark.parametrize("name", [name for name in OURS if name not in WITHOUT_ALL])
 def test_the_names_in_all_are_there_and_once(name):
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
     module = importlib.import_module(name)
     doc = ast.get_docstring(tree_of(name))
     assert doc, f"{name} says nothing of itself"
@@ -114,6 +120,8 @@ def test_the_names_in_all_are_there_and_once(name):
 
 @pytest.mark.parametrize("name", [name for name in OURS if name not in WITHOUT_ALL])
 def test_all_holds_every_public_class_that_the_module_documents(name):
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
     tree = tree_of(name)
     module = importlib.import_module(name)
     public = set(getattr(module, "__all__", ()))

@@ -1,4 +1,4 @@
-"""Wrappers around remote environments."""
+"""Wrappers around remote environments; and `SB3VecEnv`, imported when asked for, which needs the extra `sb3`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .blocking_reset import BlockingReset
 if TYPE_CHECKING:
     from .sb3 import SB3VecEnv
 
-__all__ = ["BlockingReset", "SB3VecEnv"]
+__all__ = ["BlockingReset"]
 
 
 def __getattr__(name: str) -> Any:
