@@ -11,14 +11,14 @@ if __name__ != "bridge.wrappers":
 from .blocking_reset import BlockingReset
 
 if TYPE_CHECKING:
-    from .sb3 import SB3VecEnv
+    from .sb3 import SB3VecEnv as SB3VecEnv
 
 __all__ = ["BlockingReset"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "SB3VecEnv":  # needs an extra
-        from .sb3 import SB3VecEnv
+        from .sb3 import SB3VecEnv as SB3VecEnv
 
         return SB3VecEnv
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
