@@ -21,8 +21,10 @@ from gymnasium import Space
 
 from bridge import values
 from bridge.address import Address, parse_address
-from bridge.client.grpc_transport import GrpcConnection
+from bridge.client.grpc_transport import GrpcConnection, open_connection
+from bridge.client.relay import RelayConnection
 from bridge.errors import Code, EnvironmentFailedError, PeerError, RefusedError, RemoteError, SettingError, TensorError
+from bridge.forks import leak
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.properties import read_encoded
@@ -168,6 +170,7 @@ class _Pending:
 
     kind: str
     episode: int
+    """The episode that it belongs to; of kind `other`: how often such requests had been given up."""
 
 
 _MAX_RENUMBERED = 3
@@ -199,11 +202,12 @@ class Remote:
         """Answers of episodes that had been given up, dropped."""
         self._deliver = deliver
         self._max_message_bytes = max_message_bytes
-        self._connection: GrpcConnection | None = None
+        self._connection: GrpcConnection | RelayConnection | None = None
         self._number = 0
         self._script: Script | None = None
         self._pending: deque[_Pending] = deque()
         self._episode = 0
+        self._asked = 0
         self._created: str | None = None
         self._first_step = b""
         self._observation_layout: Layout
@@ -215,6 +219,26 @@ class Remote:
         self._settings: Mapping[str, pb.Tensor] = {}
         self._renumbered = 0
 
+    def options(self, options: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """Return the reset options to send: another server than ours, which may know none, gets no empty ones."""
+        return options if options or self.facts is None or self.facts.server_version is not None else None
+
+    def parts(self) -> tuple[Wish, int, Facts | None]:
+        """What a copy of this remote is made of, in another process too."""
+        return self.wish, self._max_message_bytes, self.facts
+
+    @classmethod
+    def of_parts(
+        cls,
+        parts: tuple[Wish, int, Facts | None],
+        deliver: Callable[[tuple[Remote, int, bytes | RemoteError]], None],
+    ) -> Remote:
+        """Make a remote that knows what another one knew, and has no connection."""
+        wish, max_message_bytes, facts = parts
+        remote = cls(wish, deliver, max_message_bytes)
+        remote.facts = facts
+        return remote
+
     # Connecting
 
     def open(self) -> None:
@@ -223,8 +247,8 @@ class Remote:
         number = self._number
         self._pending.clear()
         self._created = None
-        self._connection = GrpcConnection(
-            self.wish.address, lambda what: self._deliver((self, number, what)), self._max_message_bytes
+        self._connection = open_connection(
+            self.wish.address, self._max_message_bytes, deliver=lambda what: self._deliver((self, number, what))
         )
         self._script = self._join()
         self._send(next(self._script), "script")
@@ -315,7 +339,7 @@ class Remote:
         if self._connection is None:
             raise PeerError(self.url, "there is no connection")
         data = request if isinstance(request, bytes) else request.SerializeToString()
-        self._pending.append(_Pending(kind, self._episode))
+        self._pending.append(_Pending(kind, self._asked if kind == "other" else self._episode))
         self._connection.send(data)
 
     def begin(self, settings: Mapping[str, pb.Tensor] | None = None, *, reset: bool = True) -> None:
@@ -359,14 +383,19 @@ class Remote:
         body = properties_pb2.PropertyRequest(write_property=properties_pb2.WritePropertyRequest(key=key, value=tensor))
         self._send(_extension(PROPERTY_REQUEST_URL, body), "other")
 
-    def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Ask to call a method."""
+    def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], lanes: Sequence[int] = ()) -> None:
+        """Ask to call a method, on all lanes or on some."""
         body = bridge_pb2.CallRequest(
             name=name,
             args=bridge_pb2.Value.List(items=[values.to_value(item) for item in args]),
             kwargs=bridge_pb2.Value.Dict(keys=list(kwargs), values=[values.to_value(item) for item in kwargs.values()]),
+            lanes=lanes,
         )
         self._send(_extension(CALL_REQUEST_URL, body), "other")
+
+    def give_up(self) -> None:
+        """Drop the answers to properties and calls that are still to come."""
+        self._asked += 1
 
     # Answers
 
@@ -403,6 +432,9 @@ class Remote:
                 return self._compare(message.reset.specs)
             self._renumbered = 0
             return Answer("step", message)
+        if pending.episode != self._asked:
+            self.stale += 1
+            return None
         return Answer("other", message, error)
 
     def _compare(self, specs: pb.ActionObservationSpecs) -> Answer | None:
@@ -480,6 +512,16 @@ class Remote:
 
     # The end
 
+    def forget(self, deliver: Callable[[tuple[Remote, int, bytes | RemoteError]], None]) -> None:
+        """In a forked process: leave the connection to the parent process, untouched, and have none."""
+        if self._connection is not None:
+            leak(self._connection)
+        self._connection = None
+        self._script = None
+        self._created = None
+        self._pending.clear()
+        self._deliver = deliver
+
     def drop(self) -> None:
         """Give up a connection that has ended."""
         self._finish(0.0)
@@ -543,7 +585,7 @@ def reset_settings(
         settings["seed"] = pack_tensor(_seed(seed))
     elif seed is not None and any(item is not None for item in seed):
         settings["seed"] = pack_tensor(np.array([NO_SEED if item is None else _seed(item) for item in seed], np.int64))
-    if options:
+    if options is not None:
         try:
             settings["options"] = pack_tensor(np.frombuffer(values.encode(dict(options)), np.uint8))
         except TensorError as error:

@@ -26,6 +26,7 @@ from bridge.errors import (
     SettingError,
     TensorError,
 )
+from bridge.forks import forget_in_child
 from bridge.pb import bridge_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.spaces import Layout
@@ -82,6 +83,11 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         RefusedError: The server has no such environment, or not with these arguments.
     """
 
+    # What gymnasium.make may ask for; an instance has those of its remote.
+    metadata: dict[str, Any] = {  # noqa: RUF012 - Gymnasium's declaration
+        "render_modes": ["rgb_array", "rgb_array_list", "ansi", "ansi_list", "depth_array", "rgbd_tuple"]
+    }
+
     def __init__(
         self,
         url: str,
@@ -99,6 +105,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         self._remote = Remote(Wish.of(url, env_id, render_mode, env_kwargs, agent), self._inbox.put, max_message_bytes)
         self._closed = False
         self._running = False
+        self._lazy = False
         self._needs_reset = "the environment has not been reset yet"
         self._rollout: object | None = None
         kwargs = {
@@ -116,8 +123,34 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         self.metadata = remote_metadata(facts)
         self.render_mode = render_mode or facts.render_mode
         self.spec = remote_spec("bridge.client.remote_env:RemoteEnv", {"url": url, **kwargs}, facts, self.render_mode)
+        self.spec.max_episode_steps = (facts.spec or {}).get("max_episode_steps")
         self._observation_layout = Layout(facts.observation_space, "observation")
         self._action_layout = Layout(facts.action_space, "action")
+        forget_in_child(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy needs: it connects anew, to a world of its own where this one had been made one."""
+        state = {key: value for key, value in self.__dict__.items() if key not in ("_guard", "_inbox", "_remote")}
+        return {**state, "_parts": self._remote.parts()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        parts = state.pop("_parts")
+        self.__dict__.update(state)
+        self._guard = OneThread("environment")
+        self._inbox = queue.SimpleQueue()
+        self._remote = Remote.of_parts(parts, self._inbox.put)
+        self._lazy, self._running = True, False
+        self._needs_reset = "it is a copy, which connects by itself"
+        forget_in_child(self)
+
+    def after_fork(self) -> None:
+        """Leave the connection to the parent process; the next call makes one for this process."""
+        self._guard = OneThread("environment")
+        self._inbox = queue.SimpleQueue()
+        self._remote.forget(self._inbox.put)
+        self._lazy, self._running = True, False
+        self._needs_reset = "this process was forked, and connects by itself"
 
     @property
     def url(self) -> str:
@@ -136,6 +169,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         return facts
 
     def _connect(self) -> None:
+        self._lazy = False
         self._remote.open()
         try:
             self._await("ready", "to join a world")
@@ -190,7 +224,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         """
         with self._guard:
             self._require_open()
-            settings = reset_settings(seed, options)
+            settings = reset_settings(seed, self._remote.options(options))
             super().reset(seed=seed)
             if not self._remote.connected:
                 self._connect()
@@ -319,6 +353,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     def _require_remote(self) -> None:
         self._require_open()
         self._refuse_rollout()
+        if self._lazy:
+            self._connect()
         if not self._remote.connected:
             raise ConnectionLostError(self.url, "there is no connection; reset() makes a new one")
 
@@ -412,7 +448,7 @@ def remote_metadata(facts: Facts) -> dict[str, Any]:
     return {**metadata, "render_modes": modes}
 
 
-def remote_spec(entry_point: str, kwargs: dict[str, Any], facts: Facts, render_mode: str | None) -> EnvSpec:
+def remote_spec(entry_point: str | None, kwargs: dict[str, Any], facts: Facts, render_mode: str | None) -> EnvSpec:
     """Return a spec that makes a second environment of the same remote."""
     registered = facts.spec or {}
     if render_mode:

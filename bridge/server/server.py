@@ -13,6 +13,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from bridge.errors import SettingError
+from bridge.forks import forget_in_child, leak, note_grpc_in_use
 from bridge.server.grpc_transport import GrpcTransport
 from bridge.server.limits import Limits
 from bridge.server.reaper import Reaper
@@ -81,6 +82,16 @@ class Server:
                 stacklevel=3,
             )
         atexit.register(self.stop, 0.0)
+        note_grpc_in_use()
+        forget_in_child(self)
+
+    def after_fork(self) -> None:
+        """In a forked process: leave the server to the parent process."""
+        atexit.unregister(self.stop)
+        leak(self._transport)
+        self._stopping = threading.Lock()
+        self._stopped = threading.Event()
+        self._stopped.set()
 
     @property
     def url(self) -> str:
