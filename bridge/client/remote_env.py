@@ -317,7 +317,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
                 if sent:
                     self._running = False
                     self._needs_reset = "a rollout was given up with Steps on their way"
-                    self._remote.forget()
+                    self._remote.drop_answers()
 
     def _require_rollout(self, token: object) -> None:
         if self._rollout is not token:
