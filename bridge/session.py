@@ -232,6 +232,7 @@ class Session:
             if uid not in observations:
                 known = ", ".join(f"{number} ({spec.name})" for number, spec in observations.items())
                 raise RequestError(Code.INVALID_ARGUMENT, f"unknown observation UID {uid}; there are {known}")  # D-10
+        agent.prepare(wanted)
         if self._state is State.RUNNING:
             state = agent.step(self._read_actions(agent, step.actions))
             event = _STEP_EVENTS[state]

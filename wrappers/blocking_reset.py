@@ -39,6 +39,7 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
         if not isinstance(env, VectorEnv) or not isinstance(env.unwrapped, RemoteVectorEnv) or env.unwrapped is not env:
             raise SettingError(f"expected what make_vec_remote returns, got {env!r} of type {type(env).__name__}")
         super().__init__(env)
+        env.unwrapped.wait_for_lanes()
         self._timeout = env._timeout if timeout is None else checked_timeout(timeout)
 
     @property

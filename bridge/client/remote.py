@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -22,6 +23,8 @@ from gymnasium import Space
 from bridge import values
 from bridge.address import Address, parse_address
 from bridge.client.grpc_transport import GrpcConnection
+from bridge.client.realtime import SIGNALS as REALTIME_SIGNALS
+from bridge.client.realtime import RealtimeReader
 from bridge.errors import Code, EnvironmentFailedError, PeerError, RefusedError, RemoteError, SettingError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -59,6 +62,10 @@ class Wish:
     """The render mode to make it with."""
     env_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """For its constructor."""
+    seat: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """JoinWorld settings: `role` and `wait` of a real-time world."""
+    diagnostics: bool = True
+    """Whether to ask a real-time world for times (U-11)."""
 
     @classmethod
     def of(
@@ -67,6 +74,8 @@ class Wish:
         env_id: str | None = None,
         render_mode: str | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
+        seat: Mapping[str, str | None] | None = None,
+        diagnostics: bool = True,
     ) -> Wish:
         """Join what a URL says and what keywords say.
 
@@ -81,7 +90,8 @@ class Wish:
             raise SettingError(
                 f"{url!r} joins a world that exists, so env_id, render_mode and env_kwargs cannot be given"
             )
-        return cls(address, address.env_id or env_id, render_mode, dict(env_kwargs or {}))
+        given = {key: value for key, value in (seat or {}).items() if value is not None}
+        return cls(address, address.env_id or env_id, render_mode, dict(env_kwargs or {}), given, diagnostics)
 
     def settings(self) -> dict[str, pb.Tensor]:
         """Return the CreateWorld settings."""
@@ -137,6 +147,8 @@ class Facts:
     """What its registration says."""
     server_version: str | None
     """The version of a Gymnasium Bridge server; None for another one."""
+    fps: float | None = None
+    """Frames a second of a real-time world; None: it waits for each action."""
 
 
 @dataclasses.dataclass
@@ -165,6 +177,8 @@ class _Pending:
 
     kind: str
     episode: int
+    sent: float
+    """Seconds."""
 
 
 Script = Generator[pb.EnvironmentRequest, pb.EnvironmentResponse, None]
@@ -204,6 +218,12 @@ class Remote:
         self._action_uids: tuple[int, ...] = ()
         self._leaf_uids: tuple[tuple[int, Spec], ...] = ()
         self._uids: dict[str, int] = {}
+        self._arrivals: deque[float] = deque()
+        self.now: Callable[[], float] = time.monotonic
+        """What tells the time."""
+        self.realtime: RealtimeReader | None = None
+        """Reads what only a real-time world answers; None: this is none."""
+        self._waits_for_all = False
 
     # Connecting
 
@@ -213,9 +233,13 @@ class Remote:
         number = self._number
         self._pending.clear()
         self._created = None
-        self._connection = GrpcConnection(
-            self.wish.address, lambda what: self._deliver((self, number, what)), self._max_message_bytes
-        )
+        arrivals = self._arrivals = deque()
+
+        def came(what: bytes | RemoteError) -> None:
+            arrivals.append(self.now())
+            self._deliver((self, number, what))
+
+        self._connection = GrpcConnection(self.wish.address, came, self._max_message_bytes)
         self._script = self._join()
         self._send(next(self._script), "script")
 
@@ -231,7 +255,11 @@ class Remote:
                 if settings:
                     raise
                 name = ""  # D-4: a server may have but one world, and refuse to make others
-        response = yield pb.EnvironmentRequest(join_world=pb.JoinWorldRequest(world_name=name))
+        response = yield pb.EnvironmentRequest(
+            join_world=pb.JoinWorldRequest(
+                world_name=name, settings={key: pack_tensor(value) for key, value in self.wish.seat.items()}
+            )
+        )
         specs = response.join_world.specs
         version = self._connection.server_version if self._connection else None
         facts: dict[str, Any] = {}
@@ -240,6 +268,9 @@ class Remote:
             for key in keys:
                 response = yield _property_request(f"world.{key}")
                 facts[key] = property_value(response, self.url, key in ("metadata", "spec"))
+            if any(spec.name == "frames" for spec in specs.observations.values()):
+                response = yield _property_request("world.fps")
+                facts["fps"] = property_value(response, self.url, True)
         self._learn(specs, version, facts)
 
     def _learn(self, specs: pb.ActionObservationSpecs, version: str | None, facts: Mapping[str, Any]) -> None:
@@ -247,7 +278,11 @@ class Remote:
         observations = {uid: Spec.from_proto(spec) for uid, spec in specs.observations.items()}
         actions = {uid: Spec.from_proto(spec) for uid, spec in specs.actions.items()}
         foreign = version is None
-        signals = ("reward", "discount") if foreign else ("reward", "discount", "terminated", "truncated", "info")
+        signals: tuple[str, ...] = (
+            ("reward", "discount") if foreign else ("reward", "discount", "terminated", "truncated", "info")
+        )
+        if not foreign:
+            signals += REALTIME_SIGNALS
         self._uids = {spec.name: uid for uid, spec in observations.items() if spec.name in signals}
         lanes = None if foreign else int(facts["num_envs"]) or None
         if foreign:
@@ -270,11 +305,17 @@ class Remote:
             self._action_uids = tuple(action_by_name[leaf.name] for leaf in self._action_layout.leaves)
         except KeyError as error:
             raise PeerError(self.url, f"its specs have no {error.args[0]!r}, which its spaces need") from error
-        wanted = [uid for uid, _ in self._leaf_uids] + [
-            self._uids[name] for name in signals if name in self._uids and name != "discount"
-        ]
-        request = pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=wanted))
-        self._first_step = request.SerializeToString()
+        if "frames" in self._uids:
+            single = Layout(observation_space, "observation")
+            before, self.realtime = (
+                self.realtime,
+                RealtimeReader(self.url, self._uids, lanes, single, self.wish.diagnostics),
+            )
+            if before is not None:
+                self.realtime.stale = before.stale
+            if self._waits_for_all:
+                self.realtime.wait_for_all()
+        self._request_observations()
         self.facts = Facts(
             observation_space,
             action_space,
@@ -284,7 +325,29 @@ class Remote:
             facts.get("render_mode") or None,
             facts.get("spec"),
             version,
+            facts.get("fps"),
         )
+
+    def _request_observations(self) -> None:
+        plain = ("reward", "terminated", "truncated", "info")
+        wanted = [uid for uid, _ in self._leaf_uids] + [self._uids[name] for name in plain if name in self._uids]
+        if self.realtime is not None:
+            wanted += self.realtime.wanted
+        request = pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=wanted))
+        self._first_step = request.SerializeToString()
+
+    def wait_for_all(self) -> None:
+        """Of a real-time world of lanes: have answers wait until every lane has an observation."""
+        self._waits_for_all = True
+        if self.realtime is not None:
+            self.realtime.wait_for_all()
+            self._request_observations()
+
+    def salvage(self, message: pb.EnvironmentResponse | None) -> None:
+        """Keep the ends of episodes out of a Step's answer that nobody will read."""
+        if message is not None and self.realtime is not None and message.WhichOneof("payload") == "step":
+            self.realtime.stale += 1
+            self.realtime.salvage(message)
 
     @property
     def slots(self) -> int:
@@ -302,7 +365,7 @@ class Remote:
         if self._connection is None:
             raise PeerError(self.url, "there is no connection")
         data = request if isinstance(request, bytes) else request.SerializeToString()
-        self._pending.append(_Pending(kind, self._episode))
+        self._pending.append(_Pending(kind, self._episode, self.now()))
         self._connection.send(data)
 
     def begin(self, settings: Mapping[str, pb.Tensor] | None = None, *, reset: bool = True) -> None:
@@ -357,6 +420,7 @@ class Remote:
         if number != self._number or self._connection is None:
             self.stale += 1
             return None
+        arrived = self._arrivals.popleft() if self._arrivals else self.now()
         if isinstance(what, RemoteError):
             self.drop()
             return Answer("lost", error=what)
@@ -374,6 +438,7 @@ class Remote:
         if pending.kind in ("step", "reset"):
             if pending.episode != self._episode:
                 self.stale += 1
+                self.salvage(message)
                 return None
             if error is not None:
                 if pending.kind == "reset":
@@ -381,6 +446,8 @@ class Remote:
                 return Answer("failed", error=error)
             if kind != pending.kind:
                 return self._broken(f"it answered a {pending.kind} by {kind}")
+            if kind == "step" and self.realtime is not None:
+                self.realtime.timed(pending.sent, arrived)
             return Answer("step", message) if kind == "step" else None
         return Answer("other", message, error)
 
@@ -437,7 +504,8 @@ class Remote:
                 if "truncated" in flags:  # an episode can end in both ways at once, of which the state tells one
                     truncated = bool(unpack_tensor(flags["truncated"], "truncated"))
                 batch.truncations[slot] = truncated
-            return values.decode(flags["info"].uint8s.array) if "info" in flags else {}
+            info = values.decode(flags["info"].uint8s.array) if "info" in flags else {}
+            return info if self.realtime is None else self.realtime.extend(info, observations, self.now())
         except (TensorError, KeyError, ValueError) as error:
             raise PeerError(self.url, f"its observations cannot be read: {error}") from error
 

@@ -154,6 +154,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         render_mode: The render mode to make it with.
         timeout: Seconds to wait for any answer.
         max_message_bytes: The largest request or answer, in bytes.
+        role: In a real-time world: `player`, or `spectator`, whose actions and resets change nothing.
+        wait: In a real-time world: `now`, or `next_frame`, for one decision a frame.
+        diagnostics: In a real-time world: whether infos carry `latency` (U-11).
 
     Raises:
         AddressError: A URL cannot be read.
@@ -172,6 +175,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         render_mode: str | None = None,
         timeout: float = TIMEOUT,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        role: str | None = None,
+        wait: str | None = None,
+        diagnostics: bool = True,
     ) -> None:
         self.closed = False
         self._seats: list[_Seat] = []
@@ -183,7 +189,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         self._pending: str | None = None
         self._was_reset = False
         self._jitter = random.Random()
-        wishes = [Wish.of(url, env_id, render_mode, env_kwargs) for url in checked_urls(urls)]
+        place = {"role": role, "wait": wait}
+        wishes = [Wish.of(url, env_id, render_mode, env_kwargs, place, diagnostics) for url in checked_urls(urls)]
         try:
             self._connect_all(wishes, num_envs)
         except BaseException:
@@ -202,6 +209,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             "env_kwargs": env_kwargs,
             "timeout": timeout,
             "max_message_bytes": max_message_bytes,
+            **place,
+            "diagnostics": None if diagnostics else False,
         }
         given = {key: value for key, value in kwargs.items() if value is not None}
         url_list = urls if isinstance(urls, str) else list(urls)
@@ -309,6 +318,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         seat.state = SlotState.LOST
         seat.error = error
         seat.stepping = False
+        seat.remote.salvage(seat.answer)
         seat.answer = None
         seat.failures += 1
         seat.retry_at = time.monotonic() + self._pause(seat.failures)
@@ -322,6 +332,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         """Ask for a seat's next episode."""
         seat.state = SlotState.RESETTING
         seat.settings = settings
+        seat.remote.salvage(seat.answer)
         seat.answer = None
         seat.stepping = seat.ended = seat.idle = False
         seat.deadline = time.monotonic() + self._timeout
@@ -398,7 +409,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         seat.last, seat.answer = message, None
         seat.stepping = False
         seat.error = None
-        results.valid[seat.slots] = True
+        resetting = seat.remote.realtime.resetting if seat.remote.realtime is not None else None
+        results.valid[seat.slots] = True if resetting is None else ~resetting
         results.infos.append((seat, info))
         batch = results.batch
         # Lanes begin their next episodes by themselves.
@@ -651,7 +663,36 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         states = np.empty(self.num_envs, np.int64)
         for seat in self._seats:
             states[seat.slots] = seat.state
+            if seat.state is SlotState.RUNNING and seat.remote.realtime is not None:
+                resetting = seat.remote.realtime.resetting
+                if resetting is not None:
+                    states[seat.slots][resetting] = SlotState.RESETTING
         return states
+
+    def wait_for_lanes(self) -> None:
+        """Have real-time worlds of lanes answer only when every lane has an observation."""
+        for seat in self._seats:
+            seat.remote.wait_for_all()
+
+    @property
+    def fps(self) -> float | None:
+        """Frames a second of the real-time worlds, of the fastest where they differ; None: they wait for actions."""
+        rates = [seat.remote.facts.fps for seat in self._seats if seat.remote.facts and seat.remote.facts.fps]
+        return max(rates, default=None)
+
+    @property
+    def server_versions(self) -> tuple[str | None, ...]:
+        """The version of each slot's server, None for one that is not ours (U-12)."""
+        versions = [(seat.lanes, seat.remote.facts) for seat in self._seats]
+        return tuple(facts.server_version if facts else None for lanes, facts in versions for _ in range(lanes))
+
+    def latency_summary(self) -> tuple[dict[str, Any], ...]:
+        """Return for each remote `url`, and percentiles of `round_trip` and `observation_age` in seconds (U-11)."""
+        return tuple(
+            {"url": seat.remote.url, **seat.remote.realtime.latency.summary()}
+            for seat in self._seats
+            if seat.remote.realtime is not None
+        )
 
     @property
     def urls(self) -> tuple[str, ...]:

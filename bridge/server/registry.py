@@ -139,6 +139,13 @@ class Registry:
         for world in gone:
             world.close()
 
+    def interrupt(self) -> None:
+        """Let every Step that waits fail, because the server stops."""
+        with self._guard:
+            worlds = [entry.world for entry in self._entries.values() if entry is not None]
+        for world in worlds:
+            world.interrupt()
+
     def close(self) -> None:
         """Destroy every world and make no more."""
         with self._guard:

@@ -16,6 +16,7 @@ from bridge.errors import SettingError
 from bridge.server.grpc_transport import GrpcTransport
 from bridge.server.limits import Limits
 from bridge.server.registry import Registry
+from bridge.worlds.realtime import Clock, Realtime
 from bridge.worlds.source import EnvLike, EnvSource
 
 __all__ = ["Server", "serve_gym"]
@@ -114,6 +115,9 @@ class Server:
             if self._stopped.is_set():
                 return
             atexit.unregister(self.stop)
+            # Steps that wait for an episode end with the grace that connections have.
+            waker = threading.Timer(grace, self._registry.interrupt)
+            waker.start()
             try:
                 if not self._transport.stop(grace):
                     warnings.warn(
@@ -123,6 +127,8 @@ class Server:
                     )
                 self._registry.close()
             finally:
+                waker.cancel()
+                waker.join(5.0)
                 self._stopped.set()
 
     def __enter__(self) -> Server:
@@ -146,6 +152,11 @@ def serve_gym(
     env_kwargs: Mapping[str, Any] | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
+    fps: float | None = None,
+    default_action: Any = None,
+    max_action_age: float | None = None,
+    thread_safe: bool = False,
+    clock: Clock | None = None,
     max_connections: int = _DEFAULTS.max_connections,
     max_worlds: int = _DEFAULTS.max_worlds,
     max_lanes: int = _DEFAULTS.max_lanes,
@@ -171,6 +182,14 @@ def serve_gym(
         env_kwargs: Keyword arguments for the environment's constructor; a client's own go on top of them.
         host: The address to listen on; anything but loopback warns.
         port: The port to listen on; 0 takes any free one.
+        fps: Frames a second of a real-time world, which goes on while nobody calls `step`; None: lock-step, where
+            every frame waits for an action.
+        default_action: In real time, the action where there is none of the agent; None: zeros, or the first choice.
+        max_action_age: In real time, the seconds after which the default action takes the place of the agent's last;
+            None: the last one goes on.
+        thread_safe: In real time: the environments may be called at the same time, so that a slow reset of one holds
+            up no other. False: one call at a time in this process.
+        clock: In real time, what tells the time, such as `bridge.testing.VirtualClock()`; None: the machine.
         max_connections: Connections at a time.
         max_worlds: Worlds at a time.
         max_lanes: The most lanes in a world that a client may ask for.
@@ -183,10 +202,30 @@ def serve_gym(
         SettingError: The environment is not registered, a keyword is out of its range, the port is in use.
     """
     source = EnvSource(
-        env, num_envs=num_envs, vectorization_mode=vectorization_mode, env_kwargs=env_kwargs, max_lanes=max_lanes
+        env,
+        num_envs=num_envs,
+        vectorization_mode=vectorization_mode,
+        env_kwargs=env_kwargs,
+        max_lanes=max_lanes,
+        realtime=_realtime(fps, default_action, max_action_age, thread_safe, clock),
     )
     limits = Limits(max_connections, max_worlds, max_lanes, max_message_bytes)
     return Server(source, host=host, port=port, limits=limits)
+
+
+def _realtime(
+    fps: float | None, default_action: Any, max_action_age: float | None, thread_safe: bool, clock: Clock | None
+) -> Realtime | None:
+    """Join the keywords of real time, or raise SettingError where they stand without `fps`."""
+    if fps is None:
+        if default_action is not None or max_action_age is not None or thread_safe or clock is not None:
+            raise SettingError("default_action, max_action_age, thread_safe and clock are of real time: give fps= too")
+        return None
+    options = Realtime(
+        fps, default_action=default_action, max_action_age=max_action_age, thread_safe=thread_safe, clock=clock
+    )
+    options.check()
+    return options
 
 
 def is_loopback(host: str) -> bool:

@@ -52,6 +52,10 @@ class Agent(abc.ABC):
     def step(self, actions: Mapping[int, Array]) -> int:
         """Apply actions, already checked against their specs; return the state that follows."""
 
+    def prepare(self, uids: Sequence[int]) -> None:
+        """Learn which observations the Step that follows asks for; called before its `begin` or `step`."""
+        del uids  # of no interest to most worlds
+
     @abc.abstractmethod
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
         """Return these observations of the last `begin` or `step`, and compute no others (D-10)."""
@@ -87,6 +91,10 @@ class World(abc.ABC):
     @abc.abstractmethod
     def agents(self) -> int:
         """How many agents are in."""
+
+    def interrupt(self) -> None:
+        """Let every Step that waits fail, because the server stops. `close` follows."""
+        return  # in lock-step none waits
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -19,6 +19,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.tensors import unpack_tensor
 from bridge.worlds.base import Lock, World, environment_failure, read_bytes, refuse_unknown
 from bridge.worlds.gym import GymWorld
+from bridge.worlds.realtime import Realtime, RealtimeWorld
 from bridge.worlds.vector import VectorWorld
 
 __all__ = ["EnvLike", "EnvSource"]
@@ -54,6 +55,7 @@ class EnvSource:
         vectorization_mode: How Gymnasium steps the lanes.
         env_kwargs: For the environment's constructor; the client's own go on top.
         max_lanes: The most lanes that a client may ask for.
+        realtime: How its worlds run on by themselves; None: in lock-step.
 
     Raises:
         SettingError: Something of this cannot be served, such as an id that is not registered.
@@ -69,6 +71,7 @@ class EnvSource:
         vectorization_mode: str = "sync",
         env_kwargs: Mapping[str, Any] | None = None,
         max_lanes: int = 4096,
+        realtime: Realtime | None = None,
     ) -> None:
         if not isinstance(num_envs, int) or not 1 <= num_envs <= max_lanes:
             raise SettingError(f"expected num_envs from 1 to max_lanes={max_lanes}, got {num_envs!r}")
@@ -80,6 +83,7 @@ class EnvSource:
         self._mode = vectorization_mode
         self._kwargs = dict(env_kwargs or {})
         self._max_lanes = max_lanes
+        self._realtime = realtime
         self._callable: Callable[..., Any] | None = None
         self._spec: EnvSpec | None = None
         self._patterns: tuple[str, ...] = ()
@@ -138,6 +142,12 @@ class EnvSource:
                 ) from error
             except (Exception, SystemExit) as error:
                 raise environment_failure("its construction", error) from error
+            if self._realtime is not None:
+                try:
+                    return RealtimeWorld(name, env, lock, self._realtime)
+                except SettingError as error:
+                    env.close()
+                    raise RequestError(Code.FAILED_PRECONDITION, str(error)) from error
             if isinstance(env, VectorEnv):
                 try:
                     return VectorWorld(name, env, lock)
