@@ -15,6 +15,7 @@ import grpc
 
 from bridge.address import Address
 from bridge.errors import Code, ConnectError, ConnectionLostError, RefusedError, RemoteError, SettingError
+from bridge.version import __version__
 from bridge.wire import HELLO, METHOD, SERVICE
 
 __all__ = ["GrpcConnection"]
@@ -81,7 +82,7 @@ class GrpcConnection:
         ]
         channel = _channels.acquire(self._key, lambda: grpc.insecure_channel(address.target, options=options))
         process = channel.stream_stream(f"/{SERVICE}/{METHOD}", None, self._on_answer)
-        self._call = process(iter(self._requests.get, None))
+        self._call = process(iter(self._requests.get, None), metadata=((HELLO, __version__),))  # U-12
         self._reader = threading.Thread(target=self._read, name=f"bridge-client {address.target}", daemon=True)
         self._reader.start()
 
