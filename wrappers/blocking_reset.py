@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.vector import AutoresetMode, VectorWrapper
 
 from bridge.client.remote_env import checked_timeout
 from bridge.client.remote_vector_env import RemoteVectorEnv
 from bridge.errors import SettingError
 from bridge.tensors import Array
+
+from .transparent import Transparent
 
 __all__ = ["BlockingReset"]
 
@@ -36,10 +38,10 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
     env: RemoteVectorEnv
 
     def __init__(self, env: RemoteVectorEnv, timeout: float | None = None) -> None:
-        if not isinstance(env, VectorEnv) or not isinstance(env.unwrapped, RemoteVectorEnv) or env.unwrapped is not env:
+        if not isinstance(env, (RemoteVectorEnv, Transparent)):
             raise SettingError(f"expected what make_vec_remote returns, got {env!r} of type {type(env).__name__}")
         super().__init__(env)
-        env.unwrapped.wait_for_lanes()
+        env.wait_for_lanes()
         self._timeout = env._timeout if timeout is None else checked_timeout(timeout)
 
     @property

@@ -390,9 +390,22 @@ class Remote:
         # Two serialized messages in a row are their merged one: what is constant was serialized at the join.
         self._send(self._first_step + request.SerializeToString(), "step")
 
-    def step_columns(self, columns: Sequence[Column], slot: int) -> None:
-        """Ask for a Step with the actions of this remote's slots, from `slot` on."""
-        self.step(self._action_layout.pack_columns(columns, slot))
+    def step_columns(self, columns: Sequence[Column] | None, slot: int) -> None:
+        """Ask for a Step with the actions of this remote's slots, from `slot` on; None: without an action."""
+        if columns is None:
+            self._send(self._first_step, "step")
+        else:
+            self.step(self._action_layout.pack_columns(columns, slot))
+
+    def act_columns(self, columns: Sequence[Column], slot: int) -> None:
+        """Leave actions in a real-time world; what comes of them is asked for by a later Step."""
+        if self.realtime is None:
+            raise PeerError(self.url, "only a real-time world takes actions ahead of a Step")
+        request = pb.EnvironmentRequest()
+        for uid, array in zip(self._action_uids, self._action_layout.pack_columns(columns, slot), strict=True):
+            fill_tensor(request.step.actions[uid], array)
+        request.step.requested_observations.append(self._uids["timing"])
+        self._send(request, "act")
 
     def read_property(self, key: str) -> None:
         """Ask for a property's value."""
@@ -435,6 +448,10 @@ class Remote:
         error = self._refusal(message) if kind == "error" else None
         if pending.kind == "script":
             return self._continue(message, error)
+        if pending.kind == "act":
+            if pending.episode == self._episode and error is not None:
+                return Answer("failed", error=error)
+            return None
         if pending.kind in ("step", "reset"):
             if pending.episode != self._episode:
                 self.stale += 1

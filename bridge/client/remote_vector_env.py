@@ -188,6 +188,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         self._seat_of: dict[Remote, _Seat] = {}
         self._pending: str | None = None
         self._was_reset = False
+        self.pacer: Callable[[], None] | None = None
+        """Called in each step between the sending of actions and the request for what came of them."""
         self._jitter = random.Random()
         place = {"role": role, "wait": wait}
         wishes = [Wish.of(url, env_id, render_mode, env_kwargs, place, diagnostics) for url in checked_urls(urls)]
@@ -541,6 +543,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             raise ResetNeededError("expected reset() before the first step()")
         columns = self._action_layout.split(actions, self.num_envs)
         self._drain()
+        if self.pacer is not None:
+            self._act(columns)
+            self.pacer()
+            self._drain()
         now = time.monotonic()
         for seat in self._seats:
             if seat.state is SlotState.RUNNING and seat.answer is None:
@@ -549,8 +555,20 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
                 else:
                     seat.stepping = True
                     seat.deadline = now + self._timeout
-                    seat.remote.step_columns(columns, seat.start)
+                    acted = self.pacer is not None and seat.remote.realtime is not None
+                    seat.remote.step_columns(None if acted else columns, seat.start)
         self._tend(now)
+
+    def _act(self, columns: list[Any]) -> None:
+        """Send the actions to real-time worlds ahead of the Step that asks what came of them."""
+        for seat in self._seats:
+            if (
+                seat.remote.realtime is not None
+                and seat.state is SlotState.RUNNING
+                and seat.answer is None
+                and not seat.ended
+            ):
+                seat.remote.act_columns(columns, seat.start)
 
     def finish_step(self) -> Results:
         """Wait for every slot that was stepped; where none has an observation, wait a moment for one."""

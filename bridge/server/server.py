@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from types import FrameType, TracebackType
 from typing import Any
 
+from bridge.clock import Clock
 from bridge.errors import SettingError
 from bridge.server.grpc_transport import GrpcTransport
 from bridge.server.limits import Limits
 from bridge.server.registry import Registry
-from bridge.worlds.realtime import Clock, Realtime
+from bridge.worlds.realtime import Realtime
 from bridge.worlds.source import EnvLike, EnvSource
 
 __all__ = ["Server", "serve_gym"]

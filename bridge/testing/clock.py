@@ -3,39 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
 
+from bridge.clock import Clock, MonotonicClock
 from bridge.errors import SettingError
 
 __all__ = ["Clock", "MonotonicClock", "VirtualClock"]
-
-
-@runtime_checkable
-class Clock(Protocol):
-    """What tells the time, in seconds that never go back, from an arbitrary zero."""
-
-    def now(self) -> float:
-        """Return the present time, seconds."""
-        ...
-
-    def sleep(self, seconds: float) -> None:
-        """Return when so many seconds have passed; at once where the number is not positive."""
-        ...
-
-
-class MonotonicClock:
-    """The machine's own clock, `time.monotonic`."""
-
-    def now(self) -> float:
-        """Return `time.monotonic()`, seconds."""
-        return time.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        """Block this thread for so many seconds."""
-        if seconds > 0:
-            time.sleep(seconds)
 
 
 class VirtualClock:

@@ -13,7 +13,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -22,6 +22,7 @@ from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from bridge import values
+from bridge.clock import Clock, MonotonicClock
 from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.properties import ENCODED, TEXT, Property, PropertyTree
@@ -35,24 +36,11 @@ from bridge.worlds.lane_infos import join_infos
 from bridge.worlds.realtime_loop import Job, Mail, Phase, RealtimeLoop
 from bridge.worlds.realtime_mail import Ended, Taken
 
-__all__ = ["Clock", "Realtime", "RealtimeAgent", "RealtimeWorld", "neutral_action"]
+__all__ = ["Realtime", "RealtimeAgent", "RealtimeWorld", "neutral_action"]
 
 ROLES = ("player", "spectator")
 WAITS = ("now", "next_frame")
 _FRAME_DEADLINE = 10.0
-
-
-class Clock(Protocol):
-    """What tells the time: `bridge.testing.MonotonicClock`, or a `VirtualClock` that a test turns by hand."""
-
-    def now(self) -> float:
-        """Return the present time in seconds, which never goes back."""
-        ...
-
-
-class _Monotonic:
-    def now(self) -> float:
-        return time.monotonic()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +111,7 @@ class RealtimeAgent(EnvAgent):
             extras.append(Spec.number("resetting", shape, np.bool_))
         self.observations = {**self.observations, **dict(enumerate(extras, start=self._first_extra))}
         self._partial = False
+        self._acts_only = False
         self._placeholder: Any = None
         self._frames = np.zeros(shape, np.int64)
         self._timing = np.zeros((*shape, len(TIMING)))
@@ -136,8 +125,12 @@ class RealtimeAgent(EnvAgent):
         return not self._mail.player
 
     def prepare(self, uids: Sequence[int]) -> None:
-        """An agent that asks which lanes are resetting is answered while some are; others when all are ready."""
+        """An agent that asks which lanes are resetting is answered while some are; others when all are ready.
+
+        One that asks for `timing` alone leaves its action, and its mail for a later Step.
+        """
         self._partial = self._first_extra + 3 in uids
+        self._acts_only = list(uids) == [self._first_extra + 2]
 
     def _read_seed(self, array: Array) -> Any:
         if self._lanes is None:
@@ -215,15 +208,18 @@ class RealtimeAgent(EnvAgent):
     def step(self, actions: Mapping[int, Array]) -> int:
         """Leave the action for the next frames, and tell what happened since the last Step; wait for nothing."""
         received = self._real.now()
-        action = self._action(actions)
+        action = self._action(actions) if actions else None  # none: the last one goes on
         loop = self._real.loop
         with self._real.mailroom:
             self._real.refuse_if_closed()
-            if self._mail.player:
+            if self._mail.player and actions:
                 split = [action] if self._lanes is None else self._split(action)
                 for index, own in enumerate(split):
                     if self._mail.boxes[index].reading:
                         loop.act(self._mail, index, own, received)
+            if self._acts_only:
+                self._timing[..., :2] = received, self._real.now()
+                return pb.RUNNING
             if self._wait == "next_frame":
                 self._wait_for_frame()
             if self._lanes is not None and not self._partial:
@@ -407,7 +403,7 @@ class RealtimeWorld(EnvWorld):
         self._locks: list[Lock] = [threading.RLock() if options.thread_safe else lock for _ in self._envs]
         if options.thread_safe:
             self._lock = _AllOf(self._locks)
-        self._clock: Clock = _Monotonic() if options.clock is None else options.clock
+        self._clock: Clock = MonotonicClock() if options.clock is None else options.clock
         self._subscribe: Callable[[Callable[[float], None]], Callable[[], None]] | None = getattr(
             options.clock, "subscribe", None
         )
