@@ -79,7 +79,7 @@ class ActionHistory(VectorWrapper[Any, Any, Any, Any, Array]):
         chosen = np.ones(self.num_envs, np.bool_) if mask is None else np.asarray(mask, np.bool_)
         observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
         self._history[chosen] = self._neutral
-        self._begins[chosen] = False
+        self._begins[chosen] = self._missing(observations)[chosen]
         return self._joined(observations), infos
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
@@ -89,15 +89,19 @@ class ActionHistory(VectorWrapper[Any, Any, Any, Any, Array]):
         self._history = np.concatenate([self._history[:, 1:], newest[:, None]], axis=1)
         self._history[self._begins] = self._neutral  # the action given for a slot that begins is not applied
         ended = np.asarray(terminations) | np.asarray(truncations)
-        missing = np.zeros(self.num_envs, np.bool_)
-        if isinstance(observations, tuple):
-            missing = np.array([row is None for row in observations])
+        missing = self._missing(observations)
         if self.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP:
             self._history[ended] = self._neutral
             self._begins = missing
         else:
             self._begins = ended | missing
         return self._joined(observations), rewards, terminations, truncations, infos
+
+    def _missing(self, observations: Any) -> Array:
+        """Which slots of a bare remote environment read None."""
+        if isinstance(observations, tuple) and self._is_rows(observations):
+            return np.array([row is None for row in observations])
+        return np.zeros(self.num_envs, np.bool_)
 
     def _joined(self, observations: Any) -> Any:
         if isinstance(observations, tuple) and self._is_rows(observations):

@@ -91,7 +91,8 @@ class SkipResetting:
         """
         if self._slots is None:
             raise ResetNeededError("expected reset() before the first step()")
-        given = list(_items(batch_space(self.single_action_space, max(1, len(self._slots))), actions))
+        space = batch_space(self.single_action_space, max(1, len(self._slots)))
+        given = list(_items(space, actions)) if len(self._slots) else []
         if len(given) != len(self._slots):
             raise InvalidActionError(
                 f"expected {len(self._slots)} actions, one for each ready slot {self._slots.tolist()}, got {len(given)}"
@@ -106,7 +107,7 @@ class SkipResetting:
         """Return `count` random actions, batched."""
         actions = [self.single_action_space.sample() for _ in range(count)]
         batch: Any = create_empty_array(self.single_action_space, count)
-        return concatenate(self.single_action_space, actions, batch)
+        return concatenate(self.single_action_space, actions, batch) if actions else batch
 
     def _ready(
         self, observations: Any, rewards: Array, terminations: Array, truncations: Array, infos: dict[str, Any]

@@ -23,8 +23,8 @@ class Throttle(Transparent):
     """Makes `step` take one frame: the actions go out at once, and the results are those of the frame's end.
 
     Observations, rewards and ends of episodes are asked for when the frame is over, so they are new, and none surfaces
-    a step late. Frame n ends at `start + n / fps`, where `reset` starts the count: lateness does not add up. A loop that
-    is late does not wait; `infos["late"]` says by how many seconds, 0.0 where it is in time.
+    a step late. Frame n ends at `start + n / fps`, where `reset` starts the count: lateness does not add up. A loop
+    that is late does not wait; `infos["late"]` says by how many seconds, 0.0 where it is in time.
 
     Args:
         env: What `make_vec_remote` returns. `BlockingReset` goes outside: `BlockingReset(Throttle(env))`.

@@ -531,17 +531,23 @@ class RealtimeWorld(EnvWorld):
 
     def run_until(self, when: float) -> None:
         """Run every frame that is due by then, one after the other, each at its own time: for virtual clocks."""
+        at: float | None = None
         while True:
             with self.mailroom:
                 if self._closed:
                     return
                 due = self.loop.next_due()
-                at = when if due is None else min(due, when)
+                again = at is not None  # a frame that ended an episode: the next one begins at that same time
+                if at is None:
+                    at = when if due is None else min(due, when)
                 jobs = self.loop.poll(at)
             for job in jobs:
                 self._do(job, at)
-            if not jobs and (due is None or due > when):
-                return
+            if not jobs:
+                if again:
+                    at = None
+                elif due is None or due > when:
+                    return
 
     def _do(self, job: Job, at: float | None = None) -> None:
         """Run a job and tell the loop; `at` is the time that it takes place, None: now."""
