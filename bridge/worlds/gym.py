@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium.vector import VectorEnv
 
@@ -92,7 +93,7 @@ class EnvAgent(Agent):
 
     def _action(self, actions: Mapping[int, Array]) -> Any:
         try:
-            return self._action_layout.unpack([actions[uid] for uid in self.actions])
+            return self._action_layout.unpack([actions[uid] for uid in self.actions], check=True)
         except KeyError as error:
             missing = self.actions[error.args[0]]
             raise RequestError(
@@ -106,9 +107,9 @@ class EnvAgent(Agent):
         first = self._first_flag
         found: dict[int, Array] = {}
         try:
-            if any(uid < first for uid in uids):
-                arrays = self._observation_layout.pack(self._observation, rounding=True)
-                found = {uid: arrays[uid - 1] for uid in uids if uid < first}
+            for uid in uids:
+                if uid < first:
+                    found[uid] = self._observation_layout.pack_leaf(uid - 1, self._observation)
         except TensorError as error:
             raise RequestError(
                 Code.INTERNAL, f"the environment's observation is not of its observation_space: {error}"
@@ -182,6 +183,8 @@ class EnvWorld(World):
                 )
             try:
                 yield
+            except gymnasium.error.ResetNeeded as error:
+                raise RequestError(Code.FAILED_PRECONDITION, f"no {where} before the first Step: {error}") from error
             except (Exception, SystemExit) as error:
                 raise environment_failure(where, error) from error
 
