@@ -14,7 +14,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from bridge.wrappers import BlockingReset
 from gymnasium import spaces
 
 import bridge
@@ -29,6 +28,7 @@ from bridge.errors import (
 )
 from bridge.testing import CountingEnv, FailingEnv, SlowResetEnv, VirtualClock
 from bridge.worlds.realtime import neutral_action
+from bridge.wrappers import BlockingReset
 
 LONG = 10**9
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from realtime_tools import Network, read
 
 from bridge.testing import Conditions, CountingEnv
+from tests.realtime_tools import Network, read
 
 Make = Callable[..., Network]
 

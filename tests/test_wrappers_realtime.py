@@ -11,13 +11,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from bridge.wrappers import ActionHistory, BlockingReset, SkipResetting, Throttle
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from bridge import Server, make_vec_remote, serve_gym
 from bridge.errors import InvalidActionError, ResetNeededError, SettingError
 from bridge.testing import CountingEnv, SlowResetEnv, VirtualClock
+from bridge.wrappers import ActionHistory, BlockingReset, SkipResetting, Throttle
 
 LONG = 10**9
 
