@@ -26,6 +26,7 @@ COMMANDS = (
     "bridge.cli.info",
     "bridge.cli.bench",
     "bridge.cli.check",
+    "bridge.cli.play",
     "bridge.cli.demo",
 )
 """The modules of the sub-commands, in the order that `--help` lists them."""
