@@ -62,6 +62,8 @@ class Wish:
     """The render mode to make it with."""
     env_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """For its constructor."""
+    agent: str | None = None
+    """The agent to join as, in a world of several; None: the first that is free."""
     seat: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """JoinWorld settings: `role` and `wait` of a real-time world."""
     diagnostics: bool = True
@@ -74,6 +76,7 @@ class Wish:
         env_id: str | None = None,
         render_mode: str | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
+        agent: str | None = None,
         seat: Mapping[str, str | None] | None = None,
         diagnostics: bool = True,
     ) -> Wish:
@@ -91,7 +94,8 @@ class Wish:
                 f"{url!r} joins a world that exists, so env_id, render_mode and env_kwargs cannot be given"
             )
         given = {key: value for key, value in (seat or {}).items() if value is not None}
-        return cls(address, address.env_id or env_id, render_mode, dict(env_kwargs or {}), given, diagnostics)
+        env_id = address.env_id or env_id
+        return cls(address, env_id, render_mode, dict(env_kwargs or {}), agent, given, diagnostics)
 
     def settings(self) -> dict[str, pb.Tensor]:
         """Return the CreateWorld settings."""
@@ -202,6 +206,8 @@ class Remote:
         self.wish = wish
         self.url = wish.address.url
         self.facts: Facts | None = None
+        self.world: str | None = None
+        """The name of the world that was asked for last."""
         self.stale = 0
         """Answers of episodes that had been given up, dropped."""
         self._deliver = deliver
@@ -255,11 +261,12 @@ class Remote:
                 if settings:
                     raise
                 name = ""  # D-4: a server may have but one world, and refuse to make others
-        response = yield pb.EnvironmentRequest(
-            join_world=pb.JoinWorldRequest(
-                world_name=name, settings={key: pack_tensor(value) for key, value in self.wish.seat.items()}
-            )
-        )
+        self.world = name
+        seat = dict(self.wish.seat)
+        if self.wish.agent is not None:
+            seat["agent"] = self.wish.agent
+        settings = {key: pack_tensor(value) for key, value in seat.items()}
+        response = yield pb.EnvironmentRequest(join_world=pb.JoinWorldRequest(world_name=name, settings=settings))
         specs = response.join_world.specs
         version = self._connection.server_version if self._connection else None
         facts: dict[str, Any] = {}
@@ -519,7 +526,7 @@ class Remote:
                 batch.terminations[slot] = response.state == pb.TERMINATED
                 truncated = response.state == pb.INTERRUPTED
                 if "truncated" in flags:  # an episode can end in both ways at once, of which the state tells one
-                    truncated = bool(unpack_tensor(flags["truncated"], "truncated"))
+                    truncated |= bool(unpack_tensor(flags["truncated"], "truncated"))
                 batch.truncations[slot] = truncated
             info = values.decode(flags["info"].uint8s.array) if "info" in flags else {}
             return info if self.realtime is None else self.realtime.extend(info, observations, self.now())

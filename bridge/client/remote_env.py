@@ -51,6 +51,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         env_id: The environment, where the server has several.
         env_kwargs: For the environment's constructor.
         render_mode: The render mode to make it with; frames come by `render()`.
+        agent: The agent to join as, in a world of several; None: the first that is free.
         timeout: Seconds to wait for any answer.
         max_message_bytes: The largest request or answer, in bytes.
         role: In a real-time world: `player`, or `spectator`, whose actions and resets change nothing.
@@ -70,6 +71,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         env_id: str | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
         render_mode: str | None = None,
+        agent: str | None = None,
         timeout: float = TIMEOUT,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         role: str | None = None,
@@ -80,7 +82,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         self._timeout = checked_timeout(timeout)
         self._inbox: queue.SimpleQueue[tuple[Remote, int, bytes | RemoteError]] = queue.SimpleQueue()
         place = {"role": role, "wait": wait}
-        wish = Wish.of(url, env_id, render_mode, env_kwargs, place, diagnostics)
+        wish = Wish.of(url, env_id, render_mode, env_kwargs, agent, place, diagnostics)
         self._remote = Remote(wish, self._inbox.put, max_message_bytes)
         self._closed = False
         self._running = False
@@ -88,6 +90,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         kwargs = {
             "env_id": env_id,
             "env_kwargs": env_kwargs,
+            "agent": agent,
             "timeout": timeout,
             "max_message_bytes": max_message_bytes,
             **place,
@@ -303,7 +306,8 @@ def make_remote(url: str, **kwargs: Any) -> RemoteEnv:
 
     Args:
         url: `grpc://HOST:PORT`, optionally with the environment id as its path.
-        kwargs: As for `RemoteEnv`: `env_id`, `env_kwargs`, `render_mode`, `timeout`, `max_message_bytes`.
+        kwargs: As for `RemoteEnv`: `env_id`, `env_kwargs`, `render_mode`, `agent`, `timeout`,
+            `max_message_bytes`.
 
     Raises:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError: As `RemoteEnv`.

@@ -192,7 +192,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         """Called in each step between the sending of actions and the request for what came of them."""
         self._jitter = random.Random()
         place = {"role": role, "wait": wait}
-        wishes = [Wish.of(url, env_id, render_mode, env_kwargs, place, diagnostics) for url in checked_urls(urls)]
+        wishes = [Wish.of(url, env_id, render_mode, env_kwargs, None, place, diagnostics) for url in checked_urls(urls)]
         try:
             self._connect_all(wishes, num_envs)
         except BaseException:

@@ -114,6 +114,7 @@ class GrpcTransport:
             )
         version = dict(context.invocation_metadata() or ()).get(HELLO, "")
         session = Session(self._hub, version if isinstance(version, str) else version.decode(errors="replace"))
+        context.add_callback(session.hang_up)  # a request that waits for others ends with its client
         try:
             context.send_initial_metadata(((HELLO, __version__),))
             for request in requests:

@@ -16,13 +16,18 @@ from bridge.clock import Clock
 from bridge.errors import SettingError
 from bridge.server.grpc_transport import GrpcTransport
 from bridge.server.limits import Limits
-from bridge.server.registry import Registry
+from bridge.server.reaper import Reaper
+from bridge.server.registry import Registry, WorldSource
 from bridge.worlds.realtime import Realtime
 from bridge.worlds.source import EnvLike, EnvSource
 
 __all__ = ["Server", "serve_gym"]
 
 _DEFAULTS = Limits()
+IDLE_TIMEOUT = 3600.0
+"""Seconds after which a world without agents goes, unless told otherwise."""
+RESET_WORLD_TIMEOUT = 60.0
+"""Seconds that a ResetWorld waits for the other agents, unless told otherwise."""
 
 
 class Server:
@@ -35,16 +40,38 @@ class Server:
         host: The address to listen on.
         port: The port to listen on; 0: any free one.
         limits: What it refuses beyond.
+        idle_timeout: Seconds after which a world without agents goes; None: never.
+        reset_world_timeout: Seconds that a ResetWorld waits for the other agents.
     """
 
     def __init__(
-        self, source: EnvSource, *, host: str = "127.0.0.1", port: int = 0, limits: Limits = _DEFAULTS
+        self,
+        source: WorldSource,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        limits: Limits = _DEFAULTS,
+        idle_timeout: float | None = None,
+        reset_world_timeout: float = RESET_WORLD_TIMEOUT,
     ) -> None:
+        seconds = {"reset_world_timeout": reset_world_timeout}
+        if idle_timeout is not None:
+            seconds["idle_timeout"] = idle_timeout
+        for name, value in seconds.items():
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+                raise SettingError(f"expected {name} to be a positive number of seconds, got {value!r}")
         if not isinstance(port, int) or not 0 <= port <= 65535:
             raise SettingError(f"expected a port from 0 to 65535, got {port!r}")
         self._source = source
-        self._registry = Registry(source, limits, threading.RLock())
+        self._registry = Registry(
+            source,
+            limits,
+            threading.RLock(),
+            idle_timeout=idle_timeout,
+            reset_world_timeout=reset_world_timeout,
+        )
         self._transport = GrpcTransport(self._registry, host, port, limits)
+        self._reaper = Reaper(self._registry.reap, idle_timeout)
         self._host = host
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
@@ -121,9 +148,6 @@ class Server:
             if self._stopped.is_set():
                 return
             atexit.unregister(self.stop)
-            # Steps that wait for an episode end with the grace that connections have.
-            waker = threading.Timer(grace, self._registry.interrupt)
-            waker.start()
             try:
                 if not self._transport.stop(grace):
                     warnings.warn(
@@ -131,10 +155,9 @@ class Server:
                         RuntimeWarning,
                         stacklevel=2,
                     )
+                self._reaper.stop()
                 self._registry.close()
             finally:
-                waker.cancel()
-                waker.join(5.0)
                 self._stopped.set()
 
     def __enter__(self) -> Server:
@@ -167,6 +190,8 @@ def serve_gym(
     max_worlds: int = _DEFAULTS.max_worlds,
     max_lanes: int = _DEFAULTS.max_lanes,
     max_message_bytes: int = _DEFAULTS.max_message_bytes,
+    idle_timeout: float | None = IDLE_TIMEOUT,
+    reset_world_timeout: float = RESET_WORLD_TIMEOUT,
 ) -> Server:
     """Publish a Gymnasium environment as a world of dm_env_rpc.
 
@@ -200,6 +225,8 @@ def serve_gym(
         max_worlds: Worlds at a time.
         max_lanes: The most lanes in a world that a client may ask for.
         max_message_bytes: The largest request or response, in bytes.
+        idle_timeout: Seconds after which a world without agents goes; None: never.
+        reset_world_timeout: Seconds that a ResetWorld waits for the Steps of the world's other agents.
 
     Returns:
         The server, which runs in the background: `.url`, `.wait()`, `.stop()`, or a `with` block.
@@ -216,7 +243,14 @@ def serve_gym(
         realtime=_realtime(fps, default_action, max_action_age, thread_safe, clock),
     )
     limits = Limits(max_connections, max_worlds, max_lanes, max_message_bytes)
-    return Server(source, host=host, port=port, limits=limits)
+    return Server(
+        source,
+        host=host,
+        port=port,
+        limits=limits,
+        idle_timeout=idle_timeout,
+        reset_world_timeout=reset_world_timeout,
+    )
 
 
 def _realtime(

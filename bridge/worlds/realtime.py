@@ -112,6 +112,7 @@ class RealtimeAgent(EnvAgent):
         self.observations = {**self.observations, **dict(enumerate(extras, start=self._first_extra))}
         self._partial = False
         self._acts_only = False
+        self._gone = False
         self._placeholder: Any = None
         self._frames = np.zeros(shape, np.int64)
         self._timing = np.zeros((*shape, len(TIMING)))
@@ -123,6 +124,15 @@ class RealtimeAgent(EnvAgent):
     def spectator(self) -> bool:
         """Whether its actions and resets change nothing."""
         return not self._mail.player
+
+    def hang_up(self) -> None:
+        """Let a Step that waits fail, because its client is gone."""
+        self._gone = True
+        with self._real.mailroom:
+            self._real.mailroom.notify_all()
+
+    def _has_gone(self) -> bool:
+        return self._gone
 
     def prepare(self, uids: Sequence[int]) -> None:
         """An agent that asks which lanes are resetting is answered while some are; others when all are ready.
@@ -137,6 +147,8 @@ class RealtimeAgent(EnvAgent):
             return super()._read_seed(array)
         if array.shape not in ((), (self._lanes,)) or array.dtype.kind not in "iu":
             raise TensorError(f"expected an integer seed, or one for each of {self._lanes} lanes, got {array!r:.80}")
+        if (array < (0 if array.shape == () else NO_SEED)).any():
+            raise TensorError(f"expected non-negative seeds, or {NO_SEED} for none, got {array!r:.80}")
         if array.shape == ():
             return [int(array) + lane for lane in range(self._lanes)]
         return [None if seed == NO_SEED else int(seed) for seed in array.tolist()]
@@ -145,6 +157,10 @@ class RealtimeAgent(EnvAgent):
 
     def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
         """Have the lanes begin anew, and return at once (U-2, U-9). A spectator's Reset changes only its own seat."""
+        self._real.ask_reset(self._mail, *self.read_reset(settings))
+
+    def read_reset(self, settings: Mapping[str, pb.Tensor]) -> tuple[Array, list[int | None], Any]:
+        """Return which lanes Reset settings name, a seed for each lane, and the options."""
         count = self._lanes or 1
         refuse_unknown(settings, self.SETTINGS if self._lanes else self.SETTINGS[:2], "Reset")
         try:
@@ -159,8 +175,7 @@ class RealtimeAgent(EnvAgent):
                     raise TensorError(f"expected a reset_mask of {count} bools, one of them True, got {mask!r:.80}")
         except TensorError as error:
             raise RequestError(Code.INVALID_ARGUMENT, f"bad Reset settings: {error}") from error
-        seeds = seed if isinstance(seed, list) else [seed] * count
-        self._real.ask_reset(self._mail, mask, seeds, options)
+        return mask, seed if isinstance(seed, list) else [seed] * count, options
 
     def begin(self) -> int:
         """Wait until an episode runs, and enter it."""
@@ -203,7 +218,7 @@ class RealtimeAgent(EnvAgent):
             errors = "; ".join(box.error for box in boxes if box.error)
             return f"no episode began within reset_timeout={self._real.options.reset_timeout:g} s; {errors}"
 
-        self._real.wait_until(ready, self._real.options.reset_timeout, reason)
+        self._real.wait_until(ready, self._has_gone, self._real.options.reset_timeout, reason)
 
     def step(self, actions: Mapping[int, Array]) -> int:
         """Leave the action for the next frames, and tell what happened since the last Step; wait for nothing."""
@@ -245,7 +260,9 @@ class RealtimeAgent(EnvAgent):
                 for lane, box, had in zip(loop.lanes, boxes, before, strict=True)
             )
 
-        self._real.wait_until(passed, _FRAME_DEADLINE, lambda: f"no frame passed within {_FRAME_DEADLINE:g} s")
+        self._real.wait_until(
+            passed, self._has_gone, _FRAME_DEADLINE, lambda: f"no frame passed within {_FRAME_DEADLINE:g} s"
+        )
 
     def _split(self, action: Any) -> list[Any]:
         batch = self._env.action_space
@@ -411,7 +428,6 @@ class RealtimeWorld(EnvWorld):
         self.mailroom = threading.Condition()
         """Held around everything that touches the loop; notified when something happened."""
         self._thread: threading.Thread | None = None
-        self._stopping = False
         self._left_open: set[int] = set(range(len(self._envs)))
         self.single_layout = Layout(published_space(self._envs[0].observation_space), "observation")
 
@@ -441,6 +457,9 @@ class RealtimeWorld(EnvWorld):
                     "or create a world of your own",
                 )
             mail = self.loop.join(role == "player")
+        return self._seat_for(mail, wait)
+
+    def _seat_for(self, mail: Mail, wait: str) -> RealtimeAgent:
         env, single = self._env, self._lanes is None
         spaces_ = (
             (published_space(env.observation_space), published_space(env.action_space))
@@ -448,6 +467,23 @@ class RealtimeWorld(EnvWorld):
             else (published_space(env.single_observation_space), published_space(env.single_action_space))
         )
         return RealtimeAgent(self, env, *spaces_, self._lanes, mail, wait)
+
+    def reset(
+        self, settings: Mapping[str, pb.Tensor], caller: Agent | None, gone: Callable[[], bool], timeout: float
+    ) -> None:
+        """Begin a new episode in every lane (D-15). Nobody is waited for: each agent's next Step is INTERRUPTED."""
+        del gone, timeout
+        mask, seeds, options = self._seat_for(Mail(len(self._envs), False), WAITS[0]).read_reset(settings)
+        with self.mailroom:
+            self.refuse_if_closed()
+            for index in np.flatnonzero(mask).tolist():
+                self.loop.ask_reset(index, seeds[index], options, self.now())
+            if isinstance(caller, RealtimeAgent):
+                for box in caller._mail.boxes:
+                    box.abandon()
+        if caller is not None:
+            self.resets.end(caller)
+        self.start()
 
     def vacate(self, agent: EnvAgent) -> None:
         """Free the seat of an agent that leaves; the world goes on (D-16)."""
@@ -476,17 +512,17 @@ class RealtimeWorld(EnvWorld):
     def refuse_if_closed(self) -> None:
         """Raise where the world is gone."""
         if self._closed:
-            raise RequestError(
-                Code.FAILED_PRECONDITION, f"the world {self.name!r} was destroyed; leave, and create or join another"
-            )
-        if self._stopping:
-            raise RequestError(Code.UNAVAILABLE, "this server is stopping; connect to another one")
+            raise self._destroyed()
 
-    def wait_until(self, ready: Callable[[], bool], seconds: float, reason: Callable[[], str]) -> None:
+    def wait_until(
+        self, ready: Callable[[], bool], gone: Callable[[], bool], seconds: float, reason: Callable[[], str]
+    ) -> None:
         """Wait in the mailroom; raise DEADLINE_EXCEEDED after so many seconds of the machine's clock."""
         deadline = time.monotonic() + seconds
         while True:
             self.refuse_if_closed()
+            if gone():
+                raise RequestError(Code.CANCELLED, "the client hung up while it waited")
             if ready():
                 return
             rest = deadline - time.monotonic()
@@ -588,11 +624,15 @@ class RealtimeWorld(EnvWorld):
 
     # The end
 
-    def interrupt(self) -> None:
-        """Let every Step that waits fail."""
+    def retire(self) -> bool:
+        """End the world if no agent is in, so that none joins meanwhile."""
         with self.mailroom:
-            self._stopping = True
+            if self.loop.mails or self._closed:
+                return False
+            self._closed = True
             self.mailroom.notify_all()
+        self._wind_up()
+        return True
 
     def close(self) -> None:
         """Stop the clock and close the environments; one that is in a call is closed when the call returns."""
@@ -601,6 +641,9 @@ class RealtimeWorld(EnvWorld):
                 return
             self._closed = True
             self.mailroom.notify_all()
+        self._wind_up()
+
+    def _wind_up(self) -> None:
         if self._unsubscribe is not None:
             self._unsubscribe()
         if self._thread is not None and self._thread is not threading.current_thread():
