@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from bridge.testing import Conditions, CountingEnv
+from bridge.errors import Code
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.server.limits import Limits
+from bridge.server.registry import Registry
+from bridge.session import Session
+from bridge.tensors import pack_tensor
+from bridge.testing import Conditions, CountingEnv, SlowResetEnv
+from bridge.worlds.realtime import Realtime
+from bridge.worlds.source import EnvSource
 from tests.realtime_tools import Network, read
 
 Make = Callable[..., Network]
@@ -161,3 +170,45 @@ def test_a_world_goes_on_while_its_agent_thinks(network: Make) -> None:
     observation, _, _, _, info = step(net, remote)
     assert observation[1] == info["frames"] == 120
     assert info["latency"]["frames_skipped"] == 119
+
+
+def test_reset_world_begins_anew_and_waits_for_nobody(network: Make) -> None:
+    """D-15 in real time: each agent's next Step is INTERRUPTED."""
+    net = network(lambda: CountingEnv(10**6), fps=100.0, delay=0.0)
+    remote = net.remote()
+    begin(net, remote, reset=True)
+    net.run_until(net.clock.now() + 0.1)
+    other = Session(net.registry)
+    settings = {"seed": pack_tensor(5)}
+    request = pb.EnvironmentRequest(reset_world=pb.ResetWorldRequest(world_name=net.world.name, settings=settings))
+    assert other.answer(request).WhichOneof("payload") == "reset_world"
+    other.close()
+    observation, reward, terminated, truncated, _ = step(net, remote)
+    assert (observation.tolist(), reward, terminated, truncated) == ([1, 10], 55.0, False, True)
+    observation, _, _, _, info = begin(net, remote, reset=False)
+    assert observation.tolist() == [2, 0]
+    assert info["seed"] == 5
+
+
+def test_a_first_step_that_waits_ends_when_its_client_hangs_up() -> None:
+    """Nothing hangs: a dead client's request does not wait for a slow reset."""
+    release = threading.Event()
+    env = SlowResetEnv(release, deadline=60.0)
+    registry = Registry(EnvSource(lambda: env, realtime=Realtime(50.0)), Limits(), threading.RLock())
+    session = Session(registry)
+    session.answer(pb.EnvironmentRequest(join_world=pb.JoinWorldRequest()))
+    answers: list[pb.EnvironmentResponse] = []
+
+    def ask() -> None:
+        answers.append(session.answer(pb.EnvironmentRequest(step=pb.StepRequest())))
+
+    thread = threading.Thread(target=ask, name="bridge-test-begin")
+    thread.start()
+    assert env.in_reset.wait(10.0)
+    session.hang_up()
+    thread.join(10.0)
+    assert not thread.is_alive()
+    assert answers[0].error.code == Code.CANCELLED
+    session.close()
+    release.set()
+    registry.close()
