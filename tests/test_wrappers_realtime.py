@@ -74,20 +74,21 @@ def test_throttle_sends_at_once_and_asks_at_the_frames_end() -> None:
         return made[-1]
 
     clock = ArrivedClock()
-    server = serve_gym(make, fps=10.0, clock=clock)
-    envs = BlockingReset(Throttle(make_vec_remote(server.url), fps=5.0, clock=clock))
-    observations, _ = envs.reset(seed=0)
-    assert observations.tolist() == [[1, 0]]
-    world: Any = server._registry.find_world(server.worlds[0])
-    clock.arrived = lambda: world.loop.lanes[0].unused
-    results = [envs.step(np.array([action])) for action in (1, 0, 1)]
-    assert made[0].seen == [1, 1, 0, 0, 1, 1], "each action is used in the very frames of its step"
-    assert [result[0].tolist() for result in results] == [[[1, 2]], [[1, 4]], [[1, 6]]]
-    assert [result[1].tolist() for result in results] == [[3.0], [7.0], [11.0]]
-    assert [bool(result[2][0]) for result in results] == [False, False, True], "the end shows in the step that it is in"
-    assert [result[4]["frames"].tolist() for result in results] == [[2], [2], [2]]
-    envs.close()
-    server.stop()
+    with serve_gym(make, fps=10.0, clock=clock) as server:
+        envs = BlockingReset(Throttle(make_vec_remote(server.url), fps=5.0, clock=clock))
+        observations, _ = envs.reset(seed=0)
+        assert observations.tolist() == [[1, 0]]
+        world: Any = server._registry.find_world(server.worlds[0])
+        clock.arrived = lambda: world.loop.lanes[0].unused
+        results = [envs.step(np.array([action])) for action in (1, 0, 1)]
+        assert made[0].seen == [1, 1, 0, 0, 1, 1], "each action is used in the very frames of its step"
+        assert [result[0].tolist() for result in results] == [[[1, 2]], [[1, 4]], [[1, 6]]]
+        assert [result[1].tolist() for result in results] == [[3.0], [7.0], [11.0]]
+        assert [bool(result[2][0]) for result in results] == [False, False, True], (
+            "the end shows in the step that it is in"
+        )
+        assert [result[4]["frames"].tolist() for result in results] == [[2], [2], [2]]
+        envs.close()
 
 
 def test_throttle_counts_frames_without_drift_and_reports_late_ones(serve: Any, clock: VirtualClock) -> None:
