@@ -37,9 +37,9 @@ class Network:
         self.inbox: list[tuple[Remote, int, bytes | RemoteError]] = []
         self.answers: list[Answer] = []
         self._deliver: Callable[[bytes], None] = lambda what: None
-        monkeypatch.setattr("bridge.client.remote.GrpcConnection", self._connect)
+        monkeypatch.setattr("bridge.client.remote.open_connection", self._connect)
 
-    def _connect(self, address: Any, deliver: Callable[[bytes], None], most: int) -> Any:
+    def _connect(self, address: Any, most: int, *, deliver: Callable[[bytes], None]) -> Any:
         self._deliver = deliver
         network = self
 

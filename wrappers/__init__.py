@@ -1,5 +1,9 @@
 """Wrappers around remote environments."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 if __name__ != "bridge.wrappers":
     # `import wrappers` from the project's folder would make second copies of every class.
     raise ImportError("this package is imported as bridge.wrappers, not as wrappers")
@@ -10,4 +14,15 @@ from .skip_resetting import Ready, SkipResetting
 from .throttle import Throttle
 from .transparent import Transparent
 
-__all__ = ["ActionHistory", "BlockingReset", "Ready", "SkipResetting", "Throttle", "Transparent"]
+if TYPE_CHECKING:
+    from .sb3 import SB3VecEnv
+
+__all__ = ["ActionHistory", "BlockingReset", "Ready", "SB3VecEnv", "SkipResetting", "Throttle", "Transparent"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "SB3VecEnv":  # needs an extra
+        from .sb3 import SB3VecEnv
+
+        return SB3VecEnv
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,11 +14,13 @@ from typing import Any
 import grpc
 
 from bridge.address import Address
+from bridge.client.relay import RelayConnection
 from bridge.errors import Code, ConnectError, ConnectionLostError, RefusedError, RemoteError, SettingError
+from bridge.forks import forget_in_child, leak, must_relay, note_grpc_in_use
 from bridge.version import __version__
 from bridge.wire import HELLO, METHOD, SERVICE
 
-__all__ = ["GrpcConnection"]
+__all__ = ["GrpcConnection", "open_connection"]
 
 
 class _Channels:
@@ -44,8 +46,15 @@ class _Channels:
                 return
         channel.close()
 
+    def after_fork(self) -> None:
+        """Leave the channels to the parent process."""
+        for channel, _ in self._open.values():
+            leak(channel)
+        self._guard, self._open = threading.Lock(), {}
+
 
 _channels = _Channels()
+forget_in_child(_channels)
 
 
 class GrpcConnection:
@@ -64,6 +73,7 @@ class GrpcConnection:
     ) -> None:
         if address.scheme != "grpc":
             raise SettingError(f"the scheme {address.scheme} of {address.url!r} is not served yet; use grpc://")
+        note_grpc_in_use()
         self._url = address.url
         self._deliver = deliver
         self._max_message_bytes = max_message_bytes
@@ -151,3 +161,12 @@ class GrpcConnection:
         if not self._released:
             self._released = True
             _channels.release(self._key)
+
+
+def open_connection(
+    address: Address, max_message_bytes: int, *, deliver: Callable[[bytes | RemoteError], None]
+) -> GrpcConnection | RelayConnection:
+    """Connect, by a process of its own where this one was forked from one that had used gRPC."""
+    if must_relay():
+        return RelayConnection(open_connection, (address, max_message_bytes), address.url, deliver, max_message_bytes)
+    return GrpcConnection(address, deliver, max_message_bytes)
