@@ -271,3 +271,29 @@ def test_a_throttled_environment_can_be_unpickled_attributes_first() -> None:
     with pytest.raises(AttributeError):
         _ = Throttle.__new__(Throttle).anything
     assert pickle.dumps(Throttle)
+
+
+def test_a_copy_paces_and_waits_as_the_original(serve: Any) -> None:
+    envs = BlockingReset(Throttle(make_vec_remote(serve(lambda: CountingEnv(LONG), num_envs=2).url), fps=100.0))
+    copied = pickle.loads(pickle.dumps(envs))
+    assert copied.reset(seed=0)[0].tolist() == [[1, 0], [1, 0]]
+    assert copied.env.fps == 100.0
+    assert copied.unwrapped.pacer is not None
+    assert copied.unwrapped._seats[0].remote.realtime._partial is False
+    copied.close()
+    envs.close()
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_blocking_reset_gives_same_step_in_real_time_too(serve: Any, clock: VirtualClock, lanes: int) -> None:
+    """U-10: the final observation in `final_obs`, and the next episode's first in the same step."""
+    remote = make_vec_remote(serve(lambda: CountingEnv(3), num_envs=lanes).url)
+    envs = BlockingReset(remote, autoreset_mode=AutoresetMode.SAME_STEP)
+    envs.reset(seed=0)
+    clock.advance(0.3)
+    observations, rewards, terminations, _, infos = envs.step(np.zeros(lanes, np.int64))
+    assert observations.tolist() == [[2, 0]] * lanes
+    assert terminations.all()
+    assert rewards.tolist() == [6.0] * lanes
+    assert [row.tolist() for row in infos["final_obs"]] == [[1, 3]] * lanes
+    envs.close()

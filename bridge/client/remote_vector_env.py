@@ -47,7 +47,7 @@ from bridge.forks import forget_in_child
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.random_state import generator_of
 from bridge.spaces import Layout
-from bridge.tensors import Array
+from bridge.tensors import Array, pack_tensor
 
 __all__ = ["RemoteVectorEnv", "Results", "make_vec_remote"]
 
@@ -210,6 +210,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         self._overdue = False
         self._question: _Question | None = None
         self._was_reset = False
+        self._waits_for_lanes = False
         self.pacer: Callable[[], None] | None = None
         """Called in each step between the sending of actions and the request for what came of them."""
         self._jitter = random.Random()
@@ -269,6 +270,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         ]
         self._seat_of = {seat.remote: seat for seat in self._seats}
         self._pending, self._overdue, self._question, self._was_reset = None, False, None, False
+        if self._waits_for_lanes:
+            self.wait_for_lanes()
         forget_in_child(self)
 
     def after_fork(self) -> None:
@@ -705,7 +708,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             if seat.single:
                 self._begin(seat, None, reset=False)
             else:
-                self._begin(seat, reset_settings(reset_mask=None if chosen.all() else chosen))
+                settings = reset_settings(reset_mask=None if chosen.all() else chosen)
+                if seat.remote.realtime is not None:
+                    settings["restart"] = pack_tensor(False)  # their next episodes run already
+                self._begin(seat, settings)
 
     def finish_all(self, timeout: float) -> Results:
         """Wait until every slot has an observation, but for those that are cut off in this very step.
@@ -847,6 +853,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def wait_for_lanes(self) -> None:
         """Have real-time worlds of lanes answer only when every lane has an observation."""
+        self._waits_for_lanes = True
         for seat in self._seats:
             seat.remote.wait_for_all()
 

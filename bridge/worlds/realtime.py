@@ -153,21 +153,22 @@ class RealtimeAgent(EnvAgent):
             return [int(array) + lane for lane in range(self._lanes)]
         return [None if seed == NO_SEED else int(seed) for seed in array.tolist()]
 
-    SETTINGS = ("seed", "options", "reset_mask")
+    SETTINGS = ("seed", "options", "restart", "reset_mask")
 
     def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
         """Have the lanes begin anew, and return at once (U-2, U-9). A spectator's Reset changes only its own seat."""
         self._real.ask_reset(self._mail, *self.read_reset(settings))
 
-    def read_reset(self, settings: Mapping[str, pb.Tensor]) -> tuple[Array, list[int | None], Any]:
-        """Return which lanes Reset settings name, a seed for each lane, and the options."""
+    def read_reset(self, settings: Mapping[str, pb.Tensor]) -> tuple[Array, list[int | None], Any, bool]:
+        """Return which lanes Reset settings name, a seed for each, the options, and whether what runs is cut off."""
         count = self._lanes or 1
-        refuse_unknown(settings, self.SETTINGS if self._lanes else self.SETTINGS[:2], "Reset")
+        refuse_unknown(settings, self.SETTINGS if self._lanes else self.SETTINGS[:3], "Reset")
         try:
             seed = self._read_seed(unpack_tensor(settings["seed"], "seed")) if "seed" in settings else None
             options = read_bytes(settings, "options")
             if not isinstance(options, (dict, type(None))):
                 raise TensorError(f"expected options to be a dict, got {type(options).__name__}")
+            restart = bool(unpack_tensor(settings["restart"], "restart")) if "restart" in settings else True
             mask = np.ones(count, np.bool_)
             if "reset_mask" in settings:
                 mask = unpack_tensor(settings["reset_mask"], "reset_mask")
@@ -175,7 +176,7 @@ class RealtimeAgent(EnvAgent):
                     raise TensorError(f"expected a reset_mask of {count} bools, one of them True, got {mask!r:.80}")
         except TensorError as error:
             raise RequestError(Code.INVALID_ARGUMENT, f"bad Reset settings: {error}") from error
-        return mask, seed if isinstance(seed, list) else [seed] * count, options
+        return mask, seed if isinstance(seed, list) else [seed] * count, options, restart
 
     def begin(self) -> int:
         """Wait until an episode runs, and enter it."""
@@ -473,7 +474,7 @@ class RealtimeWorld(EnvWorld):
     ) -> None:
         """Begin a new episode in every lane (D-15). Nobody is waited for: each agent's next Step is INTERRUPTED."""
         del gone, timeout
-        mask, seeds, options = self._seat_for(Mail(len(self._envs), False), WAITS[0]).read_reset(settings)
+        mask, seeds, options, _ = self._seat_for(Mail(len(self._envs), False), WAITS[0]).read_reset(settings)
         with self.mailroom:
             self.refuse_if_closed()
             for index in np.flatnonzero(mask).tolist():
@@ -491,8 +492,13 @@ class RealtimeWorld(EnvWorld):
             with self.mailroom:
                 self.loop.leave(agent._mail)
 
-    def ask_reset(self, mail: Mail, mask: Array, seeds: Sequence[int | None], options: Any) -> None:
-        """Give up an agent's episodes, and where it is the player have the lanes begin new ones."""
+    def ask_reset(
+        self, mail: Mail, mask: Array, seeds: Sequence[int | None], options: Any, restart: bool = True
+    ) -> None:
+        """Give up an agent's episodes, and where it is the player have the lanes begin new ones.
+
+        Without `restart`, lanes that run stay as they are, and the agent enters the episodes that run there.
+        """
         with self.mailroom:
             self.refuse_if_closed()
             for index, chosen in enumerate(mask.tolist()):
@@ -501,7 +507,8 @@ class RealtimeWorld(EnvWorld):
                 mail.boxes[index].abandon()
                 lane = self.loop.lanes[index]
                 plain = seeds[index] is None and not options
-                if not mail.player or (plain and lane.phase in (Phase.RESETTING, Phase.IDLE)):
+                under_way = lane.phase in (Phase.RESETTING, Phase.IDLE) or not restart
+                if not mail.player or (plain and under_way):
                     continue
                 self.loop.ask_reset(index, seeds[index], options, self.now())
             if mail.player:
