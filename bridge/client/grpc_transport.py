@@ -17,6 +17,7 @@ from bridge.address import Address
 from bridge.client.relay import RelayConnection
 from bridge.errors import Code, ConnectError, ConnectionLostError, RefusedError, RemoteError, SettingError
 from bridge.forks import forget_in_child, leak, must_relay, note_grpc_in_use
+from bridge.version import __version__
 from bridge.wire import HELLO, METHOD, SERVICE
 
 __all__ = ["GrpcConnection", "open_connection"]
@@ -90,7 +91,7 @@ class GrpcConnection:
         ]
         channel = _channels.acquire(self._key, lambda: grpc.insecure_channel(address.target, options=options))
         process = channel.stream_stream(f"/{SERVICE}/{METHOD}", None, self._on_answer)
-        self._call = process(iter(self._requests.get, None))
+        self._call = process(iter(self._requests.get, None), metadata=((HELLO, __version__),))  # U-12
         self._reader = threading.Thread(target=self._read, name=f"bridge-client {address.target}", daemon=True)
         self._reader.start()
         self._inherited = False

@@ -76,6 +76,9 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         agent: The agent to join as, in a world of several; None: the first that is free.
         timeout: Seconds to wait for any answer.
         max_message_bytes: The largest request or answer, in bytes.
+        role: In a real-time world: `player`, or `spectator`, whose actions and resets change nothing.
+        wait: In a real-time world: `now`, or `next_frame`, for one decision a frame.
+        diagnostics: In a real-time world: whether infos carry `latency` (U-11).
 
     Raises:
         AddressError: The URL cannot be read.
@@ -98,11 +101,16 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         agent: str | None = None,
         timeout: float = TIMEOUT,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        role: str | None = None,
+        wait: str | None = None,
+        diagnostics: bool = True,
     ) -> None:
         self._guard = OneThread("environment")
         self._timeout = checked_timeout(timeout)
         self._inbox: queue.SimpleQueue[tuple[Remote, int, bytes | RemoteError]] = queue.SimpleQueue()
-        self._remote = Remote(Wish.of(url, env_id, render_mode, env_kwargs, agent), self._inbox.put, max_message_bytes)
+        place = {"role": role, "wait": wait}
+        wish = Wish.of(url, env_id, render_mode, env_kwargs, agent, place, diagnostics)
+        self._remote = Remote(wish, self._inbox.put, max_message_bytes)
         self._closed = False
         self._running = False
         self._lazy = False
@@ -114,6 +122,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             "agent": agent,
             "timeout": timeout,
             "max_message_bytes": max_message_bytes,
+            **place,
+            "diagnostics": None if diagnostics else False,
         }
         kwargs = {key: value for key, value in kwargs.items() if value is not None}
         self._connect()
@@ -161,6 +171,11 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     def server_version(self) -> str | None:
         """The version of a Gymnasium Bridge server; None for another dm_env_rpc server (U-12)."""
         return self._facts().server_version
+
+    @property
+    def fps(self) -> float | None:
+        """Frames a second of a real-time world; None: it waits for each action."""
+        return self._facts().fps
 
     def _facts(self) -> Facts:
         facts = self._remote.facts

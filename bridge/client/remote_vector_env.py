@@ -48,7 +48,7 @@ from bridge.forks import forget_in_child
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.random_state import generator_of
 from bridge.spaces import Layout
-from bridge.tensors import Array
+from bridge.tensors import Array, pack_tensor
 
 __all__ = ["RemoteVectorEnv", "Results", "make_vec_remote"]
 
@@ -175,6 +175,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         render_mode: The render mode to make it with.
         timeout: Seconds to wait for any answer.
         max_message_bytes: The largest request or answer, in bytes.
+        role: In a real-time world: `player`, or `spectator`, whose actions and resets change nothing.
+        wait: In a real-time world: `now`, or `next_frame`, for one decision a frame.
+        diagnostics: In a real-time world: whether infos carry `latency` (U-11).
 
     Raises:
         AddressError: A URL cannot be read.
@@ -193,6 +196,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         render_mode: str | None = None,
         timeout: float = TIMEOUT,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        role: str | None = None,
+        wait: str | None = None,
+        diagnostics: bool = True,
     ) -> None:
         self.closed = False
         self._seats: list[_Seat] = []
@@ -205,8 +211,12 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         self._overdue = False
         self._question: _Question | None = None
         self._was_reset = False
+        self._waits_for_lanes = False
+        self.pacer: Callable[[], None] | None = None
+        """Called in each step between the sending of actions and the request for what came of them."""
         self._jitter = random.Random()
-        wishes = [Wish.of(url, env_id, render_mode, env_kwargs) for url in checked_urls(urls)]
+        place = {"role": role, "wait": wait}
+        wishes = [Wish.of(url, env_id, render_mode, env_kwargs, None, place, diagnostics) for url in checked_urls(urls)]
         try:
             self._connect_all(wishes, num_envs)
         except BaseException:
@@ -225,6 +235,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             "env_kwargs": env_kwargs,
             "timeout": timeout,
             "max_message_bytes": max_message_bytes,
+            **place,
+            "diagnostics": None if diagnostics else False,
         }
         given = {key: value for key, value in kwargs.items() if value is not None}
         url_list = urls if isinstance(urls, str) else list(urls)
@@ -259,6 +271,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         ]
         self._seat_of = {seat.remote: seat for seat in self._seats}
         self._pending, self._overdue, self._question, self._was_reset = None, False, None, False
+        if self._waits_for_lanes:
+            self.wait_for_lanes()
         forget_in_child(self)
 
     def after_fork(self) -> None:
@@ -367,6 +381,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         seat.state = SlotState.LOST
         seat.error = error
         seat.stepping = False
+        seat.remote.salvage(seat.answer)
         seat.answer = None
         seat.failures += 1
         seat.retry_at = time.monotonic() + self._pause(seat.failures)
@@ -380,6 +395,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         """Ask for a seat's next episode."""
         seat.state = SlotState.RESETTING
         seat.settings = settings
+        seat.remote.salvage(seat.answer)
         seat.answer = None
         seat.stepping = seat.ended = seat.idle = False
         seat.deadline = time.monotonic() + self._timeout
@@ -456,7 +472,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         seat.last, seat.answer = message, None
         seat.stepping = False
         seat.error = None
-        results.valid[seat.slots] = True
+        resetting = seat.remote.realtime.resetting if seat.remote.realtime is not None else None
+        results.valid[seat.slots] = True if resetting is None else ~resetting
         results.infos.append((seat, info))
         batch = results.batch
         # Lanes begin their next episodes by themselves.
@@ -649,6 +666,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             raise ResetNeededError("expected reset() before the first step()")
         columns = self._action_layout.split(actions, self.num_envs)
         self._drain()
+        if self.pacer is not None:
+            self._act(columns)
+            self.pacer()
+            self._drain()
         now = time.monotonic()
         for seat in self._seats:
             if seat.state is SlotState.RUNNING and seat.answer is None:
@@ -657,8 +678,20 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
                 else:
                     seat.stepping = True
                     seat.deadline = now + self._timeout
-                    seat.remote.step_columns(columns, seat.start)
+                    acted = self.pacer is not None and seat.remote.realtime is not None
+                    seat.remote.step_columns(None if acted else columns, seat.start)
         self._tend(now)
+
+    def _act(self, columns: list[Any]) -> None:
+        """Send the actions to real-time worlds ahead of the Step that asks what came of them."""
+        for seat in self._seats:
+            if (
+                seat.remote.realtime is not None
+                and seat.state is SlotState.RUNNING
+                and seat.answer is None
+                and not seat.ended
+            ):
+                seat.remote.act_columns(columns, seat.start)
 
     def finish_step(self) -> Results:
         """Wait for every slot that was stepped; where none has an observation, wait a moment for one."""
@@ -676,7 +709,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             if seat.single:
                 self._begin(seat, None, reset=False)
             else:
-                self._begin(seat, reset_settings(reset_mask=None if chosen.all() else chosen))
+                settings = reset_settings(reset_mask=None if chosen.all() else chosen)
+                if seat.remote.realtime is not None:
+                    settings["restart"] = pack_tensor(False)  # their next episodes run already
+                self._begin(seat, settings)
 
     def finish_all(self, timeout: float) -> Results:
         """Wait until every slot has an observation, but for those that are cut off in this very step.
@@ -810,7 +846,37 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         states = np.empty(self.num_envs, np.int64)
         for seat in self._seats:
             states[seat.slots] = seat.state
+            if seat.state is SlotState.RUNNING and seat.remote.realtime is not None:
+                resetting = seat.remote.realtime.resetting
+                if resetting is not None:
+                    states[seat.slots][resetting] = SlotState.RESETTING
         return states
+
+    def wait_for_lanes(self) -> None:
+        """Have real-time worlds of lanes answer only when every lane has an observation."""
+        self._waits_for_lanes = True
+        for seat in self._seats:
+            seat.remote.wait_for_all()
+
+    @property
+    def fps(self) -> float | None:
+        """Frames a second of the real-time worlds, of the fastest where they differ; None: they wait for actions."""
+        rates = [seat.remote.facts.fps for seat in self._seats if seat.remote.facts and seat.remote.facts.fps]
+        return max(rates, default=None)
+
+    @property
+    def server_versions(self) -> tuple[str | None, ...]:
+        """The version of each slot's server, None for one that is not ours (U-12)."""
+        versions = [(seat.lanes, seat.remote.facts) for seat in self._seats]
+        return tuple(facts.server_version if facts else None for lanes, facts in versions for _ in range(lanes))
+
+    def latency_summary(self) -> tuple[dict[str, Any], ...]:
+        """Return for each remote `url`, and percentiles of `round_trip` and `observation_age` in seconds (U-11)."""
+        return tuple(
+            {"url": seat.remote.url, **seat.remote.realtime.latency.summary()}
+            for seat in self._seats
+            if seat.remote.realtime is not None
+        )
 
     @property
     def urls(self) -> tuple[str, ...]:

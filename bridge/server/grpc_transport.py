@@ -112,7 +112,8 @@ class GrpcTransport:
                 f"this server has max_connections={self._limits.max_connections} connections already; "
                 "close one, or start another server",
             )
-        session = Session(self._hub)
+        version = dict(context.invocation_metadata() or ()).get(HELLO, "")
+        session = Session(self._hub, version if isinstance(version, str) else version.decode(errors="replace"))
         context.add_callback(session.hang_up)  # a request that waits for others ends with its client
         try:
             context.send_initial_metadata(((HELLO, __version__),))
