@@ -94,6 +94,13 @@ class GrpcConnection:
         self._call = process(iter(self._requests.get, None), metadata=((HELLO, __version__),))  # U-12
         self._reader = threading.Thread(target=self._read, name=f"bridge-client {address.target}", daemon=True)
         self._reader.start()
+        self._inherited = False
+        forget_in_child(self)
+
+    def after_fork(self) -> None:
+        """In a forked process: leave the stream to the parent process, whoever still holds this."""
+        leak(self)
+        self._inherited = True
 
     @property
     def server_version(self) -> str | None:
@@ -113,6 +120,8 @@ class GrpcConnection:
             raise SettingError(
                 f"a request of {len(request)} bytes is larger than max_message_bytes={self._max_message_bytes}"
             )
+        if self._inherited:
+            raise ConnectionLostError(self._url, "this process was forked, and the connection is its parent's")
         self._requests.put(request)
 
     def _on_answer(self, data: bytes) -> bytes:
@@ -153,6 +162,8 @@ class GrpcConnection:
 
     def close(self, timeout: float) -> None:
         """End the stream. Waits for the server at most `timeout` seconds, then cuts it."""
+        if self._inherited:
+            return
         self.finish()
         self._reader.join(timeout)
         if self._reader.is_alive():

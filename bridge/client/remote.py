@@ -418,7 +418,7 @@ class Remote:
             self._send(pb.EnvironmentRequest(reset=pb.ResetRequest(settings=settings or {})), "reset")
         self._send(self._first_step, "step")
 
-    def forget(self) -> None:
+    def drop_answers(self) -> None:
         """Drop the answers to the Steps that are on their way."""
         self._episode += 1
 
@@ -527,7 +527,7 @@ class Remote:
             return None
         changes = _changes(self._specs, specs)
         if changes:
-            self.forget()
+            self.drop_answers()
             return Answer("failed", error=PeerError(self.url, f"its specs changed at Reset: {changes}; connect anew"))
         self._renumbered += 1
         if self._renumbered > _MAX_RENUMBERED:

@@ -332,7 +332,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
                 if sent:
                     self._running = False
                     self._needs_reset = "a rollout was given up with Steps on their way"
-                    self._remote.forget()
+                    self._remote.drop_answers()
 
     def _require_rollout(self, token: object) -> None:
         if self._rollout is not token:
@@ -439,14 +439,25 @@ def make_remote(url: str, **kwargs: Any) -> RemoteEnv:
         (4,)
 
     Args:
-        url: `grpc://HOST:PORT`, optionally with the environment id as its path.
+        url: `grpc://HOST:PORT`, optionally with the environment id as its path; or `perlert://HOST:PORT/NAME:NUMBER`,
+            which gives a `bridge.perlert.PerlertEnv`.
         kwargs: As for `RemoteEnv`: `env_id`, `env_kwargs`, `render_mode`, `agent`, `timeout`,
-            `max_message_bytes`.
+            `max_message_bytes`; of a `perlert://` URL as for `bridge.perlert.make_perlert_env`.
 
     Raises:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError: As `RemoteEnv`.
     """
+    if is_perlert(url):
+        from bridge.perlert import make_perlert_env
+
+        # The declared type is that of every other URL; who wants this one's makes it by its own name.
+        return make_perlert_env(url, **kwargs)  # type: ignore[return-value]
     return RemoteEnv(url, **kwargs)
+
+
+def is_perlert(url: Any) -> bool:
+    """Tell whether a URL is of the datagram protocol, which has environments of its own."""
+    return isinstance(url, str) and url.strip().startswith("perlert://")
 
 
 def checked_timeout(timeout: Any) -> float:

@@ -26,6 +26,7 @@ from bridge.client.remote_env import (
     TIMEOUT,
     call_results,
     checked_timeout,
+    is_perlert,
     remote_metadata,
     remote_spec,
 )
@@ -1143,11 +1144,20 @@ def make_vec_remote(urls: str | Sequence[str], **kwargs: Any) -> RemoteVectorEnv
         (3, 4)
 
     Args:
-        urls: A URL for each world, or one URL of which `num_envs` slots are made.
+        urls: A URL for each world, or one URL of which `num_envs` slots are made. `perlert://` URLs are a slot each and
+            do not mix with others; they give a `bridge.perlert.PerlertVectorEnv`.
         kwargs: As for `RemoteVectorEnv`: `num_envs`, `env_id`, `env_kwargs`, `render_mode`, `timeout`,
-        `max_message_bytes`.
+            `max_message_bytes`; of `perlert://` URLs as for `bridge.perlert.PerlertVectorEnv`.
 
     Raises:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError, SettingError: As `RemoteVectorEnv`.
     """
+    kinds = {is_perlert(url) for url in checked_urls(urls)}
+    if len(kinds) > 1:
+        raise SettingError(f"expected perlert:// URLs alone or none of them, got a mixture: {urls!r:.200}")
+    if kinds == {True}:
+        from bridge.perlert import PerlertVectorEnv
+
+        # The declared type is that of every other URL; who wants this one's makes it by its own name.
+        return PerlertVectorEnv(urls, **kwargs)  # type: ignore[return-value]
     return RemoteVectorEnv(urls, **kwargs)
