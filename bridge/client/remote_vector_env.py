@@ -20,6 +20,7 @@ from gymnasium.vector.utils import batch_space
 
 from bridge.client.guard import OneThread
 from bridge.client.infos import lane_info, merge_lanes
+from bridge.client.realtime import merge_latency
 from bridge.client.remote import Answer, Batch, Facts, Remote, SlotState, Wish, property_value, reset_settings
 from bridge.client.remote_env import (
     MAX_MESSAGE_BYTES,
@@ -773,16 +774,22 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         infos: dict[str, Any] = {}
         for slot, error in results.errors.items():
             infos = self._add_info(infos, {"error": str(error)}, slot)
+        times: list[tuple[int, Any]] = []
+        only_single = all(seat.single for seat, _ in results.infos)
         for seat, info in results.infos:
             if not info:
                 continue
             if seat.single:
+                if only_single and seat.remote.realtime is not None and "latency" in info:
+                    times.append((seat.start, info["latency"]))
+                    info = {key: value for key, value in info.items() if key != "latency"}
                 infos = self._add_info(infos, info, seat.start)
             elif isinstance(info, list):
                 for lane, own in enumerate(info):
                     infos = self._add_info(infos, own, seat.start + lane)
             else:
                 merge_lanes(infos, info, seat.start, seat.lanes, self.num_envs)
+        merge_latency(infos, times, self.num_envs)
         return infos
 
     def own_infos(self, results: Results) -> list[dict[str, Any]]:
