@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ipaddress
+import os
 import signal
 import socket
 import threading
@@ -12,7 +13,9 @@ from collections.abc import Mapping
 from types import FrameType, TracebackType
 from typing import Any
 
+from bridge.credentials import Pem, TokenLike
 from bridge.errors import SettingError
+from bridge.server.auth import Security
 from bridge.server.grpc_transport import GrpcTransport
 from bridge.server.limits import Limits
 from bridge.server.registry import Registry
@@ -21,6 +24,7 @@ from bridge.worlds.source import EnvLike, EnvSource
 __all__ = ["Server", "serve_gym"]
 
 _DEFAULTS = Limits()
+_OPEN = Security()
 
 
 class Server:
@@ -33,22 +37,35 @@ class Server:
         host: The address to listen on.
         port: The port to listen on; 0: any free one.
         limits: What it refuses beyond.
+        security: Certificates, and the token.
     """
 
     def __init__(
-        self, source: EnvSource, *, host: str = "127.0.0.1", port: int = 0, limits: Limits = _DEFAULTS
+        self,
+        source: EnvSource,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        limits: Limits = _DEFAULTS,
+        security: Security = _OPEN,
     ) -> None:
         if not isinstance(port, int) or not 0 <= port <= 65535:
             raise SettingError(f"expected a port from 0 to 65535, got {port!r}")
         self._source = source
         self._registry = Registry(source, limits, threading.RLock())
-        self._transport = GrpcTransport(self._registry, host, port, limits)
+        self._transport = GrpcTransport(self._registry, host, port, limits, security)
+        self._scheme = "grpcs" if security.tls else "grpc"
         self._host = host
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
-        if not is_loopback(host):
+        if not is_loopback(host) and security.missing():
             warnings.warn(
-                f"listening on {host} without TLS and token: whoever reaches port {self.port} can use the environments",
+                f"listening on {host} without {security.missing()}: "
+                + (
+                    f"what travels over port {self.port} can be read and changed on its way"
+                    if security.authenticates
+                    else f"whoever reaches port {self.port} can use the environments"
+                ),
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -60,7 +77,7 @@ class Server:
         host = self._host
         if host in ("0.0.0.0", "::", ""):
             host = socket.gethostname()
-        return f"grpc://[{host}]:{self.port}" if ":" in host else f"grpc://{host}:{self.port}"
+        return f"{self._scheme}://[{host}]:{self.port}" if ":" in host else f"{self._scheme}://{host}:{self.port}"
 
     @property
     def urls(self) -> list[str]:
@@ -150,6 +167,11 @@ def serve_gym(
     max_worlds: int = _DEFAULTS.max_worlds,
     max_lanes: int = _DEFAULTS.max_lanes,
     max_message_bytes: int = _DEFAULTS.max_message_bytes,
+    token: TokenLike | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    tls_certificate: Pem | None = None,
+    tls_key: Pem | None = None,
+    tls_client_ca: Pem | None = None,
 ) -> Server:
     """Publish a Gymnasium environment as a world of dm_env_rpc.
 
@@ -175,6 +197,12 @@ def serve_gym(
         max_worlds: Worlds at a time.
         max_lanes: The most lanes in a world that a client may ask for.
         max_message_bytes: The largest request or response, in bytes.
+        token: What every client has to show; None: that of `token_file`, or else of the environment variable
+            `BRIDGE_TOKEN`; where that is not set either, whoever reaches the port is let in.
+        token_file: A file that holds the token.
+        tls_certificate: The server's certificate, the path or the bytes of a PEM file: the port then speaks TLS.
+        tls_key: The certificate's key, PEM.
+        tls_client_ca: The authorities of which every client needs a certificate, PEM; None: clients need none.
 
     Returns:
         The server, which runs in the background: `.url`, `.wait()`, `.stop()`, or a `with` block.
@@ -186,7 +214,14 @@ def serve_gym(
         env, num_envs=num_envs, vectorization_mode=vectorization_mode, env_kwargs=env_kwargs, max_lanes=max_lanes
     )
     limits = Limits(max_connections, max_worlds, max_lanes, max_message_bytes)
-    return Server(source, host=host, port=port, limits=limits)
+    security = Security.of(
+        token=token,
+        token_file=token_file,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+        tls_client_ca=tls_client_ca,
+    )
+    return Server(source, host=host, port=port, limits=limits, security=security)
 
 
 def is_loopback(host: str) -> bool:
