@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
+import cloudpickle
 import numpy as np
 from google.protobuf.message import DecodeError
 from gymnasium import Space
@@ -32,7 +33,7 @@ from bridge.spaces import Column, Layout, space_from_specs
 from bridge.tensors import Array, Spec, fill_tensor, pack_tensor, unpack_tensor
 from bridge.wire import CALL_REQUEST_URL, NO_SEED, PROPERTY_REQUEST_URL
 
-__all__ = ["Answer", "Batch", "Facts", "Remote", "SlotState", "Wish", "reset_settings"]
+__all__ = ["ENDED", "Answer", "Batch", "Facts", "Remote", "SlotState", "Wish", "reset_settings"]
 
 
 class SlotState(enum.IntEnum):
@@ -61,6 +62,9 @@ class Wish:
     env_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """For its constructor."""
 
+    env_factory: bytes | None = dataclasses.field(default=None, repr=False)
+    """A pickled function that makes the environment there."""
+
     @classmethod
     def of(
         cls,
@@ -70,6 +74,7 @@ class Wish:
         env_kwargs: Mapping[str, Any] | None = None,
         *,
         credentials: ClientCredentials | None = None,
+        env: Callable[..., Any] | None = None,
     ) -> Wish:
         """Join what a URL says and what keywords say.
 
@@ -82,17 +87,24 @@ class Wish:
             address = dataclasses.replace(address, credentials=credentials)
         if address.env_id and env_id and address.env_id != env_id:
             raise SettingError(f"the URL {url!r} names {address.env_id!r}, but env_id is {env_id!r}; give one of them")
+        if env is not None and (address.env_id or env_id or address.world is not None):
+            raise SettingError(
+                f"{url!r} with env={env!r:.80}: expected env, an environment id or a world, got two of them"
+            )
         if address.world is not None and (env_id or render_mode or env_kwargs):
             raise SettingError(
                 f"{url!r} joins a world that exists, so env_id, render_mode and env_kwargs cannot be given"
             )
-        return cls(address, address.env_id or env_id, render_mode, dict(env_kwargs or {}))
+        factory = None if env is None else pack_factory(env)
+        return cls(address, address.env_id or env_id, render_mode, dict(env_kwargs or {}), factory)
 
     def settings(self) -> dict[str, pb.Tensor]:
         """Return the CreateWorld settings."""
         found: dict[str, pb.Tensor] = {}
         for name, text in self.address.settings:
             found[name] = pack_tensor(_parameter(name, text))
+        if self.env_factory is not None:
+            found["env_factory"] = pack_tensor(np.frombuffer(self.env_factory, np.uint8))
         if self.env_id is not None:
             found["env_id"] = pack_tensor(self.env_id)
         if self.render_mode is not None:
@@ -109,6 +121,21 @@ class Wish:
             except TensorError as error:
                 raise SettingError(f"env_kwargs cannot be sent: {error}") from error
         return found
+
+
+def pack_factory(env: Callable[..., Any]) -> bytes:
+    """Pickle a function that makes an environment, for the server to call.
+
+    Raises:
+        SettingError: It is none, or holds what cannot be pickled.
+    """
+    if not callable(env):
+        raise SettingError(f"expected env to be a function that returns an environment, got {env!r:.80}")
+    try:
+        data: bytes = cloudpickle.dumps(env)
+    except Exception as error:  # whatever the pickling of a user's objects raises
+        raise SettingError(f"env={env!r:.80} cannot be pickled, and so not be sent: {error!r}") from error
+    return data
 
 
 def _parameter(name: str, text: str) -> Any:
@@ -172,6 +199,8 @@ class _Pending:
     episode: int
 
 
+ENDED = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
+"""With what a Step or Reset is refused where the world is gone."""
 Script = Generator[pb.EnvironmentRequest, pb.EnvironmentResponse, None]
 
 
@@ -380,6 +409,9 @@ class Remote:
             if pending.episode != self._episode:
                 self.stale += 1
                 return None
+            if isinstance(error, RefusedError) and error.code in ENDED:
+                self._finish(0.0)  # connecting again makes another world
+                return Answer("lost", error=error)
             if error is not None:
                 if pending.kind == "reset":
                     self._episode += 1  # the Step sent after it began something else, if anything

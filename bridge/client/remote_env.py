@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
@@ -62,6 +62,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             those of the system.
         tls_certificate: For a server that asks for one: the client's certificate, PEM.
         tls_key: The key of `tls_certificate`, PEM.
+        env: A function that makes the environment: sent to the server, which executes it if it was started with
+            `allow_env_factories=True`. `env_kwargs` are its arguments.
 
     Raises:
         AddressError: The URL cannot be read.
@@ -83,6 +85,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         tls_ca: Pem | None = None,
         tls_certificate: Pem | None = None,
         tls_key: Pem | None = None,
+        env: Callable[..., Any] | None = None,
     ) -> None:
         self._guard = OneThread("environment")
         self._timeout = checked_timeout(timeout)
@@ -90,7 +93,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         credentials = ClientCredentials.of(
             token=token, token_file=token_file, tls_ca=tls_ca, tls_certificate=tls_certificate, tls_key=tls_key
         )
-        wish = Wish.of(url, env_id, render_mode, env_kwargs, credentials=credentials)
+        wish = Wish.of(url, env_id, render_mode, env_kwargs, credentials=credentials, env=env)
         self._remote = Remote(wish, self._inbox.put, max_message_bytes)
         self._closed = False
         self._running = False
@@ -101,6 +104,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             "timeout": timeout,
             "max_message_bytes": max_message_bytes,
             **credentials.keywords(),
+            "env": env,
         }
         kwargs = {key: value for key, value in kwargs.items() if value is not None}
         self._connect()

@@ -20,7 +20,7 @@ from gymnasium.vector.utils import batch_space
 
 from bridge.client.guard import OneThread
 from bridge.client.infos import lane_info, merge_lanes
-from bridge.client.remote import Answer, Batch, Facts, Remote, SlotState, Wish, property_value, reset_settings
+from bridge.client.remote import ENDED, Answer, Batch, Facts, Remote, SlotState, Wish, property_value, reset_settings
 from bridge.client.remote_env import (
     MAX_MESSAGE_BYTES,
     TIMEOUT,
@@ -163,6 +163,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             those of the system.
         tls_certificate: For a server that asks for one: the client's certificate, PEM.
         tls_key: The key of `tls_certificate`, PEM.
+        env: A function that makes the environment: sent to the server, which executes it if it was started with
+            `allow_env_factories=True`. `env_kwargs` are its arguments.
 
     Raises:
         AddressError: A URL cannot be read.
@@ -186,6 +188,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         tls_ca: Pem | None = None,
         tls_certificate: Pem | None = None,
         tls_key: Pem | None = None,
+        env: Callable[..., Any] | None = None,
     ) -> None:
         self.closed = False
         self._seats: list[_Seat] = []
@@ -200,7 +203,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         credentials = ClientCredentials.of(
             token=token, token_file=token_file, tls_ca=tls_ca, tls_certificate=tls_certificate, tls_key=tls_key
         )
-        wishes = [Wish.of(url, env_id, render_mode, env_kwargs, credentials=credentials) for url in checked_urls(urls)]
+        wishes = [
+            Wish.of(url, env_id, render_mode, env_kwargs, credentials=credentials, env=env)
+            for url in checked_urls(urls)
+        ]
         try:
             self._connect_all(wishes, num_envs)
         except BaseException:
@@ -220,6 +226,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             "timeout": timeout,
             "max_message_bytes": max_message_bytes,
             **credentials.keywords(),
+            "env": env,
         }
         given = {key: value for key, value in kwargs.items() if value is not None}
         url_list = urls if isinstance(urls, str) else list(urls)
@@ -594,6 +601,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         """Raise what no waiting mends: settings that are refused, an environment that fails in every reset."""
         for seat in self._seats:
             if seat.state is SlotState.RESETTING and isinstance(seat.error, RefusedError) and not seat.in_episode:
+                if seat.error.code in ENDED:
+                    continue  # another world was made since
                 if isinstance(seat.error, EnvironmentFailedError) and seat.failures < _RESET_ATTEMPTS:
                     continue
                 error, seat.error, seat.failures, seat.settings = seat.error, None, 0, None

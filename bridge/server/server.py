@@ -19,6 +19,7 @@ from bridge.server.auth import Security
 from bridge.server.grpc_transport import GrpcTransport
 from bridge.server.limits import Limits
 from bridge.server.registry import Registry
+from bridge.worlds.isolated import CALL_TIMEOUT, Isolation
 from bridge.worlds.source import EnvLike, EnvSource
 
 __all__ = ["Server", "serve_gym"]
@@ -177,6 +178,10 @@ def serve_gym(
     tls_certificate: Pem | None = None,
     tls_key: Pem | None = None,
     tls_client_ca: Pem | None = None,
+    isolation: str | None = None,
+    call_timeout: float | None = CALL_TIMEOUT,
+    max_world_bytes: int | None = None,
+    allow_env_factories: bool = False,
 ) -> Server:
     """Publish a Gymnasium environment as a world of dm_env_rpc.
 
@@ -208,6 +213,14 @@ def serve_gym(
         tls_certificate: The server's certificate, the path or the bytes of a PEM file: the port then speaks TLS.
         tls_key: The certificate's key, PEM.
         tls_client_ca: The authorities of which every client needs a certificate, PEM; None: clients need none.
+        isolation: `process` puts each world in a process of its own, so that a crash, an endless loop or a leak in
+            one environment ends that world alone; None: all of them live in this process.
+        call_timeout: With isolation, the seconds that one call of an environment may take, its construction too; its
+            process is ended then. None: for ever.
+        max_world_bytes: With isolation, the memory that a world's process may allocate, where the system can limit it;
+            None: no limit.
+        allow_env_factories: Let clients send the function that makes the environment: code that this machine executes.
+            Each runs in a process of its own. Beyond loopback it needs TLS and a token, or certificates of clients.
 
     Returns:
         The server, which runs in the background: `.url`, `.wait()`, `.stop()`, or a `with` block.
@@ -219,6 +232,11 @@ def serve_gym(
         env, num_envs=num_envs, vectorization_mode=vectorization_mode, env_kwargs=env_kwargs, max_lanes=max_lanes
     )
     limits = Limits(max_connections, max_worlds, max_lanes, max_message_bytes)
+    if isolation not in (None, "process"):
+        raise SettingError(f"expected isolation to be 'process' or None, got {isolation!r}")
+    own_process = isolation is not None or allow_env_factories
+    if not own_process and (call_timeout != CALL_TIMEOUT or max_world_bytes is not None):
+        raise SettingError("call_timeout and max_world_bytes are for worlds in processes: give isolation='process' too")
     security = Security.of(
         token=token,
         token_file=token_file,
@@ -226,6 +244,12 @@ def serve_gym(
         tls_key=tls_key,
         tls_client_ca=tls_client_ca,
     )
+    if allow_env_factories and not is_loopback(host) and security.missing():
+        raise SettingError(
+            f"allow_env_factories=True lets clients execute code on this machine, and host={host!r} is reached from "
+            f"others: refused without {security.missing()}; give tls_certificate, tls_key and token"
+        )
+    source.isolate(Isolation(call_timeout, max_world_bytes) if own_process else None, allow_env_factories)
     return Server(source, host=host, port=port, limits=limits, security=security)
 
 

@@ -88,6 +88,11 @@ class World(abc.ABC):
     def agents(self) -> int:
         """How many agents are in."""
 
+    @property
+    def alive(self) -> bool:
+        """Whether it can still be joined; a world that ended by itself is not."""
+        return True
+
     @abc.abstractmethod
     def close(self) -> None:
         """End the world; agents that are still in get an error on their next Step."""
