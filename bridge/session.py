@@ -8,6 +8,7 @@ present state is refused with FAILED_PRECONDITION; a request that fails for any 
 from __future__ import annotations
 
 import enum
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -133,8 +134,13 @@ class Hub(Protocol):
     def destroy_world(self, name: str) -> None:
         """End a world."""
 
-    def reset_world(self, name: str, settings: Mapping[str, pb.Tensor], agent: Agent | None) -> None:
-        """Begin a new sequence for every agent of a world."""
+    def reset_world(
+        self, name: str, settings: Mapping[str, pb.Tensor], agent: Agent | None, gone: Callable[[], bool]
+    ) -> None:
+        """Begin a new sequence for every agent of a world; waits for them until `gone()`, or a deadline (D-15)."""
+
+    def wake(self) -> None:
+        """Let whoever waits in a world look again whether it is `gone()`."""
 
     def disconnected(self, owner: object) -> None:
         """Give up what belongs to a connection that ended."""
@@ -151,6 +157,7 @@ class Session:
         self._state = State.UNJOINED
         self._world: World | None = None
         self._agent: Agent | None = None
+        self._gone = False
 
     @property
     def state(self) -> State:
@@ -183,7 +190,18 @@ class Session:
             return _error(error)
         except TensorError as error:
             return _error(RequestError(Code.INVALID_ARGUMENT, str(error)))
+        except Exception as error:  # D-1: whatever went wrong, this request is answered, and with the cause
+            frames = "".join(traceback.format_exception(error))
+            return _error(RequestError(Code.INTERNAL, f"the server failed at {kind}: {error!r}\n{frames}"))
         return response
+
+    def hang_up(self) -> None:
+        """Take note that the client is gone, so that no request waits any longer. May be called from any thread."""
+        self._gone = True
+        agent = self._agent
+        if agent is not None:
+            agent.hang_up()
+        self._hub.wake()
 
     def close(self) -> None:
         """Take note that the stream ended: the agent leaves, and what belongs to the connection goes."""
@@ -221,10 +239,15 @@ class Session:
         response.join_world.specs.CopyFrom(agent.specs())
 
     def _step(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
-        agent = self._agent
-        if agent is None:
+        agent, world = self._agent, self._world
+        if agent is None or world is None:
             self._require(Event.STEP_BEGAN)  # D-8
             return
+        if world.resets.closed:  # D-17
+            raise RequestError(
+                Code.FAILED_PRECONDITION,
+                f"the world {world.name!r} was destroyed; send LeaveWorld, and create or join another",
+            )
         step = request.step
         wanted = list(dict.fromkeys(step.requested_observations))
         observations = agent.observations
@@ -233,11 +256,23 @@ class Session:
                 known = ", ".join(f"{number} ({spec.name})" for number, spec in observations.items())
                 raise RequestError(Code.INVALID_ARGUMENT, f"unknown observation UID {uid}; there are {known}")  # D-10
         if self._state is State.RUNNING:
-            state = agent.step(self._read_actions(agent, step.actions))
+            actions = self._read_actions(agent, step.actions)
+            if world.resets.take(agent):  # D-15: once, with its observations
+                agent.interrupt()
+                state: int = pb.INTERRUPTED
+            else:
+                state = agent.step(actions)
             event = _STEP_EVENTS[state]
         else:
-            state, event = agent.begin(), Event.STEP_BEGAN  # D-9: whatever actions it came with
+            world.resets.start(agent)
+            try:
+                state, event = agent.begin(), Event.STEP_BEGAN  # D-9: whatever actions it came with
+            except RequestError:
+                world.resets.end(agent)
+                raise
         self._move(event)
+        if state != pb.RUNNING:
+            world.resets.end(agent)
         response.step.state = state  # type: ignore[assignment]
         fill_observations(response.step, agent.observe(wanted))
 
@@ -254,19 +289,22 @@ class Session:
         return read
 
     def _reset(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
-        agent = self._agent
-        if agent is None:
+        agent, world = self._agent, self._world
+        if agent is None or world is None:
             self._require(Event.RESET)  # D-8
             return
         agent.reset(request.reset.settings, self._state is State.RUNNING)
         self._move(Event.RESET)
+        world.resets.end(agent)
         response.reset.specs.CopyFrom(agent.specs())
 
     def _reset_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         self._require(Event.RESET_WORLD)
         name = request.reset_world.world_name
-        self._hub.reset_world(name, request.reset_world.settings, self._agent)
-        if self._world is not None and self._world.name == name:
+        inside = self._world is not None and self._world.name == name
+        agent = self._agent if inside else None
+        self._hub.reset_world(name, request.reset_world.settings, agent, lambda: self._gone)
+        if inside:
             self._move(Event.RESET_WORLD)
         response.reset_world.SetInParent()
 
@@ -279,6 +317,7 @@ class Session:
         agent, world = self._agent, self._world
         self._agent = self._world = None
         if agent is not None and world is not None:
+            world.resets.end(agent)
             agent.leave()
             self._hub.left(world, self)
 

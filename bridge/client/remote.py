@@ -61,6 +61,8 @@ class Wish:
     """The render mode to make it with."""
     env_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """For its constructor."""
+    agent: str | None = None
+    """The agent to join as, in a world of several; None: the first that is free."""
 
     env_factory: bytes | None = dataclasses.field(default=None, repr=False)
     """A pickled function that makes the environment there."""
@@ -72,6 +74,7 @@ class Wish:
         env_id: str | None = None,
         render_mode: str | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
+        agent: str | None = None,
         *,
         credentials: ClientCredentials | None = None,
         env: Callable[..., Any] | None = None,
@@ -96,7 +99,7 @@ class Wish:
                 f"{url!r} joins a world that exists, so env_id, render_mode and env_kwargs cannot be given"
             )
         factory = None if env is None else pack_factory(env)
-        return cls(address, address.env_id or env_id, render_mode, dict(env_kwargs or {}), factory)
+        return cls(address, address.env_id or env_id, render_mode, dict(env_kwargs or {}), agent, factory)
 
     def settings(self) -> dict[str, pb.Tensor]:
         """Return the CreateWorld settings."""
@@ -222,6 +225,8 @@ class Remote:
         self.wish = wish
         self.url = wish.address.url
         self.facts: Facts | None = None
+        self.world: str | None = None
+        """The name of the world that was asked for last."""
         self.stale = 0
         """Answers of episodes that had been given up, dropped."""
         self._deliver = deliver
@@ -265,7 +270,9 @@ class Remote:
                 if settings:
                     raise
                 name = ""  # D-4: a server may have but one world, and refuse to make others
-        response = yield pb.EnvironmentRequest(join_world=pb.JoinWorldRequest(world_name=name))
+        self.world = name
+        seat = {} if self.wish.agent is None else {"agent": pack_tensor(self.wish.agent)}
+        response = yield pb.EnvironmentRequest(join_world=pb.JoinWorldRequest(world_name=name, settings=seat))
         specs = response.join_world.specs
         version = self._connection.server_version if self._connection else None
         facts: dict[str, Any] = {}
@@ -472,7 +479,7 @@ class Remote:
                 batch.terminations[slot] = response.state == pb.TERMINATED
                 truncated = response.state == pb.INTERRUPTED
                 if "truncated" in flags:  # an episode can end in both ways at once, of which the state tells one
-                    truncated = bool(unpack_tensor(flags["truncated"], "truncated"))
+                    truncated |= bool(unpack_tensor(flags["truncated"], "truncated"))
                 batch.truncations[slot] = truncated
             return values.decode(flags["info"].uint8s.array) if "info" in flags else {}
         except (TensorError, KeyError, ValueError) as error:

@@ -16,6 +16,7 @@ import grpc
 from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.auth import Gate, Security
+from bridge.server.flight import Flight
 from bridge.server.limits import Limits
 from bridge.session import Hub, Session
 from bridge.version import __version__
@@ -105,6 +106,7 @@ class GrpcTransport:
     def __init__(self, hub: Hub, host: str, port: int, limits: Limits, security: Security = _OPEN) -> None:
         self._hub = hub
         self._limits = limits
+        self._flight = Flight(limits)
         self._guard = threading.Lock()
         self._connections = 0
         self._threads = _ThreadPerCall()
@@ -155,13 +157,13 @@ class GrpcTransport:
                 "close one, or start another server",
             )
         session = Session(self._hub)
+        context.add_callback(session.hang_up)  # a request that waits for others ends with its client
         try:
             context.send_initial_metadata(((HELLO, __version__),))
             for request in requests:
-                response = session.handle(request)
-                if len(response) > self._limits.max_message_bytes:
-                    response = self._too_large(len(response))
-                yield response
+                response = self._serve(session, request)
+                with self._flight.answer(len(response)):
+                    yield response  # comes back once it is sent
         except grpc.RpcError:
             return  # the client cancelled, or is gone
         finally:
@@ -170,6 +172,15 @@ class GrpcTransport:
             finally:
                 with self._guard:
                     self._connections -= 1
+
+    def _serve(self, session: Session, request: bytes) -> bytes:
+        try:
+            with self._flight.request(len(request)):
+                response = session.handle(request)
+        except RequestError as error:
+            status = pb.Status(code=int(error.code), message=error.message)
+            return pb.EnvironmentResponse(error=status).SerializeToString()
+        return response if len(response) <= self._limits.max_message_bytes else self._too_large(len(response))
 
     def _too_large(self, size: int) -> bytes:
         limit = self._limits.max_message_bytes

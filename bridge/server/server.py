@@ -18,7 +18,8 @@ from bridge.errors import SettingError
 from bridge.server.auth import Security
 from bridge.server.grpc_transport import GrpcTransport
 from bridge.server.limits import Limits
-from bridge.server.registry import Registry
+from bridge.server.reaper import Reaper
+from bridge.server.registry import Registry, WorldSource
 from bridge.worlds.isolated import CALL_TIMEOUT, Isolation
 from bridge.worlds.source import EnvLike, EnvSource
 
@@ -26,6 +27,10 @@ __all__ = ["Server", "serve_gym"]
 
 _DEFAULTS = Limits()
 _OPEN = Security()
+IDLE_TIMEOUT = 3600.0
+"""Seconds after which a world without agents goes, unless told otherwise."""
+RESET_WORLD_TIMEOUT = 60.0
+"""Seconds that a ResetWorld waits for the other agents, unless told otherwise."""
 
 
 class Server:
@@ -39,23 +44,40 @@ class Server:
         port: The port to listen on; 0: any free one.
         limits: What it refuses beyond.
         security: Certificates, and the token.
+        idle_timeout: Seconds after which a world without agents goes; None: never.
+        reset_world_timeout: Seconds that a ResetWorld waits for the other agents.
     """
 
     def __init__(
         self,
-        source: EnvSource,
+        source: WorldSource,
         *,
         host: str = "127.0.0.1",
         port: int = 0,
         limits: Limits = _DEFAULTS,
         security: Security = _OPEN,
+        idle_timeout: float | None = None,
+        reset_world_timeout: float = RESET_WORLD_TIMEOUT,
     ) -> None:
+        seconds = {"reset_world_timeout": reset_world_timeout}
+        if idle_timeout is not None:
+            seconds["idle_timeout"] = idle_timeout
+        for name, value in seconds.items():
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+                raise SettingError(f"expected {name} to be a positive number of seconds, got {value!r}")
         if not isinstance(port, int) or not 0 <= port <= 65535:
             raise SettingError(f"expected a port from 0 to 65535, got {port!r}")
         self._source = source
-        self._registry = Registry(source, limits, threading.RLock())
+        self._registry = Registry(
+            source,
+            limits,
+            threading.RLock(),
+            idle_timeout=idle_timeout,
+            reset_world_timeout=reset_world_timeout,
+        )
         self._transport = GrpcTransport(self._registry, host, port, limits, security)
         self._scheme = "grpcs" if security.tls else "grpc"
+        self._reaper = Reaper(self._registry.reap, idle_timeout)
         self._host = host
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
@@ -144,6 +166,7 @@ class Server:
                         RuntimeWarning,
                         stacklevel=2,
                     )
+                self._reaper.stop()
                 self._registry.close()
             finally:
                 self._stopped.set()
@@ -173,6 +196,8 @@ def serve_gym(
     max_worlds: int = _DEFAULTS.max_worlds,
     max_lanes: int = _DEFAULTS.max_lanes,
     max_message_bytes: int = _DEFAULTS.max_message_bytes,
+    max_requests_in_flight: int = _DEFAULTS.max_requests_in_flight,
+    max_queued_bytes: int = _DEFAULTS.max_queued_bytes,
     token: TokenLike | None = None,
     token_file: str | os.PathLike[str] | None = None,
     tls_certificate: Pem | None = None,
@@ -182,6 +207,8 @@ def serve_gym(
     call_timeout: float | None = CALL_TIMEOUT,
     max_world_bytes: int | None = None,
     allow_env_factories: bool = False,
+    idle_timeout: float | None = IDLE_TIMEOUT,
+    reset_world_timeout: float = RESET_WORLD_TIMEOUT,
 ) -> Server:
     """Publish a Gymnasium environment as a world of dm_env_rpc.
 
@@ -207,6 +234,8 @@ def serve_gym(
         max_worlds: Worlds at a time.
         max_lanes: The most lanes in a world that a client may ask for.
         max_message_bytes: The largest request or response, in bytes.
+        max_requests_in_flight: Requests being served at a time, over all connections.
+        max_queued_bytes: Bytes of requests being served and of responses being sent at a time, over all connections.
         token: What every client has to show; None: that of `token_file`, or else of the environment variable
             `BRIDGE_TOKEN`; where that is not set either, whoever reaches the port is let in.
         token_file: A file that holds the token.
@@ -221,6 +250,8 @@ def serve_gym(
             None: no limit.
         allow_env_factories: Let clients send the function that makes the environment: code that this machine executes.
             Each runs in a process of its own. Beyond loopback it needs TLS and a token, or certificates of clients.
+        idle_timeout: Seconds after which a world without agents goes; None: never.
+        reset_world_timeout: Seconds that a ResetWorld waits for the Steps of the world's other agents.
 
     Returns:
         The server, which runs in the background: `.url`, `.wait()`, `.stop()`, or a `with` block.
@@ -231,7 +262,7 @@ def serve_gym(
     source = EnvSource(
         env, num_envs=num_envs, vectorization_mode=vectorization_mode, env_kwargs=env_kwargs, max_lanes=max_lanes
     )
-    limits = Limits(max_connections, max_worlds, max_lanes, max_message_bytes)
+    limits = Limits(max_connections, max_worlds, max_lanes, max_message_bytes, max_requests_in_flight, max_queued_bytes)
     if isolation not in (None, "process"):
         raise SettingError(f"expected isolation to be 'process' or None, got {isolation!r}")
     own_process = isolation is not None or allow_env_factories
@@ -250,7 +281,15 @@ def serve_gym(
             f"others: refused without {security.missing()}; give tls_certificate, tls_key and token"
         )
     source.isolate(Isolation(call_timeout, max_world_bytes) if own_process else None, allow_env_factories)
-    return Server(source, host=host, port=port, limits=limits, security=security)
+    return Server(
+        source,
+        host=host,
+        port=port,
+        limits=limits,
+        security=security,
+        idle_timeout=idle_timeout,
+        reset_world_timeout=reset_world_timeout,
+    )
 
 
 def is_loopback(host: str) -> bool:
