@@ -121,14 +121,14 @@ def test_each_world_has_its_process_which_ends_with_it(isolated: Any) -> None:
     [
         ("exit", "ended with exit code 7 in step", errors.Code.UNAVAILABLE),
         ("segfault", "ended by SIGSEGV in step", errors.Code.UNAVAILABLE),
-        ("loop", r"did not return from step within call_timeout=1 s", errors.Code.DEADLINE_EXCEEDED),
+        ("loop", r"did not return from step within call_timeout=3 s", errors.Code.DEADLINE_EXCEEDED),
         ("raise", "RuntimeError in step: not today", errors.Code.INTERNAL),
     ],
 )
 def test_what_one_environment_does_ends_its_world_alone_and_is_told(
     isolated: Any, trick: str, said: str, code: errors.Code
 ) -> None:
-    server = isolated(TrickEnv, call_timeout=1.0)
+    server = isolated(TrickEnv, call_timeout=3.0)
     good = make_remote(server.url, env_kwargs={"trick": ""})
     bad = make_remote(server.url, env_kwargs={"trick": trick})
     pid = bad.call("pid")
@@ -222,7 +222,7 @@ def test_stopping_does_not_wait_for_an_environment_that_never_returns(isolated: 
 
 
 def test_an_environment_that_fails_in_close_is_ended_all_the_same(isolated: Any) -> None:
-    server = isolated(TrickEnv, call_timeout=1.0)
+    server = isolated(TrickEnv, call_timeout=3.0)
     env = make_remote(server.url, env_kwargs={"trick": "loop", "where": "close"})
     pid = env.call("pid")
     env.close()

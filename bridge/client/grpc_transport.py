@@ -20,7 +20,12 @@ from bridge.credentials import TOKEN_VARIABLE
 from bridge.errors import Code, ConnectError, ConnectionLostError, RefusedError, RemoteError, SettingError
 from bridge.wire import HELLO, METHOD, SERVICE
 
-__all__ = ["GrpcConnection"]
+__all__ = ["KEEPALIVE", "GrpcConnection"]
+
+KEEPALIVE = 20.0
+"""Seconds without a sign of the server after which it is asked for one; it then has half of them for it."""
+# Pings without data in between, then one a minute: other servers than ours hang up on who asks them more often.
+_PINGS = 2
 
 
 class _Channels:
@@ -80,6 +85,9 @@ class GrpcConnection:
             ("grpc.max_send_message_length", -1),
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1000),
+            ("grpc.keepalive_time_ms", int(KEEPALIVE * 1000)),  # finds connections that are half open
+            ("grpc.keepalive_timeout_ms", int(KEEPALIVE * 500)),
+            ("grpc.http2.max_pings_without_data", _PINGS),
             ("grpc.enable_http_proxy", 0),  # an environment is reached directly
         ]
         channel = _channels.acquire(self._key, lambda: _open_channel(address, options))

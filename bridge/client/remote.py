@@ -23,6 +23,7 @@ from gymnasium import Space
 from bridge import values
 from bridge.address import Address, parse_address
 from bridge.client.grpc_transport import GrpcConnection
+from bridge.client.reconnect import RemoteRecord
 from bridge.credentials import ClientCredentials
 from bridge.errors import Code, EnvironmentFailedError, PeerError, RefusedError, RemoteError, SettingError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
@@ -229,6 +230,8 @@ class Remote:
         """The name of the world that was asked for last."""
         self.stale = 0
         """Answers of episodes that had been given up, dropped."""
+        self.record = RemoteRecord()
+        """Its failures, and what they cost."""
         self._deliver = deliver
         self._max_message_bytes = max_message_bytes
         self._connection: GrpcConnection | None = None

@@ -20,6 +20,7 @@ from gymnasium.vector.utils import batch_space
 
 from bridge.client.guard import OneThread
 from bridge.client.infos import lane_info, merge_lanes
+from bridge.client.reconnect import RemoteReport
 from bridge.client.remote import ENDED, Answer, Batch, Facts, Remote, SlotState, Wish, property_value, reset_settings
 from bridge.client.remote_env import (
     MAX_MESSAGE_BYTES,
@@ -52,6 +53,7 @@ __all__ = ["RemoteVectorEnv", "Results", "make_vec_remote"]
 _PACE = 0.02
 _BACKOFF = (0.1, 10.0)
 _RESET_ATTEMPTS = 3
+_SPARE = -1
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +64,7 @@ class _Seat:
 
     remote: Remote
     start: int
-    """Its first slot."""
+    """Its first slot; `_SPARE`: it stands by."""
     lanes: int
     """The number of its slots."""
     state: SlotState = SlotState.CONNECTING
@@ -88,6 +90,12 @@ class _Seat:
     """When to try again; monotonic seconds."""
     deadline: float = 0.0
     """When the outstanding answer is late; monotonic seconds."""
+
+    def give_up_step(self) -> None:
+        """Count the step whose result nobody will be handed."""
+        if self.stepping:
+            self.remote.record.steps_lost += self.lanes
+            self.stepping = False
 
     @property
     def slots(self) -> slice:
@@ -165,6 +173,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         tls_key: The key of `tls_certificate`, PEM.
         env: A function that makes the environment: sent to the server, which executes it if it was started with
             `allow_env_factories=True`. `env_kwargs` are its arguments.
+        spares: URLs of further servers, whose worlds stand ready and take over the slots of remotes that are lost.
+            Where there are more `urls` than `num_envs`, those beyond are spares too.
 
     Raises:
         AddressError: A URL cannot be read.
@@ -189,6 +199,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         tls_certificate: Pem | None = None,
         tls_key: Pem | None = None,
         env: Callable[..., Any] | None = None,
+        spares: str | Sequence[str] = (),
     ) -> None:
         self.closed = False
         self._seats: list[_Seat] = []
@@ -207,8 +218,17 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             Wish.of(url, env_id, render_mode, env_kwargs, credentials=credentials, env=env)
             for url in checked_urls(urls)
         ]
+        standing_by = [
+            Wish.of(url, env_id, render_mode, env_kwargs, credentials=credentials, env=env)
+            for url in ([spares] if isinstance(spares, str) else spares)
+        ]
+        if isinstance(num_envs, int) and 0 < num_envs < len(wishes):
+            wishes, standing_by = wishes[:num_envs], wishes[num_envs:] + standing_by
+        self._spares: list[_Seat] = []
         try:
             self._connect_all(wishes, num_envs)
+            for wish in standing_by:
+                self._add_spare(wish)
         except BaseException:
             self._close_seats(0.5)
             raise
@@ -227,6 +247,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             "max_message_bytes": max_message_bytes,
             **credentials.keywords(),
             "env": env,
+            "spares": list(spares) or None,
         }
         given = {key: value for key, value in kwargs.items() if value is not None}
         url_list = urls if isinstance(urls, str) else list(urls)
@@ -283,6 +304,26 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             start += seat.lanes
             self._check_spaces(seat)
 
+    def _add_spare(self, wish: Wish) -> None:
+        """Connect a world that stands by, without waiting for it."""
+        spare = _Seat(Remote(wish, self._inbox.put, self._max_message_bytes), _SPARE, 1)
+        self._spares.append(spare)
+        self._seat_of[spare.remote] = spare
+        spare.deadline = time.monotonic() + self._timeout
+        spare.remote.open()
+
+    def _replace(self, seat: _Seat) -> bool:
+        """Let a spare that stands ready take over the slots of a remote that is lost; return whether there was one."""
+        for spare in self._spares:
+            if spare.state is SlotState.RUNNING and spare.lanes == seat.lanes and spare.single == seat.single:
+                seat.remote, spare.remote = spare.remote, seat.remote
+                self._seat_of[seat.remote], self._seat_of[spare.remote] = seat, spare
+                spare.state, spare.error, spare.failures = SlotState.LOST, seat.error, seat.failures
+                spare.retry_at, seat.failures = seat.retry_at, 0
+                _log.warning("%s takes over the slots of %s", seat.remote.url, spare.remote.url)
+                return True
+        return False
+
     def _check_spaces(self, seat: _Seat) -> None:
         mine, first = seat.remote.facts, self._facts()
         if mine is None or (mine.observation_space, mine.action_space) != (first.observation_space, first.action_space):
@@ -310,10 +351,14 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def _handle(self, answer: Answer, seat: _Seat) -> None:
         """Let an answer change the seat that it came for."""
+        if seat.start == _SPARE:
+            self._handle_spare(answer, seat)
+            return
         if answer.kind == "step":
             seat.answer = answer.message
             if seat.state is SlotState.RESETTING:
                 seat.state, seat.failures, seat.settings = SlotState.RUNNING, 0, None
+                seat.remote.record.back(time.monotonic())
         elif answer.kind == "ready":
             try:
                 self._check_spaces(seat)
@@ -324,19 +369,39 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             self._begin(seat, seat.settings)
         elif answer.kind == "failed":
             seat.error = answer.error
+            seat.give_up_step()
             seat.stepping, seat.idle, seat.state = False, True, SlotState.RESETTING
             seat.failures += 1
             seat.retry_at = time.monotonic() + (self._pause(seat.failures - 1) if seat.failures > 1 else 0.0)
         elif answer.kind == "lost":
             self._lose(seat, answer.error)
 
+    def _handle_spare(self, answer: Answer, spare: _Seat) -> None:
+        """Let an answer change a spare: `RUNNING` is one that stands ready."""
+        if answer.kind == "ready":
+            spare.lanes = spare.remote.slots
+            try:
+                self._check_spaces(spare)
+            except SettingError as error:
+                spare.remote.close(0.0)
+                self._lose(spare, PeerError(spare.remote.url, f"it is no spare: {error}"))
+                return
+            spare.state, spare.failures = SlotState.RUNNING, 0
+            spare.remote.record.back(time.monotonic())
+        elif answer.kind == "lost":
+            self._lose(spare, answer.error)
+
     def _lose(self, seat: _Seat, error: RemoteError | None) -> None:
+        established = seat.state in (SlotState.RESETTING, SlotState.RUNNING)
+        seat.give_up_step()
         seat.state = SlotState.LOST
         seat.error = error
         seat.stepping = False
         seat.answer = None
         seat.failures += 1
-        seat.retry_at = time.monotonic() + self._pause(seat.failures)
+        seat.retry_at = seat.remote.record.lost(
+            time.monotonic(), self._pause(seat.failures), str(error), established=established
+        )
 
     def _pause(self, failures: int) -> float:
         """Seconds until the next attempt: doubling, with jitter so that many clients do not come at once."""
@@ -345,6 +410,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def _begin(self, seat: _Seat, settings: Mapping[str, pb.Tensor] | None, *, reset: bool = True) -> None:
         """Ask for a seat's next episode."""
+        seat.give_up_step()
         seat.state = SlotState.RESETTING
         seat.settings = settings
         seat.answer = None
@@ -357,7 +423,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         for seat in self._seats:
             if seat.cut_off:
                 continue  # whoever steps is told first
-            if seat.state is SlotState.LOST and now >= seat.retry_at:
+            if seat.state is SlotState.LOST and self._spares and self._replace(seat):
+                self._begin(seat, {key: value for key, value in (seat.settings or {}).items() if key != "reset_mask"})
+            elif seat.state is SlotState.LOST and now >= seat.retry_at:
                 seat.state = SlotState.CONNECTING
                 seat.deadline = now + self._timeout
                 seat.remote.open()
@@ -369,6 +437,16 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
                 asked = {SlotState.CONNECTING: "connecting", SlotState.RESETTING: "a reset"}.get(seat.state, "a step")
                 self._lose(
                     seat, RemoteTimeoutError(seat.remote.url, f"no answer to {asked} within {self._timeout:g} s")
+                )
+
+        for spare in self._spares:
+            if spare.state is SlotState.LOST and now >= spare.retry_at:
+                spare.state, spare.deadline = SlotState.CONNECTING, now + self._timeout
+                spare.remote.open()
+            elif spare.state is SlotState.CONNECTING and now > spare.deadline:
+                spare.remote.close(0.0)
+                self._lose(
+                    spare, RemoteTimeoutError(spare.remote.url, f"no world was joined within {self._timeout:g} s")
                 )
 
     def _drain(self) -> None:
@@ -421,6 +499,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             self._cut_off(seat, results)
             return
         seat.last, seat.answer = message, None
+        if seat.stepping:
+            seat.remote.record.steps_received += seat.lanes
         seat.stepping = False
         seat.error = None
         results.valid[seat.slots] = True
@@ -439,6 +519,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             results.errors[slot] = error
         if seat.in_episode:
             seat.in_episode = False
+            seat.remote.record.episodes_lost += seat.lanes
             results.batch.truncations[seat.slots] = True
 
     # The contract of VectorEnv
@@ -561,6 +642,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
                     self._begin(seat, None, reset=False)
                 else:
                     seat.stepping = True
+                    seat.remote.record.steps_asked += seat.lanes
                     seat.deadline = now + self._timeout
                     seat.remote.step_columns(columns, seat.start)
         self._tend(now)
@@ -624,6 +706,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             own[slot]["error"] = str(error)
         infos["n"] = tuple(own)
         infos["slot_state"] = self.slot_states
+        if any(seat.remote.record.away_since is not None for seat in self._seats):
+            infos["seconds_away"] = self._seconds_away()
         batch = results.batch
         return rows, batch.rewards, batch.terminations, batch.truncations, infos
 
@@ -679,6 +763,26 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         for seat in self._seats:
             states[seat.slots] = seat.state
         return states
+
+    def _seconds_away(self) -> Array:
+        now, away = time.monotonic(), np.zeros(self.num_envs)
+        for seat in self._seats:
+            since = seat.remote.record.away_since
+            away[seat.slots] = 0.0 if since is None else now - since
+        return away
+
+    def remotes(self) -> tuple[RemoteReport, ...]:
+        """Say how each remote is, spares last: which are away, since when and why, and what that has cost."""
+        now = time.monotonic()
+        return tuple(
+            seat.remote.record.report(
+                now,
+                seat.remote.url,
+                () if seat.start == _SPARE else tuple(range(seat.start, seat.start + seat.lanes)),
+                "spare" if seat.start == _SPARE and seat.state is SlotState.RUNNING else seat.state.name.lower(),
+            )
+            for seat in (*self._seats, *self._spares)
+        )
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -766,9 +870,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             self._close_seats(2.0)
 
     def _close_seats(self, timeout: float) -> None:
-        for seat in self._seats:
+        everybody = (*self._seats, *getattr(self, "_spares", ()))
+        for seat in everybody:
             seat.remote.farewell()
-        for seat in self._seats:
+        for seat in everybody:
             seat.remote.close(timeout)
 
     def __del__(self) -> None:

@@ -113,6 +113,10 @@ class GrpcTransport:
         options = [
             ("grpc.max_receive_message_length", limits.max_message_bytes),
             ("grpc.max_send_message_length", -1),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),  # clients look for half-open connections
+            ("grpc.http2.max_ping_strikes", 0),
+            ("grpc.keepalive_time_ms", 20_000),  # and so do we, for clients that went without a word
+            ("grpc.keepalive_timeout_ms", 10_000),
             ("grpc.so_reuseport", 0),  # a port that is in use is an error, not a share of its connections
         ]
         interceptors = [_Bouncer(Gate(security.token))]

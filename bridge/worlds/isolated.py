@@ -35,6 +35,8 @@ CALL_TIMEOUT = 300.0
 """Seconds that one call of an environment may take unless told otherwise."""
 _GRACE = 2.0
 """Seconds that a world's process has for closing its environment, once it is idle."""
+_START = 120.0
+"""Seconds that a process has for its start, before the environment is made."""
 _starting = threading.Lock()
 
 
@@ -158,6 +160,7 @@ class IsolatedWorld(World):
             self._process.start()
         theirs.close()
         try:
+            self.ask(b"h", b"", "its start", _START)  # what the system needs for it is not the environment's time
             self.ask(b"?", b"", "its construction")
             self._properties = self._learn_properties()
         except BaseException:
@@ -179,13 +182,14 @@ class IsolatedWorld(World):
         """1 while an agent is in, else 0."""
         return int(self._agent is not None)
 
-    def ask(self, kind: bytes, payload: bytes, where: str) -> bytes:
+    def ask(self, kind: bytes, payload: bytes, where: str, limit: float | None = None) -> bytes:
         """Send one message to the process and wait for the answer.
 
         Args:
             kind: One byte that says what is asked.
             payload: What goes with it.
             where: What the environment does meanwhile, for messages.
+            limit: Seconds to wait; None: `call_timeout`.
 
         Raises:
             RequestError: What the environment answered; DEADLINE_EXCEEDED after `call_timeout`, and UNAVAILABLE where
@@ -201,7 +205,7 @@ class IsolatedWorld(World):
                 raise self._ended()
             try:
                 self._pipe.send_bytes(kind + payload)
-                answer = self._receive(where)
+                answer = self._receive(where, limit or self._isolation.call_timeout)
             except (EOFError, OSError):
                 self._bury(f"ended in {where}")
                 raise self._ended() from None
@@ -215,8 +219,7 @@ class IsolatedWorld(World):
                 ) from error
         return answer[1:]
 
-    def _receive(self, where: str) -> bytes:
-        limit = self._isolation.call_timeout
+    def _receive(self, where: str, limit: float | None) -> bytes:
         # The sentinel too: what the environment started itself may hold the pipe's other end open.
         ready = connection.wait([self._pipe, self._process.sentinel], limit)
         if not ready:

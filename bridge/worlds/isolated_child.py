@@ -78,6 +78,9 @@ class _Child:
             raise RequestError(Code.FAILED_PRECONDITION, "no agent is in the world")
         return self._agent
 
+    def _greet(self, payload: bytes) -> bytes:
+        return b""
+
     def _start(self, payload: bytes) -> bytes:
         self._world = self._build()
         return b""
@@ -154,6 +157,7 @@ class _Child:
         return b""
 
     _SERVE: Mapping[bytes, Callable[[_Child, bytes], bytes]] = {
+        b"h": _greet,
         b"?": _start,
         b"d": _describe,
         b"j": _join,
