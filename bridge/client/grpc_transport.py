@@ -16,11 +16,13 @@ from typing import Any
 import grpc
 
 from bridge.address import Address
+from bridge.client.relay import RelayConnection
 from bridge.credentials import TOKEN_VARIABLE
 from bridge.errors import Code, ConnectError, ConnectionLostError, RefusedError, RemoteError, SettingError
+from bridge.forks import forget_in_child, leak, must_relay, note_grpc_in_use
 from bridge.wire import HELLO, METHOD, SERVICE
 
-__all__ = ["KEEPALIVE", "GrpcConnection"]
+__all__ = ["KEEPALIVE", "GrpcConnection", "open_connection"]
 
 KEEPALIVE = 20.0
 """Seconds without a sign of the server after which it is asked for one; it then has half of them for it."""
@@ -51,8 +53,15 @@ class _Channels:
                 return
         channel.close()
 
+    def after_fork(self) -> None:
+        """Leave the channels to the parent process."""
+        for channel, _ in self._open.values():
+            leak(channel)
+        self._guard, self._open = threading.Lock(), {}
+
 
 _channels = _Channels()
+forget_in_child(_channels)
 
 
 class GrpcConnection:
@@ -69,6 +78,7 @@ class GrpcConnection:
     def __init__(
         self, address: Address, deliver: Callable[[bytes | RemoteError], None], max_message_bytes: int
     ) -> None:
+        note_grpc_in_use()
         self._url = address.url
         self._deliver = deliver
         self._max_message_bytes = max_message_bytes
@@ -240,3 +250,12 @@ def _remedy(scheme: str, details: str) -> str:
             )
         return "Something is there and closed the connection: does it speak TLS? Then use grpcs://"
     return "Is the server running there, and its port reachable from this machine?"
+
+
+def open_connection(
+    address: Address, max_message_bytes: int, *, deliver: Callable[[bytes | RemoteError], None]
+) -> GrpcConnection | RelayConnection:
+    """Connect, by a process of its own where this one was forked from one that had used gRPC."""
+    if must_relay():
+        return RelayConnection(open_connection, (address, max_message_bytes), address.url, deliver, max_message_bytes)
+    return GrpcConnection(address, deliver, max_message_bytes)

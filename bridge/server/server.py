@@ -15,6 +15,7 @@ from typing import Any
 
 from bridge.credentials import Pem, TokenLike
 from bridge.errors import SettingError
+from bridge.forks import forget_in_child, leak, note_grpc_in_use
 from bridge.server.auth import Security
 from bridge.server.grpc_transport import GrpcTransport
 from bridge.server.limits import Limits
@@ -22,6 +23,7 @@ from bridge.server.reaper import Reaper
 from bridge.server.registry import Registry, WorldSource
 from bridge.worlds.isolated import CALL_TIMEOUT, Isolation
 from bridge.worlds.source import EnvLike, EnvSource
+from bridge.worlds.timed import TimeAction
 
 __all__ = ["Server", "serve_gym"]
 
@@ -93,6 +95,16 @@ class Server:
                 stacklevel=3,
             )
         atexit.register(self.stop, 0.0)
+        note_grpc_in_use()
+        forget_in_child(self)
+
+    def after_fork(self) -> None:
+        """In a forked process: leave the server to the parent process."""
+        atexit.unregister(self.stop)
+        leak(self._transport)
+        self._stopping = threading.Lock()
+        self._stopped = threading.Event()
+        self._stopped.set()
 
     @property
     def url(self) -> str:
@@ -190,6 +202,7 @@ def serve_gym(
     num_envs: int = 1,
     vectorization_mode: str = "sync",
     env_kwargs: Mapping[str, Any] | None = None,
+    time_action: TimeAction | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
     max_connections: int = _DEFAULTS.max_connections,
@@ -228,6 +241,7 @@ def serve_gym(
         num_envs: The number of lanes in each world: one message steps them all. 1: a single environment, without lanes.
         vectorization_mode: How Gymnasium steps the lanes: `sync`, `async` (a process each) or `vector_entry_point`.
         env_kwargs: Keyword arguments for the environment's constructor; a client's own go on top of them.
+        time_action: Lets each action say for how many steps, or seconds, its environment advances in one Step.
         host: The address to listen on; anything but loopback warns.
         port: The port to listen on; 0 takes any free one.
         max_connections: Connections at a time.
@@ -260,7 +274,12 @@ def serve_gym(
         SettingError: The environment is not registered, a keyword is out of its range, the port is in use.
     """
     source = EnvSource(
-        env, num_envs=num_envs, vectorization_mode=vectorization_mode, env_kwargs=env_kwargs, max_lanes=max_lanes
+        env,
+        num_envs=num_envs,
+        vectorization_mode=vectorization_mode,
+        env_kwargs=env_kwargs,
+        max_lanes=max_lanes,
+        time_action=time_action,
     )
     limits = Limits(max_connections, max_worlds, max_lanes, max_message_bytes, max_requests_in_flight, max_queued_bytes)
     if isolation not in (None, "process"):
