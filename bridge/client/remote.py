@@ -552,7 +552,7 @@ class Remote:
 
     # The end
 
-    def forget(self, deliver: Callable[[tuple[Remote, int, bytes | RemoteError]], None]) -> None:
+    def disown(self, deliver: Callable[[tuple[Remote, int, bytes | RemoteError]], None]) -> None:
         """In a forked process: leave the connection to the parent process, untouched, and have none."""
         if self._connection is not None:
             leak(self._connection)

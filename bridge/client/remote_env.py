@@ -171,7 +171,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         """Leave the connection to the parent process; the next call makes one for this process."""
         self._guard = OneThread("environment")
         self._inbox = queue.SimpleQueue()
-        self._remote.forget(self._inbox.put)
+        self._remote.disown(self._inbox.put)
         self._lazy, self._running = True, False
         self._needs_reset = "this process was forked, and connects by itself"
 

@@ -311,7 +311,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         self._guard = OneThread("vector environment")
         self._inbox = queue.SimpleQueue()
         for seat in self._seats:
-            seat.remote.forget(self._inbox.put)
+            seat.remote.disown(self._inbox.put)
         self._seats = [_Seat(seat.remote, seat.start, seat.lanes, SlotState.LOST) for seat in self._seats]
         self._seat_of = {seat.remote: seat for seat in self._seats}
         self._pending, self._overdue, self._question, self._was_reset = None, False, None, False
