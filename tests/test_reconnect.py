@@ -22,11 +22,16 @@ from tests.support import server_process
 
 SERVE_AT = """
 import sys
-import bridge
-server = bridge.serve_gym("CartPole-v1", port=int(sys.argv[1]))
+import bridge, bridge.testing
+server = bridge.serve_gym(lambda: bridge.testing.CountingEnv(1_000_000), port=int(sys.argv[1]))
 print(server.url, flush=True)
 server.wait(grace=0.0)
 """
+
+
+def long() -> CountingEnv:
+    """Its episodes end by nothing but failures."""
+    return CountingEnv(1_000_000)
 
 
 def zeros(envs: Any) -> Any:
@@ -47,7 +52,7 @@ def add_up(envs: Any) -> None:
 
 
 def test_a_server_that_restarts_on_its_port_is_joined_again_and_its_absence_counted() -> None:
-    with serve_gym("CartPole-v1") as steady, server_process(SERVE_AT, "0") as (process, url):
+    with serve_gym(long) as steady, server_process(SERVE_AT, "0") as (process, url):
         envs = make_vec_remote([steady.url, url], timeout=20)
         blocking = BlockingReset(envs)
         blocking.reset(seed=1)
@@ -80,8 +85,8 @@ def test_a_server_that_restarts_on_its_port_is_joined_again_and_its_absence_coun
 
 def test_a_spare_takes_over_and_the_lost_remote_becomes_the_spare() -> None:
     with (
-        serve_gym("CartPole-v1") as one,
-        serve_gym("CartPole-v1") as spare,
+        serve_gym(long) as one,
+        serve_gym(long) as spare,
         server_process(SERVE_AT, "0") as (process, url),
     ):
         envs = make_vec_remote([one.url, url], spares=[spare.url], timeout=20)
@@ -106,7 +111,7 @@ def test_a_spare_takes_over_and_the_lost_remote_becomes_the_spare() -> None:
 
 
 def test_urls_beyond_num_envs_are_spares_and_are_told_of() -> None:
-    with serve_gym("CartPole-v1") as one, serve_gym("CartPole-v1") as two:
+    with serve_gym(long) as one, serve_gym(long) as two:
         envs = make_vec_remote([one.url, two.url], num_envs=1)
         assert envs.num_envs == 1
         BlockingReset(envs).reset()
@@ -116,7 +121,7 @@ def test_urls_beyond_num_envs_are_spares_and_are_told_of() -> None:
 
 
 def test_a_spare_of_another_environment_is_not_used_and_says_why() -> None:
-    with serve_gym("CartPole-v1") as one, serve_gym("Acrobot-v1") as other:
+    with serve_gym(long) as one, serve_gym("Acrobot-v1") as other:
         envs = make_vec_remote(one.url, spares=other.url)
         BlockingReset(envs).reset()
         step_until(envs, lambda: "it is no spare" in str(envs.remotes()[1].reason))
@@ -127,7 +132,7 @@ def test_a_spare_that_is_not_there_holds_nobody_up() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         nobody = f"grpc://127.0.0.1:{probe.getsockname()[1]}"
-    with serve_gym("CartPole-v1") as one:
+    with serve_gym(long) as one:
         envs = make_vec_remote(one.url, spares=[nobody])
         BlockingReset(envs).reset()
         step_until(envs, lambda: envs.remotes()[1].state == "lost")
@@ -189,7 +194,7 @@ class Proxy:
 
 @pytest.fixture
 def proxied() -> Iterator[tuple[Any, Proxy]]:
-    with serve_gym("CartPole-v1") as server:
+    with serve_gym(long) as server:
         proxy = Proxy(server.port)
         yield server, proxy
         proxy.close()
@@ -293,7 +298,7 @@ def test_the_time_away_adds_up_over_absences() -> None:
 
 
 def test_a_reset_gives_up_the_step_that_is_under_way_and_counts_it() -> None:
-    with serve_gym("CartPole-v1") as server:
+    with serve_gym(long) as server:
         envs = make_vec_remote(server.url, num_envs=2)
         blocking = BlockingReset(envs)
         blocking.reset(seed=0)
@@ -305,3 +310,17 @@ def test_a_reset_gives_up_the_step_that_is_under_way_and_counts_it() -> None:
         envs.close()
     with pytest.raises(errors.ClosedError):
         envs.step(zeros(envs))
+
+
+def test_a_pickled_copy_has_spares_of_its_own() -> None:
+    import pickle
+
+    with serve_gym(long) as one, serve_gym(long) as two:
+        envs = make_vec_remote(one.url, spares=[two.url])
+        copy = pickle.loads(pickle.dumps(envs))
+        for each in (envs, copy):
+            BlockingReset(each).reset()
+            step_until(each, lambda each=each: each.remotes()[1].state == "spare")
+        assert (one.connections, two.connections) == (2, 2)
+        copy.close()
+        envs.close()

@@ -97,6 +97,7 @@ class GrpcConnection:
             ("grpc.max_reconnect_backoff_ms", 1000),
             ("grpc.keepalive_time_ms", int(KEEPALIVE * 1000)),  # finds connections that are half open
             ("grpc.keepalive_timeout_ms", int(KEEPALIVE * 500)),
+            ("grpc.http2.ping_timeout_ms", int(KEEPALIVE * 500)),
             ("grpc.http2.max_pings_without_data", _PINGS),
             ("grpc.enable_http_proxy", 0),  # an environment is reached directly
         ]

@@ -289,9 +289,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy needs: its remotes connect anew in its first `reset`."""
-        own = ("_guard", "_inbox", "_seats", "_seat_of", "_question")
+        own = ("_guard", "_inbox", "_seats", "_seat_of", "_question", "_spares")
         state = {key: value for key, value in self.__dict__.items() if key not in own}
-        return {**state, "_parts": [(seat.remote.parts(), seat.start, seat.lanes) for seat in self._seats]}
+        everybody = (*self._seats, *self._spares)
+        return {**state, "_parts": [(seat.remote.parts(), seat.start, seat.lanes) for seat in everybody]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
@@ -299,10 +300,12 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         self.__dict__.update(state)
         self._guard = OneThread("vector environment")
         self._inbox = queue.SimpleQueue()
-        self._seats = [
+        everybody = [
             _Seat(Remote.of_parts(of, self._inbox.put), start, lanes, SlotState.LOST) for of, start, lanes in parts
         ]
-        self._seat_of = {seat.remote: seat for seat in self._seats}
+        self._seats = [seat for seat in everybody if seat.start != _SPARE]
+        self._spares = [seat for seat in everybody if seat.start == _SPARE]
+        self._seat_of = {seat.remote: seat for seat in everybody}
         self._pending, self._overdue, self._question, self._was_reset = None, False, None, False
         forget_in_child(self)
 
@@ -310,10 +313,11 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         """Leave the connections to the parent process; the next `reset` makes some for this process."""
         self._guard = OneThread("vector environment")
         self._inbox = queue.SimpleQueue()
-        for seat in self._seats:
+        for seat in (*self._seats, *self._spares):
             seat.remote.disown(self._inbox.put)
         self._seats = [_Seat(seat.remote, seat.start, seat.lanes, SlotState.LOST) for seat in self._seats]
-        self._seat_of = {seat.remote: seat for seat in self._seats}
+        self._spares = [_Seat(spare.remote, _SPARE, spare.lanes, SlotState.LOST) for spare in self._spares]
+        self._seat_of = {seat.remote: seat for seat in (*self._seats, *self._spares)}
         self._pending, self._overdue, self._question, self._was_reset = None, False, None, False
 
     # Connecting

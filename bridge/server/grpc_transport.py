@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
+import logging
 import os
 import ssl
 import tempfile
@@ -17,7 +19,9 @@ from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.auth import Gate, Security
 from bridge.server.flight import Flight
+from bridge.server.grpc_services import add_services
 from bridge.server.limits import Limits
+from bridge.server.metrics import Metrics
 from bridge.session import Hub, Session
 from bridge.version import __version__
 from bridge.wire import HELLO, METHOD, SERVICE
@@ -25,6 +29,7 @@ from bridge.wire import HELLO, METHOD, SERVICE
 __all__ = ["GrpcTransport"]
 
 _OPEN = Security()
+_log = logging.getLogger(__name__)
 
 
 class _ThreadPerCall(concurrent.futures.Executor):
@@ -110,6 +115,9 @@ class GrpcTransport:
         self._guard = threading.Lock()
         self._connections = 0
         self._threads = _ThreadPerCall()
+        self.metrics: Metrics | None = None
+        """Where to count; None: nowhere."""
+        self._numbers = itertools.count(1)
         options = [
             ("grpc.max_receive_message_length", limits.max_message_bytes),
             ("grpc.max_send_message_length", -1),
@@ -131,6 +139,7 @@ class GrpcTransport:
                 f"cannot listen on {target}: {error}. Is the port in use, or the address not of this machine? "
                 "port=0 takes any free one"
             ) from error
+        self._health = add_services(self._server)
         self._server.start()
 
     def _listen(self, target: str, security: Security) -> int:
@@ -161,11 +170,15 @@ class GrpcTransport:
                 "close one, or start another server",
             )
         session = Session(self._hub)
+        number = next(self._numbers)
+        _log.info("connection=%d peer=%s opened", number, context.peer())
         context.add_callback(session.hang_up)  # a request that waits for others ends with its client
         try:
             context.send_initial_metadata(((HELLO, __version__),))
             for request in requests:
+                began = time.perf_counter()
                 response = self._serve(session, request)
+                self._note(session, time.perf_counter() - began, number)
                 with self._flight.answer(len(response)):
                     yield response  # comes back once it is sent
         except grpc.RpcError:
@@ -174,6 +187,7 @@ class GrpcTransport:
             try:
                 session.close()
             finally:
+                _log.info("connection=%d peer=%s closed", number, context.peer())
                 with self._guard:
                     self._connections -= 1
 
@@ -186,6 +200,16 @@ class GrpcTransport:
             return pb.EnvironmentResponse(error=status).SerializeToString()
         return response if len(response) <= self._limits.max_message_bytes else self._too_large(len(response))
 
+    def _note(self, session: Session, seconds: float, number: int) -> None:
+        if session.last_error:
+            name, code = session.world_name, session.last_error
+            _log.info("connection=%d world=%s refused code=%s", number, name, Code.named(code))
+            if self.metrics is not None:
+                self.metrics.refused(code)
+        elif self.metrics is not None and session.last_step is not None:
+            world, steps, episodes = session.last_step
+            self.metrics.stepped(world, seconds, steps, episodes)
+
     def _too_large(self, size: int) -> bytes:
         limit = self._limits.max_message_bytes
         text = f"the response has {size} bytes, more than max_message_bytes={limit}; request fewer observations"
@@ -194,6 +218,8 @@ class GrpcTransport:
 
     def stop(self, grace: float) -> bool:
         """Refuse new connections, give open ones `grace` seconds, cut them; return whether their threads ended."""
+        if self._health is not None:
+            self._health.stop()
         self._server.stop(grace).wait(grace + 5.0)
         return self._threads.join(5.0)
 

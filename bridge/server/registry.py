@@ -232,6 +232,10 @@ class Registry:
         for world in gone:
             _end(world)
 
+    def drain(self) -> None:
+        """Make no more worlds; those that there are go on."""
+        self._closed = True
+
     def close(self) -> None:
         """Destroy every world and make no more."""
         with self._guard:

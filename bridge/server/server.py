@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from types import FrameType, TracebackType
 from typing import Any
 
-from bridge.credentials import Pem, TokenLike
+from bridge.credentials import TokenLike
 from bridge.errors import SettingError
 from bridge.forks import forget_in_child, leak, note_grpc_in_use
 from bridge.server.auth import Security
 from bridge.server.grpc_transport import GrpcTransport
 from bridge.server.limits import Limits
+from bridge.server.metrics import Metrics
 from bridge.server.reaper import Reaper
 from bridge.server.registry import Registry, WorldSource
 from bridge.worlds.isolated import CALL_TIMEOUT, Isolation
@@ -48,6 +49,7 @@ class Server:
         security: Certificates, and the token.
         idle_timeout: Seconds after which a world without agents goes; None: never.
         reset_world_timeout: Seconds that a ResetWorld waits for the other agents.
+        metrics_port: Where to show metrics, 0: any free port; None: nowhere.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Server:
         security: Security = _OPEN,
         idle_timeout: float | None = None,
         reset_world_timeout: float = RESET_WORLD_TIMEOUT,
+        metrics_port: int | None = None,
     ) -> None:
         seconds = {"reset_world_timeout": reset_world_timeout}
         if idle_timeout is not None:
@@ -78,6 +81,14 @@ class Server:
             reset_world_timeout=reset_world_timeout,
         )
         self._transport = GrpcTransport(self._registry, host, port, limits, security)
+        self._metrics: Metrics | None = None
+        if metrics_port is not None:
+            try:
+                self._metrics = Metrics(host, metrics_port, lambda: self.connections, lambda: self.worlds)
+            except BaseException:
+                self._transport.stop(0.0)
+                raise
+            self._transport.metrics = self._metrics
         self._scheme = "grpcs" if security.tls else "grpc"
         self._reaper = Reaper(self._registry.reap, idle_timeout)
         self._host = host
@@ -123,6 +134,11 @@ class Server:
     def port(self) -> int:
         """The port that it listens on."""
         return self._transport.port
+
+    @property
+    def metrics_port(self) -> int | None:
+        """The port of the metrics; None: there are none."""
+        return None if self._metrics is None else self._metrics.port
 
     @property
     def connections(self) -> int:
@@ -171,6 +187,7 @@ class Server:
             if self._stopped.is_set():
                 return
             atexit.unregister(self.stop)
+            self._registry.drain()
             try:
                 if not self._transport.stop(grace):
                     warnings.warn(
@@ -179,6 +196,8 @@ class Server:
                         stacklevel=2,
                     )
                 self._reaper.stop()
+                if self._metrics is not None:
+                    self._metrics.close()
                 self._registry.close()
             finally:
                 self._stopped.set()
@@ -213,15 +232,16 @@ def serve_gym(
     max_queued_bytes: int = _DEFAULTS.max_queued_bytes,
     token: TokenLike | None = None,
     token_file: str | os.PathLike[str] | None = None,
-    tls_certificate: Pem | None = None,
-    tls_key: Pem | None = None,
-    tls_client_ca: Pem | None = None,
+    tls_certificate: str | os.PathLike[str] | bytes | None = None,
+    tls_key: str | os.PathLike[str] | bytes | None = None,
+    tls_client_ca: str | os.PathLike[str] | bytes | None = None,
     isolation: str | None = None,
     call_timeout: float | None = CALL_TIMEOUT,
     max_world_bytes: int | None = None,
     allow_env_factories: bool = False,
     idle_timeout: float | None = IDLE_TIMEOUT,
     reset_world_timeout: float = RESET_WORLD_TIMEOUT,
+    metrics_port: int | None = None,
 ) -> Server:
     """Publish a Gymnasium environment as a world of dm_env_rpc.
 
@@ -266,6 +286,8 @@ def serve_gym(
             Each runs in a process of its own. Beyond loopback it needs TLS and a token, or certificates of clients.
         idle_timeout: Seconds after which a world without agents goes; None: never.
         reset_world_timeout: Seconds that a ResetWorld waits for the Steps of the world's other agents.
+        metrics_port: Show metrics for Prometheus at this port, by HTTP without TLS or token, 0: any free one;
+            None: nowhere.
 
     Returns:
         The server, which runs in the background: `.url`, `.wait()`, `.stop()`, or a `with` block.
@@ -308,6 +330,7 @@ def serve_gym(
         security=security,
         idle_timeout=idle_timeout,
         reset_world_timeout=reset_world_timeout,
+        metrics_port=metrics_port,
     )
 
 

@@ -56,6 +56,10 @@ class Agent(abc.ABC):
     def interrupt(self) -> None:  # noqa: B027 - a world may have nothing to note
         """Take note that the sequence was cut off from outside; `observe` gives its last observations once more."""
 
+    def ended(self, state: int) -> tuple[int, int]:
+        """Return how many environments the last `step` stepped, and how many of them ended their episode by it."""
+        return 1, int(state != pb.RUNNING)
+
     @abc.abstractmethod
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
         """Return these observations of the last `begin` or `step`, and compute no others (D-10)."""

@@ -19,6 +19,7 @@ from functools import partial
 from multiprocessing import connection
 from typing import Any
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from bridge import values
@@ -101,6 +102,15 @@ class IsolatedAgent(Agent):
         if self._wanted and len(response.observations) == len(self._wanted):
             self._seen = self._read(response)
         return response.state
+
+    def ended(self, state: int) -> tuple[int, int]:
+        """Return the number of lanes, and how many ended their episode, as far as observations that came say so."""
+        flags = [uid for uid, spec in self.observations.items() if spec.name in ("terminated", "truncated")]
+        lanes = [self.observations[uid].shape for uid in flags][:1]
+        if not lanes or lanes == [()]:
+            return super().ended(state)
+        seen = [self._seen[uid] for uid in flags if self._seen is not None and uid in self._seen]
+        return lanes[0][0], int(np.count_nonzero(np.any(seen, axis=0))) if seen else 0
 
     def _read(self, response: pb.StepResponse) -> dict[int, Array]:
         return {uid: self.observations[uid].read(tensor) for uid, tensor in response.observations.items()}
@@ -310,8 +320,6 @@ class IsolatedWorld(World):
         return read_encoded(tensor) if kind == ENCODED else unpack_tensor(tensor, key)[()]
 
     def _write_property(self, key: str, kind: str, value: Any) -> None:
-        import numpy as np
-
         try:
             tensor = pack_tensor(np.frombuffer(values.encode(value), np.uint8) if kind == ENCODED else value)
         except TensorError as error:
