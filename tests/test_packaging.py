@@ -146,7 +146,8 @@ BELOW = {
     "bridge.tensors": {"errors", "pb"},
     "bridge.values": {"errors", "pb"},
     "bridge.space_json": {"errors", "tensors"},
-    "bridge.spaces": {"errors", "pb", "tensors", "values"},
+    "bridge.tensor_space": {"errors", "pb", "tensors"},
+    "bridge.spaces": {"errors", "pb", "tensor_space", "tensors", "values"},
     "bridge.properties": {"errors", "pb", "tensors", "values"},
 }
 

@@ -29,6 +29,7 @@ COMMANDS = (
     "bridge.cli.check",
     "bridge.cli.lobby",
     "bridge.certificates",
+    "bridge.cli.play",
     "bridge.cli.demo",
 )
 """The modules of the sub-commands, in the order that `--help` lists them."""

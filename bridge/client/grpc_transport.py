@@ -20,6 +20,7 @@ from bridge.client.relay import RelayConnection
 from bridge.credentials import TOKEN_VARIABLE
 from bridge.errors import Code, ConnectError, ConnectionLostError, RefusedError, RemoteError, SettingError
 from bridge.forks import forget_in_child, leak, must_relay, note_grpc_in_use
+from bridge.version import __version__
 from bridge.wire import HELLO, METHOD, SERVICE
 
 __all__ = ["KEEPALIVE", "GrpcConnection", "open_connection"]
@@ -103,9 +104,17 @@ class GrpcConnection:
         ]
         channel = _channels.acquire(self._key, lambda: _open_channel(address, options))
         process = channel.stream_stream(f"/{SERVICE}/{METHOD}", None, self._on_answer)
-        self._call = process(iter(self._requests.get, None), metadata=_metadata(address))
+        metadata = ((HELLO, __version__), *_metadata(address))  # U-12
+        self._call = process(iter(self._requests.get, None), metadata=metadata)
         self._reader = threading.Thread(target=self._read, name=f"bridge-client {address.target}", daemon=True)
         self._reader.start()
+        self._inherited = False
+        forget_in_child(self)
+
+    def after_fork(self) -> None:
+        """In a forked process: leave the stream to the parent process, whoever still holds this."""
+        leak(self)
+        self._inherited = True
 
     @property
     def server_version(self) -> str | None:
@@ -125,6 +134,8 @@ class GrpcConnection:
             raise SettingError(
                 f"a request of {len(request)} bytes is larger than max_message_bytes={self._max_message_bytes}"
             )
+        if self._inherited:
+            raise ConnectionLostError(self._url, "this process was forked, and the connection is its parent's")
         self._requests.put(request)
 
     def _on_answer(self, data: bytes) -> bytes:
@@ -167,6 +178,8 @@ class GrpcConnection:
 
     def close(self, timeout: float) -> None:
         """End the stream. Waits for the server at most `timeout` seconds, then cuts it."""
+        if self._inherited:
+            return
         self.finish()
         self._reader.join(timeout)
         if self._reader.is_alive():

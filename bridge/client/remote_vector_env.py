@@ -28,6 +28,7 @@ from bridge.client.remote_env import (
     TIMEOUT,
     call_results,
     checked_timeout,
+    is_perlert,
     remote_metadata,
     remote_spec,
 )
@@ -50,7 +51,7 @@ from bridge.forks import forget_in_child
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.random_state import generator_of
 from bridge.spaces import Layout
-from bridge.tensors import Array
+from bridge.tensors import Array, pack_tensor
 
 __all__ = ["RemoteVectorEnv", "Results", "make_vec_remote"]
 
@@ -195,6 +196,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             `allow_env_factories=True`. `env_kwargs` are its arguments.
         spares: URLs of further servers, whose worlds stand ready and take over the slots of remotes that are lost.
             Where there are more `urls` than `num_envs`, those beyond are spares too.
+        role: In a real-time world: `player`, or `spectator`, whose actions and resets change nothing.
+        wait: In a real-time world: `now`, or `next_frame`, for one decision a frame.
+        diagnostics: In a real-time world: whether infos carry `latency` (U-11).
 
     Raises:
         AddressError: A URL cannot be read.
@@ -220,6 +224,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         tls_key: Pem | None = None,
         env: Callable[..., Any] | None = None,
         spares: str | Sequence[str] = (),
+        role: str | None = None,
+        wait: str | None = None,
+        diagnostics: bool = True,
     ) -> None:
         self.closed = False
         self._seats: list[_Seat] = []
@@ -232,18 +239,22 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         self._overdue = False
         self._question: _Question | None = None
         self._was_reset = False
+        self._waits_for_lanes = False
+        self.pacer: Callable[[], None] | None = None
+        """Called in each step between the sending of actions and the request for what came of them."""
         self._jitter = random.Random()
         credentials = ClientCredentials.of(
             token=token, token_file=token_file, tls_ca=tls_ca, tls_certificate=tls_certificate, tls_key=tls_key
         )
-        wishes = [
-            Wish.of(url, env_id, render_mode, env_kwargs, credentials=credentials, env=env)
-            for url in checked_urls(urls)
-        ]
-        standing_by = [
-            Wish.of(url, env_id, render_mode, env_kwargs, credentials=credentials, env=env)
-            for url in ([spares] if isinstance(spares, str) else spares)
-        ]
+        place = {"role": role, "wait": wait}
+
+        def wish_of(url: str) -> Wish:
+            return Wish.of(
+                url, env_id, render_mode, env_kwargs, None, place, diagnostics, credentials=credentials, env=env
+            )
+
+        wishes = [wish_of(url) for url in checked_urls(urls)]
+        standing_by = [wish_of(url) for url in ([spares] if isinstance(spares, str) else spares)]
         if isinstance(num_envs, int) and 0 < num_envs < len(wishes):
             wishes, standing_by = wishes[:num_envs], wishes[num_envs:] + standing_by
         self._spares: list[_Seat] = []
@@ -270,6 +281,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             **credentials.keywords(),
             "env": env,
             "spares": list(spares) or None,
+            **place,
+            "diagnostics": None if diagnostics else False,
         }
         given = {key: value for key, value in kwargs.items() if value is not None}
         url_list = urls if isinstance(urls, str) else list(urls)
@@ -307,6 +320,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         self._spares = [seat for seat in everybody if seat.start == _SPARE]
         self._seat_of = {seat.remote: seat for seat in everybody}
         self._pending, self._overdue, self._question, self._was_reset = None, False, None, False
+        if self._waits_for_lanes:
+            self.wait_for_lanes()
         forget_in_child(self)
 
     def after_fork(self) -> None:
@@ -377,6 +392,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         for spare in self._spares:
             if spare.state is SlotState.RUNNING and spare.lanes == seat.lanes and spare.single == seat.single:
                 seat.remote, spare.remote = spare.remote, seat.remote
+                if self._waits_for_lanes:
+                    seat.remote.wait_for_all()
                 self._seat_of[seat.remote], self._seat_of[spare.remote] = seat, spare
                 spare.state, spare.error, spare.failures = SlotState.LOST, seat.error, seat.failures
                 spare.retry_at, seat.failures = seat.retry_at, 0
@@ -458,6 +475,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         seat.state = SlotState.LOST
         seat.error = error
         seat.stepping = False
+        seat.remote.salvage(seat.answer)
         seat.answer = None
         seat.failures += 1
         seat.retry_at = seat.remote.record.lost(
@@ -474,6 +492,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         seat.give_up_step()
         seat.state = SlotState.RESETTING
         seat.settings = settings
+        seat.remote.salvage(seat.answer)
         seat.answer = None
         seat.stepping = seat.ended = seat.idle = False
         seat.deadline = time.monotonic() + self._timeout
@@ -564,7 +583,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             seat.remote.record.steps_received += seat.lanes
         seat.stepping = False
         seat.error = None
-        results.valid[seat.slots] = True
+        resetting = seat.remote.realtime.resetting if seat.remote.realtime is not None else None
+        results.valid[seat.slots] = True if resetting is None else ~resetting
         results.infos.append((seat, info))
         batch = results.batch
         # Lanes begin their next episodes by themselves.
@@ -758,6 +778,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             raise ResetNeededError("expected reset() before the first step()")
         columns = self._action_layout.split(actions, self.num_envs)
         self._drain()
+        if self.pacer is not None:
+            self._act(columns)
+            self.pacer()
+            self._drain()
         now = time.monotonic()
         for seat in self._seats:
             if seat.state is SlotState.RUNNING and seat.answer is None:
@@ -767,8 +791,20 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
                     seat.stepping = True
                     seat.remote.record.steps_asked += seat.lanes
                     seat.deadline = now + self._timeout
-                    seat.remote.step_columns(columns, seat.start)
+                    acted = self.pacer is not None and seat.remote.realtime is not None
+                    seat.remote.step_columns(None if acted else columns, seat.start)
         self._tend(now)
+
+    def _act(self, columns: list[Any]) -> None:
+        """Send the actions to real-time worlds ahead of the Step that asks what came of them."""
+        for seat in self._seats:
+            if (
+                seat.remote.realtime is not None
+                and seat.state is SlotState.RUNNING
+                and seat.answer is None
+                and not seat.ended
+            ):
+                seat.remote.act_columns(columns, seat.start)
 
     def finish_step(self) -> Results:
         """Wait for every slot that was stepped; where none has an observation, wait a moment for one."""
@@ -786,7 +822,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             if seat.single:
                 self._begin(seat, None, reset=False)
             else:
-                self._begin(seat, reset_settings(reset_mask=None if chosen.all() else chosen))
+                settings = reset_settings(reset_mask=None if chosen.all() else chosen)
+                if seat.remote.realtime is not None:
+                    settings["restart"] = pack_tensor(False)  # their next episodes run already
+                self._begin(seat, settings)
 
     def finish_all(self, timeout: float) -> Results:
         """Wait until every slot has an observation, but for those that are cut off in this very step.
@@ -924,6 +963,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         states = np.empty(self.num_envs, np.int64)
         for seat in self._seats:
             states[seat.slots] = seat.state
+            if seat.state is SlotState.RUNNING and seat.remote.realtime is not None:
+                resetting = seat.remote.realtime.resetting
+                if resetting is not None:
+                    states[seat.slots][resetting] = SlotState.RESETTING
         return states
 
     def _seconds_away(self) -> Array:
@@ -944,6 +987,32 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
                 "spare" if seat.start == _SPARE and seat.state is SlotState.RUNNING else seat.state.name.lower(),
             )
             for seat in (*self._seats, *self._spares)
+        )
+
+    def wait_for_lanes(self) -> None:
+        """Have real-time worlds of lanes answer only when every lane has an observation."""
+        self._waits_for_lanes = True
+        for seat in self._seats:
+            seat.remote.wait_for_all()
+
+    @property
+    def fps(self) -> float | None:
+        """Frames a second of the real-time worlds, of the fastest where they differ; None: they wait for actions."""
+        rates = [seat.remote.facts.fps for seat in self._seats if seat.remote.facts and seat.remote.facts.fps]
+        return max(rates, default=None)
+
+    @property
+    def server_versions(self) -> tuple[str | None, ...]:
+        """The version of each slot's server, None for one that is not ours (U-12)."""
+        versions = [(seat.lanes, seat.remote.facts) for seat in self._seats]
+        return tuple(facts.server_version if facts else None for lanes, facts in versions for _ in range(lanes))
+
+    def latency_summary(self) -> tuple[dict[str, Any], ...]:
+        """Return for each remote `url`, and percentiles of `round_trip` and `observation_age` in seconds (U-11)."""
+        return tuple(
+            {"url": seat.remote.url, **seat.remote.realtime.latency.summary()}
+            for seat in self._seats
+            if seat.remote.realtime is not None
         )
 
     @property
@@ -1213,11 +1282,20 @@ def make_vec_remote(urls: str | Sequence[str], **kwargs: Any) -> RemoteVectorEnv
         (3, 4)
 
     Args:
-        urls: A URL for each world, or one URL of which `num_envs` slots are made.
+        urls: A URL for each world, or one URL of which `num_envs` slots are made. `perlert://` URLs are a slot each and
+            do not mix with others; they give a `bridge.perlert.PerlertVectorEnv`.
         kwargs: As for `RemoteVectorEnv`: `num_envs`, `env_id`, `env_kwargs`, `render_mode`, `timeout`,
-        `max_message_bytes`.
+            `max_message_bytes`; of `perlert://` URLs as for `bridge.perlert.PerlertVectorEnv`.
 
     Raises:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError, SettingError: As `RemoteVectorEnv`.
     """
+    kinds = {is_perlert(url) for url in checked_urls(urls)}
+    if len(kinds) > 1:
+        raise SettingError(f"expected perlert:// URLs alone or none of them, got a mixture: {urls!r:.200}")
+    if kinds == {True}:
+        from bridge.perlert import PerlertVectorEnv
+
+        # The declared type is that of every other URL; who wants this one's makes it by its own name.
+        return PerlertVectorEnv(urls, **kwargs)  # type: ignore[return-value]
     return RemoteVectorEnv(urls, **kwargs)

@@ -169,9 +169,10 @@ class GrpcTransport:
                 f"this server has max_connections={self._limits.max_connections} connections already; "
                 "close one, or start another server",
             )
-        session = Session(self._hub)
         number = next(self._numbers)
         _log.info("connection=%d peer=%s opened", number, context.peer())
+        version = dict(context.invocation_metadata() or ()).get(HELLO, "")
+        session = Session(self._hub, version if isinstance(version, str) else version.decode(errors="replace"))
         context.add_callback(session.hang_up)  # a request that waits for others ends with its client
         try:
             context.send_initial_metadata(((HELLO, __version__),))

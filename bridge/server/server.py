@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from types import FrameType, TracebackType
 from typing import Any
 
+from bridge.clock import Clock
 from bridge.credentials import TokenLike
 from bridge.errors import SettingError
 from bridge.forks import forget_in_child, leak, note_grpc_in_use
@@ -23,6 +24,7 @@ from bridge.server.metrics import Metrics
 from bridge.server.reaper import Reaper
 from bridge.server.registry import Registry, WorldSource
 from bridge.worlds.isolated import CALL_TIMEOUT, Isolation
+from bridge.worlds.realtime import Realtime
 from bridge.worlds.source import EnvLike, EnvSource
 from bridge.worlds.timed import TimeAction
 
@@ -224,6 +226,11 @@ def serve_gym(
     time_action: TimeAction | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
+    fps: float | None = None,
+    default_action: Any = None,
+    max_action_age: float | None = None,
+    thread_safe: bool = False,
+    clock: Clock | None = None,
     max_connections: int = _DEFAULTS.max_connections,
     max_worlds: int = _DEFAULTS.max_worlds,
     max_lanes: int = _DEFAULTS.max_lanes,
@@ -264,6 +271,14 @@ def serve_gym(
         time_action: Lets each action say for how many steps, or seconds, its environment advances in one Step.
         host: The address to listen on; anything but loopback warns.
         port: The port to listen on; 0 takes any free one.
+        fps: Frames a second of a real-time world, which goes on while nobody calls `step`; None: lock-step, where
+            every frame waits for an action.
+        default_action: In real time, the action where there is none of the agent; None: zeros, or the first choice.
+        max_action_age: In real time, the seconds after which the default action takes the place of the agent's last;
+            None: the last one goes on.
+        thread_safe: In real time: the environments may be called at the same time, so that a slow reset of one holds
+            up no other. False: one call at a time in this process.
+        clock: In real time, what tells the time, such as `bridge.testing.VirtualClock()`; None: the machine.
         max_connections: Connections at a time.
         max_worlds: Worlds at a time.
         max_lanes: The most lanes in a world that a client may ask for.
@@ -302,6 +317,7 @@ def serve_gym(
         env_kwargs=env_kwargs,
         max_lanes=max_lanes,
         time_action=time_action,
+        realtime=_realtime(fps, default_action, max_action_age, thread_safe, clock),
     )
     limits = Limits(max_connections, max_worlds, max_lanes, max_message_bytes, max_requests_in_flight, max_queued_bytes)
     if isolation not in (None, "process"):
@@ -332,6 +348,21 @@ def serve_gym(
         reset_world_timeout=reset_world_timeout,
         metrics_port=metrics_port,
     )
+
+
+def _realtime(
+    fps: float | None, default_action: Any, max_action_age: float | None, thread_safe: bool, clock: Clock | None
+) -> Realtime | None:
+    """Join the keywords of real time, or raise SettingError where they stand without `fps`."""
+    if fps is None:
+        if default_action is not None or max_action_age is not None or thread_safe or clock is not None:
+            raise SettingError("default_action, max_action_age, thread_safe and clock are of real time: give fps= too")
+        return None
+    options = Realtime(
+        fps, default_action=default_action, max_action_age=max_action_age, thread_safe=thread_safe, clock=clock
+    )
+    options.check()
+    return options
 
 
 def is_loopback(host: str) -> bool:

@@ -53,6 +53,10 @@ class Agent(abc.ABC):
     def step(self, actions: Mapping[int, Array]) -> int:
         """Apply actions, already checked against their specs; return the state that follows."""
 
+    def prepare(self, uids: Sequence[int]) -> None:
+        """Learn which observations the Step that follows asks for; called before its `begin` or `step`."""
+        del uids  # of no interest to most worlds
+
     def interrupt(self) -> None:  # noqa: B027 - a world may have nothing to note
         """Take note that the sequence was cut off from outside; `observe` gives its last observations once more."""
 

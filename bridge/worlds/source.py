@@ -23,6 +23,7 @@ from bridge.tensors import unpack_tensor
 from bridge.worlds.base import Lock, World, environment_failure, read_bytes, refuse_unknown
 from bridge.worlds.gym import GymWorld
 from bridge.worlds.isolated import IsolatedWorld, Isolation
+from bridge.worlds.realtime import Realtime, RealtimeWorld
 from bridge.worlds.timed import TimeAction
 from bridge.worlds.vector import VectorWorld
 
@@ -60,6 +61,7 @@ class EnvSource:
         env_kwargs: For the environment's constructor; the client's own go on top.
         max_lanes: The most lanes that a client may ask for.
         time_action: Lets an action say how long its environment advances.
+        realtime: How its worlds run on by themselves; None: in lock-step.
 
     Raises:
         SettingError: Something of this cannot be served, such as an id that is not registered.
@@ -76,6 +78,7 @@ class EnvSource:
         env_kwargs: Mapping[str, Any] | None = None,
         max_lanes: int = 4096,
         time_action: TimeAction | None = None,
+        realtime: Realtime | None = None,
     ) -> None:
         if time_action is not None and not isinstance(time_action, TimeAction):
             raise SettingError(f"expected time_action to be a bridge.TimeAction or None, got {time_action!r:.80}")
@@ -92,6 +95,7 @@ class EnvSource:
         self._max_lanes = max_lanes
         self._isolation: Isolation | None = None
         self._factories = False
+        self._realtime = realtime
         self._callable: Callable[..., Any] | None = None
         self._spec: EnvSpec | None = None
         self._patterns: tuple[str, ...] = ()
@@ -153,6 +157,10 @@ class EnvSource:
         Raises:
             SettingError: What is served cannot be sent to another process.
         """
+        if isolation is not None and self._realtime is not None:
+            raise SettingError(
+                "a real-time world cannot live in a process of its own yet: expected fps or isolation, got both"
+            )
         self._isolation, self._factories = isolation, allow_env_factories
         if isolation is not None:
             try:
@@ -211,6 +219,12 @@ class EnvSource:
                 ) from error
             except (Exception, SystemExit) as error:
                 raise environment_failure("its construction", error) from error
+            if self._realtime is not None:
+                try:
+                    return RealtimeWorld(name, env, lock, self._realtime)
+                except SettingError as error:
+                    env.close()
+                    raise RequestError(Code.FAILED_PRECONDITION, str(error)) from error
             if isinstance(env, VectorEnv):
                 try:
                     return VectorWorld(name, env, lock)
