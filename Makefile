@@ -49,6 +49,7 @@ check: $(VENV)/.installed-test $(VENV)/.installed-check
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python proto/generate.py --check
+	$(BIN)/python docs/generate.py --check
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks
