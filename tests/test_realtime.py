@@ -26,7 +26,7 @@ from bridge.errors import (
     ResetNeededError,
     SettingError,
 )
-from bridge.testing import CountingEnv, FailingEnv, SlowResetEnv, VirtualClock
+from bridge.testing import CountingEnv, FailingEnv, SlowResetEnv, VirtualClock, check_server
 from bridge.worlds.realtime import neutral_action
 from bridge.wrappers import BlockingReset
 
@@ -641,3 +641,29 @@ def wait_for(done: Callable[[], bool]) -> None:
     while not done():
         assert time.monotonic() < deadline, "it did not happen within 10 s"
         threading.Event().wait(0.005)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_real_time_world_keeps_to_the_protocol(lanes: int) -> None:
+    """All of dm_env_rpc, by the conformance checks; a player's seat is one, so D-22 is none of its."""
+    with serve_gym("CartPole-v1", fps=300.0, num_envs=lanes) as server:
+        report = check_server(server.url)
+        assert report.ok, str(report)
+
+
+def test_latencies_are_merged_as_gymnasium_merges_infos(serve: Any, clock: VirtualClock) -> None:
+    """U-11: the quick way gives what `VectorEnv._add_info` gives, slot by slot."""
+    envs = make_vec_remote([serve(counting()).url] * 3)
+    envs.reset()
+    ready(envs, [0, 0, 0])
+    clock.advance(0.2)
+    infos = envs.step([0, 1, 0])[4]
+    expected: dict[str, Any] = {}
+    for slot, own in enumerate(infos["n"]):
+        expected = envs._add_info(expected, {"latency": own["latency"]}, slot)
+    assert set(infos["latency"]) == set(expected["latency"])
+    for name, column in expected["latency"].items():
+        np.testing.assert_array_equal(infos["latency"][name], column)
+        assert infos["latency"][name].dtype == column.dtype
+    assert infos["_latency"].tolist() == [True] * 3
+    envs.close()

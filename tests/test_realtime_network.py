@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -172,8 +173,8 @@ def test_a_world_goes_on_while_its_agent_thinks(network: Make) -> None:
     assert info["latency"]["frames_skipped"] == 119
 
 
-def test_reset_world_begins_anew_and_waits_for_nobody(network: Make) -> None:
-    """D-15 in real time: each agent's next Step is INTERRUPTED."""
+def test_reset_world_begins_anew_once_the_others_were_told(network: Make) -> None:
+    """D-15 in real time: each agent's next Step is INTERRUPTED, with the rest of its rewards."""
     net = network(lambda: CountingEnv(10**6), fps=100.0, delay=0.0)
     remote = net.remote()
     begin(net, remote, reset=True)
@@ -181,10 +182,19 @@ def test_reset_world_begins_anew_and_waits_for_nobody(network: Make) -> None:
     other = Session(net.registry)
     settings = {"seed": pack_tensor(5)}
     request = pb.EnvironmentRequest(reset_world=pb.ResetWorldRequest(world_name=net.world.name, settings=settings))
-    assert other.answer(request).WhichOneof("payload") == "reset_world"
-    other.close()
+    answers: list[pb.EnvironmentResponse] = []
+    caller = threading.Thread(target=lambda: answers.append(other.answer(request)), name="bridge-test-reset")
+    caller.start()
+    agent = net.session._agent
+    deadline = time.monotonic() + 10.0
+    while not net.world.resets.is_due(agent):
+        assert time.monotonic() < deadline
+    assert net.world.loop.lanes[0].episode == 1, "nothing is reset before somebody was told"
     observation, reward, terminated, truncated, _ = step(net, remote)
     assert (observation.tolist(), reward, terminated, truncated) == ([1, 10], 55.0, False, True)
+    caller.join(10.0)
+    assert answers[0].WhichOneof("payload") == "reset_world"
+    other.close()
     observation, _, _, _, info = begin(net, remote, reset=False)
     assert observation.tolist() == [2, 0]
     assert info["seed"] == 5

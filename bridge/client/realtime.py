@@ -16,7 +16,7 @@ from bridge.spaces import Layout
 from bridge.tensors import Array, unpack_tensor
 from bridge.wire import TIMING
 
-__all__ = ["SIGNALS", "RealtimeReader"]
+__all__ = ["SIGNALS", "RealtimeReader", "merge_latency"]
 
 SIGNALS = ("frames", "episodes", "timing", "resetting")
 """The observations of a real-time world that carry no observation."""
@@ -108,21 +108,23 @@ class RealtimeReader:
         """
         frames = unpack_tensor(observations[self._uids["frames"]], "frames")
         records, self._salvaged = [*self._salvaged, *self._records(observations)], []
-        figures = self._figures(observations, now)
+        timing = self._timing(observations)
         if self._lanes is None:
             extra: dict[str, Any] = {"frames": int(frames)}
             if records:
                 extra["episodes"] = [_without_lane(record) for record in records]
-            if figures is not None:
-                extra["latency"] = {name: value.item() for name, value in figures.items()}
+            if timing is not None:
+                extra["latency"] = self._figures_of_one(timing.tolist(), now)
             return {**info, **extra}
+        figures = None if timing is None else self._figures(timing, now)
         if "resetting" in self._uids and self._partial:
             self.resetting = unpack_tensor(observations[self._uids["resetting"]], "resetting")
         if isinstance(info, list):
             return self._extend_list(info, frames, records, figures)
         return self._extend_arrays(info, frames, records, figures)
 
-    def _figures(self, observations: Mapping[int, pb.Tensor], now: float) -> dict[str, Array] | None:
+    def _timing(self, observations: Mapping[int, pb.Tensor]) -> Array | None:
+        """Read the times, and learn from them what the clocks' offset is."""
         uid = self._uids.get("timing")
         if uid is None or uid not in observations:
             return None
@@ -136,6 +138,19 @@ class RealtimeReader:
             self.latency.answered(
                 sent, float(first[_INDEX["received_at"]]), float(first[_INDEX["answered_at"]]), arrived
             )
+        return timing
+
+    def _figures_of_one(self, timing: list[float], now: float) -> dict[str, float | int]:
+        figures: dict[str, float | int] = dict(self.latency.figures())
+        figures["observation_age"] = self.latency.age(timing[_INDEX["observed_at"]], now)
+        for name in ("step_time", "action_delay"):
+            figures[name] = timing[_INDEX[name]]
+        for name in _COUNTS:
+            figures[name] = int(timing[_INDEX[name]])
+        figures["stale"] = self.stale
+        return figures
+
+    def _figures(self, timing: Array, now: float) -> dict[str, Array]:
         figures: dict[str, Array] = {}
         shape = timing.shape[:-1]
         for name, value in self.latency.figures().items():
@@ -194,6 +209,27 @@ class RealtimeReader:
                 nested[name], nested[f"_{name}"] = value, everywhere.copy()
             extended["latency"], extended["_latency"] = nested, everywhere.copy()
         return extended
+
+
+def merge_latency(infos: dict[str, Any], rows: list[tuple[int, Mapping[str, Any]]], num_envs: int) -> None:
+    """Put the `latency` of some slots into the infos of all, as `VectorEnv._add_info` would, but many at once.
+
+    Args:
+        infos: Of all slots, without a `latency`; grows.
+        rows: Slots and their figures.
+        num_envs: The number of slots.
+    """
+    if not rows:
+        return
+    slots = [slot for slot, _ in rows]
+    mask = np.zeros(num_envs, np.bool_)
+    mask[slots] = True
+    nested: dict[str, Any] = {}
+    for name, value in rows[0][1].items():
+        column = np.zeros(num_envs, np.int64 if isinstance(value, int) else np.float64)
+        column[slots] = [row[name] for _, row in rows]
+        nested[name], nested[f"_{name}"] = column, mask.copy()
+    infos["latency"], infos["_latency"] = nested, mask
 
 
 def _without_lane(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -250,6 +250,20 @@ class RealtimeAgent(EnvAgent):
             return pb.RUNNING
         return pb.TERMINATED if self._terminated else pb.INTERRUPTED if self._truncated else pb.RUNNING
 
+    def interrupt(self) -> None:
+        """Tell the last of the episodes that a ResetWorld cuts off."""
+        with self._real.mailroom:
+            self._real.carry_out_reset()
+            now = self._real.now()
+            boxes = self._mail.boxes
+            self._collect(
+                [self._real.loop.take(self._mail, i) if box.reading else None for i, box in enumerate(boxes)], now
+            )
+            self._truncated[...] = True
+            for box in boxes:
+                box.abandon()
+        self._real.start()
+
     def _wait_for_frame(self) -> None:
         """Return once each lane that the agent is in has had a frame, or its episode ended."""
         loop, boxes = self._real.loop, self._mail.boxes
@@ -429,6 +443,7 @@ class RealtimeWorld(EnvWorld):
         self.mailroom = threading.Condition()
         """Held around everything that touches the loop; notified when something happened."""
         self._thread: threading.Thread | None = None
+        self._ordered: tuple[Array, list[int | None], Any] | None = None
         self._left_open: set[int] = set(range(len(self._envs)))
         self.single_layout = Layout(published_space(self._envs[0].observation_space), "observation")
 
@@ -469,22 +484,39 @@ class RealtimeWorld(EnvWorld):
         )
         return RealtimeAgent(self, env, *spaces_, self._lanes, mail, wait)
 
-    def reset(
-        self, settings: Mapping[str, pb.Tensor], caller: Agent | None, gone: Callable[[], bool], timeout: float
-    ) -> None:
-        """Begin a new episode in every lane (D-15). Nobody is waited for: each agent's next Step is INTERRUPTED."""
-        del gone, timeout
+    def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
+        """Take the settings of a ResetWorld; the first agent that is told carries it out."""
         mask, seeds, options, _ = self._seat_for(Mail(len(self._envs), False), WAITS[0]).read_reset(settings)
         with self.mailroom:
             self.refuse_if_closed()
-            for index in np.flatnonzero(mask).tolist():
-                self.loop.ask_reset(index, seeds[index], options, self.now())
-            if isinstance(caller, RealtimeAgent):
+            self._ordered = mask, seeds, options
+        return self._withdraw
+
+    def _withdraw(self) -> None:
+        with self.mailroom:
+            self._ordered = None
+
+    def reset(
+        self, settings: Mapping[str, pb.Tensor], caller: Agent | None, gone: Callable[[], bool], timeout: float
+    ) -> None:
+        """Begin a new episode in every lane, once every other agent was told that its own is over (D-15)."""
+        super().reset(settings, caller, gone, timeout)
+        self.carry_out_reset()
+        if isinstance(caller, RealtimeAgent):
+            with self.mailroom:
                 for box in caller._mail.boxes:
                     box.abandon()
-        if caller is not None:
-            self.resets.end(caller)
         self.start()
+
+    def carry_out_reset(self) -> None:
+        """Cut off what runs, as a ResetWorld ordered; again: nothing."""
+        with self.mailroom:
+            if self._ordered is None:
+                return
+            (mask, seeds, options), self._ordered = self._ordered, None
+            for index in np.flatnonzero(mask).tolist():
+                self.loop.ask_reset(index, seeds[index], options, self.now())
+            self.mailroom.notify_all()
 
     def vacate(self, agent: EnvAgent) -> None:
         """Free the seat of an agent that leaves; the world goes on (D-16)."""
