@@ -128,7 +128,7 @@ def test_the_folders_of_contributing_are_there_and_its_commands_are_in_the_makef
     assert [name for name in re.findall(r"^\| `([\w/]+/)` \|", text, re.MULTILINE) if not (ROOT / name).is_dir()] == []
     targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert targets is not None
-    assert set(re.findall(r"^\| `make (\w+)`", text, re.MULTILINE)) == set(targets.group(1).split()) - {"clean"}
+    assert set(re.findall(r"^\| `make ([\w-]+)`", text, re.MULTILINE)) == set(targets.group(1).split()) - {"clean"}
 
 
 def test_the_table_of_properties_is_the_one_that_is_served() -> None:

@@ -8,12 +8,16 @@ if __name__ != "bridge.wrappers":
     # `import wrappers` from the project's folder would make second copies of every class.
     raise ImportError("this package is imported as bridge.wrappers, not as wrappers")
 
+from .action_history import ActionHistory
 from .blocking_reset import BlockingReset
+from .skip_resetting import Ready, SkipResetting
+from .throttle import Throttle
+from .transparent import Transparent
 
 if TYPE_CHECKING:
     from .sb3 import SB3VecEnv
 
-__all__ = ["BlockingReset", "SB3VecEnv"]
+__all__ = ["ActionHistory", "BlockingReset", "Ready", "SB3VecEnv", "SkipResetting", "Throttle", "Transparent"]
 
 
 def __getattr__(name: str) -> Any:
