@@ -242,7 +242,7 @@ def test_a_world_with_an_agent_is_never_idle_and_counts_anew_once_it_left():
     registry.joined(world, owner)
     agent.leave()
     assert registry.reap(1020.6) == []
-    assert registry.reap(1030.6) == [world.name]
+    assert registry.reap(1031.0) == [world.name]
     registry.close()
 
 
