@@ -17,6 +17,7 @@ from .transparent import Transparent
 if TYPE_CHECKING:
     from .sb3 import SB3VecEnv as SB3VecEnv
 
+# SB3VecEnv is left out: a star import must not need the extra.
 __all__ = ["ActionHistory", "BlockingReset", "Ready", "SkipResetting", "Throttle", "Transparent"]
 
 
