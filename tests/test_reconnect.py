@@ -215,8 +215,8 @@ def test_a_half_open_connection_is_found_by_keepalive(
     proxied: tuple[Any, Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_transport, "KEEPALIVE", 0.5)
-    monkeypatch.setattr(grpc_transport, "_PINGS", 0)
     _, proxy = proxied
+    make_vec_remote(f"grpc://127.0.0.1:{proxy.port}", timeout=20).close()  # tells that the server is one of ours
     envs = make_vec_remote(f"grpc://127.0.0.1:{proxy.port}", timeout=300)
     BlockingReset(envs).reset(seed=0)
     proxy.frozen.set()
@@ -324,3 +324,15 @@ def test_a_pickled_copy_has_spares_of_its_own() -> None:
         assert (one.connections, two.connections) == (2, 2)
         copy.close()
         envs.close()
+
+
+def test_only_servers_of_ours_are_asked_often_for_a_sign() -> None:
+    from tests.public_server import PublicServer
+
+    with PublicServer() as foreign, serve_gym(long) as server:
+        for port in (foreign.port, server.port):
+            make_vec_remote(f"grpc://127.0.0.1:{port}", timeout=20).close()
+        known = {
+            f"127.0.0.1:{port}": f"127.0.0.1:{port}" in grpc_transport._ours for port in (foreign.port, server.port)
+        }
+    assert list(known.values()) == [False, True]

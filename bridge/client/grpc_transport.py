@@ -27,8 +27,10 @@ __all__ = ["KEEPALIVE", "GrpcConnection", "open_connection"]
 
 KEEPALIVE = 20.0
 """Seconds without a sign of the server after which it is asked for one; it then has half of them for it."""
-# Pings without data in between, then one a minute: other servers than ours hang up on who asks them more often.
-_PINGS = 2
+# Other servers than ours hang up on who asks them more often than every five minutes. Which kind it is, a first
+# connection tells; the second one asks ours as often as it should.
+_KEEPALIVE_UNKNOWN = 310.0
+_ours: set[str] = set()
 
 
 class _Channels:
@@ -90,16 +92,18 @@ class GrpcConnection:
         self._scheme = address.scheme
         credentials = address.credentials
         self._withheld = _withholds(address)
-        self._key = (address.scheme, address.target, max_message_bytes, credentials)
+        self._target = address.target
+        keepalive = KEEPALIVE if address.target in _ours else _KEEPALIVE_UNKNOWN
+        self._key = (address.scheme, address.target, max_message_bytes, credentials, keepalive)
         options = [
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1000),
-            ("grpc.keepalive_time_ms", int(KEEPALIVE * 1000)),  # finds connections that are half open
+            ("grpc.keepalive_time_ms", int(keepalive * 1000)),  # finds connections that are half open
             ("grpc.keepalive_timeout_ms", int(KEEPALIVE * 500)),
             ("grpc.http2.ping_timeout_ms", int(KEEPALIVE * 500)),
-            ("grpc.http2.max_pings_without_data", _PINGS),
+            ("grpc.http2.max_pings_without_data", 0),
             ("grpc.enable_http_proxy", 0),  # an environment is reached directly
         ]
         channel = _channels.acquire(self._key, lambda: _open_channel(address, options))
@@ -122,6 +126,8 @@ class GrpcConnection:
         if not self._answered:
             return None
         version = dict(self._call.initial_metadata()).get(HELLO)
+        if version is not None:
+            _ours.add(self._target)
         return version.decode() if isinstance(version, bytes) else version
 
     def send(self, request: bytes) -> None:
