@@ -2,6 +2,7 @@
 # make test    run the tests
 # make check   format, lint, types, generated code
 # make bench   steps per second, side by side with peers
+# make chaos   step for 20 minutes, twice, while servers are killed and stopped; make fuzz   a million random requests
 # make proto   generate bridge/pb from proto
 # make test-trainers     run the tests that need PyTorch, with the trainers themselves
 # make notebooks         execute the notebooks in place, at full length
@@ -13,7 +14,7 @@ BIN = $(VENV)/bin
 TRAINERS ?= .venv-trainers
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test test-trainers notebooks notebooks-short check bench proto clean
+.PHONY: demo test test-trainers notebooks notebooks-short check bench chaos fuzz proto clean
 
 # One stamp a set of extras; a changed pyproject.toml installs again.
 $(VENV)/.installed-%: pyproject.toml
@@ -53,6 +54,12 @@ check: $(VENV)/.installed-test $(VENV)/.installed-check
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks
+
+chaos: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.chaos
+
+fuzz: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.fuzz
 
 proto: $(VENV)/.installed-check
 	$(BIN)/python proto/generate.py

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from bridge.credentials import ClientCredentials
 from bridge.errors import AddressError
 
 __all__ = ["Address", "parse_address"]
@@ -35,6 +36,8 @@ class Address:
     """The existing world to join; None: make one."""
     settings: tuple[tuple[str, str], ...] = ()
     """The other query parameters, in order, as text."""
+    credentials: ClientCredentials = dataclasses.field(default_factory=ClientCredentials)
+    """What is shown there; no part of the URL."""
 
     @property
     def target(self) -> str:

@@ -164,11 +164,20 @@ class Session:
         self._world: World | None = None
         self._agent: Agent | None = None
         self._gone = False
+        self.last_step: tuple[str, int, int] | None = None
+        """Of a request that was a Step with actions: its world, the environments stepped, and the episodes ended."""
+        self.last_error = 0
+        """The code with which a request was refused; 0: it was not."""
 
     @property
     def state(self) -> State:
         """Where the connection is."""
         return self._state
+
+    @property
+    def world_name(self) -> str | None:
+        """The world that the connection is in; None: none."""
+        return None if self._world is None else self._world.name
 
     def handle(self, data: bytes) -> bytes:
         """Answer a serialized EnvironmentRequest by a serialized EnvironmentResponse, whatever the bytes are."""
@@ -185,6 +194,7 @@ class Session:
         """Answer one request."""
         kind = request.WhichOneof("payload")
         response = pb.EnvironmentResponse()
+        self.last_step, self.last_error = None, 0
         try:
             if kind is None:
                 raise RequestError(
@@ -193,13 +203,17 @@ class Session:
                 )
             self._SERVE[kind](self, request, response)
         except RequestError as error:
-            return _error(error)
+            return self._refused(error)
         except TensorError as error:
-            return _error(RequestError(Code.INVALID_ARGUMENT, str(error)))
+            return self._refused(RequestError(Code.INVALID_ARGUMENT, str(error)))
         except Exception as error:  # D-1: whatever went wrong, this request is answered, and with the cause
             frames = "".join(traceback.format_exception(error))
-            return _error(RequestError(Code.INTERNAL, f"the server failed at {kind}: {error!r}\n{frames}"))
+            return self._refused(RequestError(Code.INTERNAL, f"the server failed at {kind}: {error!r}\n{frames}"))
         return response
+
+    def _refused(self, error: RequestError) -> pb.EnvironmentResponse:
+        self.last_error = int(error.code)
+        return _error(error)
 
     def hang_up(self) -> None:
         """Take note that the client is gone, so that no request waits any longer. May be called from any thread."""
@@ -270,6 +284,7 @@ class Session:
             else:
                 state = agent.step(actions)
             event = _STEP_EVENTS[state]
+            self.last_step = (world.name, *agent.ended(state))
         else:
             world.resets.start(agent)
             try:

@@ -28,6 +28,7 @@ COMMANDS = (
     "bridge.cli.bench",
     "bridge.cli.check",
     "bridge.cli.lobby",
+    "bridge.certificates",
     "bridge.cli.play",
     "bridge.cli.demo",
 )

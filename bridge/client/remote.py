@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
+import cloudpickle
 import numpy as np
 from google.protobuf.message import DecodeError
 from gymnasium import Space
@@ -25,7 +26,9 @@ from bridge.address import Address, parse_address
 from bridge.client.grpc_transport import GrpcConnection, open_connection
 from bridge.client.realtime import SIGNALS as REALTIME_SIGNALS
 from bridge.client.realtime import RealtimeReader
+from bridge.client.reconnect import RemoteRecord
 from bridge.client.relay import RelayConnection
+from bridge.credentials import ClientCredentials
 from bridge.errors import Code, EnvironmentFailedError, PeerError, RefusedError, RemoteError, SettingError, TensorError
 from bridge.forks import leak
 from bridge.pb import bridge_pb2, properties_pb2
@@ -36,7 +39,7 @@ from bridge.spaces import Column, Layout, space_from_specs
 from bridge.tensors import Array, Spec, fill_tensor, pack_tensor, unpack_tensor
 from bridge.wire import CALL_REQUEST_URL, NO_SEED, PROPERTY_REQUEST_URL
 
-__all__ = ["Answer", "Batch", "Facts", "Remote", "SlotState", "Wish", "reset_settings"]
+__all__ = ["ENDED", "Answer", "Batch", "Facts", "Remote", "SlotState", "Wish", "reset_settings"]
 
 
 class SlotState(enum.IntEnum):
@@ -71,6 +74,9 @@ class Wish:
     diagnostics: bool = True
     """Whether to ask a real-time world for times (U-11)."""
 
+    env_factory: bytes | None = dataclasses.field(default=None, repr=False)
+    """A pickled function that makes the environment there."""
+
     @classmethod
     def of(
         cls,
@@ -81,6 +87,9 @@ class Wish:
         agent: str | None = None,
         seat: Mapping[str, str | None] | None = None,
         diagnostics: bool = True,
+        *,
+        credentials: ClientCredentials | None = None,
+        env: Callable[..., Any] | None = None,
     ) -> Wish:
         """Join what a URL says and what keywords say.
 
@@ -89,21 +98,30 @@ class Wish:
             SettingError: They contradict each other, or ask for something of a world that exists already.
         """
         address = parse_address(url)
+        if credentials is not None:
+            address = dataclasses.replace(address, credentials=credentials)
         if address.env_id and env_id and address.env_id != env_id:
             raise SettingError(f"the URL {url!r} names {address.env_id!r}, but env_id is {env_id!r}; give one of them")
+        if env is not None and (address.env_id or env_id or address.world is not None):
+            raise SettingError(
+                f"{url!r} with env={env!r:.80}: expected env, an environment id or a world, got two of them"
+            )
         if address.world is not None and (env_id or render_mode or env_kwargs):
             raise SettingError(
                 f"{url!r} joins a world that exists, so env_id, render_mode and env_kwargs cannot be given"
             )
+        factory = None if env is None else pack_factory(env)
         given = {key: value for key, value in (seat or {}).items() if value is not None}
         env_id = address.env_id or env_id
-        return cls(address, env_id, render_mode, dict(env_kwargs or {}), agent, given, diagnostics)
+        return cls(address, env_id, render_mode, dict(env_kwargs or {}), agent, given, diagnostics, factory)
 
     def settings(self) -> dict[str, pb.Tensor]:
         """Return the CreateWorld settings."""
         found: dict[str, pb.Tensor] = {}
         for name, text in self.address.settings:
             found[name] = pack_tensor(_parameter(name, text))
+        if self.env_factory is not None:
+            found["env_factory"] = pack_tensor(np.frombuffer(self.env_factory, np.uint8))
         if self.env_id is not None:
             found["env_id"] = pack_tensor(self.env_id)
         if self.render_mode is not None:
@@ -120,6 +138,21 @@ class Wish:
             except TensorError as error:
                 raise SettingError(f"env_kwargs cannot be sent: {error}") from error
         return found
+
+
+def pack_factory(env: Callable[..., Any]) -> bytes:
+    """Pickle a function that makes an environment, for the server to call.
+
+    Raises:
+        SettingError: It is none, or holds what cannot be pickled.
+    """
+    if not callable(env):
+        raise SettingError(f"expected env to be a function that returns an environment, got {env!r:.80}")
+    try:
+        data: bytes = cloudpickle.dumps(env)
+    except Exception as error:  # whatever the pickling of a user's objects raises
+        raise SettingError(f"env={env!r:.80} cannot be pickled, and so not be sent: {error!r}") from error
+    return data
 
 
 def _parameter(name: str, text: str) -> Any:
@@ -188,6 +221,8 @@ class _Pending:
     """Seconds."""
 
 
+ENDED = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
+"""With what a Step or Reset is refused where the world is gone."""
 _MAX_RENUMBERED = 3
 
 Script = Generator[pb.EnvironmentRequest, pb.EnvironmentResponse, None]
@@ -215,6 +250,8 @@ class Remote:
         """The name of the world that was asked for last."""
         self.stale = 0
         """Answers of episodes that had been given up, dropped."""
+        self.record = RemoteRecord()
+        """Its failures, and what they cost."""
         self._deliver = deliver
         self._max_message_bytes = max_message_bytes
         self._connection: GrpcConnection | RelayConnection | None = None
@@ -504,6 +541,9 @@ class Remote:
                 self.stale += 1
                 self.salvage(message)
                 return None
+            if isinstance(error, RefusedError) and error.code in ENDED:
+                self._finish(0.0)  # connecting again makes another world
+                return Answer("lost", error=error)
             if error is not None:
                 if pending.kind == "reset":
                     self._episode += 1  # the Step sent after it began something else, if anything

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -15,6 +16,7 @@ from gymnasium.envs.registration import EnvSpec
 from bridge import values
 from bridge.client.guard import OneThread
 from bridge.client.remote import Answer, Batch, Facts, Remote, Wish, property_value, reset_settings
+from bridge.credentials import ClientCredentials, Pem, TokenLike
 from bridge.errors import (
     AlreadyPendingError,
     ClosedError,
@@ -76,6 +78,15 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         agent: The agent to join as, in a world of several; None: the first that is free.
         timeout: Seconds to wait for any answer.
         max_message_bytes: The largest request or answer, in bytes.
+        token: What the server wants to see; None: that of `token_file`, or else of the environment variable
+            `BRIDGE_TOKEN`.
+        token_file: A file that holds the token.
+        tls_ca: For `grpcs://`: the authorities of the server's certificate, the path or the bytes of a PEM file; None:
+            those of the system.
+        tls_certificate: For a server that asks for one: the client's certificate, PEM.
+        tls_key: The key of `tls_certificate`, PEM.
+        env: A function that makes the environment: sent to the server, which executes it if it was started with
+            `allow_env_factories=True`. `env_kwargs` are its arguments.
         role: In a real-time world: `player`, or `spectator`, whose actions and resets change nothing.
         wait: In a real-time world: `now`, or `next_frame`, for one decision a frame.
         diagnostics: In a real-time world: whether infos carry `latency` (U-11).
@@ -101,6 +112,12 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         agent: str | None = None,
         timeout: float = TIMEOUT,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        token: TokenLike | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        tls_ca: Pem | None = None,
+        tls_certificate: Pem | None = None,
+        tls_key: Pem | None = None,
+        env: Callable[..., Any] | None = None,
         role: str | None = None,
         wait: str | None = None,
         diagnostics: bool = True,
@@ -108,8 +125,13 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         self._guard = OneThread("environment")
         self._timeout = checked_timeout(timeout)
         self._inbox: queue.SimpleQueue[tuple[Remote, int, bytes | RemoteError]] = queue.SimpleQueue()
+        credentials = ClientCredentials.of(
+            token=token, token_file=token_file, tls_ca=tls_ca, tls_certificate=tls_certificate, tls_key=tls_key
+        )
         place = {"role": role, "wait": wait}
-        wish = Wish.of(url, env_id, render_mode, env_kwargs, agent, place, diagnostics)
+        wish = Wish.of(
+            url, env_id, render_mode, env_kwargs, agent, place, diagnostics, credentials=credentials, env=env
+        )
         self._remote = Remote(wish, self._inbox.put, max_message_bytes)
         self._closed = False
         self._running = False
@@ -122,6 +144,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             "agent": agent,
             "timeout": timeout,
             "max_message_bytes": max_message_bytes,
+            **credentials.keywords(),
+            "env": env,
             **place,
             "diagnostics": None if diagnostics else False,
         }

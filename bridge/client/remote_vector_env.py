@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
+import os
 import queue
 import random
 import time
@@ -21,7 +22,8 @@ from gymnasium.vector.utils import batch_space
 from bridge.client.guard import OneThread
 from bridge.client.infos import lane_info, merge_lanes
 from bridge.client.realtime import merge_latency
-from bridge.client.remote import Answer, Batch, Facts, Remote, SlotState, Wish, property_value, reset_settings
+from bridge.client.reconnect import RemoteReport
+from bridge.client.remote import ENDED, Answer, Batch, Facts, Remote, SlotState, Wish, property_value, reset_settings
 from bridge.client.remote_env import (
     MAX_MESSAGE_BYTES,
     TIMEOUT,
@@ -31,6 +33,7 @@ from bridge.client.remote_env import (
     remote_metadata,
     remote_spec,
 )
+from bridge.credentials import ClientCredentials, Pem, TokenLike
 from bridge.errors import (
     AlreadyPendingError,
     ClosedError,
@@ -57,6 +60,7 @@ __all__ = ["RemoteVectorEnv", "Results", "make_vec_remote"]
 _PACE = 0.02
 _BACKOFF = (0.1, 10.0)
 _RESET_ATTEMPTS = 3
+_SPARE = -1
 
 VECTOR_ENTRY_POINT = "bridge.wrappers.blocking_reset:make_blocking"
 
@@ -69,7 +73,7 @@ class _Seat:
 
     remote: Remote
     start: int
-    """Its first slot."""
+    """Its first slot; `_SPARE`: it stands by."""
     lanes: int
     """The number of its slots."""
     state: SlotState = SlotState.CONNECTING
@@ -95,6 +99,12 @@ class _Seat:
     """When to try again; monotonic seconds."""
     deadline: float = 0.0
     """When the outstanding answer is late; monotonic seconds."""
+
+    def give_up_step(self) -> None:
+        """Count the step whose result nobody will be handed."""
+        if self.stepping:
+            self.remote.record.steps_lost += self.lanes
+            self.stepping = False
 
     @property
     def slots(self) -> slice:
@@ -176,6 +186,17 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         render_mode: The render mode to make it with.
         timeout: Seconds to wait for any answer.
         max_message_bytes: The largest request or answer, in bytes.
+        token: What the server wants to see; None: that of `token_file`, or else of the environment variable
+            `BRIDGE_TOKEN`.
+        token_file: A file that holds the token.
+        tls_ca: For `grpcs://`: the authorities of the server's certificate, the path or the bytes of a PEM file; None:
+            those of the system.
+        tls_certificate: For a server that asks for one: the client's certificate, PEM.
+        tls_key: The key of `tls_certificate`, PEM.
+        env: A function that makes the environment: sent to the server, which executes it if it was started with
+            `allow_env_factories=True`. `env_kwargs` are its arguments.
+        spares: URLs of further servers, whose worlds stand ready and take over the slots of remotes that are lost.
+            Where there are more `urls` than `num_envs`, those beyond are spares too.
         role: In a real-time world: `player`, or `spectator`, whose actions and resets change nothing.
         wait: In a real-time world: `now`, or `next_frame`, for one decision a frame.
         diagnostics: In a real-time world: whether infos carry `latency` (U-11).
@@ -197,6 +218,13 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         render_mode: str | None = None,
         timeout: float = TIMEOUT,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        token: TokenLike | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        tls_ca: Pem | None = None,
+        tls_certificate: Pem | None = None,
+        tls_key: Pem | None = None,
+        env: Callable[..., Any] | None = None,
+        spares: str | Sequence[str] = (),
         role: str | None = None,
         wait: str | None = None,
         diagnostics: bool = True,
@@ -216,10 +244,25 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         self.pacer: Callable[[], None] | None = None
         """Called in each step between the sending of actions and the request for what came of them."""
         self._jitter = random.Random()
+        credentials = ClientCredentials.of(
+            token=token, token_file=token_file, tls_ca=tls_ca, tls_certificate=tls_certificate, tls_key=tls_key
+        )
         place = {"role": role, "wait": wait}
-        wishes = [Wish.of(url, env_id, render_mode, env_kwargs, None, place, diagnostics) for url in checked_urls(urls)]
+
+        def wish_of(url: str) -> Wish:
+            return Wish.of(
+                url, env_id, render_mode, env_kwargs, None, place, diagnostics, credentials=credentials, env=env
+            )
+
+        wishes = [wish_of(url) for url in checked_urls(urls)]
+        standing_by = [wish_of(url) for url in ([spares] if isinstance(spares, str) else spares)]
+        if isinstance(num_envs, int) and 0 < num_envs < len(wishes):
+            wishes, standing_by = wishes[:num_envs], wishes[num_envs:] + standing_by
+        self._spares: list[_Seat] = []
         try:
             self._connect_all(wishes, num_envs)
+            for wish in standing_by:
+                self._add_spare(wish)
         except BaseException:
             self._close_seats(0.5)
             raise
@@ -236,6 +279,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             "env_kwargs": env_kwargs,
             "timeout": timeout,
             "max_message_bytes": max_message_bytes,
+            **credentials.keywords(),
+            "env": env,
+            "spares": list(spares) or None,
             **place,
             "diagnostics": None if diagnostics else False,
         }
@@ -257,9 +303,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy needs: its remotes connect anew in its first `reset`."""
-        own = ("_guard", "_inbox", "_seats", "_seat_of", "_question")
+        own = ("_guard", "_inbox", "_seats", "_seat_of", "_question", "_spares")
         state = {key: value for key, value in self.__dict__.items() if key not in own}
-        return {**state, "_parts": [(seat.remote.parts(), seat.start, seat.lanes) for seat in self._seats]}
+        everybody = (*self._seats, *self._spares)
+        return {**state, "_parts": [(seat.remote.parts(), seat.start, seat.lanes) for seat in everybody]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
@@ -267,10 +314,12 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         self.__dict__.update(state)
         self._guard = OneThread("vector environment")
         self._inbox = queue.SimpleQueue()
-        self._seats = [
+        everybody = [
             _Seat(Remote.of_parts(of, self._inbox.put), start, lanes, SlotState.LOST) for of, start, lanes in parts
         ]
-        self._seat_of = {seat.remote: seat for seat in self._seats}
+        self._seats = [seat for seat in everybody if seat.start != _SPARE]
+        self._spares = [seat for seat in everybody if seat.start == _SPARE]
+        self._seat_of = {seat.remote: seat for seat in everybody}
         self._pending, self._overdue, self._question, self._was_reset = None, False, None, False
         if self._waits_for_lanes:
             self.wait_for_lanes()
@@ -280,10 +329,11 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         """Leave the connections to the parent process; the next `reset` makes some for this process."""
         self._guard = OneThread("vector environment")
         self._inbox = queue.SimpleQueue()
-        for seat in self._seats:
+        for seat in (*self._seats, *self._spares):
             seat.remote.disown(self._inbox.put)
         self._seats = [_Seat(seat.remote, seat.start, seat.lanes, SlotState.LOST) for seat in self._seats]
-        self._seat_of = {seat.remote: seat for seat in self._seats}
+        self._spares = [_Seat(spare.remote, _SPARE, spare.lanes, SlotState.LOST) for spare in self._spares]
+        self._seat_of = {seat.remote: seat for seat in (*self._seats, *self._spares)}
         self._pending, self._overdue, self._question, self._was_reset = None, False, None, False
 
     # Connecting
@@ -330,6 +380,28 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             start += seat.lanes
             self._check_spaces(seat)
 
+    def _add_spare(self, wish: Wish) -> None:
+        """Connect a world that stands by, without waiting for it."""
+        spare = _Seat(Remote(wish, self._inbox.put, self._max_message_bytes), _SPARE, 1)
+        self._spares.append(spare)
+        self._seat_of[spare.remote] = spare
+        spare.deadline = time.monotonic() + self._timeout
+        spare.remote.open()
+
+    def _replace(self, seat: _Seat) -> bool:
+        """Let a spare that stands ready take over the slots of a remote that is lost; return whether there was one."""
+        for spare in self._spares:
+            if spare.state is SlotState.RUNNING and spare.lanes == seat.lanes and spare.single == seat.single:
+                seat.remote, spare.remote = spare.remote, seat.remote
+                if self._waits_for_lanes:
+                    seat.remote.wait_for_all()
+                self._seat_of[seat.remote], self._seat_of[spare.remote] = seat, spare
+                spare.state, spare.error, spare.failures = SlotState.LOST, seat.error, seat.failures
+                spare.retry_at, seat.failures = seat.retry_at, 0
+                _log.warning("%s takes over the slots of %s", seat.remote.url, spare.remote.url)
+                return True
+        return False
+
     def _check_spaces(self, seat: _Seat) -> None:
         mine, first = seat.remote.facts, self._facts()
         if mine is None or (mine.observation_space, mine.action_space) != (first.observation_space, first.action_space):
@@ -357,10 +429,14 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def _handle(self, answer: Answer, seat: _Seat) -> None:
         """Let an answer change the seat that it came for."""
+        if seat.start == _SPARE:
+            self._handle_spare(answer, seat)
+            return
         if answer.kind == "step":
             seat.answer = answer.message
             if seat.state is SlotState.RESETTING:
                 seat.state, seat.failures, seat.settings = SlotState.RUNNING, 0, None
+                seat.remote.record.back(time.monotonic())
         elif answer.kind == "ready":
             try:
                 self._check_spaces(seat)
@@ -372,20 +448,40 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             self._begin(seat, {key: value for key, value in (seat.settings or {}).items() if key != "reset_mask"})
         elif answer.kind == "failed":
             seat.error = answer.error
+            seat.give_up_step()
             seat.stepping, seat.idle, seat.state = False, True, SlotState.RESETTING
             seat.failures += 1
             seat.retry_at = time.monotonic() + (self._pause(seat.failures - 1) if seat.failures > 1 else 0.0)
         elif answer.kind == "lost":
             self._lose(seat, answer.error)
 
+    def _handle_spare(self, answer: Answer, spare: _Seat) -> None:
+        """Let an answer change a spare: `RUNNING` is one that stands ready."""
+        if answer.kind == "ready":
+            spare.lanes = spare.remote.slots
+            try:
+                self._check_spaces(spare)
+            except SettingError as error:
+                spare.remote.close(0.0)
+                self._lose(spare, PeerError(spare.remote.url, f"it is no spare: {error}"))
+                return
+            spare.state, spare.failures = SlotState.RUNNING, 0
+            spare.remote.record.back(time.monotonic())
+        elif answer.kind == "lost":
+            self._lose(spare, answer.error)
+
     def _lose(self, seat: _Seat, error: RemoteError | None) -> None:
+        established = seat.state in (SlotState.RESETTING, SlotState.RUNNING)
+        seat.give_up_step()
         seat.state = SlotState.LOST
         seat.error = error
         seat.stepping = False
         seat.remote.salvage(seat.answer)
         seat.answer = None
         seat.failures += 1
-        seat.retry_at = time.monotonic() + self._pause(seat.failures)
+        seat.retry_at = seat.remote.record.lost(
+            time.monotonic(), self._pause(seat.failures), str(error), established=established
+        )
 
     def _pause(self, failures: int) -> float:
         """Seconds until the next attempt: doubling, with jitter so that many clients do not come at once."""
@@ -394,6 +490,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def _begin(self, seat: _Seat, settings: Mapping[str, pb.Tensor] | None, *, reset: bool = True) -> None:
         """Ask for a seat's next episode."""
+        seat.give_up_step()
         seat.state = SlotState.RESETTING
         seat.settings = settings
         seat.remote.salvage(seat.answer)
@@ -407,7 +504,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         for seat in self._seats:
             if seat.cut_off:
                 continue  # whoever steps is told first
-            if seat.state is SlotState.LOST and now >= seat.retry_at:
+            if seat.state is SlotState.LOST and self._spares and self._replace(seat):
+                self._begin(seat, {key: value for key, value in (seat.settings or {}).items() if key != "reset_mask"})
+            elif seat.state is SlotState.LOST and now >= seat.retry_at:
                 seat.state = SlotState.CONNECTING
                 seat.deadline = now + self._timeout
                 seat.remote.open()
@@ -419,6 +518,16 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
                 asked = {SlotState.CONNECTING: "connecting", SlotState.RESETTING: "a reset"}.get(seat.state, "a step")
                 self._lose(
                     seat, RemoteTimeoutError(seat.remote.url, f"no answer to {asked} within {self._timeout:g} s")
+                )
+
+        for spare in self._spares:
+            if spare.state is SlotState.LOST and now >= spare.retry_at:
+                spare.state, spare.deadline = SlotState.CONNECTING, now + self._timeout
+                spare.remote.open()
+            elif spare.state is SlotState.CONNECTING and now > spare.deadline:
+                spare.remote.close(0.0)
+                self._lose(
+                    spare, RemoteTimeoutError(spare.remote.url, f"no world was joined within {self._timeout:g} s")
                 )
 
     def _drain(self) -> None:
@@ -471,6 +580,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             self._cut_off(seat, results)
             return
         seat.last, seat.answer = message, None
+        if seat.stepping:
+            seat.remote.record.steps_received += seat.lanes
         seat.stepping = False
         seat.error = None
         resetting = seat.remote.realtime.resetting if seat.remote.realtime is not None else None
@@ -490,6 +601,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             results.errors[slot] = error
         if seat.in_episode:
             seat.in_episode = False
+            seat.remote.record.episodes_lost += seat.lanes
             results.batch.truncations[seat.slots] = True
 
     # The contract of VectorEnv
@@ -678,6 +790,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
                     self._begin(seat, None, reset=False)
                 else:
                     seat.stepping = True
+                    seat.remote.record.steps_asked += seat.lanes
                     seat.deadline = now + self._timeout
                     acted = self.pacer is not None and seat.remote.realtime is not None
                     seat.remote.step_columns(None if acted else columns, seat.start)
@@ -744,6 +857,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         """Raise what no waiting mends: settings that are refused, an environment that fails in every reset."""
         for seat in self._seats:
             if seat.state is SlotState.RESETTING and isinstance(seat.error, RefusedError) and not seat.in_episode:
+                if seat.error.code in ENDED:
+                    continue  # another world was made since
                 if isinstance(seat.error, EnvironmentFailedError) and seat.failures < _RESET_ATTEMPTS:
                     continue
                 error, seat.error, seat.failures, seat.settings = seat.error, None, 0, None
@@ -759,6 +874,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         infos = self.merged_infos(results)
         infos["n"] = tuple(self.own_infos(results))
         infos["slot_state"] = self.slot_states
+        if any(seat.remote.record.away_since is not None for seat in self._seats):
+            infos["seconds_away"] = self._seconds_away()
         batch = results.batch
         return rows, batch.rewards, batch.terminations, batch.truncations, infos
 
@@ -858,6 +975,26 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
                 if resetting is not None:
                     states[seat.slots][resetting] = SlotState.RESETTING
         return states
+
+    def _seconds_away(self) -> Array:
+        now, away = time.monotonic(), np.zeros(self.num_envs)
+        for seat in self._seats:
+            since = seat.remote.record.away_since
+            away[seat.slots] = 0.0 if since is None else now - since
+        return away
+
+    def remotes(self) -> tuple[RemoteReport, ...]:
+        """Say how each remote is, spares last: which are away, since when and why, and what that has cost."""
+        now = time.monotonic()
+        return tuple(
+            seat.remote.record.report(
+                now,
+                seat.remote.url,
+                () if seat.start == _SPARE else tuple(range(seat.start, seat.start + seat.lanes)),
+                "spare" if seat.start == _SPARE and seat.state is SlotState.RUNNING else seat.state.name.lower(),
+            )
+            for seat in (*self._seats, *self._spares)
+        )
 
     def wait_for_lanes(self) -> None:
         """Have real-time worlds of lanes answer only when every lane has an observation."""
@@ -1095,9 +1232,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             self._close_seats(2.0)
 
     def _close_seats(self, timeout: float) -> None:
-        for seat in self._seats:
+        everybody = (*self._seats, *getattr(self, "_spares", ()))
+        for seat in everybody:
             seat.remote.farewell()
-        for seat in self._seats:
+        for seat in everybody:
             seat.remote.close(timeout)
 
     def __del__(self) -> None:

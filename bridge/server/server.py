@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ipaddress
+import os
 import signal
 import socket
 import threading
@@ -13,12 +14,16 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from bridge.clock import Clock
+from bridge.credentials import TokenLike
 from bridge.errors import SettingError
 from bridge.forks import forget_in_child, leak, note_grpc_in_use
+from bridge.server.auth import Security
 from bridge.server.grpc_transport import GrpcTransport
 from bridge.server.limits import Limits
+from bridge.server.metrics import Metrics
 from bridge.server.reaper import Reaper
 from bridge.server.registry import Registry, WorldSource
+from bridge.worlds.isolated import CALL_TIMEOUT, Isolation
 from bridge.worlds.realtime import Realtime
 from bridge.worlds.source import EnvLike, EnvSource
 from bridge.worlds.timed import TimeAction
@@ -26,6 +31,7 @@ from bridge.worlds.timed import TimeAction
 __all__ = ["Server", "serve_gym"]
 
 _DEFAULTS = Limits()
+_OPEN = Security()
 IDLE_TIMEOUT = 3600.0
 """Seconds after which a world without agents goes, unless told otherwise."""
 RESET_WORLD_TIMEOUT = 60.0
@@ -42,8 +48,10 @@ class Server:
         host: The address to listen on.
         port: The port to listen on; 0: any free one.
         limits: What it refuses beyond.
+        security: Certificates, and the token.
         idle_timeout: Seconds after which a world without agents goes; None: never.
         reset_world_timeout: Seconds that a ResetWorld waits for the other agents.
+        metrics_port: Where to show metrics, 0: any free port; None: nowhere.
     """
 
     def __init__(
@@ -53,8 +61,10 @@ class Server:
         host: str = "127.0.0.1",
         port: int = 0,
         limits: Limits = _DEFAULTS,
+        security: Security = _OPEN,
         idle_timeout: float | None = None,
         reset_world_timeout: float = RESET_WORLD_TIMEOUT,
+        metrics_port: int | None = None,
     ) -> None:
         seconds = {"reset_world_timeout": reset_world_timeout}
         if idle_timeout is not None:
@@ -72,14 +82,28 @@ class Server:
             idle_timeout=idle_timeout,
             reset_world_timeout=reset_world_timeout,
         )
-        self._transport = GrpcTransport(self._registry, host, port, limits)
+        self._transport = GrpcTransport(self._registry, host, port, limits, security)
+        self._metrics: Metrics | None = None
+        if metrics_port is not None:
+            try:
+                self._metrics = Metrics(host, metrics_port, lambda: self.connections, lambda: self.worlds)
+            except BaseException:
+                self._transport.stop(0.0)
+                raise
+            self._transport.metrics = self._metrics
+        self._scheme = "grpcs" if security.tls else "grpc"
         self._reaper = Reaper(self._registry.reap, idle_timeout)
         self._host = host
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
-        if not is_loopback(host):
+        if not is_loopback(host) and security.missing():
             warnings.warn(
-                f"listening on {host} without TLS and token: whoever reaches port {self.port} can use the environments",
+                f"listening on {host} without {security.missing()}: "
+                + (
+                    f"what travels over port {self.port} can be read and changed on its way"
+                    if security.authenticates
+                    else f"whoever reaches port {self.port} can use the environments"
+                ),
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -101,7 +125,7 @@ class Server:
         host = self._host
         if host in ("0.0.0.0", "::", ""):
             host = socket.gethostname()
-        return f"grpc://[{host}]:{self.port}" if ":" in host else f"grpc://{host}:{self.port}"
+        return f"{self._scheme}://[{host}]:{self.port}" if ":" in host else f"{self._scheme}://{host}:{self.port}"
 
     @property
     def urls(self) -> list[str]:
@@ -112,6 +136,11 @@ class Server:
     def port(self) -> int:
         """The port that it listens on."""
         return self._transport.port
+
+    @property
+    def metrics_port(self) -> int | None:
+        """The port of the metrics; None: there are none."""
+        return None if self._metrics is None else self._metrics.port
 
     @property
     def connections(self) -> int:
@@ -160,6 +189,7 @@ class Server:
             if self._stopped.is_set():
                 return
             atexit.unregister(self.stop)
+            self._registry.drain()
             try:
                 if not self._transport.stop(grace):
                     warnings.warn(
@@ -168,6 +198,8 @@ class Server:
                         stacklevel=2,
                     )
                 self._reaper.stop()
+                if self._metrics is not None:
+                    self._metrics.close()
                 self._registry.close()
             finally:
                 self._stopped.set()
@@ -203,8 +235,20 @@ def serve_gym(
     max_worlds: int = _DEFAULTS.max_worlds,
     max_lanes: int = _DEFAULTS.max_lanes,
     max_message_bytes: int = _DEFAULTS.max_message_bytes,
+    max_requests_in_flight: int = _DEFAULTS.max_requests_in_flight,
+    max_queued_bytes: int = _DEFAULTS.max_queued_bytes,
+    token: TokenLike | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    tls_certificate: str | os.PathLike[str] | bytes | None = None,
+    tls_key: str | os.PathLike[str] | bytes | None = None,
+    tls_client_ca: str | os.PathLike[str] | bytes | None = None,
+    isolation: str | None = None,
+    call_timeout: float | None = CALL_TIMEOUT,
+    max_world_bytes: int | None = None,
+    allow_env_factories: bool = False,
     idle_timeout: float | None = IDLE_TIMEOUT,
     reset_world_timeout: float = RESET_WORLD_TIMEOUT,
+    metrics_port: int | None = None,
 ) -> Server:
     """Publish a Gymnasium environment as a world of dm_env_rpc.
 
@@ -239,8 +283,26 @@ def serve_gym(
         max_worlds: Worlds at a time.
         max_lanes: The most lanes in a world that a client may ask for.
         max_message_bytes: The largest request or response, in bytes.
+        max_requests_in_flight: Requests being served at a time, over all connections.
+        max_queued_bytes: Bytes of requests being served and of responses being sent at a time, over all connections.
+        token: What every client has to show; None: that of `token_file`, or else of the environment variable
+            `BRIDGE_TOKEN`; where that is not set either, whoever reaches the port is let in.
+        token_file: A file that holds the token.
+        tls_certificate: The server's certificate, the path or the bytes of a PEM file: the port then speaks TLS.
+        tls_key: The certificate's key, PEM.
+        tls_client_ca: The authorities of which every client needs a certificate, PEM; None: clients need none.
+        isolation: `process` puts each world in a process of its own, so that a crash, an endless loop or a leak in
+            one environment ends that world alone; None: all of them live in this process.
+        call_timeout: With isolation, the seconds that one call of an environment may take, its construction too; its
+            process is ended then. None: for ever.
+        max_world_bytes: With isolation, the memory that a world's process may allocate, where the system can limit it;
+            None: no limit.
+        allow_env_factories: Let clients send the function that makes the environment: code that this machine executes.
+            Each runs in a process of its own. Beyond loopback it needs TLS and a token, or certificates of clients.
         idle_timeout: Seconds after which a world without agents goes; None: never.
         reset_world_timeout: Seconds that a ResetWorld waits for the Steps of the world's other agents.
+        metrics_port: Show metrics for Prometheus at this port, by HTTP without TLS or token, 0: any free one;
+            None: nowhere.
 
     Returns:
         The server, which runs in the background: `.url`, `.wait()`, `.stop()`, or a `with` block.
@@ -257,14 +319,34 @@ def serve_gym(
         time_action=time_action,
         realtime=_realtime(fps, default_action, max_action_age, thread_safe, clock),
     )
-    limits = Limits(max_connections, max_worlds, max_lanes, max_message_bytes)
+    limits = Limits(max_connections, max_worlds, max_lanes, max_message_bytes, max_requests_in_flight, max_queued_bytes)
+    if isolation not in (None, "process"):
+        raise SettingError(f"expected isolation to be 'process' or None, got {isolation!r}")
+    own_process = isolation is not None or allow_env_factories
+    if not own_process and (call_timeout != CALL_TIMEOUT or max_world_bytes is not None):
+        raise SettingError("call_timeout and max_world_bytes are for worlds in processes: give isolation='process' too")
+    security = Security.of(
+        token=token,
+        token_file=token_file,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+        tls_client_ca=tls_client_ca,
+    )
+    if allow_env_factories and not is_loopback(host) and security.missing():
+        raise SettingError(
+            f"allow_env_factories=True lets clients execute code on this machine, and host={host!r} is reached from "
+            f"others: refused without {security.missing()}; give tls_certificate, tls_key and token"
+        )
+    source.isolate(Isolation(call_timeout, max_world_bytes) if own_process else None, allow_env_factories)
     return Server(
         source,
         host=host,
         port=port,
         limits=limits,
+        security=security,
         idle_timeout=idle_timeout,
         reset_world_timeout=reset_world_timeout,
+        metrics_port=metrics_port,
     )
 
 

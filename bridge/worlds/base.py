@@ -60,6 +60,10 @@ class Agent(abc.ABC):
     def interrupt(self) -> None:  # noqa: B027 - a world may have nothing to note
         """Take note that the sequence was cut off from outside; `observe` gives its last observations once more."""
 
+    def ended(self, state: int) -> tuple[int, int]:
+        """Return how many environments the last `step` stepped, and how many of them ended their episode by it."""
+        return 1, int(state != pb.RUNNING)
+
     @abc.abstractmethod
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
         """Return these observations of the last `begin` or `step`, and compute no others (D-10)."""
@@ -99,6 +103,11 @@ class World(abc.ABC):
     @abc.abstractmethod
     def agents(self) -> int:
         """How many agents are in."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still be joined; a world that ended by itself is not."""
+        return True
 
     @abc.abstractmethod
     def close(self) -> None:
