@@ -153,7 +153,7 @@ def test_the_public_library_reads_writes_and_lists_ours():
         assert set(tree.specs()) == {"server", "connection"}
         assert tree["server.name"] == "gymnasium-bridge"
         client.join()
-        assert set(public_properties.PropertiesExtension(client).specs()) == {"server", "world"}
+        assert set(public_properties.PropertiesExtension(client).specs()) == {"server", "connection", "world"}
         assert tree["world.num_envs"] == 0
         with pytest.raises(PermissionError):
             tree["world.name"] = "mine"
