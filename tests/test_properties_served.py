@@ -74,7 +74,7 @@ def drawn():
 def test_world_properties_come_with_the_world_and_go_with_it(stream):
     """D-18: universal ones before the join, a layer of the world's after it, keys unique in the tree."""
     roots = [spec.spec.name for spec in listing(stream).list_property.values]
-    assert roots == ["server"]
+    assert roots == ["server", "connection"]
     assert read(stream, "world.name") == Code.NOT_FOUND
     stream.join()
     whole = tree(stream)
@@ -150,10 +150,10 @@ def test_the_public_library_reads_writes_and_lists_ours():
     with bridge.serve_gym(lambda: CountingEnv(7)) as server:
         client = PublicClient(server)
         tree = public_properties.PropertiesExtension(client)
-        assert set(tree.specs()) == {"server"}
+        assert set(tree.specs()) == {"server", "connection"}
         assert tree["server.name"] == "gymnasium-bridge"
         client.join()
-        assert set(public_properties.PropertiesExtension(client).specs()) == {"server", "world"}
+        assert set(public_properties.PropertiesExtension(client).specs()) == {"server", "connection", "world"}
         assert tree["world.num_envs"] == 0
         with pytest.raises(PermissionError):
             tree["world.name"] = "mine"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bridge.testing.clock import Clock, MonotonicClock, VirtualClock
+from bridge.clock import Clock, MonotonicClock
+from bridge.testing.clock import VirtualClock
 from bridge.testing.conformance import REQUIREMENTS, check_server
 from bridge.testing.envs import (
     EVERY_SPACE,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from bridge.clock import Clock, MonotonicClock
 from bridge.errors import SettingError
 
-__all__ = ["Clock", "MonotonicClock", "VirtualClock"]
+__all__ = ["VirtualClock"]
 
 
 class VirtualClock:
