@@ -157,8 +157,20 @@ class Session:
         """Where the connection is."""
         return self._state
 
+    @property
+    def may_wait(self) -> bool:
+        """Whether the next request may wait for a clock or for other agents."""
+        return self._agent is not None and self._agent.may_wait
+
     def handle(self, data: bytes) -> bytes:
         """Answer a serialized EnvironmentRequest by a serialized EnvironmentResponse, whatever the bytes are."""
+        return b"".join(self.handle_parts(data))
+
+    def handle_parts(self, data: bytes | bytearray) -> list[bytes | memoryview]:
+        """Answer as `handle`; the response is in parts, which are to be sent before the next request is handled."""
+        return [self._handle(bytes(data))]
+
+    def _handle(self, data: bytes) -> bytes:
         try:
             request = pb.EnvironmentRequest.FromString(data)
         except (DecodeError, ValueError) as error:

@@ -56,15 +56,21 @@ class GrpcConnection:
         RemoteError
             that says why; it must not block.
         max_message_bytes: The largest request or answer.
+        closed: Called when `close` is done; nothing is delivered after it.
     """
 
     def __init__(
-        self, address: Address, deliver: Callable[[bytes | RemoteError], None], max_message_bytes: int
+        self,
+        address: Address,
+        deliver: Callable[[bytes | RemoteError], None],
+        max_message_bytes: int,
+        closed: Callable[[], None] | None = None,
     ) -> None:
         if address.scheme != "grpc":
             raise SettingError(f"the scheme {address.scheme} of {address.url!r} is not served yet; use grpc://")
         self._url = address.url
         self._deliver = deliver
+        self._closed = closed
         self._max_message_bytes = max_message_bytes
         self._answered = False
         self._closing = False
@@ -151,3 +157,5 @@ class GrpcConnection:
         if not self._released:
             self._released = True
             _channels.release(self._key)
+            if self._closed is not None:
+                self._closed()

@@ -12,8 +12,8 @@ import enum
 import json
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -21,7 +21,8 @@ from gymnasium import Space
 
 from bridge import values
 from bridge.address import Address, parse_address
-from bridge.client.grpc_transport import GrpcConnection
+from bridge.client.connect import Connection, connect
+from bridge.client.inbox import Inbox
 from bridge.errors import Code, EnvironmentFailedError, PeerError, RefusedError, RemoteError, SettingError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -31,7 +32,7 @@ from bridge.spaces import Column, Layout, space_from_specs
 from bridge.tensors import Array, Spec, fill_tensor, pack_tensor, unpack_tensor
 from bridge.wire import CALL_REQUEST_URL, NO_SEED, PROPERTY_REQUEST_URL
 
-__all__ = ["Answer", "Batch", "Facts", "Remote", "SlotState", "Wish", "reset_settings"]
+__all__ = ["Answer", "Batch", "Delivery", "Facts", "Remote", "SlotState", "Wish", "reset_settings"]
 
 
 class SlotState(enum.IntEnum):
@@ -167,6 +168,8 @@ class _Pending:
     episode: int
 
 
+Delivery: TypeAlias = "tuple[Remote, int, bytes | bytearray | RemoteError]"
+"""What an inbox holds: for whom, the number of the connection, and what came."""
 Script = Generator[pb.EnvironmentRequest, pb.EnvironmentResponse, None]
 
 
@@ -175,24 +178,27 @@ class Remote:
 
     Args:
         wish: The world wanted.
-        deliver: Called from other threads with this remote, its connection's number, and what came.
+        inbox: Gets this remote, its connection's number, and what came.
         max_message_bytes: The largest request or answer.
+        transport: `grpc` to use gRPC also where the server offers a Unix socket of this machine; None: what is best.
     """
 
     def __init__(
         self,
         wish: Wish,
-        deliver: Callable[[tuple[Remote, int, bytes | RemoteError]], None],
+        inbox: Inbox[Delivery],
         max_message_bytes: int,
+        transport: str | None = None,
     ) -> None:
         self.wish = wish
         self.url = wish.address.url
         self.facts: Facts | None = None
         self.stale = 0
         """Answers of episodes that had been given up, dropped."""
-        self._deliver = deliver
+        self._inbox = inbox
+        self._transport = transport
         self._max_message_bytes = max_message_bytes
-        self._connection: GrpcConnection | None = None
+        self._connection: Connection | None = None
         self._number = 0
         self._script: Script | None = None
         self._pending: deque[_Pending] = deque()
@@ -213,8 +219,12 @@ class Remote:
         number = self._number
         self._pending.clear()
         self._created = None
-        self._connection = GrpcConnection(
-            self.wish.address, lambda what: self._deliver((self, number, what)), self._max_message_bytes
+        self._connection = connect(
+            self.wish.address,
+            self._inbox,
+            lambda what: (self, number, what),
+            self._max_message_bytes,
+            self._transport,
         )
         self._script = self._join()
         self._send(next(self._script), "script")
@@ -352,7 +362,7 @@ class Remote:
 
     # Answers
 
-    def feed(self, number: int, what: bytes | RemoteError) -> Answer | None:
+    def feed(self, number: int, what: bytes | bytearray | RemoteError) -> Answer | None:
         """Take what was delivered; return what it means, or None where it means nothing any more."""
         if number != self._number or self._connection is None:
             self.stale += 1
@@ -361,7 +371,7 @@ class Remote:
             self.drop()
             return Answer("lost", error=what)
         try:
-            message = pb.EnvironmentResponse.FromString(what)
+            message = pb.EnvironmentResponse.FromString(bytes(what))
         except DecodeError as problem:
             return self._broken(f"it sent {len(what)} bytes that are no EnvironmentResponse: {problem}")
         if not self._pending:

@@ -12,8 +12,10 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from bridge import values
+from bridge.client.connect import checked_transport
 from bridge.client.guard import OneThread
-from bridge.client.remote import Answer, Batch, Facts, Remote, Wish, property_value, reset_settings
+from bridge.client.inbox import Inbox
+from bridge.client.remote import Answer, Batch, Delivery, Facts, Remote, Wish, property_value, reset_settings
 from bridge.errors import (
     ClosedError,
     ConnectionLostError,
@@ -53,6 +55,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         render_mode: The render mode to make it with; frames come by `render()`.
         timeout: Seconds to wait for any answer.
         max_message_bytes: The largest request or answer, in bytes.
+        transport: None: where a server on this machine offers a Unix socket, that; `grpc`: what the URL says.
 
     Raises:
         AddressError: The URL cannot be read.
@@ -69,11 +72,12 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         render_mode: str | None = None,
         timeout: float = TIMEOUT,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        transport: str | None = None,
     ) -> None:
         self._guard = OneThread("environment")
         self._timeout = checked_timeout(timeout)
-        self._inbox: queue.SimpleQueue[tuple[Remote, int, bytes | RemoteError]] = queue.SimpleQueue()
-        self._remote = Remote(Wish.of(url, env_id, render_mode, env_kwargs), self._inbox.put, max_message_bytes)
+        self._inbox: Inbox[Delivery] = Inbox()
+        self._remote = Remote(Wish.of(url, env_id, render_mode, env_kwargs), self._inbox, max_message_bytes, transport)
         self._closed = False
         self._running = False
         self._needs_reset = "the environment has not been reset yet"
@@ -82,6 +86,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             "env_kwargs": env_kwargs,
             "timeout": timeout,
             "max_message_bytes": max_message_bytes,
+            "transport": checked_transport(transport),
         }
         kwargs = {key: value for key, value in kwargs.items() if value is not None}
         self._connect()
@@ -288,7 +293,7 @@ def make_remote(url: str, **kwargs: Any) -> RemoteEnv:
 
     Args:
         url: `grpc://HOST:PORT`, optionally with the environment id as its path.
-        kwargs: As for `RemoteEnv`: `env_id`, `env_kwargs`, `render_mode`, `timeout`, `max_message_bytes`.
+        kwargs: As for `RemoteEnv`: `env_id`, `env_kwargs`, `render_mode`, `timeout`, `max_message_bytes`, `transport`.
 
     Raises:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError: As `RemoteEnv`.

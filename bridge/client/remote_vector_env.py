@@ -17,9 +17,11 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from bridge.client.connect import checked_transport
 from bridge.client.guard import OneThread
+from bridge.client.inbox import Inbox
 from bridge.client.infos import lane_info, merge_lanes
-from bridge.client.remote import Answer, Batch, Facts, Remote, SlotState, Wish, property_value, reset_settings
+from bridge.client.remote import Answer, Batch, Delivery, Facts, Remote, SlotState, Wish, property_value, reset_settings
 from bridge.client.remote_env import (
     MAX_MESSAGE_BYTES,
     TIMEOUT,
@@ -154,6 +156,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         render_mode: The render mode to make it with.
         timeout: Seconds to wait for any answer.
         max_message_bytes: The largest request or answer, in bytes.
+        transport: None: where a server on this machine offers a Unix socket, that; `grpc`: what the URL says.
 
     Raises:
         AddressError: A URL cannot be read.
@@ -172,13 +175,15 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         render_mode: str | None = None,
         timeout: float = TIMEOUT,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        transport: str | None = None,
     ) -> None:
         self.closed = False
         self._seats: list[_Seat] = []
         self._guard = OneThread("vector environment")
         self._timeout = checked_timeout(timeout)
         self._max_message_bytes = max_message_bytes
-        self._inbox: queue.SimpleQueue[tuple[Remote, int, bytes | RemoteError]] = queue.SimpleQueue()
+        self._transport = checked_transport(transport)
+        self._inbox: Inbox[Delivery] = Inbox()
         self._seat_of: dict[Remote, _Seat] = {}
         self._pending: str | None = None
         self._was_reset = False
@@ -202,6 +207,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             "env_kwargs": env_kwargs,
             "timeout": timeout,
             "max_message_bytes": max_message_bytes,
+            "transport": checked_transport(transport),
         }
         given = {key: value for key, value in kwargs.items() if value is not None}
         url_list = urls if isinstance(urls, str) else list(urls)
@@ -236,7 +242,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
     def _add_seats(self, wishes: list[Wish]) -> None:
         first = len(self._seats)
         for wish in wishes:
-            seat = _Seat(Remote(wish, self._inbox.put, self._max_message_bytes), 0, 1)
+            seat = _Seat(Remote(wish, self._inbox, self._max_message_bytes, self._transport), 0, 1)
             self._seats.append(seat)
             self._seat_of[seat.remote] = seat
             seat.remote.open()
@@ -797,7 +803,7 @@ def make_vec_remote(urls: str | Sequence[str], **kwargs: Any) -> RemoteVectorEnv
     Args:
         urls: A URL for each world, or one URL of which `num_envs` slots are made.
         kwargs: As for `RemoteVectorEnv`: `num_envs`, `env_id`, `env_kwargs`, `render_mode`, `timeout`,
-        `max_message_bytes`.
+            `max_message_bytes`, `transport`.
 
     Raises:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError, SettingError: As `RemoteVectorEnv`.

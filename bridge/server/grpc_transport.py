@@ -10,9 +10,9 @@ from typing import Any
 
 import grpc
 
-from bridge.errors import Code, SettingError
+from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.server.limits import Limits
+from bridge.server.limits import ConnectionCount, Limits
 from bridge.session import Hub, Session
 from bridge.version import __version__
 from bridge.wire import HELLO, METHOD, SERVICE
@@ -66,17 +66,17 @@ class GrpcTransport:
         hub: The worlds.
         host: The address to listen on.
         port: The port to listen on; 0: any free one.
-        limits: `max_connections` and `max_message_bytes`.
+        limits: `max_message_bytes`.
+        count: Admits connections.
 
     Raises:
         SettingError: The address cannot be listened on.
     """
 
-    def __init__(self, hub: Hub, host: str, port: int, limits: Limits) -> None:
+    def __init__(self, hub: Hub, host: str, port: int, limits: Limits, count: ConnectionCount) -> None:
         self._hub = hub
         self._limits = limits
-        self._guard = threading.Lock()
-        self._connections = 0
+        self._count = count
         self._threads = _ThreadPerCall()
         options = [
             ("grpc.max_receive_message_length", limits.max_message_bytes),
@@ -96,22 +96,11 @@ class GrpcTransport:
             ) from error
         self._server.start()
 
-    @property
-    def connections(self) -> int:
-        """The number of open connections."""
-        with self._guard:
-            return self._connections
-
     def _process(self, requests: Iterable[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        with self._guard:
-            admitted = self._connections < self._limits.max_connections
-            self._connections += admitted
-        if not admitted:
-            context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"this server has max_connections={self._limits.max_connections} connections already; "
-                "close one, or start another server",
-            )
+        try:
+            self._count.enter()
+        except RequestError as error:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.message)
         session = Session(self._hub)
         try:
             context.send_initial_metadata(((HELLO, __version__),))
@@ -126,8 +115,7 @@ class GrpcTransport:
             try:
                 session.close()
             finally:
-                with self._guard:
-                    self._connections -= 1
+                self._count.leave()
 
     def _too_large(self, size: int) -> bytes:
         limit = self._limits.max_message_bytes

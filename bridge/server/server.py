@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import ipaddress
+import os
+import secrets
 import signal
 import socket
 import threading
@@ -11,10 +13,13 @@ import warnings
 from collections.abc import Mapping
 from types import FrameType, TracebackType
 from typing import Any
+from urllib.parse import quote
 
+from bridge import local
 from bridge.errors import SettingError
+from bridge.server.frame_transport import FrameTransport
 from bridge.server.grpc_transport import GrpcTransport
-from bridge.server.limits import Limits
+from bridge.server.limits import ConnectionCount, Limits
 from bridge.server.registry import Registry
 from bridge.worlds.source import EnvLike, EnvSource
 
@@ -33,16 +38,50 @@ class Server:
         host: The address to listen on.
         port: The port to listen on; 0: any free one.
         limits: What it refuses beyond.
+        unix_path: Where to listen on a Unix socket too; None: nowhere.
+        tcp_port: The port to serve frames at too, 0: any free one; None: none.
     """
 
     def __init__(
-        self, source: EnvSource, *, host: str = "127.0.0.1", port: int = 0, limits: Limits = _DEFAULTS
+        self,
+        source: EnvSource,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        limits: Limits = _DEFAULTS,
+        unix_path: str | None = None,
+        tcp_port: int | None = None,
     ) -> None:
         if not isinstance(port, int) or not 0 <= port <= 65535:
             raise SettingError(f"expected a port from 0 to 65535, got {port!r}")
         self._source = source
+        if tcp_port is not None and (not isinstance(tcp_port, int) or not 0 <= tcp_port <= 65535):
+            raise SettingError(f"expected tcp_port from 0 to 65535, got {tcp_port!r}")
         self._registry = Registry(source, limits, threading.RLock())
-        self._transport = GrpcTransport(self._registry, host, port, limits)
+        self._count = ConnectionCount(limits.max_connections)
+        self._frames: FrameTransport | None = None
+        self._offer: local.Offer | None = None
+        if unix_path is not None or tcp_port is not None:
+            path = None if unix_path is None else os.path.abspath(unix_path)
+            server_id = secrets.token_hex(16)
+            self._frames = FrameTransport(
+                self._registry,
+                limits,
+                count=self._count,
+                server_id=server_id,
+                unix_path=path,
+                host=host,
+                tcp_port=tcp_port,
+            )
+            self._registry.unix_path = path
+        try:
+            self._transport = GrpcTransport(self._registry, host, port, limits, self._count)
+        except BaseException:
+            if self._frames is not None:
+                self._frames.stop(0.0)
+            raise
+        if self._frames is not None and self._frames.unix_path is not None:
+            self._offer = local.publish(self._transport.port, self._frames.unix_path, server_id)
         self._host = host
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
@@ -57,15 +96,24 @@ class Server:
     @property
     def url(self) -> str:
         """The URL that a client on this machine, or on one that reaches it by its name, connects to."""
+        return f"grpc://{self._reachable}:{self.port}"
+
+    @property
+    def _reachable(self) -> str:
         host = self._host
         if host in ("0.0.0.0", "::", ""):
             host = socket.gethostname()
-        return f"grpc://[{host}]:{self.port}" if ":" in host else f"grpc://{host}:{self.port}"
+        return f"[{host}]" if ":" in host else host
 
     @property
     def urls(self) -> list[str]:
         """All URLs that this server listens on."""
-        return [self.url]
+        urls = [self.url]
+        if self._frames is not None and self._frames.unix_path is not None:
+            urls.append(f"unix://{quote(self._frames.unix_path)}")
+        if self._frames is not None and self._frames.tcp_port is not None:
+            urls.append(f"tcp://{self._reachable}:{self._frames.tcp_port}")
+        return urls
 
     @property
     def port(self) -> int:
@@ -75,7 +123,7 @@ class Server:
     @property
     def connections(self) -> int:
         """The number of open connections."""
-        return self._transport.connections
+        return self._count.value
 
     @property
     def worlds(self) -> list[str]:
@@ -115,7 +163,10 @@ class Server:
                 return
             atexit.unregister(self.stop)
             try:
-                if not self._transport.stop(grace):
+                if self._offer is not None:
+                    self._offer.withdraw()
+                ended = self._frames is None or self._frames.stop(grace)
+                if not self._transport.stop(grace) or not ended:
                     warnings.warn(
                         "an environment is still in a call after the deadline; its thread is left behind",
                         RuntimeWarning,
@@ -150,6 +201,8 @@ def serve_gym(
     max_worlds: int = _DEFAULTS.max_worlds,
     max_lanes: int = _DEFAULTS.max_lanes,
     max_message_bytes: int = _DEFAULTS.max_message_bytes,
+    unix_path: str | None = None,
+    tcp_port: int | None = None,
 ) -> Server:
     """Publish a Gymnasium environment as a world of dm_env_rpc.
 
@@ -175,6 +228,9 @@ def serve_gym(
         max_worlds: Worlds at a time.
         max_lanes: The most lanes in a world that a client may ask for.
         max_message_bytes: The largest request or response, in bytes.
+        unix_path: Listen on a Unix socket at this path too, for clients on this machine: many times cheaper than gRPC.
+            Clients of this package that are given the gRPC URL find and use it by themselves.
+        tcp_port: Serve the same messages as frames on a plain TCP port too, 0: any free one.
 
     Returns:
         The server, which runs in the background: `.url`, `.wait()`, `.stop()`, or a `with` block.
@@ -186,7 +242,7 @@ def serve_gym(
         env, num_envs=num_envs, vectorization_mode=vectorization_mode, env_kwargs=env_kwargs, max_lanes=max_lanes
     )
     limits = Limits(max_connections, max_worlds, max_lanes, max_message_bytes)
-    return Server(source, host=host, port=port, limits=limits)
+    return Server(source, host=host, port=port, limits=limits, unix_path=unix_path, tcp_port=tcp_port)
 
 
 def is_loopback(host: str) -> bool:

@@ -27,6 +27,7 @@ class EnvAgent(Agent):
     """The one agent of an environment; what one environment and many lanes have in common."""
 
     SETTINGS: tuple[str, ...] = ("seed", "options")
+    may_wait = False
 
     def __init__(self, world: EnvWorld, env: Any, observation_space: Any, action_space: Any, lanes: int | None) -> None:
         self._world = world
