@@ -29,6 +29,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.properties import read_encoded
 from bridge.space_json import space_from_json
 from bridge.spaces import Column, Layout, space_from_specs
+from bridge.step_codec import StepAnswer, StepCodec
 from bridge.tensors import Array, Spec, fill_tensor, pack_tensor, unpack_tensor
 from bridge.wire import CALL_REQUEST_URL, NO_SEED, PROPERTY_REQUEST_URL
 
@@ -156,7 +157,7 @@ class Answer:
 
     kind: str
     """`ready` (joined), `step` (a Step was answered), `failed` (a Step or Reset was refused), `lost`, or `other`."""
-    message: pb.EnvironmentResponse | None = None
+    message: pb.EnvironmentResponse | StepAnswer | None = None
     error: RemoteError | None = None
 
 
@@ -205,6 +206,8 @@ class Remote:
         self._episode = 0
         self._created: str | None = None
         self._first_step = b""
+        self._codec: StepCodec | None = None
+        self._flags: tuple[str, ...] = ()
         self._observation_layout: Layout
         self._action_layout: Layout
         self._action_uids: tuple[int, ...] = ()
@@ -285,6 +288,11 @@ class Remote:
         ]
         request = pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=wanted))
         self._first_step = request.SerializeToString()
+        self._codec = None
+        if not foreign:  # others write their messages in another way
+            order = [(uid, observations[uid]) for uid in wanted]
+            self._codec = StepCodec.make([(uid, actions[uid]) for uid in self._action_uids], order)
+            self._flags = tuple(observations[uid].name for uid in wanted[len(self._leaf_uids) :])
         self.facts = Facts(
             observation_space,
             action_space,
@@ -329,6 +337,10 @@ class Remote:
 
     def step(self, arrays: Sequence[Array]) -> None:
         """Ask for a Step with the arrays of the action's tensors."""
+        data = self._codec.write_request(arrays) if self._codec is not None else None
+        if data is not None:
+            self._send(data, "step")
+            return
         request = pb.EnvironmentRequest()
         actions = request.step.actions
         for uid, array in zip(self._action_uids, arrays, strict=True):
@@ -370,6 +382,15 @@ class Remote:
         if isinstance(what, RemoteError):
             self.drop()
             return Answer("lost", error=what)
+        pending = self._pending[0] if self._pending else None
+        if self._codec is not None and pending is not None and pending.kind == "step":
+            found = self._codec.read_response(what)
+            if found is not None:
+                self._pending.popleft()
+                if pending.episode == self._episode:
+                    return Answer("step", found)
+                self.stale += 1
+                return None
         try:
             message = pb.EnvironmentResponse.FromString(bytes(what))
         except DecodeError as problem:
@@ -419,7 +440,7 @@ class Remote:
         self._finish(0.0)
         return Answer("lost", error=PeerError(self.url, f"it broke the protocol: {reason}"))
 
-    def deliver_step(self, message: pb.EnvironmentResponse, batch: Batch, slot: int) -> Any:
+    def deliver_step(self, message: pb.EnvironmentResponse | StepAnswer, batch: Batch, slot: int) -> Any:
         """Write a Step's answer into a batch, from `slot` on.
 
         Returns:
@@ -428,6 +449,8 @@ class Remote:
         Raises:
             PeerError: An observation is missing, or not of its spec.
         """
+        if isinstance(message, StepAnswer):
+            return self._deliver_fast(message, batch, slot)
         response = message.step
         observations = response.observations
         try:
@@ -450,6 +473,30 @@ class Remote:
             return values.decode(flags["info"].uint8s.array) if "info" in flags else {}
         except (TensorError, KeyError, ValueError) as error:
             raise PeerError(self.url, f"its observations cannot be read: {error}") from error
+
+    def _deliver_fast(self, answer: StepAnswer, batch: Batch, slot: int) -> Any:
+        """Do what `deliver_step` does for an answer that was read without protobuf."""
+        codec = self._codec
+        if codec is None:
+            raise PeerError(self.url, "its answer is of a world that it left")
+        arrays = codec.arrays(answer)
+        leaves = len(self._leaf_uids)
+        for index in range(leaves):
+            self._observation_layout.write(batch.columns, index, slot, arrays[index])
+        flags = dict(zip(self._flags, arrays[leaves:], strict=False))
+        if self.facts is not None and self.facts.lanes is not None:
+            stop = slot + self.facts.lanes
+            batch.rewards[slot:stop] = flags["reward"]
+            batch.terminations[slot:stop] = flags["terminated"]
+            batch.truncations[slot:stop] = flags["truncated"]
+        else:
+            batch.rewards[slot] = flags["reward"]
+            batch.terminations[slot] = answer.state == pb.TERMINATED
+            batch.truncations[slot] = flags["truncated"]
+        try:
+            return {} if answer.info is None else values.decode(answer.info)
+        except TensorError as error:
+            raise PeerError(self.url, f"its info cannot be read: {error}") from error
 
     # The end
 

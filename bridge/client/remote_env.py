@@ -217,7 +217,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
 
     def _ask(self, purpose: str) -> pb.EnvironmentResponse:
         message = self._await("other", purpose).message
-        if message is None:
+        if not isinstance(message, pb.EnvironmentResponse):
             raise PeerError(self.url, f"nothing was answered {purpose}")
         return message
 

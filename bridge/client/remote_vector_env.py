@@ -44,6 +44,7 @@ from bridge.errors import (
 )
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.spaces import Layout
+from bridge.step_codec import StepAnswer
 from bridge.tensors import Array
 
 __all__ = ["RemoteVectorEnv", "Results", "make_vec_remote"]
@@ -66,9 +67,9 @@ class _Seat:
     lanes: int
     """The number of its slots."""
     state: SlotState = SlotState.CONNECTING
-    answer: pb.EnvironmentResponse | None = None
+    answer: pb.EnvironmentResponse | StepAnswer | None = None
     """A Step's answer that has come and was not handed out yet."""
-    last: pb.EnvironmentResponse | None = None
+    last: pb.EnvironmentResponse | StepAnswer | None = None
     """The last Step's answer that was handed out."""
     stepping: bool = False
     """Whether the outstanding answer is that of an action."""
@@ -187,6 +188,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         self._seat_of: dict[Remote, _Seat] = {}
         self._pending: str | None = None
         self._was_reset = False
+        self._trouble = False
+        """Whether a seat may have an error."""
         self._jitter = random.Random()
         wishes = [Wish.of(url, env_id, render_mode, env_kwargs) for url in checked_urls(urls)]
         try:
@@ -289,6 +292,14 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             return None, None
         return remote.feed(number, what), self._seat_of[remote]
 
+    def _here(self) -> tuple[Answer | None, _Seat | None]:
+        """Take one delivery that is here already; (None, None): there is none."""
+        try:
+            remote, number, what = self._inbox.get_here()
+        except queue.Empty:
+            return None, None
+        return remote.feed(number, what), self._seat_of[remote]
+
     def _handle(self, answer: Answer, seat: _Seat) -> None:
         """Let an answer change the seat that it came for."""
         if answer.kind == "step":
@@ -304,6 +315,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
                 return
             self._begin(seat, seat.settings)
         elif answer.kind == "failed":
+            self._trouble = True
             seat.error = answer.error
             seat.stepping, seat.idle, seat.state = False, True, SlotState.RESETTING
             seat.failures += 1
@@ -312,6 +324,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             self._lose(seat, answer.error)
 
     def _lose(self, seat: _Seat, error: RemoteError | None) -> None:
+        self._trouble = True
         seat.state = SlotState.LOST
         seat.error = error
         seat.stepping = False
@@ -366,15 +379,20 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
     def _gather(self, enough: Callable[[], bool], deadline: float) -> None:
         """Handle deliveries until `enough`, or until the deadline."""
         self._drain()
+        tend_at = 0.0
         while not enough():
             now = time.monotonic()
-            self._tend(now)
+            if now >= tend_at or now >= deadline:
+                self._tend(now)
+                tend_at = now + 0.02
             if now >= deadline:
                 return
             # Wakes for what is due in between: a retry, or an answer that is late.
             answer, seat = self._next_answer(min(deadline, now + 0.1))
-            if seat is not None and answer is not None:
-                self._handle(answer, seat)
+            while seat is not None:
+                if answer is not None:
+                    self._handle(answer, seat)
+                answer, seat = self._here()
 
     def _results(self) -> Results:
         """Hand out what has come."""
@@ -393,7 +411,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
                 _log.warning("the episode of slot %d is cut off: %s", slot, error)
         return results
 
-    def _hand_out(self, seat: _Seat, message: pb.EnvironmentResponse, results: Results) -> None:
+    def _hand_out(self, seat: _Seat, message: pb.EnvironmentResponse | StepAnswer, results: Results) -> None:
         try:
             info = seat.remote.deliver_step(message, results.batch, seat.start)
         except RemoteError as error:
@@ -548,7 +566,16 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def finish_step(self) -> Results:
         """Wait for every slot that was stepped; where none has an observation, wait a moment for one."""
-        self._gather(lambda: not any(seat.waiting for seat in self._seats), time.monotonic() + self._timeout + 1.0)
+        seats = self._seats
+        first = 0
+
+        def answered() -> bool:
+            nonlocal first
+            while first < len(seats) and not seats[first].waiting:  # who is not waiting now will not be in this step
+                first += 1
+            return first == len(seats)
+
+        self._gather(answered, time.monotonic() + self._timeout + 1.0)
         if not any(seat.answer is not None for seat in self._seats):
             self._gather(lambda: any(seat.answer is not None for seat in self._seats), time.monotonic() + _PACE)
         return self._results()
@@ -561,9 +588,17 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             EnvironmentFailedError: A remote environment fails in every attempt to reset it.
         """
 
+        seats = self._seats
+        first = 0
+
         def enough() -> bool:
-            self._raise_hopeless()
-            return all(seat.settled for seat in self._seats)
+            nonlocal first
+            if self._trouble:
+                self._raise_hopeless()
+                first = 0
+            while first < len(seats) and seats[first].settled:
+                first += 1
+            return first == len(seats)
 
         self._gather(enough, time.monotonic() + timeout)
         if not enough():
@@ -586,6 +621,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
                     continue
                 error, seat.error, seat.failures, seat.settings = seat.error, None, 0, None
                 raise error
+        self._trouble = any(seat.error is not None for seat in self._seats)
 
     # The forms of results
 
@@ -697,7 +733,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
                     continue
                 if answer.kind == "other":
                     missing.pop(id(source), None)
-                    if answer.message is not None:
+                    if isinstance(answer.message, pb.EnvironmentResponse):
                         answers.append((source, answer.message))
                     failure = failure or answer.error
                     continue

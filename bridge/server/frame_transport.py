@@ -498,7 +498,7 @@ def _listen_tcp(host: str, port: int) -> socket.socket:
             raise
     except OSError as error:
         raise SettingError(
-            f"cannot listen on tcp_port={port} of {host}: {error.strerror or error}. Is the port in use, or the address not "
-            "of this machine? tcp_port=0 takes any free one"
+            f"cannot listen on tcp_port={port} of {host}: {error.strerror or error}. Is the port in use, or "
+            "the address not of this machine? tcp_port=0 takes any free one"
         ) from error
     return sock
