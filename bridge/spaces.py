@@ -460,9 +460,10 @@ def space_from_specs(specs: Iterable[Spec], root: str) -> Space[Any]:
         if last in node:
             raise TensorError(f"the spec name {spec.name!r} is given twice, or is a level of nesting too")
         node[last] = spec
-    if list(tree) == [root]:
-        return _space_of(tree[root])
-    return _space_of(tree)
+    try:
+        return _space_of(tree[root] if list(tree) == [root] else tree)
+    except (ValueError, OverflowError, AssertionError) as error:
+        raise error if isinstance(error, TensorError) else TensorError(f"no space fits the specs: {error}") from error
 
 
 def _space_of(node: Any) -> Space[Any]:
@@ -490,8 +491,9 @@ def _space_of(node: Any) -> Space[Any]:
         limits = np.iinfo(spec.dtype)
         low = np.asarray(limits.min if spec.minimum is None else spec.minimum)
         high = np.asarray(limits.max if spec.maximum is None else spec.maximum)
-        if not spec.shape and int(high) - int(low) < _MAX_DISCRETE:
-            return spaces.Discrete(int(high) - int(low) + 1, start=int(low), dtype=spec.dtype.type)
+        count = int(high) - int(low) + 1
+        if not spec.shape and 0 < count <= min(_MAX_DISCRETE, limits.max):  # a Discrete counts in its own dtype
+            return spaces.Discrete(count, start=int(low), dtype=spec.dtype.type)
     else:
         low = np.asarray(-np.inf if spec.minimum is None else spec.minimum)
         high = np.asarray(np.inf if spec.maximum is None else spec.maximum)

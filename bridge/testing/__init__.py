@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bridge.testing.clock import Clock, MonotonicClock, VirtualClock
+from bridge.testing.conformance import REQUIREMENTS, check_server
 from bridge.testing.envs import (
     EVERY_SPACE,
     CountingEnv,
@@ -14,9 +15,12 @@ from bridge.testing.envs import (
     make_info,
 )
 from bridge.testing.link import Conditions, Duplex, End, Link, LinkStats
+from bridge.testing.report import CheckResult, Report, Status
 
 __all__ = [
     "EVERY_SPACE",
+    "REQUIREMENTS",
+    "CheckResult",
     "Clock",
     "Conditions",
     "CountingEnv",
@@ -26,10 +30,13 @@ __all__ = [
     "Link",
     "LinkStats",
     "MonotonicClock",
+    "Report",
     "SlowResetEnv",
     "SpaceEnv",
+    "Status",
     "TestFailure",
     "VirtualClock",
+    "check_server",
     "digest",
     "make_info",
 ]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium.vector import VectorEnv
 
@@ -183,6 +184,8 @@ class EnvWorld(World):
                 )
             try:
                 yield
+            except gymnasium.error.ResetNeeded as error:
+                raise RequestError(Code.FAILED_PRECONDITION, f"no {where} before the first Step: {error}") from error
             except (Exception, SystemExit) as error:
                 raise environment_failure(where, error) from error
 

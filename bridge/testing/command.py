@@ -1,0 +1,92 @@
+"""`bridge check URL`: the conformance checks on the command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from bridge.errors import ConnectError, UsageError
+from bridge.testing.conformance import REQUIREMENTS, check_server
+
+__all__ = ["add_check_parser", "run"]
+
+EPILOG = """\
+examples:
+  bridge check grpc://localhost:50051
+  bridge check localhost:50051/CartPole-v1 --require action
+  bridge check localhost:50051 --set level=2 --set 'map="forest"' --action 'say="hello"'
+  bridge check localhost:50051 --only D-9,D-15 --json
+
+The checks create, play, reset and destroy worlds: use a server that nobody is playing on.
+
+exit codes: 0 nothing failed, 1 something failed, 2 wrong usage, 3 nobody there
+"""
+
+
+def add_check_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Add the sub-command `check`; `args.run` is set to `run`."""
+    parser = subparsers.add_parser(
+        "check",
+        help="check any dm_env_rpc server against the protocol",
+        description="Check any running dm_env_rpc server against the protocol, one line a requirement.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    named: dict[str, Any] = {"metavar": "NAME=VALUE", "action": "append", "default": [], "type": _named_value}
+    parser.add_argument("url", help="grpc://HOST:PORT, with the environment id as its path and settings as its query")
+    parser.add_argument("--timeout", type=float, default=10.0, metavar="S", help="seconds an answer may take (10)")
+    parser.add_argument("--set", dest="create", help="a CreateWorld setting; VALUE is JSON, or else text", **named)
+    parser.add_argument("--join-set", dest="join", help="a JoinWorld setting", **named)
+    parser.add_argument("--action", dest="actions", help="a lawful value of an action, e.g. of a text", **named)
+    parser.add_argument(
+        "--require", metavar="NAME", action="append", default=[], help="an action that every Step must have"
+    )
+    parser.add_argument("--steps", type=int, default=500, metavar="N", help="steps to look for a sequence's end (500)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random actions (0)")
+    parser.add_argument("--only", default="", metavar="IDS", help=f"requirements out of {', '.join(REQUIREMENTS)}")
+    parser.add_argument("--strict", action="store_true", help="fail on what is lawful but could be better")
+    parser.add_argument("--token", metavar="TEXT", help="sent as the bearer token")
+    parser.add_argument("--ca", metavar="FILE", help="certificates (PEM) to trust for grpcs://")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _named_value(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check the server, print the report to standard output, and return the exit code (see the epilog of `--help`)."""
+    try:
+        root_certificates = None
+        if args.ca:
+            with open(args.ca, "rb") as file:
+                root_certificates = file.read()
+        report = check_server(
+            args.url,
+            timeout=args.timeout,
+            create_settings=dict(args.create),
+            join_settings=dict(args.join),
+            actions=dict(args.actions),
+            required_actions=args.require,
+            steps=args.steps,
+            seed=args.seed,
+            strict=args.strict,
+            only=[part.strip() for part in args.only.split(",") if part.strip()],
+            token=args.token,
+            root_certificates=root_certificates,
+        )
+    except (UsageError, OSError) as error:
+        print(f"bridge check: {error}", file=sys.stderr)
+        return 3 if isinstance(error, ConnectError) else 2
+    print(json.dumps(report.as_dict(), indent=2) if args.json else report)
+    return report.exit_code

@@ -1,0 +1,327 @@
+"""Whether a dm_env_rpc server keeps to the protocol: `check_server(url)`, for servers in any language.
+
+It sends what clients send and what they should not, on connections of its own, and looks at what is on the wire.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import grpc
+import numpy as np
+
+from bridge.address import parse_address
+from bridge.errors import ConnectError, SettingError
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.testing import (
+    checks_agents,
+    checks_properties,
+    checks_specs,
+    checks_steps,
+    checks_stream,
+    checks_worlds,
+    samples,
+)
+from bridge.testing.bench import CHECKS, Bench, Check, Failed, Options, Skip
+from bridge.testing.report import CheckResult, Report, Status
+from bridge.testing.wire import NoAnswerError, Stream, StreamEndedError, describe, open_channel
+
+__all__ = ["REQUIREMENTS", "check_server"]
+
+_MODULES = (checks_agents, checks_properties, checks_specs, checks_steps, checks_stream, checks_worlds)  # enter CHECKS
+
+REQUIREMENTS: dict[str, str] = {
+    "D-1": "one answer a request, of its kind or an error, in order",
+    "D-2": "a failed request changes nothing and says why",
+    "D-3": "CreateWorld: unique names, no unknown settings",
+    "D-4": 'the default world ""',
+    "D-5": "worlds are independent of each other",
+    "D-6": "JoinWorld: once, a world that exists, no unknown settings",
+    "D-7": "specs: unique names, dots only nest, stable UIDs",
+    "D-8": "no Step and no Reset when not joined",
+    "D-9": "the first Step of a sequence ignores its actions and gives RUNNING",
+    "D-10": "just the requested observations",
+    "D-11": "actions that do not fit their specs are errors",
+    "D-12": "a Step that lacks an action",
+    "D-13": "RUNNING, TERMINATED, INTERRUPTED in a lawful order",
+    "D-14": "Reset: the next Step is a first one, specs are sent back",
+    "D-15": "ResetWorld: interrupts the others once, waits for that",
+    "D-16": "LeaveWorld: harmless, and not for ever",
+    "D-17": "DestroyWorld: not the joined one, not an unknown one",
+    "D-18": "properties and other extensions",
+    "D-19": "tensors have their dtype, shape and number of elements",
+    "D-20": "ranges: inclusive, of the spec's type and shape",
+    "D-21": "reward and discount",
+    "D-22": "several agents in one world",
+    "D-25": "requests sent ahead",
+}
+"""What is looked at, by the ids of the requirements; docs/conformance.md says what of each can be seen from outside."""
+
+TEXTS = ("", "a", "0")
+"""What is tried where an action is a text: specs do not say which texts are allowed."""
+
+
+def check_server(
+    url: str,
+    *,
+    timeout: float = 10.0,
+    create_settings: Mapping[str, Any] | None = None,
+    join_settings: Mapping[str, Any] | None = None,
+    actions: Mapping[str, Any] | None = None,
+    required_actions: Sequence[str] = (),
+    steps: int = 500,
+    seed: int = 0,
+    strict: bool = False,
+    only: Sequence[str] = (),
+    token: str | None = None,
+    root_certificates: bytes | None = None,
+) -> Report:
+    """Check a running dm_env_rpc server against the protocol.
+
+    It creates, plays, resets and destroys worlds, and writes properties (their own value back): point it at a server
+    that nobody is using. Everything it creates is gone in the end, every connection closed. Nothing waits
+    longer than `timeout` for one answer: a server that does not answer fails the check.
+
+    A check that has nothing to look at, since the protocol leaves a server the choice, is skipped with the reason.
+
+    Example:
+        >>> report = check_server("grpc://localhost:50051")  # doctest: +SKIP
+        >>> assert report.ok, str(report)                    # doctest: +SKIP
+
+    Args:
+        url: `grpc://HOST:PORT` or `grpcs://HOST:PORT`. A path is sent as the CreateWorld setting `env_id`, query
+            parameters as further ones (numbers and booleans as such, all else as text); `?world=NAME` joins a world
+            that exists.
+        timeout: Seconds that one answer may take.
+        create_settings: CreateWorld settings, by name: numbers, strings, arrays, or Tensor messages.
+        join_settings: JoinWorld settings, likewise.
+        actions: Lawful values of actions by name, for those whose spec says too little: texts, protos, and what has a
+            variable length.
+        required_actions: Names of the actions without which a Step in a running sequence must be an error (D-12).
+        steps: Steps that are played at most to meet the end of a sequence.
+        seed: Where the random actions come from.
+        strict: Make failures of what is only noted: what is lawful but could be better, e.g. an ill-fitting error code.
+        only: Ids of the requirements to look at; none given: all.
+        token: Sent as `authorization: Bearer …` in the metadata of each connection.
+        root_certificates: For grpcs://: certificates in PEM to trust instead of the system's.
+
+    Returns:
+        The report; `report.ok` says whether nothing failed, and `str(report)` is for reading.
+
+    Raises:
+        AddressError: The URL cannot be read.
+        SettingError: A setting has no tensor, the timeout or the number of steps is not positive, or a requirement is
+            not known.
+        ConnectError: Nobody is there within the timeout.
+    """
+    address = parse_address(url)
+    if not timeout > 0 or steps < 1:
+        raise SettingError(f"expected a timeout of more than 0 s and 1 step or more, got {timeout} and {steps}")
+    unknown = sorted(set(only) - set(REQUIREMENTS))
+    if unknown:
+        raise SettingError(f"expected requirements out of {', '.join(REQUIREMENTS)}, got {', '.join(unknown)}")
+    from_url: dict[str, Any] = {} if address.env_id is None else {"env_id": address.env_id}
+    from_url.update((name, _from_text(value)) for name, value in address.settings)
+    options = Options(
+        timeout=timeout,
+        create_settings=_tensors({**from_url, **(create_settings or {})}),
+        join_settings=_tensors(join_settings or {}),
+        world=address.world,
+        actions=dict(actions or {}),
+        required_actions=tuple(required_actions),
+        steps=steps,
+        seed=seed,
+    )
+    credentials = grpc.ssl_channel_credentials(root_certificates) if address.scheme == "grpcs" else None
+    metadata = (("authorization", f"Bearer {token}"),) if token is not None else ()
+    chosen = [check for check in CHECKS if not only or check.requirement in only]
+    chosen.sort(key=lambda check: list(REQUIREMENTS).index(check.requirement))
+    with open_channel(address.target, credentials) as channel:
+        _see_that_somebody_is_there(channel, metadata, url, timeout)
+        results = _Run(Bench(channel, metadata, options), strict).all(chosen)
+    titles = {requirement: title for requirement, title in REQUIREMENTS.items() if not only or requirement in only}
+    return Report(url, titles, tuple(results))
+
+
+def _see_that_somebody_is_there(
+    channel: grpc.Channel, metadata: tuple[tuple[str, str], ...], url: str, timeout: float
+) -> None:
+    """Ask something; any answer will do, and so will a connection on which none comes: that is for the checks.
+
+    Raises:
+        ConnectError: There is no connection.
+    """
+    with Stream(channel, metadata, timeout) as stream:
+        try:
+            stream.ask(pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()))
+        except StreamEndedError as error:
+            if error.code in (
+                grpc.StatusCode.UNAVAILABLE,
+                grpc.StatusCode.UNAUTHENTICATED,
+                grpc.StatusCode.UNIMPLEMENTED,
+            ):
+                raise ConnectError(url, f"{error}: is it a dm_env_rpc server, and running?") from None
+        except NoAnswerError as error:
+            try:
+                grpc.channel_ready_future(channel).result(timeout=1.0)
+            except grpc.FutureTimeoutError:
+                raise ConnectError(url, f"{error}, and no connection: is the server running?") from None
+
+
+def _from_text(text: str) -> Any:
+    """Return a query parameter as the number or boolean that it spells, or as the text it is."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, (bool, int, float)) else text
+
+
+def _tensors(settings: Mapping[str, Any]) -> dict[str, pb.Tensor]:
+    """Return settings as tensors.
+
+    Raises:
+        SettingError: A value has no tensor.
+    """
+    kinds = {dtype: number for number, dtype in samples.NUMPY.items()}
+    kinds[np.dtype(bool)] = pb.BOOL
+    out = {}
+    for name, value in settings.items():
+        if isinstance(value, pb.Tensor):
+            out[name] = value
+            continue
+        array = np.asarray(value)
+        kind = pb.STRING if array.dtype.kind in "US" and not isinstance(value, bytes) else kinds.get(array.dtype)
+        if kind is None:
+            raise SettingError(f"expected a number, a text or an array of them for the setting {name!r}, got {value!r}")
+        out[name] = samples.pack(kind, array)
+    return out
+
+
+class _Run:
+    """The checks one after another, after a look at what kind of server it is."""
+
+    def __init__(self, bench: Bench, strict: bool) -> None:
+        self.bench, self.strict = bench, strict
+        self.silent = ""  # why nothing more is asked
+        self.told = False  # whether a check failed by that
+
+    def all(self, checks: Sequence[Check]) -> list[CheckResult]:
+        try:
+            self._explore()
+            return [self._one(check) for check in checks]
+        finally:
+            self.bench.tidy()
+
+    def _one(self, check: Check) -> CheckResult:
+        bench = self.bench
+        if self.silent:
+            # A failure if none has told of it yet: silence before the first check.
+            status = Status.SKIPPED if self.told else Status.FAILED
+            self.told = True
+            return CheckResult(check.requirement, check.name, status, self.silent)
+        bench.notes, bench.hung = [], False
+        status, reason = Status.PASSED, ""
+        try:
+            check.run(bench)
+        except Failed as failure:
+            status, reason = Status.FAILED, str(failure)
+        except Skip as skip:
+            status, reason = Status.SKIPPED, str(skip)
+        except Exception as error:  # what came is so odd that the check could not read it
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            raised = f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})"
+            status, reason = Status.FAILED, f"expected something that can be read, got what raised {raised}"
+        notes = tuple(bench.notes)
+        if self.strict and notes and status is not Status.FAILED:
+            status, reason, notes = Status.FAILED, "; ".join(notes), ()
+        hung, bench.hung = bench.hung, False
+        bench.tidy()
+        if hung or bench.hung:
+            self._still_there()
+            self.told = status is Status.FAILED
+        return CheckResult(check.requirement, check.name, status, reason, notes)
+
+    def _still_there(self) -> None:
+        """After an answer that did not come: ask something simple, and give up where that is not answered either."""
+        self.bench.hung = False
+        try:
+            with self.bench.connection() as agent:
+                agent.ask(step=pb.StepRequest())
+        except Failed as failure:
+            self.silent = f"the server stopped answering: {failure}"
+
+    def _explore(self) -> None:
+        """Find out what the server offers. What is wrong here comes up again as a check that fails."""
+        bench = self.bench
+        self._try(self._second_connection)
+        self._try(self._worlds)
+        if not bench.no_world:
+            self._try(self._actions)
+        if bench.hung:
+            self._still_there()
+
+    def _try(self, explore: Any) -> None:
+        with contextlib.suppress(Exception):  # a check meets it again, and tells
+            explore()
+
+    def _worlds(self) -> None:
+        bench, options = self.bench, self.bench.options
+        bench.cache["create"] = bench.cache["default"] = "no answer"
+        bench.no_world = "no world can be joined"
+        with bench.connection() as agent:
+            answer = agent.ask(join_world=pb.JoinWorldRequest(world_name="", settings=options.join_settings))
+            refused = answer.WhichOneof("payload") == "error"
+            bench.cache["default"] = describe(answer) if refused else ""
+            if not refused:
+                bench.no_world = ""
+                agent.ask(leave_world=pb.LeaveWorldRequest())
+        with bench.connection() as agent:
+            answer = agent.ask(create_world=pb.CreateWorldRequest(settings=options.create_settings))
+            bench.cache["create"] = describe(answer)
+            if answer.WhichOneof("payload") == "create_world":
+                bench.can_create, bench.no_world = True, ""
+                bench.destroy(agent, answer.create_world.world_name)
+        if options.world is not None:
+            bench.no_world = ""
+        if bench.no_world:
+            bench.no_world += (
+                f': JoinWorld of "" gave {bench.cache["default"]}, CreateWorld gave {bench.cache["create"]}'
+            )
+
+    def _second_connection(self) -> None:
+        bench = self.bench
+        with bench.connection() as first:
+            first.ask(step=pb.StepRequest())
+            with bench.connection() as second:
+                try:
+                    second.ask(step=pb.StepRequest())
+                except Failed as failure:
+                    # A refusal is lawful, silence is not: the check of D-1 tells them apart by the mark.
+                    mark = "!" if bench.hung else ""
+                    bench.one_connection = f"{mark}the server takes one connection at a time: {failure.got}"
+
+    def _actions(self) -> None:
+        bench = self.bench
+        for number, text in enumerate(TEXTS):
+            with bench.joined() as agent:
+                specs = agent.changeable().values()
+                has_text = any(spec.dtype == pb.STRING for spec in specs)
+                # A spec does not say which texts and protos are allowed, nor what is encoded in a variable length.
+                bench.cache["unclear"] = has_text or any(
+                    spec.dtype == pb.PROTO or any(size < 0 for size in spec.shape) for spec in specs
+                )
+                agent.start()
+                answer = agent.ask(step=pb.StepRequest(actions=agent.draw(text)))
+                if answer.WhichOneof("payload") == "step":
+                    bench.text, bench.unlawful = text, ""
+                    return
+                bench.unlawful = f"the server refused actions out of their specs: {describe(answer)}"
+                if bench.cache["unclear"]:
+                    bench.unlawful += "; give `actions` for those whose specs say too little"
+                if not has_text or number == len(TEXTS) - 1:
+                    return

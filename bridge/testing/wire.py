@@ -1,0 +1,149 @@
+"""One dm_env_rpc connection with nothing between the caller and the wire: the conformance checks look through it.
+
+It is not the client of this library, on purpose: it sends what no client should and shows what really came back.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import grpc
+
+from bridge.errors import Code
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+__all__ = ["METHOD", "NoAnswerError", "Stream", "StreamEndedError", "describe", "open_channel"]
+
+METHOD = "/dm_env_rpc.v1.Environment/Process"
+
+
+class NoAnswerError(Exception):
+    """Nothing came within the deadline."""
+
+
+class StreamEndedError(Exception):
+    """The server ended the stream, or it broke; `code` is gRPC's status code, None where it ended without one."""
+
+    def __init__(self, reason: str, code: grpc.StatusCode | None) -> None:
+        super().__init__(reason, code)
+        self.reason, self.code = reason, code
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+def describe(response: pb.EnvironmentResponse) -> str:
+    """Say in a few words what an answer is."""
+    kind = response.WhichOneof("payload")
+    if kind is None:
+        return "an answer with no payload set"
+    if kind == "error":
+        text = response.error.message.strip()
+        text = text if len(text) <= 200 else text[:200] + "…"
+        return f"the error {Code.named(response.error.code)} {text!r}"
+    if kind == "step":
+        state = response.step.state
+        name = pb.EnvironmentStateType.Name(state) if state in pb.EnvironmentStateType.values() else str(state)
+        return f"a step answer with the state {name} and the observations {sorted(response.step.observations)}"
+    return f"a {kind} answer"
+
+
+def open_channel(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.Channel:
+    """Return a channel without limits to the size of messages; None as credentials: without TLS."""
+    options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    if credentials is None:
+        return grpc.insecure_channel(target, options)
+    return grpc.secure_channel(target, credentials, options)
+
+
+class Stream:
+    """One call of `Process`: one connection, in the protocol's words. Close it, or use it in a `with` block.
+
+    Args:
+        channel: Where to.
+        metadata: gRPC metadata to send along.
+        timeout: Seconds that an answer may take.
+    """
+
+    def __init__(self, channel: grpc.Channel, metadata: Sequence[tuple[str, str]], timeout: float) -> None:
+        self.timeout = timeout
+        self._requests: queue.SimpleQueue[pb.EnvironmentRequest | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[pb.EnvironmentResponse | StreamEndedError] = queue.SimpleQueue()
+        self._ended: StreamEndedError | None = None
+        call = channel.stream_stream(
+            METHOD,
+            request_serializer=pb.EnvironmentRequest.SerializeToString,
+            response_deserializer=pb.EnvironmentResponse.FromString,
+        )
+        self._call: Any = call(iter(self._requests.get, None), metadata=tuple(metadata))
+        self._reader = threading.Thread(
+            target=self._read, args=(self._call,), name="bridge-conformance-reader", daemon=True
+        )
+        self._reader.start()
+
+    def _read(self, answers: Iterator[pb.EnvironmentResponse]) -> None:
+        try:
+            for answer in answers:
+                self._answers.put(answer)
+            self._answers.put(StreamEndedError("the server ended the stream", None))
+        except grpc.RpcError as error:
+            code, details = error.code(), error.details()
+            self._answers.put(StreamEndedError(f"the stream ended with {code.name}: {details}", code))
+
+    def send(self, request: pb.EnvironmentRequest) -> None:
+        """Send a request; do not wait."""
+        self._requests.put(request)
+
+    def receive(self, timeout: float | None = None) -> pb.EnvironmentResponse:
+        """Return the next answer.
+
+        Args:
+            timeout: Seconds to wait; None: the stream's own.
+
+        Raises:
+            NoAnswerError: Nothing came in time.
+            StreamEndedError: The stream is over.
+        """
+        if self._ended is not None:
+            raise self._ended
+        wait = self.timeout if timeout is None else timeout
+        try:
+            answer = self._answers.get(timeout=wait)
+        except queue.Empty:
+            raise NoAnswerError(f"no answer within {wait:g} s") from None
+        if isinstance(answer, StreamEndedError):
+            self._ended = answer
+            raise answer
+        return answer
+
+    def ask(self, request: pb.EnvironmentRequest) -> pb.EnvironmentResponse:
+        """Send a request and return the next answer; raises what `receive` raises."""
+        self.send(request)
+        return self.receive()
+
+    def drain(self, timeout: float) -> list[pb.EnvironmentResponse]:
+        """Say that no more requests come, and return what is still sent until the stream ends or the time is over."""
+        self._requests.put(None)
+        deadline = time.monotonic() + timeout
+        left = []
+        try:
+            while True:
+                left.append(self.receive(max(0.0, deadline - time.monotonic())))
+        except (NoAnswerError, StreamEndedError):
+            return left
+
+    def close(self) -> None:
+        """End the stream at once, as a client that dies does, and wait for its threads."""
+        self._call.cancel()
+        self._requests.put(None)
+        self._reader.join(self.timeout)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,146 @@
+"""What several test files use: exact comparison, zoo environments, servers in processes of their own."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+def assert_identical(mine: Any, theirs: Any, where: str = "value") -> None:
+    """Hold two values against each other bit for bit: arrays with dtype and shape, containers with kind and order.
+
+    Python's and NumPy's scalars count by their value, as Gymnasium's own spaces take either.
+    """
+    if isinstance(theirs, dict):
+        assert isinstance(mine, dict), f"{where}: {type(mine)} beside a dict"
+        assert mine.keys() == theirs.keys(), f"{where}: the keys {list(mine)} beside {list(theirs)}"
+        for key in theirs:
+            assert_identical(mine[key], theirs[key], f"{where}[{key!r}]")
+    elif isinstance(theirs, (tuple, list)):
+        assert isinstance(mine, type(theirs)) or (isinstance(mine, tuple) and isinstance(theirs, tuple)), where
+        assert len(mine) == len(theirs), f"{where}: {len(mine)} items beside {len(theirs)}"
+        for index, (left, right) in enumerate(zip(mine, theirs, strict=True)):
+            assert_identical(left, right, f"{where}[{index}]")
+    elif isinstance(theirs, np.ndarray) and theirs.dtype == object:
+        assert isinstance(mine, np.ndarray), where
+        assert mine.dtype == object, where
+        assert_identical(mine.tolist(), theirs.tolist(), where)
+    elif isinstance(theirs, np.ndarray):
+        assert isinstance(mine, np.ndarray), f"{where}: {type(mine)} beside an array"
+        assert mine.dtype == theirs.dtype, f"{where}: {mine.dtype} beside {theirs.dtype}"
+        assert mine.shape == theirs.shape, f"{where}: {mine.shape} beside {theirs.shape}"
+        assert mine.tobytes() == theirs.tobytes(), f"{where}: {mine} beside {theirs}"
+    elif isinstance(theirs, (float, np.floating)) and np.isnan(theirs):
+        assert np.isnan(mine), f"{where}: {mine} beside nan"
+    else:
+        assert mine == theirs, f"{where}: {mine!r} beside {theirs!r}"
+
+
+def assert_same_space(mine: spaces.Space[Any], theirs: spaces.Space[Any]) -> None:
+    """Hold two spaces against each other exactly; `Box.__eq__` only says that their bounds are close."""
+    assert type(mine) is type(theirs)
+    assert mine == theirs
+    if isinstance(theirs, spaces.Box) and isinstance(mine, spaces.Box):
+        for name in ("low", "high", "bounded_below", "bounded_above"):
+            assert_identical(getattr(mine, name), getattr(theirs, name), name)
+    elif isinstance(theirs, spaces.Dict) and isinstance(mine, spaces.Dict):
+        assert list(mine.spaces) == list(theirs.spaces)
+        for key in theirs.spaces:
+            assert_same_space(mine.spaces[key], theirs.spaces[key])
+    elif isinstance(theirs, (spaces.Tuple, spaces.OneOf)) and isinstance(mine, (spaces.Tuple, spaces.OneOf)):
+        for left, right in zip(mine.spaces, theirs.spaces, strict=True):
+            assert_same_space(left, right)
+    elif isinstance(theirs, spaces.Sequence) and isinstance(mine, spaces.Sequence):
+        assert_same_space(mine.feature_space, theirs.feature_space)
+    elif isinstance(theirs, spaces.Text) and isinstance(mine, spaces.Text):
+        assert mine.character_list == theirs.character_list
+    elif isinstance(theirs, spaces.Graph) and isinstance(mine, spaces.Graph):
+        assert_same_space(mine.node_space, theirs.node_space)
+        if theirs.edge_space is not None and mine.edge_space is not None:
+            assert_same_space(mine.edge_space, theirs.edge_space)
+
+
+class TextMission(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """Gives a MiniGrid environment a mission of Gymnasium's Text, since a MissionSpace is made of code."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        parts = dict(env.observation_space.spaces)  # type: ignore[attr-defined]
+        letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ,.-"
+        self.observation_space = spaces.Dict({**parts, "mission": spaces.Text(200, charset=letters)})
+
+    def observation(self, observation: Any) -> Any:
+        return observation
+
+
+def minigrid(**kwargs: Any) -> gymnasium.Env[Any, Any]:
+    """A MiniGrid environment with a Dict of Discrete, Box and Text."""
+    importlib.import_module("minigrid")  # registers its environments
+    return TextMission(gymnasium.make("MiniGrid-DoorKey-5x5-v0", **kwargs))
+
+
+def pong(**kwargs: Any) -> gymnasium.Env[Any, Any]:
+    """Atari's Pong."""
+    import ale_py
+
+    gymnasium.register_envs(ale_py)
+    return gymnasium.make("ALE/Pong-v5", **kwargs)
+
+
+class SmallNumbers(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Leaves out the info that Gymnasium's vector environments cannot join: an int beyond 64 bits."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        observation, info = self.env.reset(**kwargs)
+        return observation, {key: value for key, value in info.items() if key != "big"}
+
+    def step(self, action: Any) -> Any:
+        *rest, info = self.env.step(action)
+        return (*rest, {key: value for key, value in info.items() if key != "big"})
+
+
+@contextmanager
+def server_process(*arguments: str, deadline: float = 60.0) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run a server in a process of its own: a script that prints its URL in a line; yield the process and the URL."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen([sys.executable, "-c", *arguments], stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            assert selector.select(deadline), "the server printed no URL"
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.wait(30)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+SERVE = """
+import sys, warnings
+import gymnasium, bridge
+server = bridge.serve_gym(sys.argv[1], num_envs=int(sys.argv[2]) if len(sys.argv) > 2 else 1)
+print(server.url, flush=True)
+server.wait(grace=0.0)
+"""
+"""A script for `server_process`: serves the environment, and lanes, that its arguments name."""
+
+
+def until(condition: Any, deadline: float = 10.0) -> None:
+    """Wait for a condition that another thread brings about."""
+    end = time.monotonic() + deadline
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come about in time"
+        time.sleep(0.005)

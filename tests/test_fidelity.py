@@ -1,0 +1,237 @@
+"""Remote equals local, bit for bit: spaces, observations, rewards, both flags and infos."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import SyncVectorEnv
+
+from bridge import make_remote, make_vec_remote, serve_gym
+from bridge.testing import EVERY_SPACE, SpaceEnv
+from bridge.wrappers import BlockingReset
+from tests.support import SmallNumbers, assert_identical, assert_same_space, minigrid, pong
+
+EnvFn = Callable[..., Any]
+
+
+def made(env_id: str) -> EnvFn:
+    return lambda **kwargs: gymnasium.make(env_id, **kwargs)
+
+
+# name: (environment, steps of one environment, steps of vectors)
+ZOO: dict[str, tuple[EnvFn, int, int]] = {
+    "CartPole": (made("CartPole-v1"), 3000, 1000),
+    "Acrobot": (made("Acrobot-v1"), 1500, 300),
+    "Pendulum": (made("Pendulum-v1"), 3000, 500),
+    "MountainCarContinuous": (made("MountainCarContinuous-v0"), 3000, 500),
+    "Blackjack": (made("Blackjack-v1"), 3000, 1000),
+    "Taxi": (made("Taxi-v4"), 3000, 500),
+    "FrozenLake": (made("FrozenLake-v1"), 3000, 1000),
+    "Hopper": (made("Hopper-v5"), 1500, 300),
+    "Pong": (pong, 600, 60),
+    "MiniGrid": (minigrid, 1500, 300),
+}
+# (slots, lanes of each world)
+SHAPES = [(1, 1), (3, 1), (8, 1), (8, 4), (8, 8)]
+
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),  # Gymnasium's remarks about its own environments
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+def compare_one(function: EnvFn, steps: int, seed: int = 11) -> None:
+    """Step a remote environment and a local one side by side."""
+    local = function()
+    try:
+        with serve_gym(function) as server:
+            remote = make_remote(server.url)
+            assert_same_space(remote.observation_space, local.observation_space)
+            assert_same_space(remote.action_space, local.action_space)
+            local.action_space.seed(seed)
+            assert_identical(remote.reset(seed=seed), local.reset(seed=seed), "reset")
+            for step in range(steps):
+                action = local.action_space.sample()
+                mine, theirs = remote.step(action), local.step(action)
+                assert_identical(mine, theirs, f"step {step}")
+                if theirs[2] or theirs[3]:
+                    # The next episode goes on from the environment's own generator.
+                    assert_identical(remote.reset(), local.reset(), f"reset after step {step}")
+            remote.close()
+    finally:
+        local.close()
+
+
+def compare_many(function: EnvFn, slots: int, lanes: int, steps: int, seed: int = 5) -> None:
+    """Step remote slots beside Gymnasium's SyncVectorEnv of as many environments."""
+    local = SyncVectorEnv([function] * slots)
+    try:
+        with serve_gym(function, num_envs=lanes) as server:
+            remote = BlockingReset(make_vec_remote(server.url, num_envs=slots))
+            assert remote.num_envs == slots
+            assert_same_space(remote.observation_space, local.observation_space)
+            assert_same_space(remote.action_space, local.action_space)
+            assert_same_space(remote.single_observation_space, local.single_observation_space)
+            local.action_space.seed(seed)
+            assert_identical(remote.reset(seed=seed), local.reset(seed=seed), "reset")
+            for step in range(steps):
+                actions = local.action_space.sample()
+                assert_identical(remote.step(actions), local.step(actions), f"step {step}")
+            assert_identical(remote.reset(), local.reset(), "the second reset")
+            remote.close()
+    finally:
+        local.close()
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_one_remote_environment_equals_the_local_one(name: str) -> None:
+    function, steps, _ = ZOO[name]
+    compare_one(function, steps)
+
+
+@pytest.mark.parametrize(("slots", "lanes"), SHAPES)
+@pytest.mark.parametrize("name", ZOO)
+def test_slots_equal_the_environments_of_sync_vector_env(name: str, slots: int, lanes: int) -> None:
+    function, _, steps = ZOO[name]
+    compare_many(function, slots, lanes, steps)
+
+
+@pytest.mark.parametrize("name", EVERY_SPACE)
+def test_every_observation_space_arrives_exactly(name: str) -> None:
+    compare_one(lambda: SpaceEnv(EVERY_SPACE[name]()), 60)
+
+
+@pytest.mark.parametrize("name", EVERY_SPACE)
+def test_every_action_space_arrives_exactly(name: str) -> None:
+    # The reward and an info hold a digest of the action with its dtypes and shapes.
+    compare_one(lambda: SpaceEnv(None, EVERY_SPACE[name]()), 60)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("name", EVERY_SPACE)
+def test_every_space_arrives_exactly_in_slots_and_lanes(name: str, lanes: int) -> None:
+    # Gymnasium's own vector environments cannot step over an action space without elements.
+    actions = None if name in ("dict_empty", "tuple_empty", "tuple_of_empty_ones") else EVERY_SPACE[name]()
+    compare_many(lambda: SmallNumbers(SpaceEnv(EVERY_SPACE[name](), actions)), 3, lanes, 40)
+
+
+def test_worlds_of_one_and_of_several_lanes_mix_in_one_vector() -> None:
+    function = ZOO["Taxi"][0]
+    local = SyncVectorEnv([function] * 6)
+    with serve_gym(function, num_envs=3) as many, serve_gym(function) as one:
+        remote = BlockingReset(make_vec_remote([one.url, many.url, one.url, one.url]))
+        local.action_space.seed(1)
+        assert_identical(remote.reset(seed=3), local.reset(seed=3), "reset")
+        for step in range(400):
+            actions = local.action_space.sample()
+            assert_identical(remote.step(actions), local.step(actions), f"step {step}")
+        remote.close()
+    local.close()
+
+
+def test_three_drawn_worlds_on_one_server_keep_their_own_pixels() -> None:
+    """pygame is not thread-safe: without one lock around all environment calls most frames were wrong."""
+    function = made("CarRacing-v3")
+    local = SyncVectorEnv([function] * 3)
+    with serve_gym(function) as server:
+        remote = BlockingReset(make_vec_remote(server.url, num_envs=3))
+        local.action_space.seed(2)
+        assert_identical(remote.reset(seed=4), local.reset(seed=4), "reset")
+        for step in range(40):
+            actions = local.action_space.sample()
+            assert_identical(remote.step(actions), local.step(actions), f"step {step}")
+        remote.close()
+    local.close()
+
+
+@pytest.mark.parametrize("name", ["CartPole", "Taxi", "Pendulum"])
+def test_a_reset_mask_begins_the_masked_slots_and_leaves_the_others(name: str) -> None:
+    function = ZOO[name][0]
+    local = SyncVectorEnv([function] * 4)
+    with serve_gym(function, num_envs=2) as lanes, serve_gym(function) as one:
+        remote = BlockingReset(make_vec_remote([lanes.url, one.url, one.url]))
+        local.action_space.seed(3)
+        assert_identical(remote.reset(seed=1), local.reset(seed=1), "reset")
+        for step in range(60):
+            actions = local.action_space.sample()
+            assert_identical(remote.step(actions), local.step(actions), f"step {step}")
+            if step % 7 == 3:
+                mask = np.array([True, False, False, True]) if step % 2 else np.array([False, True, True, False])
+                mine = remote.reset(seed=step, options={"reset_mask": mask.copy()})
+                assert_identical(mine, local.reset(seed=step, options={"reset_mask": mask.copy()}), f"mask {step}")
+        remote.close()
+    local.close()
+
+
+def test_an_explicit_reset_right_after_an_episodes_end_resets_the_environment_once() -> None:
+    # An eager reset would draw from the environment's generator twice.
+    function = made("CartPole-v1")
+    local = SyncVectorEnv([function] * 2)
+    with serve_gym(function) as server:
+        remote = BlockingReset(make_vec_remote(server.url, num_envs=2))
+        assert_identical(remote.reset(seed=8), local.reset(seed=8), "reset")
+        for _ in range(5):
+            over = False
+            while not over:
+                actions = np.zeros(2, np.int64)
+                mine, theirs = remote.step(actions), local.step(actions)
+                assert_identical(mine, theirs, "step")
+                over = bool(theirs[2].any())
+            assert_identical(remote.reset(), local.reset(), "reset")
+        remote.close()
+    local.close()
+
+
+def test_reset_options_arrive() -> None:
+    local = gymnasium.make("CartPole-v1")
+    with serve_gym("CartPole-v1") as server:
+        remote = make_remote(server.url)
+        options = {"low": -0.01, "high": 0.02}
+        assert_identical(remote.reset(seed=1, options=dict(options)), local.reset(seed=1, options=dict(options)))
+        remote.close()
+    local.close()
+
+
+def test_what_the_user_gets_is_theirs() -> None:
+    with serve_gym("CartPole-v1", num_envs=2) as server, serve_gym("CartPole-v1") as single:
+        for urls in ([server.url], [single.url, single.url]):
+            envs = BlockingReset(make_vec_remote(urls))
+            kept: list[tuple[Any, Any]] = []
+            observation, _ = envs.reset(seed=1)
+            for _ in range(20):
+                kept.append((observation, observation.copy()))
+                observation, rewards, terminations, truncations, _ = envs.step(np.zeros(2, np.int64))
+                for array in (observation, rewards, terminations, truncations):
+                    assert array.flags.writeable
+                assert rewards.dtype == np.float64
+            for array, copy in kept:
+                assert_identical(array, copy)  # no later step wrote into it
+            assert not any(np.shares_memory(kept[0][0], array) for array, _ in kept[1:])
+            envs.close()
+
+
+@pytest.mark.parametrize("name", ["CartPole", "Pendulum", "Taxi", "Blackjack", "FrozenLake", "Hopper", "MiniGrid"])
+def test_gymnasiums_own_checker_passes_on_a_remote_environment(name: str) -> None:
+    with serve_gym(ZOO[name][0]) as server:
+        remote = make_remote(server.url)
+        check_env(remote, skip_render_check=name in ("Hopper", "MiniGrid"))
+        remote.close()
+
+
+@pytest.mark.parametrize("name", EVERY_SPACE)
+def test_gymnasiums_own_checker_passes_over_every_space(name: str) -> None:
+    local = SpaceEnv(EVERY_SPACE[name](), EVERY_SPACE[name](), min_steps=5)
+    try:
+        check_env(local)
+    except (AssertionError, ValueError, TypeError, NotImplementedError) as error:
+        pytest.skip(f"the checker does not take this space locally either: {error!r:.80}")
+    with serve_gym(lambda: SpaceEnv(EVERY_SPACE[name](), EVERY_SPACE[name](), min_steps=5)) as server:
+        remote = make_remote(server.url)
+        check_env(remote)
+        remote.close()
