@@ -130,6 +130,11 @@ class Server:
         """The names of the worlds that there are."""
         return self._registry.names
 
+    @property
+    def env_ids(self) -> list[str]:
+        """The environment ids that a client may name."""
+        return self._source.env_ids
+
     def wait(self, grace: float = 2.0) -> None:
         """Block until Ctrl-C, SIGTERM or `stop`; then drain and return.
 

@@ -1,0 +1,84 @@
+"""Many CartPoles: in process, as lanes of one world, as worlds of their own, and by the public client."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+
+import gymnasium
+from bridge.wrappers import BlockingReset
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+from benchmarks.loops import vector_stepping
+from benchmarks.registry import Measure, goal, subject
+from bridge import make_vec_remote
+from bridge.cli.launch import ServerProcess
+
+ENV_ID = "CartPole-v1"
+LANES = 64
+WORLDS = 8
+
+
+def make_cartpole() -> gymnasium.Env:
+    return gymnasium.make(ENV_ID)
+
+
+@subject("sync-64", f"in process: SyncVectorEnv, {LANES} envs", group="cartpole")
+def sync_vector() -> Iterator[Measure]:
+    envs = SyncVectorEnv([make_cartpole] * LANES)
+    try:
+        yield vector_stepping(envs)
+    finally:
+        envs.close()
+
+
+@subject("async-64", f"in process: AsyncVectorEnv, {LANES} envs", group="cartpole")
+def async_vector() -> Iterator[Measure]:
+    # Not by a fork of this process, which runs gRPC's threads.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["gymnasium.envs.classic_control", "gymnasium.vector"])
+    envs = AsyncVectorEnv([make_cartpole] * LANES, shared_memory=True, context="forkserver")
+    try:
+        yield vector_stepping(envs)
+    finally:
+        envs.close(terminate=True)
+
+
+@subject("lanes-64-grpc", f"gRPC: {LANES} lanes in one world", group="cartpole")
+def lanes_over_grpc() -> Iterator[Measure]:
+    with ServerProcess(ENV_ID, "--num-envs", str(LANES)) as server:
+        envs = BlockingReset(make_vec_remote(server.url))
+        try:
+            yield vector_stepping(envs)
+        finally:
+            envs.close()
+
+
+@subject("worlds-8-grpc", f"gRPC: {WORLDS} worlds of one env each", group="cartpole")
+def worlds_over_grpc() -> Iterator[Measure]:
+    with ServerProcess(ENV_ID) as server:
+        envs = BlockingReset(make_vec_remote(server.url, num_envs=WORLDS))
+        try:
+            yield vector_stepping(envs)
+        finally:
+            envs.close()
+
+
+@subject("dm-ahead-8", f"dm-env-rpc client: {WORLDS} connections, send all, then receive all", group="cartpole")
+def public_client_ahead() -> Iterator[Measure]:
+    from benchmarks.public_client import PublicClients
+
+    with ServerProcess(ENV_ID) as server, PublicClients(server.url, WORLDS) as clients:
+        yield clients.stepping_ahead
+
+
+@subject("dm-blocking-8", f"dm-env-rpc client: {WORLDS} connections, one after the other", group="cartpole")
+def public_client_blocking() -> Iterator[Measure]:
+    from benchmarks.public_client import PublicClients
+
+    with ServerProcess(ENV_ID) as server, PublicClients(server.url, WORLDS) as clients:
+        yield clients.stepping_blocking
+
+
+goal("B-1", "lanes-64-grpc", against="sync-64", at_least=0.7)
+goal("B-1", "lanes-64-grpc", against="async-64", at_least=5.0)

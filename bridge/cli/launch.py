@@ -1,0 +1,114 @@
+"""Servers in processes of their own, for programs that need some for a while: the demo, the benchmarks, tests."""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from bridge.cli.serve import SERVED_AT
+from bridge.errors import ConnectError
+
+__all__ = ["ServerProcess"]
+
+
+class ServerProcess:
+    """A `bridge serve` in a process of its own, on a free port of this machine.
+
+    Several start at once; `urls` waits. The process ends with `stop`, with the `with` block, and also where this
+    process is killed: its standard input is a pipe from here.
+
+    Args:
+        arguments: What follows `bridge serve` on the command line.
+        timeout: Seconds to wait for its URL.
+    """
+
+    def __init__(self, *arguments: str, timeout: float = 60.0) -> None:
+        self._timeout = timeout
+        # A pipe that nobody reads would fill and block the process.
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - `stop` closes it
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._urls: list[str] | None = None
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bridge", "serve", *arguments, "--port", "0", "--exit-on-eof"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            # Ctrl-C in the terminal goes to this process, which then stops its servers in order.
+            start_new_session=os.name == "posix",
+        )
+        self._reader = threading.Thread(target=self._read, name="bridge-launch", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid
+
+    @property
+    def urls(self) -> Sequence[str]:
+        """The URLs of the server; waits for it to be up.
+
+        Raises:
+            ConnectError: It ended, or said nothing in time.
+        """
+        deadline = time.monotonic() + self._timeout
+        while self._urls is None:
+            try:
+                line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise ConnectError(self._title, f"it printed no URL within {self._timeout:g} s") from None
+            if line is None:
+                self._errors.seek(0)
+                said = self._errors.read().decode(errors="replace").strip() or "nothing"
+                raise ConnectError(self._title, f"it ended before it printed a URL; it said: {said}")
+            if SERVED_AT in line:
+                self._urls = line.rpartition(SERVED_AT)[2].split()
+        return self._urls
+
+    @property
+    def url(self) -> str:
+        """The first of its URLs."""
+        return self.urls[0]
+
+    @property
+    def _title(self) -> str:
+        return " ".join(map(str, self._process.args[1:] if isinstance(self._process.args, list) else ()))
+
+    def _read(self) -> None:
+        if self._process.stdout is not None:
+            for line in self._process.stdout:
+                self._lines.put(line)
+        self._lines.put(None)
+
+    def stop(self, timeout: float = 5.0) -> int:
+        """End the process, by force where it does not end within `timeout` seconds; return its exit code."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        if self._process.poll() is None:
+            self._process.terminate()
+        try:
+            code = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        self._reader.join(timeout)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._errors.close()
+        return code
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

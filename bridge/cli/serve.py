@@ -1,0 +1,204 @@
+"""`bridge serve`: publish environments until Ctrl-C or SIGTERM. Its options are the keywords of `serve_gym`."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import inspect
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from bridge.cli.program import OK
+from bridge.errors import SettingError
+from bridge.server.server import Server, serve_gym
+
+__all__ = ["SERVED_AT", "announce", "read_pairs", "register", "serve_options"]
+
+SERVED_AT = " is served at "
+"""In the first line of output: what stands between the environment and its URLs, which are separated by spaces."""
+_READ = {"int": int, "float": float, "str": str}
+
+_EPILOG = """examples:
+  bridge serve CartPole-v1 --port 50051
+  bridge serve CartPole-v1 --num-envs 64             one world of 64 lanes: one message steps them all
+  bridge serve FrozenLake-v1 --env-kwargs map_name=8x8 is_slippery=False
+  bridge serve my_package.envs:MyEnv-v0              imports the module that registers the environment
+  bridge serve CartPole-v1 Taxi-v3 "MountainCar*"    a zoo, of which each client names one
+"""
+
+
+def register(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "serve",
+        help="publish environments until Ctrl-C",
+        description="Publish Gymnasium environments over dm_env_rpc until Ctrl-C or SIGTERM, which drain.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument(
+        "env",
+        nargs="+",
+        metavar="ENV_ID",
+        help="a Gymnasium id; MODULE:ENV_ID imports the module first; several ids or patterns are a zoo",
+    )
+    for flags, options in serve_options():
+        parser.add_argument(flags, **options)
+    parser.add_argument(
+        "--exit-on-eof",
+        action="store_true",
+        help="stop when standard input ends: for programs that start servers and must leave none behind",
+    )
+    parser.set_defaults(run=run)
+
+
+def serve_options() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Give each keyword of `serve_gym` as an option: its flag, and the arguments of `add_argument`.
+
+    The help is the keyword's line in the docstring. Keywords that a command line cannot say, such as callables, are
+    left out.
+    """
+    texts = _keyword_texts(inspect.getdoc(serve_gym) or "")
+    for name, parameter in inspect.signature(serve_gym).parameters.items():
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+            continue
+        flag, default = f"--{name.replace('_', '-')}", parameter.default
+        text = texts.get(name, "").replace("%", "%%")
+        kind = _plain_type(str(parameter.annotation))
+        shown = "" if default is None or isinstance(default, bool) else f" (default: {default})"
+        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": f"{text}{shown}"}
+        if kind == "bool":
+            yield flag, {**options, "action": argparse.BooleanOptionalAction if default else "store_true"}
+        elif kind in _READ:
+            metavar = {"port": "PORT"}.get(name, {"int": "N", "float": "X"}.get(kind, name.upper()))
+            yield flag, {**options, "type": _READ[kind], "metavar": metavar}
+        elif kind == "Mapping":
+            yield flag, {**options, "nargs": "+", "metavar": "KEY=VALUE", "action": "extend"}
+
+
+def _plain_type(annotation: str) -> str:
+    """Read an annotation, such as `int | None`, as a type that a command line can say; "" where there is none."""
+    members = [member.strip().partition("[")[0] for member in annotation.split("|")]
+    return next((member for member in members if member in ("bool", "int", "float", "str", "Mapping")), "")
+
+
+def _keyword_texts(doc: str) -> dict[str, str]:
+    """Read what a docstring's section `Args:` says of each keyword."""
+    section = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", doc, re.MULTILINE | re.DOTALL)
+    entries = re.findall(r"^    (\w+): (.*(?:\n(?!    \w+: ).*)*)", section.group(1) if section else "", re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in entries}
+
+
+def read_pairs(pairs: Sequence[str], option: str = "--env-kwargs") -> dict[str, Any]:
+    """Read KEY=VALUE pairs; a value is a Python literal where it reads as one, otherwise text.
+
+    Raises:
+        SettingError: A pair has no `=`, or a key is no name.
+    """
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key.isidentifier():
+            raise SettingError(f"expected {option} to be KEY=VALUE, e.g. gravity=9.8, got {pair!r}")
+        try:
+            found[key] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            found[key] = text
+    return found
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until a signal."""
+    names = set(inspect.signature(serve_gym).parameters)
+    keywords = {name: value for name, value in vars(arguments).items() if name in names and name != "env"}
+    for name, value in keywords.items():
+        if isinstance(value, list):
+            keywords[name] = read_pairs(value, f"--{name.replace('_', '-')}")
+    env = _published(arguments.env)
+    with _sigterm_as_interrupt():
+        server = serve_gym(env, **keywords)
+        try:
+            if arguments.exit_on_eof:
+                threading.Thread(target=_stop_on_eof, args=(server,), daemon=True).start()
+            lanes = keywords.get("num_envs", 1) > 1 or keywords.get("vectorization_mode", "sync") != "sync"
+            announce(server, arguments.env, lanes)
+            server.wait()
+        except KeyboardInterrupt:  # a signal before `wait` took over, or a second one while it drained
+            server.stop()
+        print("stopped: connections and environments are closed", flush=True)
+    return OK
+
+
+def announce(server: Server, ids: Sequence[str], lanes: bool) -> None:
+    """Print where the environments are, and how to connect; `lanes`: whether its worlds are of lanes."""
+    print(f"{', '.join(ids)}{SERVED_AT}{' '.join(server.urls)}", flush=True)
+    print("Connect from Python:")
+    for line in connecting_lines(server.urls, server.env_ids, lanes):
+        print(f"  {line}")
+    print("Ctrl-C stops.", flush=True)
+
+
+def connecting_lines(urls: Sequence[str], ids: Sequence[str], lanes: bool) -> list[str]:
+    """Return two lines of Python that connect to what is served."""
+    if len(ids) > 1:  # a zoo: the client names one of them
+        urls = [f"{url}/{ids[0]}" for url in urls]
+    quoted = [f'"{url}"' for url in urls]
+    if len(urls) > 1:
+        return ["from bridge import make_vec_remote", f"envs = make_vec_remote([{', '.join(quoted)}])"]
+    if lanes:
+        return ["from bridge import make_vec_remote", f"envs = make_vec_remote({quoted[0]})"]
+    return ["from bridge import make_remote", f"env = make_remote({quoted[0]})"]
+
+
+def _published(ids: Sequence[str]) -> str | list[str]:
+    """Return what `serve_gym` takes: one id, or a list where there are several or patterns.
+
+    Raises:
+        SettingError: A module cannot be imported.
+    """
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # the console script does not look there by itself
+    names = []
+    for item in ids:
+        module, colon, name = item.rpartition(":")
+        if colon:
+            try:
+                importlib.import_module(module)
+            except ImportError as error:
+                raise SettingError(
+                    f"cannot import the module of {item!r}: {error}. Expected MODULE:ENV_ID with a module that is "
+                    "installed or in the current folder"
+                ) from error
+        names.append(name)
+    is_zoo = len(names) > 1 or any(character in names[0] for character in "*?[")
+    return names if is_zoo else names[0]
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does, also where a shell started this process with Ctrl-C ignored."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stop_on_eof(server: Server) -> None:
+    """Stop a server once whoever started this process is gone, or has closed its end of the pipe."""
+    # os.read: a thread that waits in sys.stdin would hold a lock that the interpreter wants at its end.
+    while os.read(0, 4096):
+        pass
+    server.stop(2.0)

@@ -1,0 +1,113 @@
+"""The benchmarks run, on tiny turns, and say what they measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks import registry, runner
+from benchmarks.__main__ import main
+from benchmarks.registry import Goal, Measure, Subject
+
+
+@pytest.fixture
+def own() -> Iterator[None]:
+    """Empty registries, so that a test's own subjects are the only ones."""
+    saved = dict(registry.SUBJECTS), list(registry.GOALS)
+    registry.SUBJECTS.clear()
+    registry.GOALS.clear()
+    yield
+    registry.SUBJECTS.clear()
+    registry.SUBJECTS.update(saved[0])
+    registry.GOALS[:] = saved[1]
+
+
+def a_subject(name: str, values: list[float], log: list[str]) -> Subject:
+    @registry.subject(name, name.upper(), group="test")
+    def opened() -> Iterator[Measure]:
+        log.append(f"open {name}")
+        numbers = iter([0.0, *values])  # the first turn warms up and is not counted
+
+        def measure(seconds: float) -> float:
+            log.append(name)
+            return next(numbers)
+
+        yield measure
+        log.append(f"close {name}")
+
+    return registry.SUBJECTS[name]
+
+
+@pytest.mark.usefixtures("own")
+def test_rounds_are_interleaved_and_begin_with_another_subject_each() -> None:
+    log: list[str] = []
+    subjects = [a_subject("a", [10.0, 30.0], log), a_subject("b", [20.0, 20.0], log)]
+    results = runner.run_group(subjects, 2, 0.01)
+    assert log == ["open a", "open b", "a", "b", "a", "b", "b", "a", "close b", "close a"]
+    assert [result.values for result in results] == [[10.0, 30.0], [20.0, 20.0]]
+
+
+@pytest.mark.usefixtures("own")
+def test_a_goal_is_judged_by_the_median_of_the_ratios_of_each_round() -> None:
+    log: list[str] = []
+    subjects = [a_subject("a", [10.0, 30.0, 90.0], log), a_subject("b", [20.0, 20.0, 30.0], log)]
+    results = runner.run_group(subjects, 3, 0.01)
+    goals = [Goal("B-0", "a", "b", 1.5, None), Goal("B-0", "a", "b", 1.6, None), Goal("B-0", "a", 15.0, None, 2.0)]
+    verdicts = runner.judge(results, goals)
+    assert [verdict.ratio for verdict in verdicts] == [1.5, 1.5, 2.0]
+    assert [verdict.met for verdict in verdicts] == [True, False, True]
+    table = runner.as_table(results, verdicts)
+    assert "B-0   a against b: 1.50 (0.50 to 3.00), wanted ≥ 1.6: NOT met" in table
+
+
+@pytest.mark.usefixtures("own")
+def test_a_peer_that_is_not_installed_is_skipped_and_named() -> None:
+    @registry.subject("absent", "a peer", group="test")
+    def absent() -> Iterator[Measure]:
+        import a_package_that_nobody_has  # noqa: F401
+
+        yield lambda seconds: 1.0
+
+    results = runner.run_group([registry.SUBJECTS["absent"]], 1, 0.01)
+    assert "skipped: a_package_that_nobody_has is not installed" in runner.as_table(results, [])
+
+
+@pytest.mark.usefixtures("own")
+def test_two_subjects_of_one_name_are_refused() -> None:
+    a_subject("a", [1.0], [])
+    with pytest.raises(ValueError, match="two subjects named 'a'"):
+        a_subject("a", [1.0], [])
+
+
+def test_every_goal_names_subjects_that_there_are_in_one_group() -> None:
+    registry.load()
+    assert "sync-64" in registry.SUBJECTS
+    assert {goal.id for goal in registry.GOALS} >= {"B-1"}
+    registry.GOALS.append(Goal("B-0", "sync-64", "nothing", 1.0, None))
+    try:
+        with pytest.raises(ValueError, match="B-0 names nothing"):
+            registry.load()
+    finally:
+        registry.GOALS.pop()
+
+
+def test_a_run_prints_a_table_and_writes_its_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["sync-64", "lanes-64-grpc", "worlds-8-grpc", "dm-ahead-8", "dm-blocking-8"]
+    assert main([*names, "--rounds", "1", "--seconds", "0.05", "--results", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "gRPC: 64 lanes in one world" in printed
+    assert "B-1   lanes-64-grpc against sync-64" in printed
+    (path,) = tmp_path.glob("*.json")
+    content = json.loads(path.read_text())
+    assert list(content["subjects"]) == names
+    assert all(len(row["values"]) == 1 and row["values"][0] > 0 for row in content["subjects"].values())
+
+
+def test_an_unknown_name_is_answered_by_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["nothing"])
+    assert end.value.code == 2
+    assert "there is no subject, group or goal 'nothing'; there are sync-64" in capsys.readouterr().err
