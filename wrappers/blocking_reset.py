@@ -9,6 +9,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from bridge.client.remote_env import checked_timeout
 from bridge.client.remote_vector_env import RemoteVectorEnv
+from bridge.client.send_recv import Received
 from bridge.errors import SettingError
 from bridge.tensors import Array
 
@@ -88,3 +89,11 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
             batch = results.batch
             infos = self.env.merged_infos(results)
             return self.env.batched(results), batch.rewards, batch.terminations, batch.truncations, infos
+
+    def send(self, actions: Any, slots: Any = None) -> None:
+        """Apply actions to some slots and return at once; as `RemoteVectorEnv.send`."""
+        self.env.send(actions, slots)
+
+    def recv(self, at_least: int = 1) -> Received:
+        """Wait until at least this many slots have answered, and return all that have; as `RemoteVectorEnv.recv`."""
+        return self.env.recv(at_least)

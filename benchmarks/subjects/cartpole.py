@@ -6,13 +6,13 @@ import multiprocessing
 from collections.abc import Iterator
 
 import gymnasium
-from bridge.wrappers import BlockingReset
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from benchmarks.loops import vector_stepping
 from benchmarks.registry import Measure, goal, subject
 from bridge import make_vec_remote
 from bridge.cli.launch import ServerProcess
+from bridge.wrappers import BlockingReset
 
 ENV_ID = "CartPole-v1"
 LANES = 64

@@ -30,6 +30,7 @@ from bridge.client.remote_env import (
     remote_metadata,
     remote_spec,
 )
+from bridge.client.send_recv import Received, receive, send
 from bridge.errors import (
     AlreadyPendingError,
     ClosedError,
@@ -47,7 +48,7 @@ from bridge.spaces import Layout
 from bridge.step_codec import StepAnswer
 from bridge.tensors import Array
 
-__all__ = ["RemoteVectorEnv", "Results", "make_vec_remote"]
+__all__ = ["RemoteVectorEnv", "Results", "Seat", "make_vec_remote"]
 
 # Seconds that `step` and `reset` wait where no slot has an observation: a loop over them does not spin.
 _PACE = 0.02
@@ -58,7 +59,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
-class _Seat:
+class Seat:
     """One remote, the slots that it fills, and where they are."""
 
     remote: Remote
@@ -126,7 +127,7 @@ class Results:
     """Columns and flags over all slots; the columns of slots that are not `valid` hold nothing."""
     valid: Array
     """Which slots have an observation, `(num_envs,)`."""
-    infos: list[tuple[_Seat, Any]]
+    infos: list[tuple[Seat, Any]]
     """The infos as they came: a dict a slot, or of arrays over a world's lanes."""
     errors: dict[int, RemoteError]
     """Why an episode was cut off, by slot."""
@@ -179,15 +180,17 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         transport: str | None = None,
     ) -> None:
         self.closed = False
-        self._seats: list[_Seat] = []
+        self._seats: list[Seat] = []
         self._guard = OneThread("vector environment")
         self._timeout = checked_timeout(timeout)
         self._max_message_bytes = max_message_bytes
         self._transport = checked_transport(transport)
         self._inbox: Inbox[Delivery] = Inbox()
-        self._seat_of: dict[Remote, _Seat] = {}
+        self._seat_of: dict[Remote, Seat] = {}
         self._pending: str | None = None
         self._was_reset = False
+        self._sent = False
+        """Whether answers to `send` may be outstanding."""
         self._trouble = False
         """Whether a seat may have an error."""
         self._jitter = random.Random()
@@ -198,6 +201,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             self._close_seats(0.5)
             raise
         facts = self._facts()
+        self._seat_at = [seat for seat in self._seats for _ in range(seat.lanes)]
         self.num_envs = sum(seat.lanes for seat in self._seats)
         self.single_observation_space: Space[Any] = facts.observation_space
         self.single_action_space: Space[Any] = facts.action_space
@@ -245,7 +249,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
     def _add_seats(self, wishes: list[Wish]) -> None:
         first = len(self._seats)
         for wish in wishes:
-            seat = _Seat(Remote(wish, self._inbox, self._max_message_bytes, self._transport), 0, 1)
+            seat = Seat(Remote(wish, self._inbox, self._max_message_bytes, self._transport), 0, 1)
             self._seats.append(seat)
             self._seat_of[seat.remote] = seat
             seat.remote.open()
@@ -267,7 +271,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             start += seat.lanes
             self._check_spaces(seat)
 
-    def _check_spaces(self, seat: _Seat) -> None:
+    def _check_spaces(self, seat: Seat) -> None:
         mine, first = seat.remote.facts, self._facts()
         if mine is None or (mine.observation_space, mine.action_space) != (first.observation_space, first.action_space):
             got = (mine.observation_space, mine.action_space) if mine else None
@@ -284,7 +288,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     # What comes in
 
-    def _next_answer(self, deadline: float) -> tuple[Answer | None, _Seat | None]:
+    def _next_answer(self, deadline: float) -> tuple[Answer | None, Seat | None]:
         """Take one delivery; (None, None) once the deadline has passed."""
         try:
             remote, number, what = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -292,7 +296,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             return None, None
         return remote.feed(number, what), self._seat_of[remote]
 
-    def _here(self) -> tuple[Answer | None, _Seat | None]:
+    def _here(self) -> tuple[Answer | None, Seat | None]:
         """Take one delivery that is here already; (None, None): there is none."""
         try:
             remote, number, what = self._inbox.get_here()
@@ -300,7 +304,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             return None, None
         return remote.feed(number, what), self._seat_of[remote]
 
-    def _handle(self, answer: Answer, seat: _Seat) -> None:
+    def _handle(self, answer: Answer, seat: Seat) -> None:
         """Let an answer change the seat that it came for."""
         if answer.kind == "step":
             seat.answer = answer.message
@@ -323,7 +327,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         elif answer.kind == "lost":
             self._lose(seat, answer.error)
 
-    def _lose(self, seat: _Seat, error: RemoteError | None) -> None:
+    def _lose(self, seat: Seat, error: RemoteError | None) -> None:
         self._trouble = True
         seat.state = SlotState.LOST
         seat.error = error
@@ -337,7 +341,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         least, most = _BACKOFF
         return min(most, least * 2.0 ** min(failures - 1, 10)) * self._jitter.uniform(0.5, 1.5)
 
-    def _begin(self, seat: _Seat, settings: Mapping[str, pb.Tensor] | None, *, reset: bool = True) -> None:
+    def _begin(self, seat: Seat, settings: Mapping[str, pb.Tensor] | None, *, reset: bool = True) -> None:
         """Ask for a seat's next episode."""
         seat.state = SlotState.RESETTING
         seat.settings = settings
@@ -403,7 +407,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         results = Results(batch, np.zeros(self.num_envs, np.bool_), [], {})
         for seat in self._seats:
             if seat.answer is not None:
-                self._hand_out(seat, seat.answer, results)
+                self._hand_out(seat, results)
             elif seat.error is not None:
                 self._cut_off(seat, results)
         for slot, error in results.errors.items():
@@ -411,25 +415,36 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
                 _log.warning("the episode of slot %d is cut off: %s", slot, error)
         return results
 
-    def _hand_out(self, seat: _Seat, message: pb.EnvironmentResponse | StepAnswer, results: Results) -> None:
+    def _hand_out(self, seat: Seat, results: Results) -> None:
         try:
-            info = seat.remote.deliver_step(message, results.batch, seat.start)
+            info = self.take(seat, results.batch, seat.start)
         except RemoteError as error:
             seat.remote.close(0.0)
             self._lose(seat, error)
             self._cut_off(seat, results)
             return
+        results.valid[seat.slots] = True
+        results.infos.append((seat, info))
+
+    def take(self, seat: Seat, batch: Batch, position: int) -> Any:
+        """Hand out a seat's answer into a batch, from `position` on; return the info.
+
+        Raises:
+            PeerError: The answer cannot be read.
+        """
+        message = seat.answer
+        if message is None:
+            raise PeerError(seat.remote.url, "there is no answer to hand out")
+        info = seat.remote.deliver_step(message, batch, position)
         seat.last, seat.answer = message, None
         seat.stepping = False
         seat.error = None
-        results.valid[seat.slots] = True
-        results.infos.append((seat, info))
-        batch = results.batch
         # Lanes begin their next episodes by themselves.
-        seat.ended = seat.single and bool(batch.terminations[seat.start] or batch.truncations[seat.start])
+        seat.ended = seat.single and bool(batch.terminations[position] or batch.truncations[position])
         seat.in_episode = not seat.ended
+        return info
 
-    def _cut_off(self, seat: _Seat, results: Results) -> None:
+    def _cut_off(self, seat: Seat, results: Results) -> None:
         """End the episode of a seat whose remote failed: truncated once, and then None until it is back."""
         error = seat.error
         if error is None:
@@ -502,6 +517,48 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             self._pending = None
             return self._as_universe(self.finish_step())
 
+    def send(self, actions: Any, slots: Any = None) -> None:
+        """Apply actions to some slots and return at once; `recv` takes the answers, whichever come first.
+
+        So a straggler holds up nobody: step the slots that have answered, and leave the others to their time. After a
+        `reset`:
+
+            slots, observations, *_ = envs.recv(at_least=48)
+            envs.send(policy(observations), slots)
+
+        A slot whose episode ended begins its next one instead (NEXT_STEP), as does one whose remote was lost, once it
+        is back; the action is not applied then.
+
+        Args:
+            actions: A batch of as many actions as there are `slots`, in their order.
+            slots: Slot numbers, each once; all lanes of a world side by side, as `recv` returns them. None: all slots.
+
+        Raises:
+            InvalidActionError: An action is not in its space; nothing was sent.
+            AlreadyPendingError: A slot has an action already whose answer was not taken; nothing was sent.
+            ResetNeededError: `reset` was never called.
+        """
+        with self.exclusive("send"):
+            send(self, actions, slots)
+
+    def recv(self, at_least: int = 1) -> Received:
+        """Wait until at least this many slots have answered, and return all that have.
+
+        Args:
+            at_least: A number of slots, at most those that an answer is coming for.
+
+        Returns:
+            The slots, an int64 array `(k,)` in rising order; and for these k slots a batch of observations, float64
+            rewards, bool terminations and truncations, each `(k,)`, and infos, arrays `(k,)` with `_key` masks. A slot
+            whose remote was lost is truncated, with its last observation and `infos["error"]`.
+
+        Raises:
+            RemoteTimeoutError: Too few answered within `timeout` seconds; their answers stay for the next call.
+            SettingError: Fewer answers are coming than `at_least`.
+        """
+        with self.exclusive("recv"):
+            return receive(self, at_least)
+
     @contextmanager
     def exclusive(self, call: str, pending: str | None = None) -> Iterator[None]:
         """Keep other threads out, and refuse a call out of turn.
@@ -528,7 +585,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         if mask is not None:
             check_mask(mask, self.num_envs)
         self._drain()
-        plans: list[tuple[_Seat, Mapping[str, pb.Tensor]]] = []
+        plans: list[tuple[Seat, Mapping[str, pb.Tensor]]] = []
         for seat in self._seats:
             chosen = None if mask is None else mask[seat.slots]
             if chosen is not None and not chosen.any() and self._was_reset:
@@ -551,6 +608,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         """Check and send the Steps; what `step_async` does without its bookkeeping."""
         if not self._was_reset:
             raise ResetNeededError("expected reset() before the first step()")
+        if self._sent:
+            if any(seat.stepping for seat in self._seats):
+                raise AlreadyPendingError("step while answers to send are outstanding; take them by recv first", "recv")
+            self._sent = False
         columns = self._action_layout.split(actions, self.num_envs)
         self._drain()
         now = time.monotonic()
@@ -702,7 +763,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     # Calls
 
-    def _ask_all(self, send: Callable[[_Seat], None], purpose: str) -> list[tuple[_Seat, pb.EnvironmentResponse]]:
+    def _ask_all(self, send: Callable[[Seat], None], purpose: str) -> list[tuple[Seat, pb.EnvironmentResponse]]:
         """Send one request to every remote and wait for all answers."""
         with self.exclusive(purpose):
             self._drain()
@@ -714,7 +775,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             for seat in self._seats:
                 send(seat)
             missing = {id(seat): seat for seat in self._seats}
-            answers: list[tuple[_Seat, pb.EnvironmentResponse]] = []
+            answers: list[tuple[Seat, pb.EnvironmentResponse]] = []
             failure: RemoteError | None = None
             deadline = time.monotonic() + self._timeout
             while missing:
