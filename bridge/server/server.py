@@ -208,6 +208,7 @@ def serve_gym(
     max_message_bytes: int = _DEFAULTS.max_message_bytes,
     unix_path: str | None = None,
     tcp_port: int | None = None,
+    processes: int = 1,
 ) -> Server:
     """Publish a Gymnasium environment as a world of dm_env_rpc.
 
@@ -236,6 +237,9 @@ def serve_gym(
         unix_path: Listen on a Unix socket at this path too, for clients on this machine: many times cheaper than gRPC.
             Clients of this package that are given the gRPC URL find and use it by themselves.
         tcp_port: Serve the same messages as frames on a plain TCP port too, 0: any free one.
+        processes: How many full servers to run, each in a process of its own, so that environments step on as many
+            cores; `.urls` lists them. Process i listens on `port + i` where a port is given, and at `unix_path` with
+            `.i` after it.
 
     Returns:
         The server, which runs in the background: `.url`, `.wait()`, `.stop()`, or a `with` block.
@@ -243,6 +247,14 @@ def serve_gym(
     Raises:
         SettingError: The environment is not registered, a keyword is out of its range, the port is in use.
     """
+    arguments = dict(locals())
+    count = arguments.pop("processes")
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 1024:
+        raise SettingError(f"expected processes from 1 to 1024, got {count!r}")
+    if count > 1:
+        from bridge.server.processes import ServerGroup
+
+        return ServerGroup(arguments.pop("env"), count, arguments)
     source = EnvSource(
         env, num_envs=num_envs, vectorization_mode=vectorization_mode, env_kwargs=env_kwargs, max_lanes=max_lanes
     )
