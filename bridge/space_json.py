@@ -18,11 +18,13 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from bridge.errors import TensorError, UnsupportedSpaceError
-from bridge.tensors import Array
+from bridge.tensors import Array, cast
 
 __all__ = ["published_space", "space_from_json", "space_to_json"]
 
 _MAX_DEPTH = 64
+# A line of JSON must not claim any amount of memory.
+_MAX_ELEMENTS = 1 << 28
 _CUSTOM_TEXT = {"min_length": 0, "max_length": 4096, "charset": string.printable}
 
 
@@ -55,12 +57,14 @@ def space_from_json(text: str) -> Space[Any]:
     """
     try:
         return _read(json.loads(text), 0)
-    except (TypeError, ValueError, KeyError, LookupError, RecursionError, AttributeError, OverflowError) as error:
-        raise TensorError(f"expected a space as JSON, got {text:.200!r}: {error!r}") from error
+    except (AssertionError, AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError) as error:
+        raise TensorError(f"expected a space as JSON, got {text!r:.200}: {error!r}") from error
 
 
 def _write(space: Space[Any]) -> dict[str, Any]:
     if isinstance(space, spaces.Box):
+        if space.dtype.itemsize > 8:
+            raise UnsupportedSpaceError(f"expected a Box of at most 64 bits an element, got {space}; use float64")
         return {
             "type": "Box",
             "shape": list(space.shape),
@@ -122,7 +126,7 @@ def _read(data: dict[str, Any], depth: int) -> Space[Any]:
         raise ValueError(f"nested more than {_MAX_DEPTH} levels deep")
     kind = data["type"]
     if kind == "Box":
-        shape, dtype = tuple(data["shape"]), np.dtype(data["dtype"])
+        shape, dtype = _shape(data["shape"]), np.dtype(data["dtype"])
         box = spaces.Box(_array(data["low"], shape, dtype), _array(data["high"], shape, dtype), shape, dtype.type)
         box.bounded_below = _array(data["bounded_below"], shape, np.dtype(bool))
         box.bounded_above = _array(data["bounded_above"], shape, np.dtype(bool))
@@ -130,9 +134,9 @@ def _read(data: dict[str, Any], depth: int) -> Space[Any]:
     if kind == "Discrete":
         return spaces.Discrete(data["n"], start=data["start"], dtype=np.dtype(data["dtype"]).type)
     if kind == "MultiBinary":
-        return spaces.MultiBinary(data["n"])
+        return spaces.MultiBinary(data["n"] if isinstance(data["n"], int) else list(_shape(data["n"])))
     if kind == "MultiDiscrete":
-        shape, dtype = tuple(data["shape"]), np.dtype(data["dtype"])
+        shape, dtype = _shape(data["shape"]), np.dtype(data["dtype"])
         nvec, start = _array(data["nvec"], shape, dtype), _array(data["start"], shape, dtype)
         return spaces.MultiDiscrete(nvec, dtype=dtype.type, start=start)
     if kind == "Text":
@@ -162,10 +166,17 @@ def _number(item: Any) -> Any:
     return ("inf" if item > 0 else "-inf") if isinstance(item, float) and math.isinf(item) else item
 
 
+def _shape(data: Any) -> tuple[int, ...]:
+    shape = tuple(data)
+    if not all(isinstance(size, int) and size >= 0 for size in shape) or math.prod(shape) > _MAX_ELEMENTS:
+        raise ValueError(f"expected sizes of 0 or more, of at most {_MAX_ELEMENTS} elements together, got {data!r:.80}")
+    return shape
+
+
 def _array(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     if isinstance(data, list):
-        return np.array([float(item) if isinstance(item, str) else item for item in data], dtype).reshape(shape)
-    return np.full(shape, float(data) if isinstance(data, str) else data, dtype)
+        return cast([float(item) if isinstance(item, str) else item for item in data], dtype).reshape(shape)
+    return np.full(shape, cast(float(data) if isinstance(data, str) else data, dtype), dtype)
 
 
 def _write_key(key: Any) -> Any:

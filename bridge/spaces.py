@@ -7,7 +7,8 @@ Everything that no plain tensor holds (Graph, OneOf, a Sequence of composites) i
 A batch of samples is handled as columns, one a leaf: an array with a leading dimension for the slots, or a list where
 slots differ in shape.
 
-Dict keys in names: `%` is written `%25`, `.` is `%2E`, the empty key `%_`, and the i-th key where it is no string `%i`.
+Dict keys in names: `%` is written `%25`, `.` is `%2E`, the empty key `%_`, and the i-th key where it is no string
+`%[i]`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gymnasium.spaces import GraphInstance
 from bridge import values
 from bridge.errors import InvalidActionError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.tensors import Array, Spec, cast
+from bridge.tensors import Array, Spec, cast, to_array
 
 __all__ = ["Column", "Layout", "Leaf", "space_from_specs"]
 
@@ -35,6 +36,8 @@ _ARRAYS = (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)
 _BYTES = np.dtype(np.uint8)
 # Bounds within which a foreign integer becomes a Discrete rather than a Box.
 _MAX_DISCRETE = 1 << 32
+# What comes of taking something of another structure apart.
+_MISFITS = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,13 +63,30 @@ class Leaf:
         Raises:
             TensorError: It has another shape or type, or does not fit the dtype.
         """
+        try:
+            return self._pack(part, rounding)
+        except TensorError:
+            raise
+        except _MISFITS as error:
+            raise self._misfit(part, error) from error
+
+    def _misfit(self, part: Any, error: Exception) -> TensorError:
+        return TensorError(f"{self.name!r}: expected an element of {self.space}, got {part!r:.80}: {error!r}")
+
+    def _cast(self, part: Any, dtype: Any, rounding: bool) -> Array:
+        try:
+            return cast(part, dtype, rounding=rounding)
+        except TensorError as error:
+            raise TensorError(f"{self.name!r}: {error}") from error
+
+    def _pack(self, part: Any, rounding: bool) -> Array:
         if self.kind == "array":
-            array = cast(part, self.space.dtype, rounding=rounding)
+            array = self._cast(part, self.space.dtype, rounding)
             if array.shape != self.space.shape:
                 raise TensorError(f"{self.name!r}: expected the shape {self.space.shape}, got {array.shape}")
             return _widen(array, self.spec)
         if self.kind == "scalar":
-            array = cast(part, self.space.dtype)
+            array = self._cast(part, self.space.dtype, False)
             if array.shape != ():
                 raise TensorError(f"{self.name!r}: expected a single integer, got the shape {array.shape}")
             return _widen(array, self.spec)
@@ -80,31 +100,50 @@ class Leaf:
         feature = self.space.feature_space  # type: ignore[attr-defined]
         if isinstance(feature, spaces.Text):
             return _texts(list(part), (len(part),), self.name)
-        array = np.asarray(part)
+        array = to_array(part)
         if not array.size:
             array = np.empty((len(part), *feature.shape), feature.dtype)
-        array = cast(array, feature.dtype, rounding=rounding)
+        array = self._cast(array, feature.dtype, rounding)
         if array.shape[1:] != feature.shape:
             raise TensorError(f"{self.name!r}: expected items of the shape {feature.shape}, got {array.shape[1:]}")
         return _widen(array, self.spec)
 
     def unpack(self, array: Array) -> Any:
-        """Return the part of a sample that a tensor's array holds."""
+        """Return the part of a sample that a tensor's array holds.
+
+        Raises:
+            TensorError: It does not fit the dtype, or holds an encoded value of another structure.
+        """
         if self.kind == "array":
-            return array.astype(self.space.dtype, copy=False)
+            return _narrow(array, self.space.dtype)
         if self.kind == "scalar":
-            return self.space.dtype.type(array[()])  # type: ignore[union-attr]
+            return self.space.dtype.type(_narrow(array, self.space.dtype)[()])  # type: ignore[union-attr]
         if self.kind == "text":
             return array[()]
         if self.kind == "sequence":
             return self._unpack_sequence(array)
-        return _from_plain(self.space, values.decode(array.tobytes()))
+        return self._decode(values.decode(array.tobytes()))
+
+    def _decode(self, plain: Any) -> Any:
+        try:
+            return _from_plain(self.space, plain)
+        except _MISFITS as error:
+            raise self._misfit(plain, error) from error
+
+    def check(self, part: Any) -> None:
+        """Raise TensorError where a part is not in the space."""
+        try:
+            inside = self.space.contains(part)
+        except _MISFITS:
+            inside = False
+        if not inside:
+            raise TensorError(f"{self.name!r}: expected an element of {self.space}, got {part!r:.80}")
 
     def _unpack_sequence(self, array: Array) -> Any:
         feature, stack = self.space.feature_space, self.space.stack  # type: ignore[attr-defined]
         if isinstance(feature, spaces.Text):
             return tuple(array.tolist())
-        array = array.astype(feature.dtype, copy=False)
+        array = _narrow(array, feature.dtype)
         if stack:
             return array
         if isinstance(feature, spaces.Discrete):
@@ -116,15 +155,27 @@ class Leaf:
     def pack_lanes(self, part: Any, lanes: int, rounding: bool) -> Array:
         """Return the tensor's array for this part of a batch of `lanes` samples; raises as `pack`."""
         if self.kind in ("array", "scalar"):
-            array = cast(part, self.space.dtype, rounding=rounding)
+            array = self._cast(part, self.space.dtype, rounding)
             if array.shape != (lanes, *self.spec.shape):
                 raise TensorError(f"{self.name!r}: expected the shape {(lanes, *self.spec.shape)}, got {array.shape}")
             return _widen(array, self.spec)
-        if len(part) != lanes:
-            raise TensorError(f"{self.name!r}: expected {lanes} items, got {len(part)}")
-        if self.kind == "text":
-            return _texts(list(part), (lanes,), self.name)
-        return np.frombuffer(values.encode([_to_plain(self.space, item) for item in part]), _BYTES)
+        items = self.items(part, lanes)
+        try:
+            if self.kind == "text":
+                return _texts(items, (lanes,), self.name)
+            return np.frombuffer(values.encode([_to_plain(self.space, item) for item in items]), _BYTES)
+        except TensorError:
+            raise
+        except _MISFITS as error:
+            raise self._misfit(part, error) from error
+
+    def items(self, part: Any, count: int) -> list[Any]:
+        """Return this part of a batch as a list of `count` items; raises as `pack`."""
+        if not isinstance(part, (tuple, list, np.ndarray)) or not np.iterable(part):
+            raise TensorError(f"{self.name!r}: expected a tuple of {count} items, got {part!r:.80}")
+        if len(part) != count:
+            raise TensorError(f"{self.name!r}: expected {count} items, got {len(part)}")
+        return list(part)
 
     def unpack_lanes(self, array: Array, lanes: int) -> Column:
         """Return the column of `lanes` values that a tensor's array holds."""
@@ -136,7 +187,7 @@ class Leaf:
         items = values.decode(array.tobytes())
         if not isinstance(items, list) or len(items) != lanes:
             raise TensorError(f"{self.name!r}: expected a list of {lanes} values, got {items!r:.80}")
-        return [_from_plain(self.space, item) for item in items]
+        return [self._decode(item) for item in items]
 
 
 class Layout:
@@ -186,6 +237,7 @@ class Layout:
         """
         columns: list[Column] = []
         try:
+            _check_structure(self.space, batch, self.name)
             for leaf in self.leaves:
                 part = _part(batch, leaf)
                 if leaf.kind in ("array", "scalar"):
@@ -194,12 +246,9 @@ class Layout:
                     leaf.spec.check_range(array)
                     columns.append(array)
                     continue
-                items = list(part)
-                if len(items) != num_envs:
-                    raise TensorError(f"{leaf.name!r}: expected {num_envs} items, got {len(items)}")
+                items = leaf.items(part, num_envs)
                 for item in items:
-                    if not leaf.space.contains(item):
-                        raise TensorError(f"{leaf.name!r}: expected an element of {leaf.space}, got {item!r:.80}")
+                    leaf.check(item)
                 columns.append(items)
         except TensorError as error:
             raise InvalidActionError(f"the actions are not {num_envs} of {self.space}: {error}") from error
@@ -209,12 +258,13 @@ class Layout:
         """Cut one action into the arrays of its tensors; casts and raises as `split`."""
         try:
             arrays = []
+            _check_structure(self.space, action, self.name)
             for leaf in self.leaves:
                 part = _part(action, leaf)
                 if leaf.kind in ("array", "scalar"):
                     _refuse_fractions(part, leaf)
-                elif not leaf.space.contains(part):
-                    raise TensorError(f"{leaf.name!r}: expected an element of {leaf.space}, got {part!r:.80}")
+                else:
+                    leaf.check(part)
                 array = leaf.pack(part, rounding=True)
                 leaf.spec.check_range(array)
                 arrays.append(array)
@@ -237,14 +287,35 @@ class Layout:
             for leaf, column in zip(self.leaves, columns, strict=True)
         ]
 
-    def unpack(self, arrays: Sequence[Array]) -> Any:
-        """Return the sample, or the batch of `lanes` samples, that the arrays of its tensors make up."""
+    def pack_leaf(self, index: int, sample: Any) -> Array:
+        """Return the array of one tensor of `pack`, with rounding; raises as `pack`."""
+        leaf = self.leaves[index]
+        part = _part(sample, leaf)
+        return leaf.pack(part, True) if self.lanes is None else leaf.pack_lanes(part, self.lanes, True)
+
+    def unpack(self, arrays: Sequence[Array], *, check: bool = False) -> Any:
+        """Return the sample, or the batch of `lanes` samples, that the arrays of its tensors make up.
+
+        Args:
+            arrays: Of each spec's shape and dtype.
+            check: Look whether texts, sequences and encoded values are in their space, which no spec says.
+
+        Raises:
+            TensorError: A part does not fit its dtype, is of another structure, or not in its space.
+        """
         if self.lanes is None:
-            parts = iter([leaf.unpack(array) for leaf, array in zip(self.leaves, arrays, strict=True)])
-            return _assemble(self.space, parts)
+            parts = [leaf.unpack(array) for leaf, array in zip(self.leaves, arrays, strict=True)]
+            for leaf, part in zip(self.leaves, parts, strict=True):
+                if check and leaf.kind not in ("array", "scalar"):
+                    leaf.check(part)
+            return _assemble(self.space, iter(parts))
         columns = self.columns(self.lanes)
         for index, array in enumerate(arrays):
             self.write(columns, index, 0, array)
+        for leaf, column in zip(self.leaves, columns, strict=True):
+            if check and isinstance(column, list):
+                for item in column:
+                    leaf.check(item)
         return self.batch(columns)
 
     def columns(self, num_envs: int) -> list[Column]:
@@ -259,6 +330,8 @@ class Layout:
     def write(self, columns: list[Column], index: int, slot: int, array: Array) -> None:
         """Put what the tensor of leaf `index` holds into its column, from `slot` on; numbers by one copy."""
         leaf, column = self.leaves[index], columns[index]
+        if isinstance(column, np.ndarray):
+            array = _narrow(array, column.dtype)
         if self.lanes is None:
             column[slot] = array if isinstance(column, np.ndarray) else leaf.unpack(array)
         else:
@@ -283,7 +356,7 @@ def _renamed(leaf: Leaf, name: str) -> Leaf:
 
 def _refuse_fractions(part: Any, leaf: Leaf) -> None:
     """Gymnasium's integer spaces hold no floats, also none without a fraction."""
-    if leaf.spec.dtype.kind in "iu" and np.asarray(part).dtype.kind == "f":
+    if leaf.spec.dtype.kind in "iu" and to_array(part).dtype.kind == "f":
         raise TensorError(f"{leaf.name!r}: expected integers ({leaf.space.dtype}), got {part!r:.80}")
 
 
@@ -295,6 +368,26 @@ def _row(leaf: Leaf, column: Column, slot: int) -> Any:
 
 def _widen(array: Array, spec: Spec) -> Array:
     return array if array.dtype == spec.dtype else array.astype(spec.dtype)
+
+
+def _narrow(array: Array, dtype: Any) -> Array:
+    """Undo `_widen`: what a peer sends may be too large for the narrow dtype (D-19)."""
+    return array if array.dtype == dtype else cast(array, dtype, rounding=True)
+
+
+def _check_structure(space: Space[Any], sample: Any, name: str) -> None:
+    """Raise TensorError where a sample, or a batch of them, has other keys or another length than a Dict or Tuple."""
+    if isinstance(space, spaces.Dict):
+        if not isinstance(sample, Mapping) or set(sample) != set(space.spaces):
+            got = f"the keys {list(sample)}" if isinstance(sample, Mapping) else f"{sample!r:.80}"
+            raise TensorError(f"{name!r}: expected a dict with the keys {list(space.spaces)}, got {got}")
+        for index, (key, item) in enumerate(space.spaces.items()):
+            _check_structure(item, sample[key], f"{name}.{_key_name(key, index)}")
+    elif isinstance(space, spaces.Tuple):
+        if not isinstance(sample, (tuple, list, np.ndarray)) or len(sample) != len(space.spaces):
+            raise TensorError(f"{name!r}: expected a tuple of {len(space.spaces)} parts, got {sample!r:.80}")
+        for index, item in enumerate(space.spaces):
+            _check_structure(item, sample[index], f"{name}.{index}")
 
 
 def _texts(value: Any, shape: tuple[int, ...], name: str) -> Array:
@@ -375,7 +468,7 @@ def _bounds(space: Space[Any]) -> tuple[Array, Array]:
 
 def _key_name(key: Any, index: int) -> str:
     if not isinstance(key, str):
-        return f"%{index}"
+        return f"%[{index}]"
     return key.replace("%", "%25").replace(".", "%2E") or "%_"
 
 
@@ -397,7 +490,7 @@ def _to_plain(space: Space[Any], sample: Any) -> Any:
     if isinstance(space, spaces.Text):
         return sample
     if isinstance(space, spaces.Discrete):
-        return space.dtype.type(sample)
+        return cast(sample, space.dtype)[()]
     return cast(sample, space.dtype, rounding=True)
 
 
@@ -460,16 +553,22 @@ def space_from_specs(specs: Iterable[Spec], root: str) -> Space[Any]:
         if last in node:
             raise TensorError(f"the spec name {spec.name!r} is given twice, or is a level of nesting too")
         node[last] = spec
-    try:
-        return _space_of(tree[root] if list(tree) == [root] else tree)
-    except (ValueError, OverflowError, AssertionError) as error:
-        raise error if isinstance(error, TensorError) else TensorError(f"no space fits the specs: {error}") from error
+    return _space_of(tree[root] if list(tree) == [root] and isinstance(tree[root], Spec) else tree)
 
 
 def _space_of(node: Any) -> Space[Any]:
     if isinstance(node, dict):
         return spaces.Dict([(key, _space_of(item)) for key, item in node.items()])
     spec: Spec = node
+    try:
+        return _space_of_spec(spec)
+    except (AssertionError, OverflowError, ValueError) as error:
+        if isinstance(error, TensorError):
+            raise
+        raise TensorError(f"the spec {spec.name!r} ({spec.describe()}) has no space: {error}") from error
+
+
+def _space_of_spec(spec: Spec) -> Space[Any]:
     if spec.shape[:1] == (-1,):
         return spaces.Sequence(
             _space_of(dataclasses.replace(spec, shape=spec.shape[1:])), stack=spec.data_type != pb.STRING
@@ -491,9 +590,8 @@ def _space_of(node: Any) -> Space[Any]:
         limits = np.iinfo(spec.dtype)
         low = np.asarray(limits.min if spec.minimum is None else spec.minimum)
         high = np.asarray(limits.max if spec.maximum is None else spec.maximum)
-        count = int(high) - int(low) + 1
-        if not spec.shape and 0 < count <= min(_MAX_DISCRETE, limits.max):  # a Discrete counts in its own dtype
-            return spaces.Discrete(count, start=int(low), dtype=spec.dtype.type)
+        if not spec.shape and int(high) - int(low) < min(_MAX_DISCRETE, limits.max):
+            return spaces.Discrete(int(high) - int(low) + 1, start=int(low), dtype=spec.dtype.type)
     else:
         low = np.asarray(-np.inf if spec.minimum is None else spec.minimum)
         high = np.asarray(np.inf if spec.maximum is None else spec.maximum)

@@ -24,6 +24,7 @@ __all__ = [
     "cast",
     "fill_tensor",
     "pack_tensor",
+    "to_array",
     "unpack_tensor",
     "wire_dtype",
 ]
@@ -55,6 +56,9 @@ _BYTES = frozenset({"int8s", "uint8s"})
 _BUFFERS = frozenset({"floats", "doubles", "bools"})
 # Dtypes that travel in a wider one, from which they come back exactly.
 _WIDENED = {np.dtype("f2"): np.dtype("<f4"), np.dtype("i2"): np.dtype("<i4"), np.dtype("u2"): np.dtype("<u4")}
+# A message of a few bytes must not claim any amount of memory.
+_MAX_BROADCAST = 512 * 1024 * 1024
+_MAX_DIMENSIONS = 32  # of the oldest NumPy that is served
 _RANGED = frozenset(member for member, _, _ in _NUMBERS) - {"bools"}
 
 WIRE_DTYPES: tuple[np.dtype[Any], ...] = tuple(_MEMBER_OF_DTYPE)
@@ -87,10 +91,7 @@ def cast(value: Any, dtype: npt.DTypeLike | None, *, rounding: bool = False) -> 
         TensorError: A number does not fit (300 in uint8), would lose its fraction (1.7 in int64) or digits.
     """
     wanted = np.dtype(dtype)
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise TensorError(f"expected an array of {wanted}, got a ragged {type(value).__name__}: {error}") from error
+    array = to_array(value)
     if array.dtype == wanted:
         return array
     if array.dtype.kind not in "biuf" or wanted.kind not in "biuf":
@@ -109,6 +110,11 @@ def cast(value: Any, dtype: npt.DTypeLike | None, *, rounding: bool = False) -> 
             same = (result == array) & (result.astype(array.dtype) == array)
             if array.dtype.kind in "iu" and wanted.kind in "iu":
                 same &= (result < 0) == (array < 0)
+            # What a float beyond an integer's range becomes depends on the processor; 2**63 may come back as 2**63 - 1.
+            if array.dtype.kind == "f" and wanted.kind in "iu":
+                same &= (array >= float(np.iinfo(wanted).min)) & (array < float(np.iinfo(wanted).max) + 1.0)
+            if array.dtype.kind in "iu" and wanted.kind == "f":
+                same &= result < float(np.iinfo(array.dtype).max) + 1.0
             if wanted.kind == "f" and array.dtype.kind == "f":
                 same |= np.isnan(result) & np.isnan(array)
     if not same.all():
@@ -117,6 +123,27 @@ def cast(value: Any, dtype: npt.DTypeLike | None, *, rounding: bool = False) -> 
             f"{bad!s} ({array.dtype}) does not fit {wanted} without loss; pass a value that {wanted} holds"
         )
     return result
+
+
+def to_array(value: Any) -> Array:
+    """Make an array, but refuse what NumPy would change: `[1, "a"]` to text, `[2**53 + 1, 0.5]` to floats."""
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise TensorError(f"expected a regular array, got a ragged {type(value).__name__}: {error}") from error
+    if isinstance(value, (list, tuple)) and array.dtype.kind in "fU":
+        if all(isinstance(item, np.ndarray) and item.dtype == array.dtype for item in value):
+            return array
+        for item in np.asarray(value, dtype=object).flat:
+            if array.dtype.kind == "U" and not isinstance(item, str):
+                raise TensorError(
+                    f"expected a list of one type, got one of text and {type(item).__name__} {item!r:.80}"
+                )
+            if isinstance(item, (int, np.integer)) and int(item) != int(float(item)):
+                raise TensorError(
+                    f"{item} beside floats does not fit {array.dtype} without loss; pass it in another list"
+                )
+    return array
 
 
 def _varint(number: int) -> bytes:
@@ -206,10 +233,7 @@ def pack_tensor(value: Any, dtype: npt.DTypeLike | None = None) -> pb.Tensor:
         array = np.empty((), dtype=object)
         array[()] = value
     else:
-        try:
-            array = np.asarray(value)
-        except ValueError as error:
-            raise TensorError(f"expected a regular array, got a ragged {type(value).__name__}: {error}") from error
+        array = to_array(value)
     fill_tensor(tensor, array)
     return tensor
 
@@ -244,9 +268,16 @@ def _shaped(flat: Array, shape: tuple[int, ...], name: str) -> Array:
         axis = negative[0]
         shape = (*shape[:axis], count // rest if rest else 0, *shape[axis + 1 :])
     needed = math.prod(shape)
+    if len(shape) > _MAX_DIMENSIONS:
+        raise TensorError(f"{where}: expected at most {_MAX_DIMENSIONS} dimensions, got {len(shape)}")
     if count != needed:
         if count == 1 and needed:
-            return np.full(shape, flat[0])
+            if needed * flat.itemsize > _MAX_BROADCAST:
+                raise TensorError(
+                    f"{where}: a single element for the shape {list(shape)} would fill {needed * flat.itemsize} bytes; "
+                    f"at most {_MAX_BROADCAST} are allowed"
+                )
+            return np.full(shape, flat[0], flat.dtype)
         expected = "exactly one element" if not shape else f"{needed} elements (or one, to fill it)"
         raise TensorError(f"{where}: the shape {list(shape)} needs {expected}, got {count}")
     array = flat.reshape(shape)
@@ -372,8 +403,10 @@ class Spec:
             if not array.flags.writeable:
                 array = array.copy()
         else:
-            array = _shaped(flat, shape, self.name)
-            if not self._fits(array.shape):
+            # Looked at before a single element is broadcast to it: the shape may be of any size.
+            fits = min(shape, default=0) < 0 or self._fits(shape)
+            array = _shaped(flat, shape, self.name) if fits else flat
+            if not fits or not self._fits(array.shape):
                 raise TensorError(f"{self.name!r}: expected {self.describe()}, got the shape {list(shape)}")
         return array
 

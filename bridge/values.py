@@ -6,6 +6,8 @@ of carried values), lists, tuples and dicts with string keys. Nothing is ever un
 
 from __future__ import annotations
 
+import math
+import re
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -21,8 +23,15 @@ __all__ = ["decode", "encode", "encode_info", "from_value", "to_value"]
 _EMPTY_DICT = pb.Value(dict=pb.Value.Dict()).SerializeToString()
 # Dtype kinds whose elements are plain bytes: bool, integers, floats, complex, fixed text and bytes, dates and spans.
 _PLAIN_KINDS = "biufcUSMm"
+# What `numpy.dtype.str` gives for them; NumPy would evaluate other text.
+_DTYPE = re.compile(r"[<>|]?[biufcUSMm]\d{1,9}(\[\d*[a-zμ]+\])?", re.IGNORECASE)
 _MAX_DEPTH = 32
 _INT64 = 1 << 63
+# Python itself reads no integer of more than 4300 digits.
+_MAX_DIGITS = 4000
+_MAX_BITS = int(_MAX_DIGITS * math.log2(10))
+# Elements of an array that takes no bytes on the wire.
+_MAX_WITHOUT_BYTES = 1 << 16
 
 
 def encode(value: Any) -> bytes:
@@ -82,15 +91,15 @@ def _fill(message: pb.Value, value: Any, where: str, depth: int, warned: set[str
     elif isinstance(value, int):
         if -_INT64 <= value < _INT64:
             message.integer = value
+        elif value.bit_length() > _MAX_BITS:
+            raise TensorError(f"{where} is an int of {value.bit_length()} bits, more than the {_MAX_BITS} that travel")
         else:
             message.big_integer = str(int(value))
     elif isinstance(value, float):
         message.number = value
     elif isinstance(value, str):
-        try:
-            message.text = value
-        except (UnicodeEncodeError, ValueError) as error:
-            raise TensorError(f"{where} is text that UTF-8 cannot encode: {error}") from error
+        _check_text(value, where)
+        message.text = value
     elif isinstance(value, (bytes, bytearray)):
         message.data = bytes(value)
     elif isinstance(value, (list, tuple)):
@@ -117,6 +126,7 @@ def _fill_dict(
         try:
             if not isinstance(key, str):
                 raise TensorError(f"{path} has a key of type {type(key).__name__}, where a string was expected")
+            _check_text(key, f"the key of {path}")
             _fill(entry, item, path, depth + 1, warned)
         except TensorError as error:
             if warned is None:
@@ -129,7 +139,16 @@ def _fill_dict(
         message.values.append(entry)
 
 
+def _check_text(text: str, where: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TensorError(f"{where} is text that UTF-8 cannot encode: {error}") from error
+
+
 def _fill_array(message: pb.Value.Array, value: Any, where: str, depth: int) -> None:
+    if isinstance(value, np.ma.MaskedArray):
+        raise TensorError(f"{where} is a masked array, whose mask does not travel; send its data and mask apart")
     array = np.asarray(value)
     message.is_scalar = isinstance(value, np.generic)
     message.shape.extend(array.shape)
@@ -167,7 +186,7 @@ def from_value(message: pb.Value, depth: int = 0) -> Any:
         return _read_array(message.array, depth)
     if kind == "big_integer":
         text = message.big_integer
-        if len(text) > 4000 or not text.lstrip("-").isdecimal():
+        if len(text) > _MAX_DIGITS + 1 or not re.fullmatch("-?[0-9]+", text):
             raise TensorError(f"expected an integer in decimal, got {text:.40}")
         return int(text)
     return getattr(message, kind)
@@ -181,16 +200,28 @@ def _read_array(message: pb.Value.Array, depth: int) -> Any:
             for index, item in enumerate(message.items):
                 array[index] = from_value(item, depth + 1)
         else:
-            dtype = np.dtype(message.dtype)
-            if dtype.kind not in _PLAIN_KINDS:
-                raise TensorError(f"an array came with the dtype {message.dtype!r}, which does not travel")
-            array = np.frombuffer(message.data, dtype).copy() if message.data else np.empty(0, dtype)
-            if dtype.itemsize == 0:
-                array = np.empty(int(np.prod(shape)), dtype)
-            array = array.astype(dtype.newbyteorder("="), copy=False)
+            array = _read_plain(message, shape)
+        if min(shape, default=0) < 0:
+            raise ValueError("a dimension is negative")
         array = array.reshape(shape)
-    except (TypeError, ValueError) as error:
+        return array[()] if message.is_scalar else array
+    except (TypeError, ValueError, OverflowError) as error:
         raise TensorError(
-            f"an array of dtype {message.dtype!r} and shape {list(shape)} cannot be read: {error}"
+            f"an array of dtype {message.dtype[:80]!r} and shape {list(shape[:32])} cannot be read: {error}"
         ) from error
-    return array[()] if message.is_scalar else array
+
+
+def _read_plain(message: pb.Value.Array, shape: tuple[int, ...]) -> Any:
+    if not _DTYPE.fullmatch(message.dtype):
+        raise ValueError("such a dtype does not travel")
+    dtype = np.dtype(message.dtype)
+    if dtype.itemsize == 0:
+        if math.prod(shape) > _MAX_WITHOUT_BYTES:
+            raise ValueError(f"it has more than {_MAX_WITHOUT_BYTES} elements without any bytes")
+        return np.empty(math.prod(shape), dtype)
+    array = np.frombuffer(message.data, dtype).copy() if message.data else np.empty(0, dtype)
+    if dtype.kind == "U" and (array.view(dtype.str[0] + "u4") > 0x10FFFF).any():
+        raise ValueError("it holds numbers that are no characters")
+    if dtype.kind == "b" and (array.view(np.uint8) > 1).any():
+        raise ValueError("it holds bytes that are neither true nor false")
+    return array.astype(dtype.newbyteorder("="), copy=False)

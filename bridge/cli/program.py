@@ -21,7 +21,13 @@ from bridge.version import __version__
 
 __all__ = ["COMMANDS", "FAILED", "INTERRUPTED", "OK", "USAGE", "main", "make_parser"]
 
-COMMANDS = ("bridge.cli.serve", "bridge.cli.demo")
+COMMANDS = (
+    "bridge.cli.serve",
+    "bridge.cli.info",
+    "bridge.cli.bench",
+    "bridge.cli.check",
+    "bridge.cli.demo",
+)
 """The modules of the sub-commands, in the order that `--help` lists them."""
 
 OK = 0
@@ -33,7 +39,7 @@ _EXIT_CODES = """exit codes:
   0    it went well
   1    the remote end failed, or the environment did
   2    the command line, a URL or a setting is wrong
-  130  interrupted by Ctrl-C (`bridge serve` drains and exits with 0)
+  130  interrupted by Ctrl-C; `bridge serve` drains and exits with 0
 """
 
 
@@ -51,7 +57,8 @@ def make_parser() -> argparse.ArgumentParser:
         importlib.import_module(name).register(commands)
     for command in commands.choices.values():
         command.formatter_class = argparse.RawDescriptionHelpFormatter
-        command.epilog = f"{command.epilog or ''}\n{_EXIT_CODES}"
+        if "exit codes" not in (command.epilog or ""):
+            command.epilog = f"{command.epilog or ''}\n{_EXIT_CODES}"
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 

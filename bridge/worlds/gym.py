@@ -94,7 +94,7 @@ class EnvAgent(Agent):
 
     def _action(self, actions: Mapping[int, Array]) -> Any:
         try:
-            return self._action_layout.unpack([actions[uid] for uid in self.actions])
+            return self._action_layout.unpack([actions[uid] for uid in self.actions], check=True)
         except KeyError as error:
             missing = self.actions[error.args[0]]
             raise RequestError(
@@ -108,9 +108,9 @@ class EnvAgent(Agent):
         first = self._first_flag
         found: dict[int, Array] = {}
         try:
-            if any(uid < first for uid in uids):
-                arrays = self._observation_layout.pack(self._observation, rounding=True)
-                found = {uid: arrays[uid - 1] for uid in uids if uid < first}
+            for uid in uids:
+                if uid < first:
+                    found[uid] = self._observation_layout.pack_leaf(uid - 1, self._observation)
         except TensorError as error:
             raise RequestError(
                 Code.INTERNAL, f"the environment's observation is not of its observation_space: {error}"

@@ -1,0 +1,93 @@
+"""`bridge bench`: how fast a server steps, seen from here."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from bridge.cli.info import positive
+from bridge.cli.program import OK
+from bridge.client.remote_vector_env import RemoteVectorEnv, make_vec_remote
+
+__all__ = ["register"]
+
+_EPILOG = """examples:
+  bridge bench grpc://localhost:50051
+  bridge bench localhost:50051/CartPole-v1?num_envs=64   a world of 64 lanes
+  bridge bench localhost:50051 --num-envs 8              eight worlds
+  bridge bench host-a:50051 host-b:50051 --seconds 20
+
+A step is one call of step() on the vector of all environments, with random actions, by the blocking client: the time
+that a training loop waits for it.
+"""
+# Sampling is not what is measured.
+_ACTIONS = 64
+
+
+def register(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "bench",
+        help="measure steps per second and latency",
+        description="Step environments with random actions; print steps per second and percentiles of the latency.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("urls", metavar="URL", nargs="+", help="grpc://HOST:PORT; several are stepped as one vector")
+    parser.add_argument("--num-envs", type=int, metavar="N", help="environments in all (default: what the URLs give)")
+    parser.add_argument("--seconds", type=positive, default=5.0, metavar="S", help="how long to step (default: 5)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of environments and actions (default: 0)")
+    parser.add_argument(
+        "--timeout", type=positive, default=10.0, metavar="S", help="seconds to wait for each answer (default: 10)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print."""
+    envs = make_vec_remote(arguments.urls, num_envs=arguments.num_envs, timeout=arguments.timeout)
+    try:
+        latencies, episodes = _measure(envs, arguments.seconds, arguments.seed)
+    finally:
+        envs.close()
+    total = latencies.sum()
+    print(f"{' '.join(arguments.urls)}: {envs.num_envs} environment{'s' if envs.num_envs > 1 else ''}")
+    print(f"  env steps/s  {len(latencies) * envs.num_envs / total:,.0f}")
+    print(f"  steps/s      {len(latencies) / total:,.0f}  ({len(latencies):,} in {total:.2f} s)")
+    shares = (50, 90, 99, 100)
+    points = np.percentile(latencies, shares) * 1000
+    names = ("median", "90 %", "99 %", "most")
+    print(f"  latency/ms   {', '.join(f'{name} {point:.3g}' for name, point in zip(names, points, strict=True))}")
+    print(f"  episodes     {episodes:,} ended")
+    return OK
+
+
+def _measure(envs: RemoteVectorEnv, seconds: float, seed: int) -> tuple[np.ndarray[Any, Any], int]:
+    """Return the seconds that each step took, and how many episodes ended."""
+    from bridge.wrappers import BlockingReset
+
+    blocking = BlockingReset(envs)
+    blocking.action_space.seed(seed)
+    actions = [blocking.action_space.sample() for _ in range(_ACTIONS)]
+    blocking.reset(seed=seed)
+    for action in actions[:3]:  # the first steps of anything are slow
+        blocking.step(action)
+    latencies: list[float] = []
+    episodes = 0
+    now = shown = time.perf_counter()
+    end = now + seconds
+    while now < end:
+        before = now
+        _, _, terminations, truncations, _ = blocking.step(actions[len(latencies) % _ACTIONS])
+        now = time.perf_counter()
+        latencies.append(now - before)
+        episodes += int((terminations | truncations).sum())
+        if sys.stderr.isatty() and now - shown > 0.5:
+            shown = now
+            print(f"\r\x1b[K{end - now:.0f} s to go, {len(latencies):,} steps", end="", file=sys.stderr, flush=True)
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    return np.array(latencies), episodes

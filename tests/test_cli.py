@@ -1,0 +1,445 @@
+"""The command line: servers through real processes and signals, the rest in this process."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import bridge
+from bridge import serve_gym
+from bridge.cli import main, program
+from bridge.cli.info import positive
+from bridge.cli.launch import ServerProcess
+from bridge.cli.serve import connecting_lines, read_pairs, serve_options
+from bridge.errors import ConnectError, EnvironmentFailedError, SettingError
+from tests.public_server import PublicServer
+
+DEADLINE = 30.0
+
+
+@pytest.fixture(scope="module")
+def cartpole() -> Iterator[bridge.Server]:
+    with serve_gym("CartPole-v1") as server:
+        yield server
+
+
+def settled(server: bridge.Server) -> bool:
+    """Wait until no connection and no world is left."""
+    end = time.monotonic() + DEADLINE
+    while (server.connections or server.worlds) and time.monotonic() < end:
+        time.sleep(0.01)
+    return not (server.connections or server.worlds)
+
+
+class Serving:
+    """A `bridge serve` as a user starts it, with what it prints."""
+
+    def __init__(self, *arguments: str, cwd: Path | None = None) -> None:
+        command = [sys.executable, "-u", "-m", "bridge.__main__", "serve", *arguments]
+        # Bytes and no buffer: `printed` reads as far as it needs.
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, cwd=cwd
+        )
+
+    def printed(self) -> list[str]:
+        """Return the lines up to the one that says how to stop."""
+        assert self.process.stdout is not None
+        lines = []
+        for line in self.process.stdout:  # ends with the process, which `__exit__` ends
+            lines.append(line.decode().rstrip("\n"))
+            if lines[-1].startswith("Ctrl-C"):
+                return lines
+        raise AssertionError(f"it ended after {lines}: {self.process.stderr and self.process.stderr.read().decode()}")
+
+    def end(self, number: int) -> tuple[int, str, str]:
+        self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=DEADLINE)
+        return self.process.returncode, out.decode(), err.decode()
+
+    def __enter__(self) -> Serving:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+
+def paste(lines: list[str]) -> Any:
+    """Run the two lines that a server printed, and return what they made."""
+    names: dict[str, Any] = {}
+    exec("\n".join(line.strip() for line in lines), names)
+    return names.get("env") or names["envs"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_the_server_and_it_exits_with_0(number: int) -> None:
+    with Serving("CartPole-v1") as serving:
+        lines = serving.printed()
+        assert lines[0].startswith("CartPole-v1 is served at grpc://127.0.0.1:")
+        code, out, err = serving.end(number)
+    assert (code, err) == (0, "")
+    assert "stopped" in out
+
+
+def test_the_printed_lines_connect_when_they_are_pasted() -> None:
+    with Serving("CartPole-v1") as serving:
+        env = paste(serving.printed()[2:4])
+        observation, _ = env.reset(seed=0)
+        assert observation.shape == (4,)
+        code, _, err = serving.end(signal.SIGTERM)  # while the client is connected
+        env.close()
+    assert (code, err) == (0, "")
+
+
+def test_the_printed_lines_connect_to_lanes_when_they_are_pasted() -> None:
+    with Serving("CartPole-v1", "--num-envs", "3") as serving:
+        envs = paste(serving.printed()[2:4])
+        assert envs.num_envs == 3
+        envs.close()
+
+
+def test_the_printed_lines_connect_to_one_of_a_zoo_when_they_are_pasted() -> None:
+    with Serving("Taxi-v4", "MountainCar*") as serving:
+        lines = serving.printed()
+        assert lines[0].startswith("Taxi-v4, MountainCar* is served at ")
+        env = paste(lines[2:4])
+        assert env.action_space.n == 6
+        env.close()
+        other = bridge.make_remote(lines[0].split()[-1], env_id="MountainCar-v0")
+        assert other.action_space.n == 3
+        other.close()
+
+
+def test_a_module_of_the_current_folder_is_imported_for_its_environment(tmp_path: Path) -> None:
+    (tmp_path / "my_envs.py").write_text(
+        "import gymnasium\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "class Pole(CartPoleEnv):\n"
+        "    def __init__(self, length=0.5, name='', **rest):\n"
+        "        super().__init__(**rest)\n"
+        "        self.half, self.title = length, name\n"
+        "gymnasium.register('Mine/Pole-v0', Pole)\n"
+    )
+    pairs = ["--env-kwargs", "length=0.75", "name=tall one"]
+    with Serving("my_envs:Mine/Pole-v0", *pairs, cwd=tmp_path) as serving:
+        env = paste(serving.printed()[2:4])
+        assert env.get_attr("half") == 0.75
+        assert env.get_attr("title") == "tall one"
+        env.close()
+
+
+def test_a_server_ends_with_its_standard_input_when_told_to() -> None:
+    server = ServerProcess("CartPole-v1")
+    try:
+        assert server.url.startswith("grpc://127.0.0.1:")
+        process = psutil.Process(server.pid)
+        assert server._process.stdin is not None
+        server._process.stdin.close()
+        assert process.wait(DEADLINE) == 0
+    finally:
+        assert server.stop() == 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kills without a warning")
+def test_servers_do_not_outlive_a_program_that_is_killed() -> None:
+    code = (
+        "from bridge.cli.launch import ServerProcess\nserver = ServerProcess('CartPole-v1')\n"
+        "print(server.pid, server.url, flush=True)\ninput()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        server = psutil.Process(int(program.stdout.readline().split()[0]))
+        program.kill()
+        server.wait(DEADLINE)
+    assert not server.is_running()
+
+
+def test_a_server_process_that_fails_says_what_it_said() -> None:
+    with (
+        ServerProcess("Nope-v1") as server,
+        pytest.raises(ConnectError, match=r"ended before it printed a URL; it said: bridge: cannot serve 'Nope-v1'"),
+    ):
+        _ = server.url
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["Nope-v1"], "cannot serve 'Nope-v1'"),
+        (["CartPole-v1", "Nope*"], "no registered environment matches 'Nope*'"),
+        (["no_such_module:Env-v0"], "cannot import the module of 'no_such_module:Env-v0'"),
+        (["CartPole-v1", "--env-kwargs", "gravity"], "expected --env-kwargs to be KEY=VALUE, e.g. gravity=9.8"),
+        (["CartPole-v1", "--port", "70000"], "expected a port from 0 to 65535, got 70000"),
+        (["CartPole-v1", "--max-worlds", "0"], "expected max_worlds to be a positive integer, got 0"),
+        (["CartPole-v1", "--vectorization-mode", "magic"], "expected vectorization_mode to be one of sync"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line_and_exit_code_2(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("bridge: ")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_a_port_in_use_is_one_line_and_exit_code_2(cartpole: bridge.Server, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "CartPole-v1", "--port", str(cartpole.port)]) == 2
+    assert "Is the port in use" in capfd.readouterr().err
+
+
+def test_every_keyword_of_serve_gym_that_a_command_line_can_say_is_an_option_with_its_help() -> None:
+    options = dict(serve_options())
+    keywords = [
+        name
+        for name, parameter in inspect.signature(serve_gym).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+        and any(kind in str(parameter.annotation) for kind in ("int", "float", "str", "bool"))
+    ]
+    assert {"num_envs", "vectorization_mode", "env_kwargs", "host", "port", "max_connections"} <= set(keywords)
+    assert sorted(options) == sorted(f"--{name.replace('_', '-')}" for name in keywords)
+    for flag, arguments in options.items():
+        assert len(arguments["help"].split()) > 2, f"the docstring of serve_gym says nothing of {flag}"
+
+
+def test_environment_arguments_are_python_literals_or_text() -> None:
+    read = read_pairs(["a=1", "b=0.5", "c=False", "d=None", "e=[1, 2]", "f=8x8", "g=a=b", "h='1'", "i="])
+    assert read == {
+        "a": 1, "b": 0.5, "c": False, "d": None, "e": [1, 2], "f": "8x8", "g": "a=b", "h": "1", "i": ""
+    }  # fmt: skip
+    with pytest.raises(SettingError, match="got '=1'"):
+        read_pairs(["=1"])
+
+
+def test_several_urls_are_connected_to_as_one_vector() -> None:
+    lines = connecting_lines(["grpc://a:1", "grpc://b:2"], ["CartPole-v1"], False)
+    assert lines == ["from bridge import make_vec_remote", 'envs = make_vec_remote(["grpc://a:1", "grpc://b:2"])']
+
+
+# info
+
+
+def test_info_tells_all_of_a_server_of_ours_and_leaves_nothing_behind(capsys: pytest.CaptureFixture[str]) -> None:
+    with serve_gym("CartPole-v1", max_worlds=7) as server:
+        assert main(["info", server.url]) == 0
+        assert settled(server)
+    out = capsys.readouterr().out
+    for text in (
+        f"gymnasium-bridge {bridge.__version__} (as this client)",
+        "max_worlds=7",
+        "CartPole-v1, a single environment",
+        "Box([-4.8 -inf -0.41887903 -inf], [4.8 inf 0.41887903 inf], (4,), float32)",
+        "Discrete(2)",
+        "action 1       action       int64",
+        "observation 2  reward       double",
+        "the environment ids that CreateWorld may name",
+        "world.attributes",
+    ):
+        assert text in out
+
+
+def test_info_lists_the_property_tree_whole_each_node_before_its_children(
+    cartpole: bridge.Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["info", cartpole.url]) == 0
+    section = capsys.readouterr().out.partition("\nproperties")[2].splitlines()[1:]
+    keys = [line.split()[0] for line in section]
+    assert len(keys) == len(set(keys))
+    assert {"server", "server.limits.max_worlds", "world", "world.observation_space", "world.frame"} <= set(keys)
+    for key in keys:
+        above = key.rpartition(".")[0]
+        assert not above or above in keys[: keys.index(key)]
+
+
+def test_info_of_lanes_tells_their_number(capsys: pytest.CaptureFixture[str]) -> None:
+    with serve_gym("Taxi-v4", num_envs=3) as server:
+        assert main(["info", server.url]) == 0
+    out = capsys.readouterr().out
+    assert "Taxi-v4, 3 lanes" in out
+    assert "observation 1  observation  int64   [3]    min 0, max 499" in out
+
+
+def test_info_of_a_zoo_lists_it_and_looks_at_the_one_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with serve_gym(["CartPole-v1", "Taxi-v4"]) as server:
+        assert main(["info", server.url]) == 0
+        out = capsys.readouterr().out
+        assert "environments  CartPole-v1, Taxi-v4" in out
+        assert f"name it: bridge info {server.url}/CartPole-v1" in out
+        assert main(["info", f"{server.url}/Taxi-v4"]) == 0
+        assert "Discrete(500)" in capsys.readouterr().out
+        assert settled(server)
+
+
+def test_info_joins_a_world_that_the_url_names(capsys: pytest.CaptureFixture[str]) -> None:
+    with serve_gym("CartPole-v1") as server:
+        assert main(["info", f"{server.url}?num_envs=2"]) == 0
+        assert "CartPole-v1, 2 lanes" in capsys.readouterr().out
+        assert main(["info", f"{server.url}?world="]) == 0
+        assert server.worlds == [""], "the default world stays, as it was not made for this look"
+
+
+def test_info_of_a_foreign_server_says_so_and_makes_spaces_of_its_specs(capsys: pytest.CaptureFixture[str]) -> None:
+    """D-24."""
+    with PublicServer() as server:
+        assert main(["info", server.url]) == 0
+        assert not [name for name in server.worlds if name], "a world is left behind"
+    out = capsys.readouterr().out
+    assert "not a Gymnasium Bridge server" in out
+    assert "'pose': Dict('angles': Box([-1. -2. -3.], [1. 2. 3.], (3,), float32))" in out
+    assert "'move': Discrete(4, dtype=int32)" in out
+    assert "action 7 " in out
+    assert "volume" in out
+
+
+@pytest.mark.parametrize("options", [{}, {"create": False}])
+def test_info_of_a_foreign_server_without_properties_gives_its_specs(
+    options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """D-4, D-18: a server may have neither properties nor CreateWorld."""
+    with PublicServer(kind="bare", properties=False, **options) as server:
+        assert main(["info", server.url]) == 0
+    out = capsys.readouterr().out
+    assert "action 3       move" in out
+    assert "none: the server does not serve the property extension" in out
+
+
+@pytest.mark.parametrize("command", ["info", "bench"])
+def test_nobody_there_is_one_line_and_exit_code_1(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # nobody else gets it meanwhile
+        assert main([command, f"grpc://127.0.0.1:{unused.getsockname()[1]}"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Is the server running there" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["info", "bench"])
+def test_an_unreadable_url_is_one_line_and_exit_code_2(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "http://127.0.0.1:80"]) == 2
+    assert "the scheme 'http' is none of" in capsys.readouterr().err
+
+
+def test_an_unknown_environment_is_exit_code_1_and_names_those_there_are(
+    cartpole: bridge.Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["info", f"{cartpole.url}/Nope-v0"]) == 1
+    assert "the environment 'Nope-v0' is not served here; this server has CartPole-v1" in capsys.readouterr().err
+
+
+def test_info_gives_up_on_a_server_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        assert main(["info", f"127.0.0.1:{mute.getsockname()[1]}", "--timeout", "0.3"]) == 1
+    assert "no answer to extension within 0.3 s" in capsys.readouterr().err
+
+
+# bench
+
+
+@pytest.mark.parametrize(("options", "count"), [([], 1), (["--num-envs", "3"], 3)])
+def test_bench_counts_environment_steps_and_leaves_nothing_behind(
+    options: list[str], count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serve_gym("CartPole-v1") as server:
+        assert main(["bench", server.url, *options, "--seconds", "0.2"]) == 0
+        assert settled(server)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{server.url}: {count} environment")
+    rates = [float(line.partition("steps/s")[2].split()[0].replace(",", "")) for line in lines[1:3]]
+    assert rates[1] > 1
+    assert rates[0] == pytest.approx(rates[1] * count, rel=0.1)
+    assert all(name in lines[3] for name in ("median", "90 %", "99 %", "most"))
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "x"])
+def test_a_number_of_seconds_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(Exception, match="expected a positive number"):
+        positive(text)
+
+
+# What all commands share
+
+
+@pytest.mark.parametrize("command", ["serve", "info", "bench", "check", "demo"])
+def test_the_help_of_each_command_has_examples_and_exit_codes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert f"examples:\n  bridge {command}" in out
+    assert out.count("exit codes:") == 1
+
+
+def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "the following arguments are required: COMMAND" in capsys.readouterr().err
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"gymnasium-bridge {bridge.__version__}\n"
+
+
+def test_debug_shows_the_traceback_that_is_hidden_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "nonsense"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+    assert main(["info", "nonsense", "--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_what_a_command_raises_becomes_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = EnvironmentFailedError("grpc://a:1", "the environment raised ValueError: no\nTraceback …\n", 13)
+    for error, code, said in [
+        (KeyboardInterrupt(), 130, "bridge: interrupted\n"),
+        (SettingError("expected this,\n  got that"), 2, "bridge: expected this, got that\n"),
+        (failed, 1, "bridge: grpc://a:1 answered INTERNAL: the environment raised ValueError: no\n"),
+        (ZeroDivisionError("by zero"), 1, "bridge: unexpected ZeroDivisionError: by zero (--debug shows where)\n"),
+    ]:
+        raised: BaseException = error
+
+        def fail(arguments: Any, raised: BaseException = raised) -> int:
+            raise raised
+
+        monkeypatch.setattr("bridge.cli.demo.run", fail)
+        assert main(["demo"]) == code
+        assert capsys.readouterr().err == said
+
+
+def test_a_reader_that_has_enough_is_no_error(cartpole: bridge.Server) -> None:
+    command = [sys.executable, "-m", "bridge", "info", cartpole.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(DEADLINE) == 0
+
+
+def test_another_module_adds_its_command_by_being_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "greet_command.py").write_text(
+        "def register(commands):\n"
+        "    parser = commands.add_parser('greet')\n"
+        "    parser.set_defaults(run=lambda arguments: print('hello') or 0)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(program, "COMMANDS", (*program.COMMANDS, "greet_command"))
+    assert main(["greet"]) == 0
+    assert capsys.readouterr().out == "hello\n"

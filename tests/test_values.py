@@ -1,0 +1,264 @@
+"""`bridge.values`: infos and settings come back as they were, and nothing else gets through."""
+
+import contextlib
+import enum
+import math
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from bridge import values
+from bridge.errors import TensorError
+from bridge.pb import bridge_pb2 as pb
+from bridge.testing import make_info
+
+few = settings(max_examples=80, deadline=None)
+
+
+def same(one, other):
+    """Whether two values are of the same types, dtypes, shapes and bits, all the way down."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, (np.ndarray, np.generic)):
+        if one.dtype != other.dtype or one.shape != other.shape:
+            return False
+        if one.dtype == object:
+            return all(same(a, b) for a, b in zip(one.ravel().tolist(), other.ravel().tolist(), strict=True))
+        return one.tobytes() == other.tobytes()
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, float):
+        return math.copysign(1, one) == math.copysign(1, other) and (one == other or one != one != other != other)
+    return one == other
+
+
+def there_and_back(value):
+    return values.decode(values.encode(value))
+
+
+def objects(*items, shape=None):
+    array = np.empty(len(items), dtype=object)
+    for index, item in enumerate(items):
+        array[index] = item
+    return array if shape is None else array.reshape(shape)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, True, False, 0, -1, 2**63 - 1, -(2**63), 2**63, -(2**63) - 1, 10**3999, 1.5, -0.0),
+        *(math.nan, math.inf, -math.inf, 5e-324, "", "καλημέρα\0🎲", b"", b"\0\xff"),
+        *([], (), {}, [[]], ([],), {"": {}}, [None, (1, [2.0])], {"b": 1, "a": 2}, {"a.b": {"%": (True,)}}),
+        *(np.float32(0.1), np.float16(0.1), np.int8(-3), np.uint64(2**64 - 1), np.bool_(True)),
+        *(np.str_("ab"), np.str_("")),
+        *(np.bytes_(b"ab"), np.complex64(1 + 2j), np.datetime64("2020-01-01T00:00:01.5"), np.timedelta64(3, "h")),
+        np.datetime64("NaT"),
+        *(np.zeros((0, 3), np.float32), np.zeros(()), np.array(True), np.array([math.nan, -0.0])),
+        *(np.array(["a", "bc", ""]), np.array("x"), np.array([b"a", b"bc"]), np.empty((2, 3), "U0")),
+        *(np.array(["2020-01-01", "NaT"], "M8[D]"), np.array([25, 50], "m8[25s]"), np.arange(3, dtype=">i4")[::-1]),
+        *(objects(None, "a", {"k": np.int8(1)}), objects([1], shape=()), objects(np.array(5), np.zeros(2))),
+        objects(1, 2, 3, 4, shape=(2, 2)),
+    ],
+    ids=lambda value: f"{type(value).__name__} {value!r:.40}",
+)  # fmt: skip
+def test_a_value_comes_back_as_it_was(value):
+    expected = value.astype(value.dtype.newbyteorder("=")) if isinstance(value, np.ndarray) else value
+    if isinstance(value, np.ndarray) and value.dtype.itemsize == 0:
+        expected = value.astype("U1")  # NumPy has no arrays of no bytes
+    assert same(there_and_back(value), expected)
+
+
+numbers = st.sampled_from([np.dtype(code) for code in "?bhilBHILefdFD"])
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=4)
+    | st.binary(max_size=4)
+    | numbers.flatmap(hnp.from_dtype).map(lambda x: x if isinstance(x, np.generic) else np.asarray(x)[()])
+    | hnp.arrays(numbers, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+)
+trees = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        | st.lists(inner, max_size=3).map(lambda items: objects(*items))
+    ),
+    max_leaves=8,
+)
+
+
+@few
+@given(trees)
+def test_any_tree_of_values_comes_back_as_it_was(value):
+    assert same(there_and_back(value), value)
+
+
+def test_the_infos_of_the_test_environments_come_back_without_a_warning():
+    generator = np.random.default_rng(0)
+    for steps in range(4):
+        info, warned = make_info(generator, steps), set()
+        assert same(values.decode(values.encode_info(info, warned)), info)
+        assert not warned
+
+
+def test_arrays_come_back_writable_and_unshared():
+    data = values.encode([np.arange(3), np.arange(3)])
+    one, other = values.decode(data)
+    one[:] = 7
+    assert other.tolist() == [0, 1, 2]
+    assert values.decode(data)[0].tolist() == [0, 1, 2]
+    assert values.decode(values.encode({})) is not values.decode(values.encode({}))
+
+
+def test_subclasses_come_back_as_the_plain_type():
+    class Color(enum.IntEnum):
+        RED = 3
+
+    class Mine(dict):
+        pass
+
+    assert same(there_and_back(Color.RED), 3)
+    assert same(there_and_back(Mine(a=1)), {"a": 1})
+    assert same(there_and_back(bytearray(b"x")), b"x")
+
+
+def deep(levels):
+    value = 0
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (object(), r"value is of type object, which does not travel; what travels is None, bool"),
+        ({"a": [1, {2, 3}]}, r"value\['a'\]\[1\] is of type set"),
+        ({1: 2}, r"value\[1\] has a key of type int, where a string was expected"),
+        (1j, "of type complex"),
+        (np.zeros(2, "i4,f8"), "which does not travel"),
+        (objects(1, object()), r"value\[1\] is of type object"),
+        (np.ma.array([1, 2], mask=[0, 1]), "masked array"),
+        ("\ud800", "UTF-8 cannot encode"),
+        ({"\ud800": 1}, r"the key of value\[.*\] is text that UTF-8 cannot encode"),
+        (10**5000, "an int of 16610 bits, more than the 13287 that travel"),
+        (deep(40), "nested more than 32 levels"),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) else type(value).__name__,
+)
+def test_what_does_not_travel_is_refused_with_its_place(value, message):
+    with pytest.raises(TensorError, match=message):
+        values.encode(value)
+
+
+def test_the_deepest_nesting_comes_back_and_a_cycle_is_an_error():
+    assert there_and_back(deep(32)) == deep(32)
+    cycle = []
+    cycle.append(cycle)
+    with pytest.raises(TensorError, match="nested more than 32"):
+        values.encode(cycle)
+
+
+def test_an_info_leaves_out_what_does_not_travel_and_warns_once():
+    warned = set()
+    info = {"good": 1, "engine": object(), "inner": {"x": 2, "bad": {3}}, "listed": [1, object()], 5: 6, "\ud800": 1}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        read = values.decode(values.encode_info(info, warned))
+        assert values.decode(values.encode_info(info, warned)) == read
+    assert read == {"good": 1, "inner": {"x": 2}}
+    texts = [str(item.message) for item in caught]
+    assert len(texts) == 5
+    assert all(item.category is RuntimeWarning for item in caught)
+    assert "left out of what is sent: info['engine'] is of type object" in texts[0]
+    assert any("info['inner']['bad']" in text for text in texts)
+    assert any("info[5]" in text for text in texts)
+
+
+def test_the_infos_of_lanes_are_a_list_of_dicts():
+    infos = [{"a": 1}, {}, {"a": 2.5}]
+    assert same(values.decode(values.encode_info(infos, set())), infos)
+    assert values.decode(values.encode_info({}, set())) == {}
+
+
+@few
+@given(st.data())
+def test_truncated_and_garbled_bytes_are_a_value_or_a_tensor_error_and_nothing_else(data):
+    raw = bytearray(values.encode(data.draw(trees)))
+    if raw and data.draw(st.booleans()):
+        raw = raw[: data.draw(st.integers(0, len(raw) - 1))]
+    for _ in range(data.draw(st.integers(0, 3)) if raw else 0):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(TensorError):
+        values.decode(bytes(raw))
+
+
+def array_message(**fields):
+    return pb.Value(array=pb.Value.Array(**fields))
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (pb.Value(), "empty message"),
+        (pb.Value(dict=pb.Value.Dict(keys=["a"])), "1 keys and 0 values"),
+        (pb.Value(big_integer="--5"), "integer in decimal"),
+        (pb.Value(big_integer="1" * 5000), "integer in decimal"),
+        (pb.Value(big_integer=""), "integer in decimal"),
+        (pb.Value(big_integer="٣"), "integer in decimal"),
+        (array_message(dtype="O", shape=[1], data=b"12345678"), "such a dtype does not travel"),
+        (array_message(dtype="i4,,", shape=[0]), "such a dtype does not travel"),
+        (array_message(dtype="(9,)i4", shape=[0]), "such a dtype does not travel"),
+        (array_message(dtype="", shape=[0]), "such a dtype does not travel"),
+        (array_message(dtype="<f3", shape=[1], data=b"123"), "cannot be read"),
+        (array_message(dtype="<M8[abc]", shape=[0]), "cannot be read"),
+        (array_message(dtype="<f4", shape=[1], data=b"123"), "cannot be read"),
+        (array_message(dtype="<f4", shape=[2], data=b"1234"), "cannot be read"),
+        (array_message(dtype="<f4", shape=[-1], data=b"1234"), "dimension is negative"),
+        (array_message(dtype="<f4", shape=[1] * 100, data=b"1234"), "cannot be read"),
+        (array_message(dtype="object", shape=[2**40]), "cannot be read"),
+        (array_message(dtype="<U0", shape=[10**13]), "more than 65536 elements without any bytes"),
+        (array_message(dtype="<U1", data=b"\xff\xff\xff\xff", is_scalar=True), "no characters"),
+        (array_message(dtype="|b1", shape=[1], data=b"\x02"), "neither true nor false"),
+    ],
+    ids=lambda value: f"{value!r:.40}".replace("\n", " "),
+)
+def test_a_message_that_is_no_value_says_why(message, text):
+    with pytest.raises(TensorError, match=text):
+        values.decode(message.SerializeToString())
+
+
+def test_a_message_nested_too_deep_is_refused():
+    message = pb.Value(integer=1)
+    for _ in range(40):
+        message = pb.Value(list=pb.Value.List(items=[message]))
+    with pytest.raises(TensorError, match="nested more than 32"):
+        values.from_value(message)
+
+
+def test_bytes_that_are_no_message_are_refused():
+    with pytest.raises(TensorError, match="expected an encoded value, got 3 bytes"):
+        values.decode(b"\xff\xff\xff")
+
+
+def test_nothing_is_ever_unpickled():
+    class Bomb:
+        def __reduce__(self):
+            return (pytest.fail, ("unpickled",))
+
+    with pytest.raises(TensorError, match="Bomb"):
+        values.encode(Bomb())
+    message = array_message(dtype="|O", shape=[1], data=pickle.dumps(Bomb()))
+    with pytest.raises(TensorError):
+        values.decode(message.SerializeToString())
