@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from bridge.credentials import ClientCredentials
 from bridge.errors import AddressError
 
 __all__ = ["Address", "parse_address"]
@@ -40,6 +41,8 @@ class Address:
     """The other query parameters, in order, as text."""
     path: str = ""
     """The socket's path for `unix`."""
+    credentials: ClientCredentials = dataclasses.field(default_factory=ClientCredentials)
+    """What is shown there; no part of the URL."""
 
     @property
     def target(self) -> str:

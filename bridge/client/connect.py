@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from bridge import local
 from bridge.address import Address
 from bridge.client.frame_transport import FrameConnection
-from bridge.client.grpc_transport import GrpcConnection
+from bridge.client.grpc_transport import GrpcConnection, shown_token
 from bridge.client.inbox import Inbox
 from bridge.errors import RemoteError, SettingError
 
@@ -67,7 +67,14 @@ def connect(
         if offer is not None:
             address, server_id = offer.applied(address), offer.server_id
     if address.scheme in ("unix", "tcp"):
-        return FrameConnection(address, inbox, here, max_message_bytes, server_id=server_id)
+        if address.credentials.has_tls and server_id is None:
+            raise SettingError(
+                f"tls_ca, tls_certificate and tls_key are for TLS, but {address.url!r} is without: write grpcs://"
+            )
+        token = address.credentials.token
+        # A Unix socket is this machine's own, where nobody reads along.
+        shown = (token.reveal() if token else None) if address.scheme == "unix" else shown_token(address)
+        return FrameConnection(address, inbox, here, max_message_bytes, shown, server_id)
     inbox.expect_others(1)
     return GrpcConnection(
         address, lambda what: inbox.put(label(what)), max_message_bytes, lambda: inbox.expect_others(-1)

@@ -6,18 +6,21 @@ with a deadline, and nothing blocks in a read.
 
 from __future__ import annotations
 
+import ipaddress
 import queue
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import grpc
 
 from bridge.address import Address
+from bridge.credentials import TOKEN_VARIABLE
 from bridge.errors import Code, ConnectError, ConnectionLostError, RefusedError, RemoteError, SettingError
 from bridge.wire import HELLO, METHOD, SERVICE
 
-__all__ = ["GrpcConnection"]
+__all__ = ["GrpcConnection", "shown_token"]
 
 
 class _Channels:
@@ -66,8 +69,6 @@ class GrpcConnection:
         max_message_bytes: int,
         closed: Callable[[], None] | None = None,
     ) -> None:
-        if address.scheme != "grpc":
-            raise SettingError(f"the scheme {address.scheme} of {address.url!r} is not served yet; use grpc://")
         self._url = address.url
         self._deliver = deliver
         self._closed = closed
@@ -76,7 +77,10 @@ class GrpcConnection:
         self._closing = False
         self._released = False
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._key = (address.target, max_message_bytes)
+        self._scheme = address.scheme
+        credentials = address.credentials
+        self._withheld = _withholds(address)
+        self._key = (address.scheme, address.target, max_message_bytes, credentials)
         options = [
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", -1),
@@ -84,9 +88,9 @@ class GrpcConnection:
             ("grpc.max_reconnect_backoff_ms", 1000),
             ("grpc.enable_http_proxy", 0),  # an environment is reached directly
         ]
-        channel = _channels.acquire(self._key, lambda: grpc.insecure_channel(address.target, options=options))
+        channel = _channels.acquire(self._key, lambda: _open_channel(address, options))
         process = channel.stream_stream(f"/{SERVICE}/{METHOD}", None, self._on_answer)
-        self._call = process(iter(self._requests.get, None))
+        self._call = process(iter(self._requests.get, None), metadata=_metadata(address))
         self._reader = threading.Thread(target=self._read, name=f"bridge-client {address.target}", daemon=True)
         self._reader.start()
 
@@ -133,12 +137,14 @@ class GrpcConnection:
         if code is grpc.StatusCode.UNAVAILABLE and not self._answered:
             return ConnectError(
                 self._url,
-                f"no connection: {details}. Is the server running there, and its port reachable from this machine?",
+                f"no connection: {details}. {_remedy(self._scheme, details)}",
             )
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             return ConnectionLostError(self._url, f"the connection was lost: {details}")
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return ConnectError(self._url, f"a gRPC server is there, but it does not speak dm_env_rpc: {details}")
+        if code is grpc.StatusCode.UNAUTHENTICATED and self._withheld:
+            details += f" ({TOKEN_VARIABLE} is not sent unencrypted to another machine: use grpcs://, or pass token=)"
         return RefusedError(self._url, f"the stream was ended: {details}", int(Code[code.name]))
 
     def finish(self) -> None:
@@ -158,3 +164,85 @@ class GrpcConnection:
             _channels.release(self._key)
             if self._closed is not None:
                 self._closed()
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _withholds(address: Address) -> bool:
+    """Whether the token is kept back: it was given for any server there is, and would travel for all to read."""
+    held = address.credentials
+    return (
+        held.token is not None
+        and held.from_environment
+        and address.scheme != "grpcs"
+        and not _is_loopback(address.host)
+    )
+
+
+def shown_token(address: Address) -> str | None:
+    """Return the token that is shown to a server; None: there is none, or it is not for everybody to read."""
+    token = address.credentials.token
+    if token is None or _withholds(address):
+        return None
+    if address.scheme != "grpcs" and not _is_loopback(address.host):
+        warnings.warn(
+            f"the token travels unencrypted to {address.host}; use a server with TLS, and grpcs://",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return token.reveal()
+
+
+def _metadata(address: Address) -> tuple[tuple[str, str], ...]:
+    token = shown_token(address)
+    return () if token is None else (("authorization", f"Bearer {token}"),)
+
+
+def _open_channel(address: Address, options: list[tuple[str, Any]]) -> grpc.Channel:
+    held = address.credentials
+    if address.scheme == "grpcs":
+        credentials = grpc.ssl_channel_credentials(held.tls_ca, held.tls_key, held.tls_certificate)
+        return grpc.secure_channel(address.target, credentials, options=options)
+    if held.has_tls:
+        raise SettingError(
+            f"tls_ca, tls_certificate and tls_key are for TLS, but {address.url!r} is without: write grpcs://"
+        )
+    return grpc.insecure_channel(address.target, options=options)
+
+
+_REMEDIES = (
+    (
+        "WRONG_VERSION_NUMBER",
+        "The port is there but speaks no TLS: use grpc://, or serve with tls_certificate and tls_key",
+    ),
+    ("certificate has expired", "The server's certificate has expired: renew it (`bridge cert` makes one)"),
+    (
+        "CERTIFICATE_VERIFY_FAILED",
+        "The server's certificate is of no authority that is trusted here: pass its as tls_ca=",
+    ),
+    ("Hostname Verification", "The server's certificate is not for this name: connect to a name that it holds"),
+)
+
+_CLOSED = ("socket closed", "connection reset", "broken pipe", "end of tcp")
+
+
+def _remedy(scheme: str, details: str) -> str:
+    """What to do about a connection that did not come about."""
+    for sign, remedy in _REMEDIES:
+        if sign.lower() in details.lower():
+            return remedy
+    if any(sign in details.lower() for sign in _CLOSED):
+        if scheme == "grpcs":
+            return (
+                "A server is there and closed the connection: perhaps it asks for a client's certificate, and none "
+                "came, or one that has expired or is of another authority: pass tls_certificate= and tls_key="
+            )
+        return "Something is there and closed the connection: does it speak TLS? Then use grpcs://"
+    return "Is the server running there, and its port reachable from this machine?"

@@ -23,6 +23,7 @@ from bridge import values
 from bridge.address import Address, parse_address
 from bridge.client.connect import Connection, connect
 from bridge.client.inbox import Inbox
+from bridge.credentials import ClientCredentials
 from bridge.errors import Code, EnvironmentFailedError, PeerError, RefusedError, RemoteError, SettingError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -69,6 +70,8 @@ class Wish:
         env_id: str | None = None,
         render_mode: str | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
+        *,
+        credentials: ClientCredentials | None = None,
     ) -> Wish:
         """Join what a URL says and what keywords say.
 
@@ -77,6 +80,8 @@ class Wish:
             SettingError: They contradict each other, or ask for something of a world that exists already.
         """
         address = parse_address(url)
+        if credentials is not None:
+            address = dataclasses.replace(address, credentials=credentials)
         if address.env_id and env_id and address.env_id != env_id:
             raise SettingError(f"the URL {url!r} names {address.env_id!r}, but env_id is {env_id!r}; give one of them")
         if address.world is not None and (env_id or render_mode or env_kwargs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import time
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from bridge.client.connect import checked_transport
 from bridge.client.guard import OneThread
 from bridge.client.inbox import Inbox
 from bridge.client.remote import Answer, Batch, Delivery, Facts, Remote, Wish, property_value, reset_settings
+from bridge.credentials import ClientCredentials, Pem, TokenLike
 from bridge.errors import (
     ClosedError,
     ConnectionLostError,
@@ -56,6 +58,13 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         timeout: Seconds to wait for any answer.
         max_message_bytes: The largest request or answer, in bytes.
         transport: None: where a server on this machine offers a Unix socket, that; `grpc`: what the URL says.
+        token: What the server wants to see; None: that of `token_file`, or else of the environment variable
+            `BRIDGE_TOKEN`.
+        token_file: A file that holds the token.
+        tls_ca: For `grpcs://`: the authorities of the server's certificate, the path or the bytes of a PEM file; None:
+            those of the system.
+        tls_certificate: For a server that asks for one: the client's certificate, PEM.
+        tls_key: The key of `tls_certificate`, PEM.
 
     Raises:
         AddressError: The URL cannot be read.
@@ -73,11 +82,20 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         timeout: float = TIMEOUT,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         transport: str | None = None,
+        token: TokenLike | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        tls_ca: Pem | None = None,
+        tls_certificate: Pem | None = None,
+        tls_key: Pem | None = None,
     ) -> None:
         self._guard = OneThread("environment")
         self._timeout = checked_timeout(timeout)
         self._inbox: Inbox[Delivery] = Inbox()
-        self._remote = Remote(Wish.of(url, env_id, render_mode, env_kwargs), self._inbox, max_message_bytes, transport)
+        credentials = ClientCredentials.of(
+            token=token, token_file=token_file, tls_ca=tls_ca, tls_certificate=tls_certificate, tls_key=tls_key
+        )
+        wish = Wish.of(url, env_id, render_mode, env_kwargs, credentials=credentials)
+        self._remote = Remote(wish, self._inbox, max_message_bytes, transport)
         self._closed = False
         self._running = False
         self._needs_reset = "the environment has not been reset yet"
@@ -87,6 +105,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             "timeout": timeout,
             "max_message_bytes": max_message_bytes,
             "transport": checked_transport(transport),
+            **credentials.keywords(),
         }
         kwargs = {key: value for key, value in kwargs.items() if value is not None}
         self._connect()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import queue
 import random
 import time
@@ -31,6 +32,7 @@ from bridge.client.remote_env import (
     remote_spec,
 )
 from bridge.client.send_recv import Received, receive, send
+from bridge.credentials import ClientCredentials, Pem, TokenLike
 from bridge.errors import (
     AlreadyPendingError,
     ClosedError,
@@ -159,6 +161,13 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         timeout: Seconds to wait for any answer.
         max_message_bytes: The largest request or answer, in bytes.
         transport: None: where a server on this machine offers a Unix socket, that; `grpc`: what the URL says.
+        token: What the server wants to see; None: that of `token_file`, or else of the environment variable
+            `BRIDGE_TOKEN`.
+        token_file: A file that holds the token.
+        tls_ca: For `grpcs://`: the authorities of the server's certificate, the path or the bytes of a PEM file; None:
+            those of the system.
+        tls_certificate: For a server that asks for one: the client's certificate, PEM.
+        tls_key: The key of `tls_certificate`, PEM.
 
     Raises:
         AddressError: A URL cannot be read.
@@ -178,6 +187,11 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         timeout: float = TIMEOUT,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         transport: str | None = None,
+        token: TokenLike | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        tls_ca: Pem | None = None,
+        tls_certificate: Pem | None = None,
+        tls_key: Pem | None = None,
     ) -> None:
         self.closed = False
         self._seats: list[Seat] = []
@@ -194,7 +208,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         self._trouble = False
         """Whether a seat may have an error."""
         self._jitter = random.Random()
-        wishes = [Wish.of(url, env_id, render_mode, env_kwargs) for url in checked_urls(urls)]
+        credentials = ClientCredentials.of(
+            token=token, token_file=token_file, tls_ca=tls_ca, tls_certificate=tls_certificate, tls_key=tls_key
+        )
+        wishes = [Wish.of(url, env_id, render_mode, env_kwargs, credentials=credentials) for url in checked_urls(urls)]
         try:
             self._connect_all(wishes, num_envs)
         except BaseException:
@@ -215,6 +232,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             "timeout": timeout,
             "max_message_bytes": max_message_bytes,
             "transport": checked_transport(transport),
+            **credentials.keywords(),
         }
         given = {key: value for key, value in kwargs.items() if value is not None}
         url_list = urls if isinstance(urls, str) else list(urls)

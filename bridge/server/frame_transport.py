@@ -16,11 +16,11 @@ import stat
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 
 from bridge.errors import Code, RequestError, SettingError
 from bridge.frames import HEADER, FrameReader, Hello, pack_frame
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.server.auth import Gate
 from bridge.server.limits import ConnectionCount, Limits
 from bridge.session import Hub, Session
 
@@ -61,7 +61,7 @@ class FrameTransport:
         unix_path: Where to make the socket; None: nowhere.
         host: The address to listen on.
         tcp_port: The port to listen on, 0: any free one; None: none.
-        authorize: Says whether the token that a client showed lets it in; None: whoever comes.
+        gate: Asks each client for the token.
 
     Raises:
         SettingError: The path or the address cannot be listened on.
@@ -77,13 +77,13 @@ class FrameTransport:
         unix_path: str | None = None,
         host: str = "127.0.0.1",
         tcp_port: int | None = None,
-        authorize: Callable[[str | None], bool] | None = None,
+        gate: Gate,
     ) -> None:
         self._hub = hub
         self._limits = limits
         self._hello = pack_frame(Hello(server=server_id).pack())
         self._count = count
-        self._authorize = authorize
+        self._gate = gate
         self._guard = threading.Lock()
         self._timed = 0  # connections with an `until`
         self._own: dict[threading.Thread, _Connection] = {}
@@ -227,10 +227,7 @@ class FrameTransport:
         """Admit a client by its first frame."""
         try:
             hello = Hello.unpack(frame)
-            if self._authorize is not None and not self._authorize(hello.token):
-                raise RequestError(
-                    Code.UNAUTHENTICATED, "this server wants a token, and not the one that came; pass token=…"
-                )
+            self._gate.check(hello.token, "a client of the local transport")
             self._count.enter()
         except RequestError as error:
             self._refuse(connection, error)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
+import ssl
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -12,12 +15,15 @@ import grpc
 
 from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.server.auth import Gate, Security
 from bridge.server.limits import ConnectionCount, Limits
 from bridge.session import Hub, Session
 from bridge.version import __version__
 from bridge.wire import HELLO, METHOD, SERVICE
 
 __all__ = ["GrpcTransport"]
+
+_OPEN = Security()
 
 
 class _ThreadPerCall(concurrent.futures.Executor):
@@ -59,6 +65,29 @@ class _ThreadPerCall(concurrent.futures.Executor):
         return not any(thread.is_alive() for thread in threads)
 
 
+class _Bouncer(grpc.ServerInterceptor):  # type: ignore[type-arg]
+    """Refuses calls of whatever service without the token; health alone tells strangers how it is."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def intercept_service(self, continuation: Callable[[Any], Any], details: grpc.HandlerCallDetails) -> Any:
+        """Look at a call's metadata before it reaches its handler."""
+        headers = dict(details.invocation_metadata or ())
+        shown = Gate.bearer(headers.get("authorization"))
+        if self._gate(shown) or details.method.startswith("/grpc.health."):
+            return continuation(details)
+
+        def refuse(requests: Iterable[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            try:
+                self._gate.check(shown, context.peer())
+            except RequestError as error:
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
+            yield b""
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+
 class GrpcTransport:
     """Listens, and serves a session for each stream.
 
@@ -68,12 +97,15 @@ class GrpcTransport:
         port: The port to listen on; 0: any free one.
         limits: `max_message_bytes`.
         count: Admits connections.
+        security: Certificates, and the token.
 
     Raises:
         SettingError: The address cannot be listened on.
     """
 
-    def __init__(self, hub: Hub, host: str, port: int, limits: Limits, count: ConnectionCount) -> None:
+    def __init__(
+        self, hub: Hub, host: str, port: int, limits: Limits, count: ConnectionCount, security: Security = _OPEN
+    ) -> None:
         self._hub = hub
         self._limits = limits
         self._count = count
@@ -83,18 +115,30 @@ class GrpcTransport:
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),  # a port that is in use is an error, not a share of its connections
         ]
-        self._server = grpc.server(self._threads, options=options)  # type: ignore[arg-type]
+        interceptors = [_Bouncer(Gate(security.token))]
+        self._server = grpc.server(self._threads, options=options, interceptors=interceptors)  # type: ignore[arg-type]
         handler = grpc.stream_stream_rpc_method_handler(self._process)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            self.port = self._server.add_insecure_port(target)
+            self.port = self._listen(target, security)
         except RuntimeError as error:
             raise SettingError(
                 f"cannot listen on {target}: {error}. Is the port in use, or the address not of this machine? "
                 "port=0 takes any free one"
             ) from error
         self._server.start()
+
+    def _listen(self, target: str, security: Security) -> int:
+        if security.tls_certificate is None or security.tls_key is None:
+            return self._server.add_insecure_port(target)
+        _check_pair(security.tls_certificate, security.tls_key)
+        credentials = grpc.ssl_server_credentials(
+            [(security.tls_key, security.tls_certificate)],
+            security.tls_client_ca,
+            require_client_auth=security.tls_client_ca is not None,
+        )
+        return self._server.add_secure_port(target, credentials)
 
     def _process(self, requests: Iterable[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
@@ -127,3 +171,21 @@ class GrpcTransport:
         """Refuse new connections, give open ones `grace` seconds, cut them; return whether their threads ended."""
         self._server.stop(grace).wait(grace + 5.0)
         return self._threads.join(5.0)
+
+
+def _check_pair(certificate: bytes, key: bytes) -> None:
+    """Raise SettingError where a certificate and a key do not belong together, which gRPC says to nobody."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with tempfile.TemporaryDirectory() as folder:  # readable by this user alone
+        paths = os.path.join(folder, "certificate"), os.path.join(folder, "key")
+        for path, data in zip(paths, (certificate, key), strict=True):
+            with open(path, "wb") as file:
+                file.write(data)
+        try:
+            # An encrypted key would ask for its password on the terminal, and wait.
+            context.load_cert_chain(*paths, password=lambda: b"")
+        except (ssl.SSLError, ValueError) as error:
+            raise SettingError(
+                f"tls_certificate and tls_key cannot be used: {error}. Expected a PEM certificate and its own key, "
+                "not encrypted by a password"
+            ) from error

@@ -16,7 +16,9 @@ from typing import Any
 from urllib.parse import quote
 
 from bridge import local
+from bridge.credentials import Pem, TokenLike
 from bridge.errors import SettingError
+from bridge.server.auth import Gate, Security
 from bridge.server.frame_transport import FrameTransport
 from bridge.server.grpc_transport import GrpcTransport
 from bridge.server.limits import ConnectionCount, Limits
@@ -26,6 +28,7 @@ from bridge.worlds.source import EnvLike, EnvSource
 __all__ = ["Server", "serve_gym"]
 
 _DEFAULTS = Limits()
+_OPEN = Security()
 
 
 class Server:
@@ -40,6 +43,7 @@ class Server:
         limits: What it refuses beyond.
         unix_path: Where to listen on a Unix socket too; None: nowhere.
         tcp_port: The port to serve frames at too, 0: any free one; None: none.
+        security: Certificates, and the token.
     """
 
     def __init__(
@@ -51,12 +55,15 @@ class Server:
         limits: Limits = _DEFAULTS,
         unix_path: str | None = None,
         tcp_port: int | None = None,
+        security: Security = _OPEN,
     ) -> None:
         if not isinstance(port, int) or not 0 <= port <= 65535:
             raise SettingError(f"expected a port from 0 to 65535, got {port!r}")
         self._source = source
         if tcp_port is not None and (not isinstance(tcp_port, int) or not 0 <= tcp_port <= 65535):
             raise SettingError(f"expected tcp_port from 0 to 65535, got {tcp_port!r}")
+        if tcp_port is not None and security.tls:
+            raise SettingError("tcp_port serves without TLS, beside a port with TLS: leave one of them out")
         self._registry = Registry(source, limits, threading.RLock())
         self._count = ConnectionCount(limits.max_connections)
         self._frames: FrameTransport | None = None
@@ -72,22 +79,29 @@ class Server:
                 unix_path=path,
                 host=host,
                 tcp_port=tcp_port,
+                gate=Gate(security.token),
             )
             self._registry.unix_path = path
         try:
-            self._transport = GrpcTransport(self._registry, host, port, limits, self._count)
+            self._transport = GrpcTransport(self._registry, host, port, limits, self._count, security)
         except BaseException:
             if self._frames is not None:
                 self._frames.stop(0.0)
             raise
         if self._frames is not None and self._frames.unix_path is not None:
             self._offer = local.publish(self._transport.port, self._frames.unix_path, server_id)
+        self._scheme = "grpcs" if security.tls else "grpc"
         self._host = host
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
-        if not is_loopback(host):
+        if not is_loopback(host) and security.missing():
             warnings.warn(
-                f"listening on {host} without TLS and token: whoever reaches port {self.port} can use the environments",
+                f"listening on {host} without {security.missing()}: "
+                + (
+                    f"what travels over port {self.port} can be read and changed on its way"
+                    if security.authenticates
+                    else f"whoever reaches port {self.port} can use the environments"
+                ),
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -96,7 +110,7 @@ class Server:
     @property
     def url(self) -> str:
         """The URL that a client on this machine, or on one that reaches it by its name, connects to."""
-        return f"grpc://{self._reachable}:{self.port}"
+        return f"{self._scheme}://{self._reachable}:{self.port}"
 
     @property
     def _reachable(self) -> str:
@@ -209,6 +223,11 @@ def serve_gym(
     unix_path: str | None = None,
     tcp_port: int | None = None,
     processes: int = 1,
+    token: TokenLike | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    tls_certificate: Pem | None = None,
+    tls_key: Pem | None = None,
+    tls_client_ca: Pem | None = None,
 ) -> Server:
     """Publish a Gymnasium environment as a world of dm_env_rpc.
 
@@ -240,6 +259,12 @@ def serve_gym(
         processes: How many full servers to run, each in a process of its own, so that environments step on as many
             cores; `.urls` lists them. Process i listens on `port + i` where a port is given, and at `unix_path` with
             `.i` after it.
+        token: What every client has to show; None: that of `token_file`, or else of the environment variable
+            `BRIDGE_TOKEN`; where that is not set either, whoever reaches the port is let in.
+        token_file: A file that holds the token.
+        tls_certificate: The server's certificate, the path or the bytes of a PEM file: the port then speaks TLS.
+        tls_key: The certificate's key, PEM.
+        tls_client_ca: The authorities of which every client needs a certificate, PEM; None: clients need none.
 
     Returns:
         The server, which runs in the background: `.url`, `.wait()`, `.stop()`, or a `with` block.
@@ -259,7 +284,16 @@ def serve_gym(
         env, num_envs=num_envs, vectorization_mode=vectorization_mode, env_kwargs=env_kwargs, max_lanes=max_lanes
     )
     limits = Limits(max_connections, max_worlds, max_lanes, max_message_bytes)
-    return Server(source, host=host, port=port, limits=limits, unix_path=unix_path, tcp_port=tcp_port)
+    security = Security.of(
+        token=token,
+        token_file=token_file,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+        tls_client_ca=tls_client_ca,
+    )
+    return Server(
+        source, host=host, port=port, limits=limits, unix_path=unix_path, tcp_port=tcp_port, security=security
+    )
 
 
 def is_loopback(host: str) -> bool:

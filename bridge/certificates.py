@@ -1,0 +1,166 @@
+"""Certificates for development: an authority of one's own, and a server's and a client's certificate of it.
+
+`bridge cert` is its command. What it makes encrypts and keeps strangers out; nobody but those who are given `ca.pem`
+trusts it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import ipaddress
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bridge.errors import SettingError
+
+__all__ = ["DAYS", "FILES", "add_cert_parser", "make_certificates", "register", "run"]
+
+DAYS = 365
+"""Days that a certificate holds unless told otherwise."""
+FILES = ("ca.pem", "ca.key", "server.pem", "server.key", "client.pem", "client.key")
+"""What is made."""
+
+_EPILOG = """examples:
+  bridge cert --out certs --name gpu-box.lan --name 192.168.1.20
+  python -c "from bridge import serve_gym; serve_gym('CartPole-v1', host='0.0.0.0', port=50051,
+      tls_certificate='certs/server.pem', tls_key='certs/server.key', token_file='token').wait()"
+  python -c "from bridge import make_remote; make_remote('grpcs://gpu-box.lan:50051',
+      tls_ca='certs/ca.pem', token_file='token')"
+"""
+
+
+def make_certificates(
+    folder: str | os.PathLike[str],
+    names: Sequence[str] = (),
+    *,
+    days: float = DAYS,
+    now: datetime.datetime | None = None,
+) -> dict[str, Path]:
+    """Make an authority, and a server's and a client's certificate, in a folder that has none of them yet.
+
+    Args:
+        folder: Where to; made if it is not there. Keys are readable by this user alone.
+        names: The names and addresses by which clients reach the server, besides those of this machine.
+        days: How long they hold.
+        now: When they begin to; None: now.
+
+    Returns:
+        The path of each of `FILES`, by its name.
+
+    Raises:
+        SettingError: A file is there already, or the package `cryptography` is not installed.
+    """
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+    except ImportError as error:
+        raise SettingError(
+            "certificates are made by the package cryptography: pip install 'gymnasium-bridge[cert]'"
+        ) from error
+    if not days > 0:
+        raise SettingError(f"expected days to be positive, got {days!r}")
+    paths = {name: Path(folder) / name for name in FILES}
+    there = [str(path) for path in paths.values() if path.exists()]
+    if there:
+        raise SettingError(f"{', '.join(there)} is there already; remove it, or choose another folder")
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    begin = now or datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(minutes=5)
+
+    def title(text: str) -> Any:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+    def store(name: str, certificate: Any, key: Any) -> None:
+        paths[f"{name}.pem"].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        pem = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        with open(os.open(paths[f"{name}.key"], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(pem)
+
+    def builder(subject: Any, issuer: Any, key: Any) -> Any:
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(issuer)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(begin)
+            .not_valid_after(begin + datetime.timedelta(days=days))
+        )
+
+    authority = title("gymnasium-bridge development authority")
+    ca_key = ec.generate_private_key(ec.SECP256R1())
+    ca = (
+        builder(authority, authority, ca_key)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+    store("ca", ca, ca_key)
+    reached = list(dict.fromkeys(["localhost", "127.0.0.1", "::1", socket.gethostname(), *names]))
+    for name, usage in (("server", ExtendedKeyUsageOID.SERVER_AUTH), ("client", ExtendedKeyUsageOID.CLIENT_AUTH)):
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = (
+            builder(title(f"gymnasium-bridge {name}"), authority, key)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()),
+                critical=False,
+            )
+        )
+        if name == "server":
+            certificate = certificate.add_extension(
+                x509.SubjectAlternativeName([_general_name(x509, item) for item in reached]), critical=False
+            )
+        store(name, certificate.sign(ca_key, hashes.SHA256()), key)
+    return paths
+
+
+def _general_name(x509: Any, name: str) -> Any:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def add_cert_parser(commands: Any) -> argparse.ArgumentParser:
+    """Add the sub-command `cert` to those of a parser."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "cert",
+        help="make certificates for development",
+        description="Make an authority, and a server's and a client's certificate of it, for development.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("--out", default="certs", metavar="FOLDER", help="where to (default: certs)")
+    parser.add_argument(
+        "--name",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="a name or address by which clients reach the server; this machine's own are in it anyway",
+    )
+    parser.add_argument("--days", type=float, default=DAYS, help=f"how long they hold (default: {DAYS})")
+    parser.set_defaults(run=run)
+    return parser
+
+
+register = add_cert_parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Make them, say where they are and what each is for."""
+    paths = make_certificates(arguments.out, arguments.name, days=arguments.days)
+    print(f"made in {arguments.out}, for {arguments.days:g} days:")
+    print(f"  server: tls_certificate={paths['server.pem']}  tls_key={paths['server.key']}")
+    print(f"  client: tls_ca={paths['ca.pem']}, and connect to grpcs://…")
+    print(f"  to let in only clients with a certificate: tls_client_ca={paths['ca.pem']} on the server,")
+    print(f"          tls_certificate={paths['client.pem']}  tls_key={paths['client.key']} on the client")
+    print(f"Keep {paths['ca.key']} to yourself: whoever has it can make certificates that your clients trust.")
+    return 0

@@ -1,0 +1,113 @@
+"""Who may come in: what every transport asks of a client before it serves it."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+
+from bridge.credentials import Pem, Token, TokenLike, read_pem, read_token
+from bridge.errors import Code, RequestError, SettingError
+
+__all__ = ["Gate", "Security"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Security:
+    """How a server is protected."""
+
+    token: Token | None = None
+    """What every client has to show; None: whoever reaches the port is let in."""
+    tls_certificate: bytes | None = dataclasses.field(default=None, repr=False)
+    """PEM: the server's certificate and those between it and its authority; None: no TLS."""
+    tls_key: bytes | None = dataclasses.field(default=None, repr=False)
+    """PEM: the certificate's key."""
+    tls_client_ca: bytes | None = dataclasses.field(default=None, repr=False)
+    """PEM: the authorities of which every client needs a certificate; None: clients need none."""
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        token: TokenLike | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        tls_certificate: Pem | None = None,
+        tls_key: Pem | None = None,
+        tls_client_ca: Pem | None = None,
+    ) -> Security:
+        """Read what the keywords of `serve_gym` say.
+
+        Raises:
+            SettingError: Something cannot be read, or is of no use without what is missing.
+        """
+        if (tls_certificate is None) != (tls_key is None):
+            raise SettingError("expected tls_certificate and tls_key together, got one of them")
+        if tls_client_ca is not None and tls_certificate is None:
+            raise SettingError(
+                "tls_client_ca asks clients for certificates, which needs TLS: give tls_certificate and tls_key too"
+            )
+        return cls(
+            read_token(token, token_file),
+            read_pem("tls_certificate", tls_certificate),
+            read_pem("tls_key", tls_key),
+            read_pem("tls_client_ca", tls_client_ca),
+        )
+
+    @property
+    def tls(self) -> bool:
+        """Whether what travels is encrypted, and the server proves who it is."""
+        return self.tls_certificate is not None
+
+    @property
+    def authenticates(self) -> bool:
+        """Whether a stranger is refused."""
+        return self.token is not None or self.tls_client_ca is not None
+
+    def missing(self) -> str:
+        """Say what a server that others can reach lacks; empty: nothing."""
+        lacks = [] if self.tls else ["TLS"]
+        lacks += [] if self.authenticates else ["token"]
+        return " and ".join(lacks)
+
+
+class Gate:
+    """Asks each client for the token. A transport calls `check`, or the gate itself, before it touches any world.
+
+    Args:
+        token: What clients have to show; None: they are let in without.
+    """
+
+    def __init__(self, token: Token | None) -> None:
+        self._token = token
+
+    def check(self, shown: str | None, peer: str) -> None:
+        """Let a client in, or log and raise.
+
+        Args:
+            shown: The token that it showed; None: none.
+            peer: Where it is, for the log.
+
+        Raises:
+            RequestError: UNAUTHENTICATED: it showed no token, or another one.
+        """
+        if self._token is None or self._token.matches(shown):
+            return
+        problem = "the token that came is not this server's" if shown else "this server wants a token, and none came"
+        _log.warning("refused %s: %s", peer, problem)
+        raise RequestError(
+            Code.UNAUTHENTICATED,
+            f"{problem}; pass token=… or token_file=…, or set the environment variable BRIDGE_TOKEN",
+        )
+
+    def __call__(self, shown: str | None) -> bool:
+        """Tell whether a token lets its bearer in."""
+        return self._token is None or self._token.matches(shown)
+
+    @staticmethod
+    def bearer(header: str | bytes | None) -> str | None:
+        """Return the token of an `authorization` header, `Bearer TOKEN`; None: it holds none."""
+        text = header.decode("ascii", errors="replace") if isinstance(header, bytes) else header or ""
+        scheme, _, token = text.partition(" ")
+        return token.strip() or None if scheme.lower() == "bearer" else None

@@ -1,0 +1,311 @@
+"""Who may come in: TLS, certificates of clients, tokens; and what those who may not are told."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from bridge import errors, make_remote, make_vec_remote, serve_gym
+from bridge.certificates import FILES, make_certificates
+from bridge.credentials import TOKEN_VARIABLE, ClientCredentials, Token, read_pem, read_token
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.server.auth import Gate, Security
+from bridge.testing import CountingEnv
+from bridge.wire import METHOD, SERVICE
+
+SECRET = "correct-horse-battery-staple"
+
+
+@pytest.fixture(scope="module")
+def certs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return make_certificates(tmp_path_factory.mktemp("certs"))
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Another authority's, with the same names in it."""
+    return make_certificates(tmp_path_factory.mktemp("foreign"))
+
+
+@pytest.fixture(scope="module")
+def expired(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    long_ago = datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc)
+    return make_certificates(tmp_path_factory.mktemp("expired"), days=30, now=long_ago)
+
+
+@pytest.fixture(autouse=True)
+def no_token_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+
+
+@pytest.fixture
+def made() -> list[int]:
+    """Grows with every environment that a server makes."""
+    return []
+
+
+def counting(made: list[int]) -> Callable[[], CountingEnv]:
+    def make() -> CountingEnv:
+        made.append(1)
+        return CountingEnv(5)
+
+    return make
+
+
+def tls(files: dict[str, Path], *, clients: bool = False) -> dict[str, Any]:
+    keywords: dict[str, Any] = {"tls_certificate": files["server.pem"], "tls_key": files["server.key"]}
+    return {**keywords, "tls_client_ca": files["ca.pem"]} if clients else keywords
+
+
+def own(files: dict[str, Path]) -> dict[str, Any]:
+    return {"tls_certificate": files["client.pem"], "tls_key": files["client.key"]}
+
+
+def plays(url: str, **keywords: Any) -> None:
+    env = make_remote(url, timeout=20, **keywords)
+    try:
+        env.reset(seed=0)
+        env.step(1)
+    finally:
+        env.close()
+
+
+def test_a_token_and_tls_let_in_and_the_url_says_so(certs: dict[str, Path]) -> None:
+    with serve_gym("CartPole-v1", token=SECRET, **tls(certs)) as server:
+        assert server.url.startswith("grpcs://127.0.0.1:")
+        plays(server.url, token=SECRET, tls_ca=certs["ca.pem"])
+        plays(server.url, token=SECRET, tls_ca=certs["ca.pem"].read_bytes())
+        envs = make_vec_remote(server.url, num_envs=2, token=SECRET, tls_ca=str(certs["ca.pem"]), timeout=20)
+        envs.reset(seed=0)
+        envs.close()
+
+
+def test_a_client_with_a_certificate_of_the_authority_comes_in(certs: dict[str, Path]) -> None:
+    with serve_gym("CartPole-v1", **tls(certs, clients=True)) as server:
+        plays(server.url, tls_ca=certs["ca.pem"], **own(certs))
+
+
+@pytest.mark.parametrize(
+    ("keywords", "said"),
+    [({}, "this server wants a token, and none came"), ({"token": SECRET[:-1]}, "the token that came is not this")],
+)
+@pytest.mark.parametrize("make", [make_remote, make_vec_remote])
+def test_without_the_token_a_client_is_refused_and_no_world_is_touched(
+    make: Callable[..., Any], keywords: dict[str, Any], said: str, made: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG), serve_gym(counting(made), token=SECRET) as server:
+        with pytest.raises(errors.RefusedError, match=said) as caught:
+            make(server.url, timeout=20, **keywords)
+        assert caught.value.code == errors.Code.UNAUTHENTICATED
+        assert "pass token=" in str(caught.value)
+        assert made == []
+        assert server.connections == 0
+        assert "refused ipv4:127.0.0.1:" in caplog.text
+        assert SECRET[:-1] not in caplog.text + str(caught.value)
+        plays(server.url, token=SECRET)
+        assert made == [1]
+
+
+@pytest.mark.parametrize(
+    "header", ["", "Bearer", "Bearer ", f"Basic {SECRET}", SECRET, f"Bearer {SECRET} ", f"bearer  {SECRET}"]
+)
+def test_the_header_is_read_as_rfc_6750_has_it(header: str) -> None:
+    shown = Gate.bearer(header)
+    assert Gate(Token(SECRET))(shown) == (header.lower().startswith("bearer ") and SECRET in header)
+
+
+def test_a_public_client_without_a_token_gets_one_answer_and_touches_nothing(made: list[int]) -> None:
+    with (
+        serve_gym(counting(made), token=SECRET) as server,
+        grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel,
+    ):
+        call = channel.stream_stream(f"/{SERVICE}/{METHOD}")
+        request = pb.EnvironmentRequest(join_world=pb.JoinWorldRequest()).SerializeToString()
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call(iter([request] * 3), timeout=10))
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert made == []
+
+
+@pytest.mark.parametrize(
+    ("server_files", "clients", "keywords", "said"),
+    [
+        ("foreign", False, {"tls_ca": "certs"}, "of no authority that is trusted here"),
+        ("expired", False, {"tls_ca": "expired"}, "has expired"),
+        ("certs", False, {}, "of no authority that is trusted here"),
+        ("certs", True, {"tls_ca": "certs"}, "asks for a client's certificate"),
+        ("certs", True, {"tls_ca": "certs", "own": "foreign"}, "asks for a client's certificate"),
+        ("certs", True, {"tls_ca": "certs", "own": "expired"}, "asks for a client's certificate"),
+    ],
+    ids=["foreign server", "expired server", "no ca", "no certificate", "foreign certificate", "expired certificate"],
+)
+def test_a_certificate_that_is_not_in_order_is_refused(
+    server_files: str, clients: bool, keywords: dict[str, Any], said: str, made: list[int], request: Any
+) -> None:
+    given: dict[str, Any] = {}
+    if "tls_ca" in keywords:
+        given["tls_ca"] = request.getfixturevalue(keywords["tls_ca"])["ca.pem"]
+    if "own" in keywords:
+        given.update(own(request.getfixturevalue(keywords["own"])))
+    files = request.getfixturevalue(server_files)
+    with serve_gym(counting(made), **tls(files, clients=clients)) as server:
+        with pytest.raises(errors.ConnectError, match=said):
+            make_remote(server.url, timeout=20, **given)
+        assert made == []
+        assert server.connections == 0
+
+
+def test_plaintext_to_a_tls_port_says_to_use_grpcs(certs: dict[str, Path], made: list[int]) -> None:
+    with serve_gym(counting(made), **tls(certs)) as server:
+        with pytest.raises(errors.ConnectError, match=r"does it speak TLS.*grpcs://"):
+            make_remote(server.url.replace("grpcs", "grpc"), timeout=20)
+        assert made == []
+
+
+def test_tls_to_a_plaintext_port_says_to_use_grpc(certs: dict[str, Path]) -> None:
+    with (
+        serve_gym("CartPole-v1") as server,
+        pytest.raises(errors.ConnectError, match="speaks no TLS: use grpc://"),
+    ):
+        make_remote(server.url.replace("grpc", "grpcs"), tls_ca=certs["ca.pem"], timeout=20)
+
+
+def test_a_name_that_the_certificate_does_not_hold_is_refused(certs: dict[str, Path]) -> None:
+    with (
+        serve_gym("CartPole-v1", host="127.0.0.2", **tls(certs)) as server,
+        pytest.raises(errors.ConnectError, match="is not for this name"),
+    ):
+        make_remote(server.url, tls_ca=certs["ca.pem"], timeout=20)
+
+
+def test_the_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "token"
+    file.write_text(f"{SECRET}\n")
+    with serve_gym("CartPole-v1", token_file=file) as server:
+        plays(server.url, token_file=str(file))
+        monkeypatch.setenv(TOKEN_VARIABLE, SECRET)
+        plays(server.url)
+    with serve_gym("CartPole-v1") as server:
+        monkeypatch.setenv(TOKEN_VARIABLE, "another")
+        with pytest.raises(errors.RefusedError, match="is not this server's"):
+            make_remote(server.url, timeout=20)
+
+
+def test_the_environments_token_is_not_sent_in_the_clear_to_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bridge.address import parse_address
+    from bridge.client.grpc_transport import _metadata
+
+    def sent(url: str, **keywords: Any) -> tuple[tuple[str, str], ...]:
+        import dataclasses
+
+        return _metadata(dataclasses.replace(parse_address(url), credentials=ClientCredentials.of(**keywords)))
+
+    monkeypatch.setenv(TOKEN_VARIABLE, SECRET)
+    header = (("authorization", f"Bearer {SECRET}"),)
+    assert sent("grpc://gpu-box:1") == ()
+    assert sent("grpcs://gpu-box:1") == header
+    assert sent("grpc://localhost:1") == header
+    with pytest.warns(RuntimeWarning, match="travels unencrypted to gpu-box"):
+        assert sent("grpc://gpu-box:1", token=SECRET) == header
+
+
+def test_no_form_of_it_shows_the_token_and_a_pickled_one_still_works() -> None:
+    token = Token(SECRET)
+    held = ClientCredentials(token, tls_key=b"-----BEGIN SECRET")
+    security = Security(token, tls_key=b"-----BEGIN SECRET")
+    shown = f"{token!r} {token} {held!r} {held} {security!r}"
+    assert SECRET not in shown
+    assert "-----BEGIN" not in shown
+    assert pickle.loads(pickle.dumps(token)) == token
+    with serve_gym("CartPole-v1", token=SECRET) as server:
+        envs = make_vec_remote(server.url, num_envs=2, token=SECRET)
+        env = make_remote(server.url, token=SECRET)
+        assert SECRET not in f"{server!r} {envs!r} {env!r} {envs.spec!r} {env.spec!r} {vars(env)} {env._remote.wish}"
+        again = env.spec.make() if env.spec is not None else None
+        assert again is not None
+        again.close()
+        env.close()
+        envs.close()
+
+
+def test_what_is_no_token_or_no_certificate_is_refused_without_showing_it(tmp_path: Path) -> None:
+    for value in ("", "two words", "ümlaut", "x" * 5000, 7):
+        with pytest.raises(errors.SettingError, match=r"expected (a|the) token") as caught:
+            serve_gym("CartPole-v1", token=value)  # type: ignore[arg-type]
+        assert "two words" not in str(caught.value)
+    with pytest.raises(errors.SettingError, match="got both"):
+        read_token("a", tmp_path)
+    with pytest.raises(errors.SettingError, match="cannot read token_file="):
+        read_token(None, tmp_path / "none")
+    with pytest.raises(errors.SettingError, match="cannot read tls_ca="):
+        read_pem("tls_ca", str(tmp_path / "none"))
+    with pytest.raises(errors.SettingError, match="line -----BEGIN"):
+        read_pem("tls_ca", b"no pem")
+
+
+def test_a_certificate_without_its_key_or_with_another_is_refused(
+    certs: dict[str, Path], foreign: dict[str, Path]
+) -> None:
+    with pytest.raises(errors.SettingError, match="together"):
+        serve_gym("CartPole-v1", tls_certificate=certs["server.pem"])
+    with pytest.raises(errors.SettingError, match="needs TLS"):
+        serve_gym("CartPole-v1", tls_client_ca=certs["ca.pem"])
+    with pytest.raises(errors.SettingError, match="Expected a PEM certificate and its own key"):
+        serve_gym("CartPole-v1", tls_certificate=certs["server.pem"], tls_key=foreign["server.key"])
+    with pytest.raises(errors.SettingError, match="together"):
+        make_remote("grpcs://localhost:1", tls_key=certs["client.key"])
+    with pytest.raises(errors.SettingError, match="write grpcs://"):
+        make_remote("grpc://localhost:1", tls_ca=certs["ca.pem"])
+
+
+@pytest.mark.parametrize(
+    ("keywords", "lacks"),
+    [
+        ({}, "TLS and token: whoever reaches port"),
+        ({"token": SECRET}, "TLS: what travels over port"),
+        ({"tls": True}, "token: whoever reaches port"),
+        ({"tls": True, "token": SECRET}, ""),
+        ({"tls": True, "clients": True}, ""),
+    ],
+)
+def test_beyond_loopback_what_is_missing_is_warned_of(
+    keywords: dict[str, Any],
+    lacks: str,
+    certs: dict[str, Path],
+    recwarn: pytest.WarningsRecorder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = {"token": keywords["token"]} if "token" in keywords else {}
+    if keywords.get("tls"):
+        given.update(tls(certs, clients=keywords.get("clients", False)))
+    monkeypatch.setattr("bridge.server.server.is_loopback", lambda host: False)  # it is, as in all tests
+    serve_gym("CartPole-v1", **given).stop()
+    said = [str(warning.message) for warning in recwarn.list]
+    assert len(said) == bool(lacks)
+    assert not lacks or lacks in said[0]
+
+
+def test_the_command_makes_what_serves_and_overwrites_nothing(tmp_path: Path, capsys: Any) -> None:
+    import argparse
+
+    from bridge.certificates import add_cert_parser
+
+    parser = argparse.ArgumentParser()
+    add_cert_parser(parser.add_subparsers())
+    arguments = parser.parse_args(["cert", "--out", str(tmp_path / "certs"), "--name", "gpu-box.lan"])
+    assert arguments.run(arguments) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in FILES)
+    files = {name: tmp_path / "certs" / name for name in FILES}
+    assert all((files[name].stat().st_mode & 0o777 == 0o600) == name.endswith(".key") for name in FILES)
+    with serve_gym("CartPole-v1", **tls(files, clients=True)) as server:
+        plays(server.url, tls_ca=files["ca.pem"], **own(files))
+    with pytest.raises(errors.SettingError, match="is there already"):
+        arguments.run(arguments)
