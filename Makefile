@@ -13,7 +13,7 @@ BIN = $(VENV)/bin
 $(VENV)/.installed-%: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable ".[$*]"
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable ".[$*]"
 	touch $@
 
 demo: $(VENV)/.installed-demo

@@ -1,16 +1,40 @@
 """Reinforcement-learning environments in one place, training loops in another: Gymnasium over dm_env_rpc."""
 
+from typing import TYPE_CHECKING, Any
+
 from bridge.client.remote_env import RemoteEnv, make_remote
 from bridge.client.remote_vector_env import RemoteVectorEnv, make_vec_remote
 from bridge.server.server import Server, serve_gym
 from bridge.version import __version__
 
+if TYPE_CHECKING:
+    from bridge.client.remote_parallel_env import RemoteParallelEnv, make_parallel_remote
+    from bridge.server.parallel import serve_parallel
+
 __all__ = [
     "RemoteEnv",
+    "RemoteParallelEnv",
     "RemoteVectorEnv",
     "Server",
     "__version__",
+    "make_parallel_remote",
     "make_remote",
     "make_vec_remote",
     "serve_gym",
+    "serve_parallel",
 ]
+
+# What needs an extra is imported when it is first asked for.
+_LAZY = {
+    "RemoteParallelEnv": "bridge.client.remote_parallel_env",
+    "make_parallel_remote": "bridge.client.remote_parallel_env",
+    "serve_parallel": "bridge.server.parallel",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_LAZY[name]), name)

@@ -63,11 +63,15 @@ def parse_address(url: str) -> Address:
     text = url.strip()
     if not text:
         raise AddressError(url, "it is empty")
-    if "://" not in text:
+    if "://" not in text.partition("?")[0]:
         text = f"grpc://{text}"
     try:
         parts = urlsplit(text)
+        if "@" in parts.netloc:  # looked at first: no other message may show a password
+            raise AddressError(url.replace(parts.netloc.rpartition("@")[0], "…"), "it holds a user name or password")
         port = parts.port
+    except AddressError:
+        raise
     except ValueError as error:
         raise AddressError(url, str(error)) from error
     if parts.scheme not in SCHEMES:

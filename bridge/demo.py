@@ -219,7 +219,7 @@ def _train(envs: VectorEnv[Any, Any, Any], search: CrossEntropy, demo: Demo, scr
         rate = steps / (time.perf_counter() - start)
         history.append(Generation(number, means, total, rate))
         screen.line(
-            f"{title}  {_bar(means.mean() / LONGEST)}  mean return {means.mean():5.1f}  best {means.max():5.1f}"
+            f"{title}  {screen.bar(means.mean() / LONGEST)}  mean return {means.mean():5.1f}  best {means.max():5.1f}"
             f"  {rate:7,.0f} steps/s"
         )
     return history
@@ -281,11 +281,6 @@ def draw_curve(history: Sequence[Generation], evaluation: Floats, path: Path) ->
     return path
 
 
-def _bar(fraction: float, width: int = 24) -> str:
-    full = round(max(0.0, min(1.0, fraction)) * width)
-    return "█" * full + "░" * (width - full)
-
-
 class _Screen:
     """Lines that stay and, in a terminal, one that is overwritten; a plain log gets the lines that stay alone."""
 
@@ -293,6 +288,15 @@ class _Screen:
         self._out = out
         self._live = out.isatty()
         self._last = 0.0
+        self._signs = "█░"
+        try:
+            self._signs.encode(out.encoding or "utf-8")
+        except UnicodeEncodeError:
+            self._signs = "#-"
+
+    def bar(self, fraction: float, width: int = 24) -> str:
+        full = round(max(0.0, min(1.0, fraction)) * width)
+        return self._signs[0] * full + self._signs[1] * (width - full)
 
     def line(self, text: str) -> None:
         print(f"\r\x1b[K{text}" if self._live else text, file=self._out, flush=True)

@@ -18,6 +18,7 @@ BridgeError
 │   ├── RefusedError              the server answered with an error; has `code`
 │   │   └── EnvironmentFailedError    the environment itself raised; has its traceback text
 │   └── PeerError                 the peer broke the protocol
+├── PacketError                   a PERLERT datagram outside of its grammar                  (ValueError)
 └── RequestError                  raised on the server: becomes the error answer of one request
 
 Exceptions carry their fields, say themselves in `__str__`, and can be pickled.
@@ -40,6 +41,7 @@ __all__ = [
     "ConnectionLostError",
     "EnvironmentFailedError",
     "InvalidActionError",
+    "PacketError",
     "PeerError",
     "RefusedError",
     "RemoteError",
@@ -127,7 +129,14 @@ class ClosedError(UsageError, gymnasium.error.ClosedEnvironmentError):
 
 
 class AlreadyPendingError(UsageError, gymnasium.error.AlreadyPendingCallError):
-    """An asynchronous call was begun, or answered, out of turn."""
+    """An asynchronous call was begun, or answered, out of turn; `name` says which one is pending."""
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message, name)
+        self.args = (message, name)  # Gymnasium's class keeps the message alone, and so cannot be unpickled
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class ConcurrentUseError(UsageError, RuntimeError):
@@ -175,6 +184,10 @@ class EnvironmentFailedError(RefusedError):
 
 class PeerError(RemoteError):
     """The peer broke the protocol: an answer of the wrong kind, without a needed part, or unreadable."""
+
+
+class PacketError(BridgeError, ValueError):
+    """A PERLERT datagram, or a field of one, outside of its grammar; the receiver drops it and counts it."""
 
 
 class RequestError(BridgeError):

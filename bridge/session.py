@@ -8,7 +8,8 @@ present state is refused with FAILED_PRECONDITION; a request that fails for any 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
@@ -134,8 +135,13 @@ class Hub(Protocol):
     def destroy_world(self, name: str) -> None:
         """End a world."""
 
-    def reset_world(self, name: str, settings: Mapping[str, pb.Tensor], agent: Agent | None) -> None:
-        """Begin a new sequence for every agent of a world."""
+    def reset_world(
+        self, name: str, settings: Mapping[str, pb.Tensor], agent: Agent | None, gone: Callable[[], bool]
+    ) -> None:
+        """Begin a new sequence for every agent of a world; waits for them until `gone()`, or a deadline (D-15)."""
+
+    def wake(self) -> None:
+        """Let whoever waits in a world look again whether it is `gone()`."""
 
     def disconnected(self, owner: object) -> None:
         """Give up what belongs to a connection that ended."""
@@ -154,31 +160,44 @@ class Session:
         self._agent: Agent | None = None
         self._codec: StepCodec | None = None
         self._wanted: tuple[int, ...] | None = None
+        self._gone = False
 
     @property
     def state(self) -> State:
         """Where the connection is."""
         return self._state
 
-    @property
-    def may_wait(self) -> bool:
-        """Whether the next request may wait for a clock or for other agents."""
-        return self._agent is not None and self._agent.may_wait
-
     def handle(self, data: bytes) -> bytes:
         """Answer a serialized EnvironmentRequest by a serialized EnvironmentResponse, whatever the bytes are."""
-        return b"".join(self.handle_parts(data))
+        return b"".join(self.handle_parts(data) or ())
 
-    def handle_parts(self, data: bytes | bytearray) -> list[bytes | memoryview]:
-        """Answer as `handle`; the response is in parts, which are to be sent before the next request is handled."""
-        codec, agent = self._codec, self._agent
-        if codec is not None and agent is not None and self._state is State.RUNNING:
+    def handle_parts(self, data: bytes | bytearray, *, wait: bool = True) -> list[bytes | memoryview] | None:
+        """Answer as `handle`; the response is in parts, which are to be sent before the next request is handled.
+
+        Args:
+            data: A serialized EnvironmentRequest.
+            wait: Whether the request may wait for other connections; False: None is returned for one that may, and
+                nothing has happened.
+        """
+        codec, agent, world = self._codec, self._agent, self._world
+        if not wait and agent is not None and agent.may_wait:
+            return None
+        if codec is not None and agent is not None and world is not None and self._state is State.RUNNING:
             arrays = codec.read_request(data)
             if arrays is not None:
-                return self._step_fast(codec, agent, arrays)
-        return [self._handle(bytes(data))]
+                return self._step_fast(codec, agent, world, arrays)
+        try:
+            request = pb.EnvironmentRequest.FromString(bytes(data))
+        except (DecodeError, ValueError) as error:
+            problem = RequestError(
+                Code.INVALID_ARGUMENT, f"expected an EnvironmentRequest, got {len(data)} bytes that are none: {error}"
+            )
+            return [_error(problem).SerializeToString()]
+        if not wait and request.WhichOneof("payload") == "reset_world":
+            return None  # D-15: for the Steps of the world's other agents
+        return [self.answer(request).SerializeToString()]
 
-    def _step_fast(self, codec: StepCodec, agent: Agent, arrays: list[Array]) -> list[bytes | memoryview]:
+    def _step_fast(self, codec: StepCodec, agent: Agent, world: World, arrays: list[Array]) -> list[bytes | memoryview]:
         """Do what `_step` does for a request that was read without protobuf."""
         wanted = self._wanted or ()
         try:
@@ -186,38 +205,44 @@ class Session:
             for (uid, spec), array in zip(agent.actions.items(), arrays, strict=True):
                 spec.check_range(array)
                 actions[uid] = array if array.flags.writeable else array.copy()
-            state = agent.step(actions)
-            self._move(_STEP_EVENTS[state])
-            observed = agent.observe(wanted)
+            state, observed = self._run(agent, world, actions, wanted)
         except RequestError as error:
             return [_error(error).SerializeToString()]
         except TensorError as error:
             return [_error(RequestError(Code.INVALID_ARGUMENT, str(error))).SerializeToString()]
+        except Exception as error:  # D-1
+            return [_failure("step", error).SerializeToString()]
         values = [observed[uid] for uid in wanted]
         info = values.pop().tobytes() if codec.has_info else None
         parts = codec.write_response(state, values, info)
         if parts is not None:
             return parts
-        response = pb.EnvironmentResponse()
-        response.step.state = state  # type: ignore[assignment]
-        fill_observations(response.step, observed)
-        return [response.SerializeToString()]
+        message = pb.EnvironmentResponse()
+        message.step.state = state  # type: ignore[assignment]
+        fill_observations(message.step, observed)
+        return [message.SerializeToString()]
+
+    def _run(
+        self, agent: Agent, world: World, actions: Mapping[int, Array], wanted: Sequence[int]
+    ) -> tuple[int, Mapping[int, Array]]:
+        """Step a running sequence; return its state and the observations wanted."""
+        if world.resets.closed:  # D-17
+            raise _destroyed(world)
+        if world.resets.take(agent):  # D-15: once, with its observations
+            agent.interrupt()
+            state: int = pb.INTERRUPTED
+        else:
+            state = agent.step(actions)
+        self._move(_STEP_EVENTS[state])
+        if state != pb.RUNNING:
+            world.resets.end(agent)
+        return state, agent.observe(wanted)
 
     def _remember(self, agent: Agent, wanted: tuple[int, ...]) -> None:
         """Make what reads the next Steps like this one, as our own client sends them."""
         self._wanted = wanted
         specs = agent.observations
         self._codec = StepCodec.make(list(agent.actions.items()), [(uid, specs[uid]) for uid in wanted])
-
-    def _handle(self, data: bytes) -> bytes:
-        try:
-            request = pb.EnvironmentRequest.FromString(data)
-        except (DecodeError, ValueError) as error:
-            problem = RequestError(
-                Code.INVALID_ARGUMENT, f"expected an EnvironmentRequest, got {len(data)} bytes that are none: {error}"
-            )
-            return _error(problem).SerializeToString()
-        return self.answer(request).SerializeToString()
 
     def answer(self, request: pb.EnvironmentRequest) -> pb.EnvironmentResponse:
         """Answer one request."""
@@ -234,7 +259,17 @@ class Session:
             return _error(error)
         except TensorError as error:
             return _error(RequestError(Code.INVALID_ARGUMENT, str(error)))
+        except Exception as error:  # D-1: whatever went wrong, this request is answered, and with the cause
+            return _failure(str(kind), error)
         return response
+
+    def hang_up(self) -> None:
+        """Take note that the client is gone, so that no request waits any longer. May be called from any thread."""
+        self._gone = True
+        agent = self._agent
+        if agent is not None:
+            agent.hang_up()
+        self._hub.wake()
 
     def close(self) -> None:
         """Take note that the stream ended: the agent leaves, and what belongs to the connection goes."""
@@ -273,10 +308,12 @@ class Session:
         response.join_world.specs.CopyFrom(agent.specs())
 
     def _step(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
-        agent = self._agent
-        if agent is None:
+        agent, world = self._agent, self._world
+        if agent is None or world is None:
             self._require(Event.STEP_BEGAN)  # D-8
             return
+        if world.resets.closed:  # D-17
+            raise _destroyed(world)
         step = request.step
         wanted = list(dict.fromkeys(step.requested_observations))
         observations = agent.observations
@@ -285,13 +322,20 @@ class Session:
                 known = ", ".join(f"{number} ({spec.name})" for number, spec in observations.items())
                 raise RequestError(Code.INVALID_ARGUMENT, f"unknown observation UID {uid}; there are {known}")  # D-10
         if self._state is State.RUNNING:
-            state = agent.step(self._read_actions(agent, step.actions))
-            event = _STEP_EVENTS[state]
+            state, observed = self._run(agent, world, self._read_actions(agent, step.actions), wanted)
         else:
-            state, event = agent.begin(), Event.STEP_BEGAN  # D-9: whatever actions it came with
-        self._move(event)
+            world.resets.start(agent)
+            try:
+                state = agent.begin()  # D-9: whatever actions it came with
+            except RequestError:
+                world.resets.end(agent)
+                raise
+            self._move(Event.STEP_BEGAN)
+            if state != pb.RUNNING:
+                world.resets.end(agent)
+            observed = agent.observe(wanted)
         response.step.state = state  # type: ignore[assignment]
-        fill_observations(response.step, agent.observe(wanted))
+        fill_observations(response.step, observed)
         if self._wanted != tuple(wanted):
             self._remember(agent, tuple(wanted))
 
@@ -308,19 +352,22 @@ class Session:
         return read
 
     def _reset(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
-        agent = self._agent
-        if agent is None:
+        agent, world = self._agent, self._world
+        if agent is None or world is None:
             self._require(Event.RESET)  # D-8
             return
         agent.reset(request.reset.settings, self._state is State.RUNNING)
         self._move(Event.RESET)
+        world.resets.end(agent)
         response.reset.specs.CopyFrom(agent.specs())
 
     def _reset_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         self._require(Event.RESET_WORLD)
         name = request.reset_world.world_name
-        self._hub.reset_world(name, request.reset_world.settings, self._agent)
-        if self._world is not None and self._world.name == name:
+        inside = self._world is not None and self._world.name == name
+        agent = self._agent if inside else None
+        self._hub.reset_world(name, request.reset_world.settings, agent, lambda: self._gone)
+        if inside:
             self._move(Event.RESET_WORLD)
         response.reset_world.SetInParent()
 
@@ -333,6 +380,7 @@ class Session:
         agent, world = self._agent, self._world
         self._agent = self._world = None
         if agent is not None and world is not None:
+            world.resets.end(agent)
             agent.leave()
             self._hub.left(world, self)
 
@@ -384,3 +432,15 @@ class Session:
 
 def _error(error: RequestError) -> pb.EnvironmentResponse:
     return pb.EnvironmentResponse(error=pb.Status(code=int(error.code), message=error.message))
+
+
+def _failure(kind: str, error: Exception) -> pb.EnvironmentResponse:
+    frames = "".join(traceback.format_exception(error))
+    return _error(RequestError(Code.INTERNAL, f"the server failed at {kind}: {error!r}\n{frames}"))
+
+
+def _destroyed(world: World) -> RequestError:
+    return RequestError(
+        Code.FAILED_PRECONDITION,
+        f"the world {world.name!r} was destroyed; send LeaveWorld, and create or join another",
+    )

@@ -19,13 +19,13 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from public_server import EVERY_FAULT, FAULTS, PublicServer, Refused, codes, tensor_spec
 
 from bridge.errors import AddressError, ConnectError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import REQUIREMENTS, CheckResult, Report, Status, check_server, samples
 from bridge.testing.bench import CHECKS
 from bridge.testing.command import add_check_parser
+from tests.public_server import EVERY_FAULT, FAULTS, PublicServer, Refused, codes, tensor_spec
 
 TIMEOUT = 10.0
 # Faults that are silence: there each answer that does not come takes the whole timeout.

@@ -119,6 +119,12 @@ def test_in_a_terminal_a_line_is_overwritten_while_it_goes_on() -> None:
     assert out.getvalue() == "\r\x1b[Kfirst\r\x1b[Kstays\n"
 
 
+def test_where_the_blocks_cannot_be_written_the_bar_is_of_ascii() -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    assert module._Screen(out).bar(0.5, 4) == "##--"
+    assert module._Screen(io.StringIO()).bar(0.5, 4) == "██░░"
+
+
 def test_nonsense_is_refused_with_what_was_expected() -> None:
     with pytest.raises(SettingError, match="expected lanes to be at least 2, got 1"):
         Demo(lanes=1)

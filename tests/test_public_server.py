@@ -8,7 +8,8 @@ import pytest
 from dm_env_rpc.v1 import compliance, dm_env_rpc_pb2, error, tensor_utils
 from dm_env_rpc.v1 import connection as dm_env_rpc_connection
 from dm_env_rpc.v1.extensions import properties
-from public_server import KINDS, PublicServer
+
+from tests.public_server import KINDS, PublicServer
 
 
 @contextlib.contextmanager

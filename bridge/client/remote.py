@@ -62,6 +62,8 @@ class Wish:
     """The render mode to make it with."""
     env_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """For its constructor."""
+    agent: str | None = None
+    """The agent to join as, in a world of several; None: the first that is free."""
 
     @classmethod
     def of(
@@ -70,6 +72,7 @@ class Wish:
         env_id: str | None = None,
         render_mode: str | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
+        agent: str | None = None,
         *,
         credentials: ClientCredentials | None = None,
     ) -> Wish:
@@ -88,7 +91,7 @@ class Wish:
             raise SettingError(
                 f"{url!r} joins a world that exists, so env_id, render_mode and env_kwargs cannot be given"
             )
-        return cls(address, address.env_id or env_id, render_mode, dict(env_kwargs or {}))
+        return cls(address, address.env_id or env_id, render_mode, dict(env_kwargs or {}), agent)
 
     def settings(self) -> dict[str, pb.Tensor]:
         """Return the CreateWorld settings."""
@@ -199,6 +202,8 @@ class Remote:
         self.wish = wish
         self.url = wish.address.url
         self.facts: Facts | None = None
+        self.world: str | None = None
+        """The name of the world that was asked for last."""
         self.stale = 0
         """Answers of episodes that had been given up, dropped."""
         self._inbox = inbox
@@ -249,7 +254,9 @@ class Remote:
                 if settings:
                     raise
                 name = ""  # D-4: a server may have but one world, and refuse to make others
-        response = yield pb.EnvironmentRequest(join_world=pb.JoinWorldRequest(world_name=name))
+        self.world = name
+        seat = {} if self.wish.agent is None else {"agent": pack_tensor(self.wish.agent)}
+        response = yield pb.EnvironmentRequest(join_world=pb.JoinWorldRequest(world_name=name, settings=seat))
         specs = response.join_world.specs
         version = self._connection.server_version if self._connection else None
         facts: dict[str, Any] = {}
@@ -473,7 +480,7 @@ class Remote:
                 batch.terminations[slot] = response.state == pb.TERMINATED
                 truncated = response.state == pb.INTERRUPTED
                 if "truncated" in flags:  # an episode can end in both ways at once, of which the state tells one
-                    truncated = bool(unpack_tensor(flags["truncated"], "truncated"))
+                    truncated |= bool(unpack_tensor(flags["truncated"], "truncated"))
                 batch.truncations[slot] = truncated
             return values.decode(flags["info"].uint8s.array) if "info" in flags else {}
         except (TensorError, KeyError, ValueError) as error:

@@ -55,6 +55,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         env_id: The environment, where the server has several.
         env_kwargs: For the environment's constructor.
         render_mode: The render mode to make it with; frames come by `render()`.
+        agent: The agent to join as, in a world of several; None: the first that is free.
         timeout: Seconds to wait for any answer.
         max_message_bytes: The largest request or answer, in bytes.
         transport: None: where a server on this machine offers a Unix socket, that; `grpc`: what the URL says.
@@ -79,6 +80,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         env_id: str | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
         render_mode: str | None = None,
+        agent: str | None = None,
         timeout: float = TIMEOUT,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         transport: str | None = None,
@@ -94,7 +96,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         credentials = ClientCredentials.of(
             token=token, token_file=token_file, tls_ca=tls_ca, tls_certificate=tls_certificate, tls_key=tls_key
         )
-        wish = Wish.of(url, env_id, render_mode, env_kwargs, credentials=credentials)
+        wish = Wish.of(url, env_id, render_mode, env_kwargs, agent, credentials=credentials)
         self._remote = Remote(wish, self._inbox, max_message_bytes, transport)
         self._closed = False
         self._running = False
@@ -102,6 +104,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         kwargs = {
             "env_id": env_id,
             "env_kwargs": env_kwargs,
+            "agent": agent,
             "timeout": timeout,
             "max_message_bytes": max_message_bytes,
             "transport": checked_transport(transport),
@@ -312,7 +315,8 @@ def make_remote(url: str, **kwargs: Any) -> RemoteEnv:
 
     Args:
         url: `grpc://HOST:PORT`, optionally with the environment id as its path.
-        kwargs: As for `RemoteEnv`: `env_id`, `env_kwargs`, `render_mode`, `timeout`, `max_message_bytes`, `transport`.
+        kwargs: As for `RemoteEnv`: `env_id`, `env_kwargs`, `render_mode`, `agent`, `timeout`,
+            `max_message_bytes`, `transport`, and so on.
 
     Raises:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError: As `RemoteEnv`.

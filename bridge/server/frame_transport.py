@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import queue
 import selectors
 import socket
 import stat
@@ -32,6 +33,8 @@ _BACKLOG = 1024
 # Seconds that a client has for its hello, and that one which was refused has for reading why.
 _HELLO_TIMEOUT = 10.0
 _LINGER = 1.0
+# Requests that are kept while an earlier one of the same connection waits for other agents.
+_MAX_WAITING = 1024
 
 
 class _Connection:
@@ -48,6 +51,8 @@ class _Connection:
         """When it is closed unless something changes; monotonic seconds."""
         self.ending = False
         """Nothing more is read; it closes once what it has to say is sent."""
+        self.waiting: queue.SimpleQueue[bytes | bytearray | None] | None = None
+        """Where its requests go once it has a thread of its own."""
 
 
 class FrameTransport:
@@ -188,10 +193,16 @@ class FrameTransport:
             self._close(connection)
             return
         except RequestError as error:
-            self._refuse(connection, error)
+            if connection.waiting is not None:
+                self._close(connection)  # its own thread may be in the midst of an answer
+            else:
+                self._refuse(connection, error)
             return
         connection.requests.extend(frames)
         self._serve(connection)
+        if len(frames) and connection.waiting is not None and connection.waiting.qsize() > _MAX_WAITING:
+            self._close(connection)  # it sends and sends while an earlier request of it waits
+            return
         if not count:
             if connection.requests or connection.out:
                 connection.ending = True
@@ -208,13 +219,18 @@ class FrameTransport:
                 if not self._greet(connection, frame):
                     return
                 continue
-            self._say(connection, self._answer(session, frame))
-            if session.may_wait:
-                self._detach(connection)
-                return
+            if connection.waiting is not None:
+                connection.waiting.put(frame)
+                continue
+            parts = session.handle_parts(frame, wait=False)
+            if parts is None:
+                connection.waiting = queue.SimpleQueue()
+                connection.waiting.put(frame)
+                self._detach(connection, connection.waiting)
+                continue
+            self._say(connection, self._framed(parts))
 
-    def _answer(self, session: Session, request: bytes | bytearray) -> list[bytes | memoryview]:
-        parts = session.handle_parts(request)
+    def _framed(self, parts: list[bytes | memoryview]) -> list[bytes | memoryview]:
         size = sum(map(len, parts))
         if size > self._limits.max_message_bytes:
             limit = self._limits.max_message_bytes
@@ -329,53 +345,49 @@ class FrameTransport:
 
     def _finish(self, connection: _Connection) -> None:
         """End a connection's session, then close its socket, so that who sees the end sees the world gone."""
-        session, connection.session = connection.session, None
         connection.requests.clear()
         connection.out.clear()
-        try:
-            if session is not None:
+        if connection.waiting is not None:
+            if connection.session is not None:
+                connection.session.hang_up()
+            connection.waiting.put(None)  # its thread ends the session
+        else:
+            self._release(connection)
+        connection.sock.close()
+
+    def _release(self, connection: _Connection) -> None:
+        """End a connection's session, once."""
+        session, connection.session = connection.session, None
+        if session is not None:
+            try:
                 session.close()
-        except RequestError:
-            pass  # an environment that fails in close; there is nobody left to tell
-        finally:
-            if session is not None:
+            except RequestError:
+                pass  # an environment that fails in close; there is nobody left to tell
+            finally:
                 self._count.leave()
-            connection.sock.close()
 
     # Connections with a thread of their own
 
-    def _detach(self, connection: _Connection) -> None:
-        """Give a connection whose agent may wait a thread of its own."""
-        if self._connections.pop(connection.sock, None) is None:
-            return
-        self._selector.unregister(connection.sock)
-        thread = threading.Thread(target=self._run_own, args=(connection,), name="bridge-frame", daemon=True)
+    def _detach(self, connection: _Connection, requests: queue.SimpleQueue[bytes | bytearray | None]) -> None:
+        """Give a connection whose requests may wait a thread of its own; what it sends is still read by this one."""
+        thread = threading.Thread(
+            target=self._run_own, args=(connection, requests), name="bridge-connection", daemon=True
+        )
         with self._guard:
             self._own[thread] = connection
         thread.start()
 
-    def _run_own(self, connection: _Connection) -> None:
-        session, sock = connection.session, connection.sock
+    def _run_own(self, connection: _Connection, requests: queue.SimpleQueue[bytes | bytearray | None]) -> None:
+        session = connection.session
         try:
-            sock.setblocking(True)
-            while connection.out:
-                sock.sendall(connection.out.popleft())
-            count = 1
-            while session is not None:
-                while connection.requests:
-                    for part in self._answer(session, connection.requests.popleft()):
-                        sock.sendall(part)
-                if not count:
-                    return
-                frames, count = _read(connection)
-                connection.requests.extend(frames)
-        except RequestError as error:
-            with contextlib.suppress(OSError):
-                sock.sendall(pack_frame(_error(error.code, error.message)))
+            while session is not None and (request := requests.get()) is not None:
+                _send_all(connection.sock, self._framed(session.handle_parts(request) or []))
         except OSError:
-            return  # the client is gone
+            pass  # the client is gone
         finally:
-            self._finish(connection)
+            self._release(connection)
+            with contextlib.suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)  # the thread that reads it then closes it
             with self._guard:
                 self._own.pop(threading.current_thread(), None)
 
@@ -402,11 +414,6 @@ class FrameTransport:
         self._thread.join(grace + 5.0)
         with self._guard:
             own = dict(self._own)
-        for thread in own:
-            thread.join(max(0.0, self._stop_at - time.monotonic()))
-        for connection in own.values():
-            with contextlib.suppress(OSError):
-                connection.sock.shutdown(socket.SHUT_RDWR)
         deadline = time.monotonic() + 5.0
         for thread in own:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -431,6 +438,18 @@ def _send_parts(sock: socket.socket, parts: list[bytes | memoryview] | list[memo
     if hasattr(sock, "sendmsg"):
         return sock.sendmsg(parts[:64])
     return sock.send(parts[0])
+
+
+def _send_all(sock: socket.socket, parts: list[bytes | memoryview]) -> None:
+    """Send from a connection's own thread, however long its client takes to read."""
+    data = memoryview(b"".join(parts))
+    with selectors.DefaultSelector() as selector:
+        selector.register(sock, _WRITE)
+        while data:
+            try:
+                data = data[sock.send(data) :]
+            except BlockingIOError:
+                selector.select(1.0)
 
 
 def _error(code: Code, message: str) -> bytes:

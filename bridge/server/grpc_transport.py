@@ -146,6 +146,7 @@ class GrpcTransport:
         except RequestError as error:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.message)
         session = Session(self._hub)
+        context.add_callback(session.hang_up)  # a request that waits for others ends with its client
         try:
             context.send_initial_metadata(((HELLO, __version__),))
             for request in requests:

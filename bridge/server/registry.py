@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import threading
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Protocol
 
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -14,11 +16,29 @@ from bridge.properties import ENCODED, NUMBER, TEXT, Property, PropertyTree
 from bridge.server.limits import Limits
 from bridge.version import __version__
 from bridge.worlds.base import Agent, Lock, World
-from bridge.worlds.source import EnvSource
 
-__all__ = ["Registry"]
+__all__ = ["Registry", "WorldSource"]
 
 DEFAULT_WORLD = ""
+
+
+class WorldSource(Protocol):
+    """Makes the worlds of a server."""
+
+    @property
+    def SETTINGS(self) -> Sequence[str]:  # noqa: N802 - a constant of its class
+        """The CreateWorld settings that it takes."""
+
+    @property
+    def env_ids(self) -> list[str]:
+        """The environment ids that a client may name."""
+
+    @property
+    def title(self) -> str:
+        """What to call it to a person."""
+
+    def make_world(self, name: str, settings: Mapping[str, pb.Tensor], lock: Lock) -> World:
+        """Build the world that CreateWorld settings ask for."""
 
 
 @dataclasses.dataclass
@@ -29,6 +49,8 @@ class _Entry:
     owner: object | None
     """The connection that created it, as long as it is there."""
     joined_by_owner: bool = False
+    idle_since: float | None = None
+    """When it was first seen without agents, in monotonic seconds."""
 
 
 class Registry:
@@ -41,9 +63,21 @@ class Registry:
         source: Makes the worlds.
         limits: How many there may be.
         lock: Held around every call of an environment.
+        idle_timeout: Seconds after which a world without agents goes, by `reap`; None: never.
+        reset_world_timeout: Seconds that a ResetWorld waits for the other agents.
     """
 
-    def __init__(self, source: EnvSource, limits: Limits, lock: Lock) -> None:
+    def __init__(
+        self,
+        source: WorldSource,
+        limits: Limits,
+        lock: Lock,
+        *,
+        idle_timeout: float | None = None,
+        reset_world_timeout: float = 60.0,
+    ) -> None:
+        self._idle_timeout = idle_timeout
+        self._reset_world_timeout = reset_world_timeout
         self.unix_path: str | None = None
         """Where this server listens on a Unix socket."""
         self._source = source
@@ -79,7 +113,11 @@ class Registry:
                 del self._entries[name]
             raise
         with self._guard:
-            self._entries[name] = _Entry(world, owner)
+            if not self._closed:
+                self._entries[name] = _Entry(world, owner)
+        if self._closed:  # the server stopped while the environment was built
+            _end(world)
+            self._refuse_if_closed()
         return name
 
     def find_world(self, name: str) -> World:
@@ -107,7 +145,10 @@ class Registry:
         """Note whether a world's creator joined it."""
         with self._guard:
             entry = self._entries.get(world.name)
-            if entry is not None and entry.owner is owner:
+            if entry is None:
+                return
+            entry.idle_since = None
+            if entry.owner is owner:
                 entry.joined_by_owner = True
 
     def left(self, world: World, owner: object) -> None:
@@ -120,13 +161,56 @@ class Registry:
             if entry is None:
                 raise self._unknown(name)
             del self._entries[name]
+        entry.world.resets.close()
         entry.world.close()
 
-    def reset_world(self, name: str, settings: Mapping[str, pb.Tensor], agent: Agent | None) -> None:
-        """Not served yet."""
-        raise RequestError(
-            Code.UNIMPLEMENTED, "ResetWorld is not served by this version; send Reset from the joined connection"
-        )
+    def reset_world(
+        self, name: str, settings: Mapping[str, pb.Tensor], agent: Agent | None, gone: Callable[[], bool]
+    ) -> None:
+        """Begin a new sequence for every agent of a world (D-15)."""
+        self.find_world(name).reset(settings, agent, gone, self._reset_world_timeout)
+
+    def wake(self) -> None:
+        """Let whoever waits in a world look again."""
+        with self._guard:
+            worlds = [entry.world for entry in self._entries.values() if entry is not None]
+        for world in worlds:
+            world.resets.wake()
+
+    def reap(self, now: float) -> list[str]:
+        """Destroy the worlds that no agent has been in for `idle_timeout` seconds.
+
+        Args:
+            now: Monotonic seconds. A world's time without agents counts from the first call that finds it so.
+
+        Returns:
+            The names of those that went.
+        """
+        if self._idle_timeout is None:
+            return []
+        idle: list[tuple[str, _Entry]] = []
+        with self._guard:
+            for name, entry in self._entries.items():
+                if entry is None:
+                    continue
+                if entry.world.agents:
+                    entry.idle_since = None
+                elif entry.idle_since is None:
+                    entry.idle_since = now
+                elif now - entry.idle_since >= self._idle_timeout:
+                    idle.append((name, entry))
+        gone = []
+        for name, entry in idle:
+            try:
+                if not entry.world.retire():
+                    continue
+            except RequestError:
+                pass  # its environment raised in close(), and there is nobody to tell; it is gone all the same
+            gone.append(name)
+            with self._guard:
+                if self._entries.get(name) is entry:
+                    del self._entries[name]
+        return gone
 
     def disconnected(self, owner: object) -> None:
         """Destroy the worlds that nobody but this connection used."""
@@ -139,7 +223,7 @@ class Registry:
                     gone.append(entry.world)
                     del self._entries[name]
         for world in gone:
-            world.close()
+            _end(world)
 
     def close(self) -> None:
         """Destroy every world and make no more."""
@@ -148,7 +232,8 @@ class Registry:
             entries = [entry for entry in self._entries.values() if entry is not None]
             self._entries.clear()
         for entry in entries:
-            entry.world.close()
+            entry.world.resets.close()
+            _end(entry.world)
 
     def properties(self) -> PropertyTree:
         """Return the tree below `server`."""
@@ -192,3 +277,11 @@ class Registry:
             Code.NOT_FOUND,
             f"there is no world {name!r}; create one with CreateWorld, or join the default world, whose name is empty",
         )
+
+
+def _end(world: World) -> None:
+    """Close a world where nobody waits for an answer; one that fails must not keep others open."""
+    try:
+        world.close()
+    except RequestError as error:
+        warnings.warn(f"the world {world.name!r} did not close: {error}", RuntimeWarning, stacklevel=2)

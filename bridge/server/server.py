@@ -22,13 +22,18 @@ from bridge.server.auth import Gate, Security
 from bridge.server.frame_transport import FrameTransport
 from bridge.server.grpc_transport import GrpcTransport
 from bridge.server.limits import ConnectionCount, Limits
-from bridge.server.registry import Registry
+from bridge.server.reaper import Reaper
+from bridge.server.registry import Registry, WorldSource
 from bridge.worlds.source import EnvLike, EnvSource
 
 __all__ = ["Server", "serve_gym"]
 
 _DEFAULTS = Limits()
 _OPEN = Security()
+IDLE_TIMEOUT = 3600.0
+"""Seconds after which a world without agents goes, unless told otherwise."""
+RESET_WORLD_TIMEOUT = 60.0
+"""Seconds that a ResetWorld waits for the other agents, unless told otherwise."""
 
 
 class Server:
@@ -44,11 +49,13 @@ class Server:
         unix_path: Where to listen on a Unix socket too; None: nowhere.
         tcp_port: The port to serve frames at too, 0: any free one; None: none.
         security: Certificates, and the token.
+        idle_timeout: Seconds after which a world without agents goes; None: never.
+        reset_world_timeout: Seconds that a ResetWorld waits for the other agents.
     """
 
     def __init__(
         self,
-        source: EnvSource,
+        source: WorldSource,
         *,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -56,7 +63,15 @@ class Server:
         unix_path: str | None = None,
         tcp_port: int | None = None,
         security: Security = _OPEN,
+        idle_timeout: float | None = None,
+        reset_world_timeout: float = RESET_WORLD_TIMEOUT,
     ) -> None:
+        seconds = {"reset_world_timeout": reset_world_timeout}
+        if idle_timeout is not None:
+            seconds["idle_timeout"] = idle_timeout
+        for name, value in seconds.items():
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+                raise SettingError(f"expected {name} to be a positive number of seconds, got {value!r}")
         if not isinstance(port, int) or not 0 <= port <= 65535:
             raise SettingError(f"expected a port from 0 to 65535, got {port!r}")
         self._source = source
@@ -64,7 +79,13 @@ class Server:
             raise SettingError(f"expected tcp_port from 0 to 65535, got {tcp_port!r}")
         if tcp_port is not None and security.tls:
             raise SettingError("tcp_port serves without TLS, beside a port with TLS: leave one of them out")
-        self._registry = Registry(source, limits, threading.RLock())
+        self._registry = Registry(
+            source,
+            limits,
+            threading.RLock(),
+            idle_timeout=idle_timeout,
+            reset_world_timeout=reset_world_timeout,
+        )
         self._count = ConnectionCount(limits.max_connections)
         self._frames: FrameTransport | None = None
         self._offer: local.Offer | None = None
@@ -91,6 +112,7 @@ class Server:
         if self._frames is not None and self._frames.unix_path is not None:
             self._offer = local.publish(self._transport.port, self._frames.unix_path, server_id)
         self._scheme = "grpcs" if security.tls else "grpc"
+        self._reaper = Reaper(self._registry.reap, idle_timeout)
         self._host = host
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
@@ -191,6 +213,7 @@ class Server:
                         RuntimeWarning,
                         stacklevel=2,
                     )
+                self._reaper.stop()
                 self._registry.close()
             finally:
                 self._stopped.set()
@@ -228,6 +251,8 @@ def serve_gym(
     tls_certificate: Pem | None = None,
     tls_key: Pem | None = None,
     tls_client_ca: Pem | None = None,
+    idle_timeout: float | None = IDLE_TIMEOUT,
+    reset_world_timeout: float = RESET_WORLD_TIMEOUT,
 ) -> Server:
     """Publish a Gymnasium environment as a world of dm_env_rpc.
 
@@ -265,6 +290,8 @@ def serve_gym(
         tls_certificate: The server's certificate, the path or the bytes of a PEM file: the port then speaks TLS.
         tls_key: The certificate's key, PEM.
         tls_client_ca: The authorities of which every client needs a certificate, PEM; None: clients need none.
+        idle_timeout: Seconds after which a world without agents goes; None: never.
+        reset_world_timeout: Seconds that a ResetWorld waits for the Steps of the world's other agents.
 
     Returns:
         The server, which runs in the background: `.url`, `.wait()`, `.stop()`, or a `with` block.
@@ -292,7 +319,15 @@ def serve_gym(
         tls_client_ca=tls_client_ca,
     )
     return Server(
-        source, host=host, port=port, limits=limits, unix_path=unix_path, tcp_port=tcp_port, security=security
+        source,
+        host=host,
+        port=port,
+        limits=limits,
+        unix_path=unix_path,
+        tcp_port=tcp_port,
+        security=security,
+        idle_timeout=idle_timeout,
+        reset_world_timeout=reset_world_timeout,
     )
 
 

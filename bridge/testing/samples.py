@@ -163,10 +163,12 @@ def lawful(spec: pb.TensorSpec, generator: np.random.Generator, text: str = "") 
         reach = generator.uniform(-1, 1, shape).astype(dtype)
         with np.errstate(over="ignore"):
             return pack(spec.dtype, np.clip(nearest + reach, least, greatest).astype(dtype))
-    drawn = [
-        int(generator.integers(max(int(low), int(middle) - 1000), min(int(high), int(middle) + 1000), endpoint=True))
-        for low, middle, high in zip(least.ravel(), nearest.ravel(), greatest.ravel(), strict=True)
-    ]
+    drawn = []
+    for low, middle, high in zip(least.ravel(), nearest.ravel(), greatest.ravel(), strict=True):
+        start, stop = max(int(low), int(middle) - 1000), min(int(high), int(middle) + 1000)
+        drawn.append(
+            start + int(generator.integers(stop - start, endpoint=True))
+        )  # NumPy draws no integers from 2**63 on
     return pack(spec.dtype, np.array(drawn, dtype).reshape(shape))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,6 +14,7 @@ from bridge.pb import bridge_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.properties import PropertyTree
 from bridge.tensors import Array, Spec, fill_tensor
+from bridge.worlds.resets import ResetBook
 
 __all__ = ["Agent", "Lock", "World", "environment_failure"]
 
@@ -54,6 +55,9 @@ class Agent(abc.ABC):
     def step(self, actions: Mapping[int, Array]) -> int:
         """Apply actions, already checked against their specs; return the state that follows."""
 
+    def interrupt(self) -> None:  # noqa: B027 - a world may have nothing to note
+        """Take note that the sequence was cut off from outside; `observe` gives its last observations once more."""
+
     @abc.abstractmethod
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
         """Return these observations of the last `begin` or `step`, and compute no others (D-10)."""
@@ -66,6 +70,9 @@ class Agent(abc.ABC):
     def leave(self) -> None:
         """Give up the seat; the world goes on."""
 
+    def hang_up(self) -> None:  # noqa: B027 - most agents never wait
+        """Take note, from any thread, that the client is gone, so that no call of it waits any longer."""
+
     def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a method of the environment, or read an attribute."""
         raise RequestError(Code.UNIMPLEMENTED, f"this world has no methods to call, so not {request.name!r} either")
@@ -76,6 +83,7 @@ class World(abc.ABC):
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.resets = ResetBook()
 
     @abc.abstractmethod
     def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
@@ -93,6 +101,52 @@ class World(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """End the world; agents that are still in get an error on their next Step."""
+
+    def retire(self) -> bool:
+        """End the world if no agent is in; return whether it did."""
+        if self.agents:
+            return False
+        self.close()
+        return True
+
+    def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
+        """Take the settings of the sequence that a ResetWorld begins; return what takes them back.
+
+        Raises:
+            RequestError: INVALID_ARGUMENT for settings that the world does not take.
+        """
+        refuse_unknown(settings, (), "ResetWorld")
+        return lambda: None
+
+    def reset(
+        self, settings: Mapping[str, pb.Tensor], caller: Agent | None, gone: Callable[[], bool], timeout: float
+    ) -> None:
+        """Begin a new sequence for every agent (D-15): wait until each running one but the caller was interrupted.
+
+        Args:
+            settings: For the next sequence.
+            caller: The agent of the connection that asks, where it is in this world.
+            gone: Whether that connection has ended.
+            timeout: Seconds to wait for the others' Steps.
+
+        Raises:
+            RequestError: Bad settings, or DEADLINE_EXCEEDED.
+        """
+        undo = self.prepare_reset(settings, caller)
+        untold, withdrawn = self.resets.wait(self.resets.interrupt(caller), timeout, gone)
+        if withdrawn:
+            undo()
+        if untold:
+            then = "nothing was reset" if withdrawn else "they are interrupted at their next Step"
+            raise RequestError(
+                Code.CANCELLED if gone() else Code.DEADLINE_EXCEEDED,
+                f"ResetWorld of {self.name!r}: {untold} other agents did not Step within "
+                f"reset_world_timeout={timeout:g} s, so {then}; let each agent Step once, or leave",
+            )
+        if self.resets.closed:
+            raise RequestError(Code.NOT_FOUND, f"the world {self.name!r} was destroyed while ResetWorld waited")
+        if caller is not None:
+            self.resets.end(caller)
 
 
 def environment_failure(where: str, error: BaseException) -> RequestError:

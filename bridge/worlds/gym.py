@@ -47,7 +47,7 @@ class EnvAgent(Agent):
         ]
         self.observations = dict(enumerate([*self._observation_layout.specs, *flags], start=1))
         self._first_flag = len(self._observation_layout.specs) + 1
-        self._pending: tuple[Any, Any] = (None, None)
+        self.pending: tuple[Any, Any] = (None, None)
         self._warned: set[str] = set()
         self._observation: Any = None
         self._reward: Array = np.zeros(shape, np.float64)
@@ -57,6 +57,12 @@ class EnvAgent(Agent):
 
     def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
         """Keep the settings for the next `begin`, so that the environment is reset once (D-14)."""
+        pending = self.read_settings(settings)
+        if settings or running:
+            self.pending = pending
+
+    def read_settings(self, settings: Mapping[str, pb.Tensor]) -> tuple[Any, Any]:
+        """Return the seed and the options that Reset settings give."""
         refuse_unknown(settings, self.SETTINGS, "Reset")
         try:
             seed = self._read_seed(unpack_tensor(settings["seed"], "seed")) if "seed" in settings else None
@@ -66,8 +72,7 @@ class EnvAgent(Agent):
             options = self._read_mask(settings, options)
         except TensorError as error:
             raise RequestError(Code.INVALID_ARGUMENT, f"bad Reset settings: {error}") from error
-        if settings or running:
-            self._pending = (seed, options)
+        return seed, options
 
     def _read_seed(self, array: Array) -> Any:
         if array.shape != () or array.dtype.kind not in "iu" or array < 0:
@@ -79,14 +84,20 @@ class EnvAgent(Agent):
 
     def begin(self) -> int:
         """Reset the environment with the settings that wait."""
-        seed, options = self._pending
+        seed, options = self.pending
         with self._world.environment("reset"):
             self._observation, info = self._env.reset(seed=seed, options=options)
             self._info = self._join(info)
-        self._pending = (None, None)
+        self.pending = (None, None)
         for array in (self._reward, self._terminated, self._truncated):
             array[...] = 0
         return pb.RUNNING
+
+    def interrupt(self) -> None:
+        """Nothing happened since the last Step, but the sequence ends by truncation."""
+        self._reward[...] = 0
+        self._truncated[...] = True
+        self._info = {}
 
     def _join(self, info: Any) -> Any:
         """What is sent of an info."""
@@ -150,8 +161,8 @@ class GymAgent(EnvAgent):
         with self._world.environment("step"):
             self._observation, reward, terminated, truncated, self._info = self._env.step(action)
             self._reward[...] = float(reward)
-        self._terminated[...] = terminated
-        self._truncated[...] = truncated
+            self._terminated[...] = bool(terminated)
+            self._truncated[...] = bool(truncated)
         return pb.TERMINATED if terminated else pb.INTERRUPTED if truncated else pb.RUNNING
 
 
@@ -171,6 +182,7 @@ class EnvWorld(World):
         self._seat = threading.Lock()
         self._agent: EnvAgent | None = None
         self._closed = False
+        self._carried: tuple[Any, Any] = (None, None)
         self._lanes: int | None = env.num_envs if isinstance(env, VectorEnv) else None
 
     @contextmanager
@@ -178,12 +190,11 @@ class EnvWorld(World):
         """Hold the lock around a call of the environment; what it raises becomes the answer."""
         with self._lock:
             if self._closed:
-                raise RequestError(
-                    Code.FAILED_PRECONDITION,
-                    f"the world {self.name!r} was destroyed; leave, and create or join another",
-                )
+                raise self._destroyed()
             try:
                 yield
+            except RequestError:
+                raise
             except gymnasium.error.ResetNeeded as error:
                 raise RequestError(Code.FAILED_PRECONDITION, f"no {where} before the first Step: {error}") from error
             except (Exception, SystemExit) as error:
@@ -198,13 +209,44 @@ class EnvWorld(World):
         """Seat the one agent."""
         refuse_unknown(settings, (), "JoinWorld")
         with self._seat:
+            if self._closed:
+                raise self._destroyed()
             if self._agent is not None:
                 raise RequestError(
                     Code.RESOURCE_EXHAUSTED,
                     f"the world {self.name!r} is full: it has 1 agent of at most 1; create a world of your own",
                 )
             self._agent = self._make_agent()
+            self._agent.pending, self._carried = self._carried, (None, None)
             return self._agent
+
+    def _destroyed(self) -> RequestError:
+        return RequestError(
+            Code.FAILED_PRECONDITION, f"the world {self.name!r} was destroyed; leave, and create or join another"
+        )
+
+    def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
+        """Keep the settings for the agent's next sequence, or for the next agent's first."""
+        pending = self._make_agent().read_settings(settings)
+        with self._seat:
+            agent = self._agent
+            before = self._carried if agent is None else agent.pending
+            self._set_pending(agent, pending)
+        return lambda: self._set_pending(agent, before)
+
+    def _set_pending(self, agent: EnvAgent | None, pending: tuple[Any, Any]) -> None:
+        if agent is None:
+            self._carried = pending
+        else:
+            agent.pending = pending
+
+    def retire(self) -> bool:
+        """End the world if no agent is in, so that none joins meanwhile."""
+        with self._seat:
+            if self._agent is not None:
+                return False
+            self.close()
+            return True
 
     def _make_agent(self) -> EnvAgent:
         raise NotImplementedError
@@ -235,7 +277,7 @@ class EnvWorld(World):
             if self._lanes
             else (env.observation_space, env.action_space)
         )
-        metadata = {key: value for key, value in env.metadata.items() if isinstance(key, str) and _plain(value)}
+        metadata = plain_dict(env.metadata)
 
         def leaf(name: str, kind: str, description: str, read: Callable[[], Any]) -> Property:
             return Property(f"world.{name}", kind, description, read)
@@ -316,9 +358,20 @@ class EnvWorld(World):
 
     def _call(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
         if self._lanes:
+            lanes = getattr(self._env, "envs", ())
+            if lanes:
+                self._look_up(lambda: lanes[0].get_wrapper_attr(name), name)
             return list(self._env.call(name, *args, **kwargs))
-        value = self._env.get_wrapper_attr(name)
+        value = self._look_up(lambda: self._env.get_wrapper_attr(name), name)
         return [value(*args, **kwargs) if callable(value) else value]
+
+    def _look_up(self, look: Callable[[], Any], name: str) -> Any:
+        try:
+            return look()
+        except AttributeError as error:
+            raise RequestError(
+                Code.NOT_FOUND, f"the environment has no method or attribute {name!r}: {error}"
+            ) from error
 
 
 class GymWorld(EnvWorld):
@@ -333,6 +386,11 @@ def refuse_private(name: str) -> None:
     """Raise PERMISSION_DENIED for a name that is not public."""
     if not name.isidentifier() or name.startswith("_"):
         raise RequestError(Code.PERMISSION_DENIED, f"expected the name of a public method or attribute, got {name!r}")
+
+
+def plain_dict(data: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return what of a dict the values codec carries."""
+    return {key: value for key, value in data.items() if isinstance(key, str) and _plain(value)}
 
 
 def _plain(value: Any) -> bool:

@@ -154,7 +154,10 @@ class EnvSource:
             render_mode = _text(settings, "render_mode")
             mode = _text(settings, "vectorization_mode") or self._mode
             num_envs = _count(settings, "num_envs", self._max_lanes) or self._num_envs
-            kwargs = {**self._kwargs, **(read_bytes(settings, "kwargs") or {})}
+            given = read_bytes(settings, "kwargs") or {}
+            if not isinstance(given, dict):
+                raise TensorError(f"expected kwargs to be a dict, got {given!r:.80}")
+            kwargs = {**self._kwargs, **given}
             for name, tensor in settings.items():
                 if name.startswith("kwargs."):
                     kwargs[name.removeprefix("kwargs.")] = _python(unpack_tensor(tensor, name))
@@ -217,6 +220,12 @@ class EnvSource:
             raise SettingError("there is no callable to make an environment from")
         if order.single:
             env = function(**kwargs)
+        elif order.vectorization_mode == "vector_entry_point":
+            raise RequestError(
+                Code.INVALID_ARGUMENT,
+                f"{self.title} is a callable, which has no vector entry point; expected vectorization_mode sync or "
+                "async, or a callable that returns a VectorEnv",
+            )
         elif order.vectorization_mode == "async":
             env = AsyncVectorEnv([lambda: function(**kwargs)] * num_envs, copy=False, context=_context())
         else:

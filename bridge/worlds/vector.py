@@ -38,6 +38,8 @@ class VectorAgent(EnvAgent):
             if array < 0:
                 raise TensorError(f"expected a non-negative seed, got {array}")
             return int(array)
+        if array.dtype.kind == "i" and (array < NO_SEED).any():
+            raise TensorError(f"expected non-negative seeds, or {NO_SEED} for none, got {array!r:.80}")
         seeds = [None if seed == NO_SEED else int(seed) for seed in array.tolist()]
         if isinstance(self._env.unwrapped, (SyncVectorEnv, AsyncVectorEnv)):
             return seeds

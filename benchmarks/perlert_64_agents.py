@@ -1,0 +1,186 @@
+"""64 PERLERT agents in one world at 30 frames a second on loopback, server and clients in a process each.
+
+    python benchmarks/perlert_64_agents.py [--agents 64] [--fps 30] [--seconds 20] [--key] [--threads]
+
+Prints the rate that was held, steps lost, round trips and processor time of both ends. `--threads` plays with 64
+`PerlertEnv` in a thread each instead of one loop over 64 sockets; `--key` enciphers everything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import multiprocessing.connection
+import os
+import select
+import threading
+import time
+
+import numpy as np
+from gymnasium import spaces
+
+from bridge.perlert import PerlertEnv, serve_perlert
+from bridge.perlert.address import parse_perlert_address
+from bridge.perlert.client import Seat
+from bridge.perlert.player import State, Stepped
+
+KEY = "0123456789abcdef0123456789abcdef"
+
+
+class Crowd:
+    """A parallel environment: agents on a plane, each sees its place and the crowd's middle."""
+
+    def __init__(self, agents: int, length: int) -> None:
+        self.possible_agents = [f"walker_{number}" for number in range(agents)]
+        self.agents: list[str] = []
+        self.length = length
+
+    def observation_space(self, agent: str) -> spaces.Box:
+        return spaces.Box(-1000, 1000, (4,))
+
+    def action_space(self, agent: str) -> spaces.Box:
+        return spaces.Box(-1, 1, (2,))
+
+    def _seen(self) -> dict[str, np.ndarray]:
+        middle = self.places.mean(axis=0)
+        return {
+            agent: np.concatenate([place, middle])
+            for agent, place in zip(self.possible_agents, self.places, strict=True)
+        }
+
+    def reset(self, seed: int | None = None, options: object = None) -> tuple[dict, dict]:
+        self.agents = list(self.possible_agents)
+        self.places = np.random.default_rng(seed).uniform(-10, 10, (len(self.agents), 2)).astype(np.float32)
+        self.count = 0
+        return self._seen(), {}
+
+    def step(self, actions: dict) -> tuple[dict, dict, dict, dict, dict]:
+        self.places = np.clip(self.places + np.stack([actions[agent] for agent in self.agents]), -1000, 1000)
+        self.count += 1
+        agents, over = self.agents, self.count >= self.length
+        if over:
+            self.agents = []
+        return self._seen(), dict.fromkeys(agents, 1.0), dict.fromkeys(agents, False), dict.fromkeys(agents, over), {}
+
+    def close(self) -> None:
+        pass
+
+
+def serve(pipe: multiprocessing.connection.Connection, agents: int, fps: float, length: int, key: str | None) -> None:
+    with serve_perlert(lambda: Crowd(agents, length), name="crowd", fps=fps, seed=1, key=key) as server:
+        pipe.send(server.url)
+        pipe.recv()
+        used = time.process_time()
+        pipe.recv()
+        pipe.send((server.stats(), time.process_time() - used))
+        pipe.recv()
+
+
+def play_in_one_loop(url: str, agents: int, key: str | None) -> tuple[float, list[dict]]:
+    """Play with one loop over all sockets; return (seconds from the first to the last step, results)."""
+    address = parse_perlert_address(url)
+    seats = [
+        Seat(address, agent=f"walker_{number}", tag=f"t{number}", key=key, action="0,0") for number in range(agents)
+    ]
+    by_file = {seat.port.fileno(): seat for seat in seats}
+    results: list[dict] = [{"steps": 0, "rtt": []} for _ in seats]
+    index = {id(seat): number for number, seat in enumerate(seats)}
+    first, left = None, set(range(agents))
+    random = np.random.default_rng(0)
+    deadline = time.monotonic() + 120
+    for seat in seats:
+        seat.pump()
+    while left and time.monotonic() < deadline:
+        wake = min(seat.player.wake() for seat in seats)
+        ready, _, _ = select.select(list(by_file), [], [], max(0.0, min(wake - time.monotonic(), 1.0)))
+        now = time.monotonic()
+        due = {id(seat): seat for seat in seats if seat.player.wake() <= now} | {
+            id(by_file[f]): by_file[f] for f in ready
+        }
+        for seat in due.values():
+            seat.pump()
+            result = results[index[id(seat)]]
+            while seat.player.events:
+                event = seat.player.events.popleft()
+                if isinstance(event, Stepped):
+                    first = first or time.monotonic()
+                    result["steps"] += 1
+                    if seat.player.stats.rtt_last is not None:
+                        result["rtt"].append(seat.player.stats.rtt_last)
+                    if event.done:
+                        result |= {"return": float(event.ret), "lost": seat.player.stats.lost}
+                        left.discard(index[id(seat)])
+                    else:
+                        x, y = random.uniform(-1, 1, 2).round(3)
+                        seat.port.send(seat.player.act(f"{x},{y}", time.monotonic()))
+    last = time.monotonic()
+    assert all(seat.player.state is State.OVER for seat in seats), "a client did not see the end"
+    for seat in seats:
+        seat.close()
+    return last - (first or last), results
+
+
+def play_in_threads(url: str, agents: int, key: str | None) -> tuple[float, list[dict]]:
+    results: list[dict] = [{} for _ in range(agents)]
+    envs = [PerlertEnv(url, agent=f"walker_{number}", key=key) for number in range(agents)]
+    spans = []
+
+    def play(number: int, env: PerlertEnv) -> None:
+        env.reset()
+        begun = time.monotonic()
+        steps, rtt, done = 0, [], False
+        while not done:
+            _, _, terminated, truncated, info = env.step(env.action_space.sample())
+            steps, done = steps + 1, terminated or truncated
+            if info["perlert"]["rtt_last"] is not None:
+                rtt.append(info["perlert"]["rtt_last"])
+        results[number] = {"steps": steps, "rtt": rtt, "return": info["return"], "lost": info["perlert"]["lost"]}
+        spans.append((begun, time.monotonic()))
+
+    threads = [threading.Thread(target=play, args=item) for item in enumerate(envs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    for env in envs:
+        env.close()
+    return max(end for _, end in spans) - min(begin for begin, _ in spans), results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--agents", type=int, default=64)
+    parser.add_argument("--fps", type=float, default=30.0)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--key", action="store_true")
+    parser.add_argument("--threads", action="store_true")
+    args = parser.parse_args()
+    length = round(args.fps * args.seconds)
+    key = KEY if args.key else None
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(theirs, args.agents, args.fps, length, key))
+    process.start()
+    url = ours.recv()
+    ours.send("go")
+    used = time.process_time()
+    span, results = (play_in_threads if args.threads else play_in_one_loop)(url, args.agents, key)
+    client_cpu = time.process_time() - used
+    ours.send("stop")
+    stats, server_cpu = ours.recv()
+    ours.send("bye")
+    process.join(20)
+    rtt = np.concatenate([result["rtt"] for result in results]) * 1000
+    print(f"{args.agents} agents, {length} frames asked for at {args.fps:g} fps")
+    print(f"  rate held            {length / span:.2f} frames a second ({stats['crowd:0']['late_frames']} frames late)")
+    print(f"  load of the machine  {os.getloadavg()[0]:.1f} processes wait for {os.cpu_count()} cores")
+    print(f"  steps per agent      {np.mean([result['steps'] for result in results]):.1f} of {length + 1}")
+    print(f"  steps lost           {sum(result['lost'] or 0 for result in results)}")
+    print(f"  returns exact        {all(result['return'] == length for result in results)}")
+    median, high = np.median(rtt), np.percentile(rtt, 99)
+    print(f"  action to step (ms)  median {median:.1f}, 99 % {high:.1f}; a frame is {1000 / args.fps:.1f}")
+    print(f"  processor            server {server_cpu / span:.0%}, clients {client_cpu / span:.0%} of a core")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""What a `perlert://` URL says: `perlert://HOST:PORT/NAME:NUMBER`, optionally with `?agent=KEY&tag=TAG`.
+
+An IPv6 address stands in brackets. Without `:NUMBER` the instance is 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from bridge.errors import AddressError, PacketError
+from bridge.perlert.packet import Header, check_label, parse_header
+
+__all__ = ["PerlertAddress", "PerlertAddressError", "parse_perlert_address"]
+
+
+class PerlertAddressError(AddressError):
+    """A `perlert://` URL that cannot be read."""
+
+    def __str__(self) -> str:
+        return (
+            f"cannot read the URL {self.url!r}: {self.reason}. Expected perlert://HOST:PORT/NAME:NUMBER, "
+            "e.g. perlert://localhost:32322/cartpole:0, optionally with ?agent=KEY&tag=TAG"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class PerlertAddress:
+    """A `perlert://` URL in its parts."""
+
+    url: str
+    """The URL as it was given."""
+    host: str
+    """A host name or an IP address; IPv6 without its brackets."""
+    port: int
+    """The lobby's UDP port, 1 to 65535."""
+    header: Header
+    """Which environment and which instance of it."""
+    agent: str | None = None
+    """The slot to take; None: the first open one."""
+    tag: str | None = None
+    """What the client calls itself; None: a name is made."""
+
+
+def parse_perlert_address(url: str) -> PerlertAddress:
+    """Read a `perlert://` URL.
+
+    Raises:
+        AddressError: It has another scheme, no host, no port, no environment, or a part that has no meaning.
+    """
+    if not isinstance(url, str):
+        raise PerlertAddressError(str(url), f"it is of type {type(url).__name__}, not a string")
+    try:
+        parts = urlsplit(url.strip())
+        port = parts.port
+    except ValueError as error:
+        raise PerlertAddressError(url, str(error)) from error
+    if parts.scheme != "perlert":
+        raise PerlertAddressError(url, f"the scheme {parts.scheme!r} is not perlert")
+    if not parts.hostname:
+        raise PerlertAddressError(url, "it names no host")
+    if not port:
+        raise PerlertAddressError(url, "it names no port that a client can send to")
+    if parts.username is not None or parts.fragment:
+        raise PerlertAddressError(url, "a user name or a fragment has no meaning")
+    path = unquote(parts.path.lstrip("/"))
+    if not path:
+        raise PerlertAddressError(url, "it names no environment")
+    try:
+        header = parse_header(path if ":" in path else f"{path}:0")
+    except PacketError as error:
+        raise PerlertAddressError(url, str(error)) from error
+    try:
+        pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    except ValueError as error:
+        raise PerlertAddressError(url, f"the query {parts.query!r} is not of the form name=value&…") from error
+    query = dict(pairs)
+    if len(query) < len(pairs) or query.keys() - {"agent", "tag"}:
+        raise PerlertAddressError(
+            url, f"the query {parts.query!r} gives something else than agent and tag, or one twice"
+        )
+    try:
+        agent = check_label(query["agent"], "key") if "agent" in query else None
+        tag = check_label(query["tag"], "tag", empty=True) if "tag" in query else None
+    except PacketError as error:
+        raise PerlertAddressError(url, str(error)) from error
+    return PerlertAddress(url, parts.hostname, port, header, agent, tag)

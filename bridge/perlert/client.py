@@ -1,0 +1,419 @@
+"""`PerlertEnv`: one agent of a PERLERT server as a `gymnasium.Env`, in real time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+
+from bridge.errors import (
+    ClosedError,
+    ConcurrentUseError,
+    ConnectError,
+    InvalidActionError,
+    PacketError,
+    PeerError,
+    RemoteTimeoutError,
+    ResetNeededError,
+    SettingError,
+)
+from bridge.perlert import player
+from bridge.perlert.address import PerlertAddress, parse_perlert_address
+from bridge.perlert.cipher import ClientSeal, check_key
+from bridge.perlert.codec import Space, TextCodec, default_action
+from bridge.perlert.packet import MAX_MESSAGE, Slot, check_label
+from bridge.perlert.udp import ClientPort
+
+__all__ = ["PerlertEnv", "Seat", "make_perlert_env"]
+
+
+class Seat:
+    """A player on a real socket: what `PerlertEnv` and `bridge lobby` share.
+
+    Args:
+        address: Whom to play with.
+        agent: The slot; None: the URL's, or the first open one.
+        tag: What to be called; None: the URL's, or a random name.
+        key: The pre-shared key.
+        settings: Keywords of `player.Player`.
+
+    Raises:
+        ConnectError: The host has no address.
+        SettingError: A key or tag that cannot be sent.
+    """
+
+    def __init__(
+        self,
+        address: PerlertAddress,
+        *,
+        agent: str | None = None,
+        tag: str | None = None,
+        key: bytes | str | None = None,
+        **settings: Any,
+    ) -> None:
+        agent = agent if agent is not None else address.agent
+        tag = tag if tag is not None else (address.tag or f"bridge-{secrets.token_hex(3)}")
+        try:
+            if agent is not None:
+                check_label(agent, "key")
+            check_label(tag + "+b1." + "0" * 12, "tag")
+        except PacketError as error:
+            raise SettingError(str(error)) from error
+        seal = ClientSeal(check_key(key)) if key is not None else None
+        self.address = address
+        self.port = ClientPort(address.url, address.host, address.port, seal)
+        self.player = player.Player(address.header, self.port.server, tag=tag, agent=agent, **settings)
+
+    def pump(self) -> None:
+        """Read what is there and send what is due; does not wait."""
+        while (got := self.port.read()) is not None:
+            datagram, sender = got
+            self.port.send(self.player.receive(datagram, sender, time.monotonic()))
+        now = time.monotonic()
+        if self.player.wake() <= now:
+            self.port.send(self.player.tick(now))
+
+    def wait(self, deadline: float) -> None:
+        """Wait for a datagram, or until something is due, or for the deadline; then `pump`."""
+        self.port.wait(min(self.player.wake(), deadline) - time.monotonic())
+        self.pump()
+
+    def close(self) -> None:
+        """Say that we are not ready any more, and close."""
+        try:
+            self.port.send(self.player.leave())
+        except ClosedError:
+            return
+        self.port.close()
+
+
+class PerlertEnv(gymnasium.Env[Any, Any]):
+    """One slot of a PERLERT server.
+
+    `reset` takes the slot, is ready, waits for the start, and returns the first observation that comes. `step` sends
+    the action and waits for the next one; the simulation goes on at its own rate whether or not `step` is called, so
+    steps may be skipped, and their rewards are in the next one's. An episode is a run of the server. A `seed` seeds
+    nothing there.
+
+    `info`: `step` (the server's step), `skipped` (steps that were seen and not returned), `timestamp`, `ack` and `seq`
+    (newest action that the server had applied; newest sent), `return`, `lost` (the run's end was never seen) and
+    `perlert`, the network's statistics (`bridge.perlert.stats.Stats`).
+
+    Args:
+        url: `perlert://HOST:PORT/NAME:NUMBER`.
+        agent: The slot's key; None: the first open one.
+        tag: What to be called in the lobby.
+        observation_space: Needed when the server is none of ours; otherwise the server's is taken.
+        action_space: As above.
+        key: The pre-shared key.
+        use_profile: Offer sequence numbers, acknowledgements and running returns to the server (docs/perlert.md).
+        timeout: Seconds that the server may take to answer or to send the next step.
+        start_timeout: Seconds that `reset` waits for the simulation's start.
+        config: Times of the client.
+
+    Raises:
+        AddressError: The URL cannot be read.
+        ConnectError: Nobody answers there.
+        SettingError: The server does not tell its spaces and they were not given, or the slot cannot be had.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  gymnasium's own name and type
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        agent: str | None = None,
+        tag: str | None = None,
+        observation_space: Space | None = None,
+        action_space: Space | None = None,
+        key: bytes | str | None = None,
+        use_profile: bool = True,
+        timeout: float = 10.0,
+        start_timeout: float = 60.0,
+        config: player.PlayerConfig | None = None,
+    ) -> None:
+        for name, value in (("timeout", timeout), ("start_timeout", start_timeout)):
+            if not 0 < value < 1e9:
+                raise SettingError(f"expected a positive {name} in seconds, got {value!r}")
+        address = parse_perlert_address(url)
+        self.url = url
+        self._arguments: dict[str, Any] = {
+            "agent": agent,
+            "tag": tag,
+            "observation_space": observation_space,
+            "action_space": action_space,
+            "key": key,
+            "use_profile": use_profile,
+            "timeout": timeout,
+            "start_timeout": start_timeout,
+            "config": config,
+        }
+        self._timeout, self._start_timeout = timeout, start_timeout
+        self._pid = os.getpid()
+        self._busy = threading.Lock()
+        self._closed = False
+        self._episode = False
+        self._asked = False
+        self._deadline = 0.0
+        self._held: list[player.Stepped] = []
+        """Steps that came and whose rewards `step` has not returned."""
+        self._last: player.Stepped | None = None
+        self._seat = Seat(address, agent=agent, tag=tag, key=key, use_profile=use_profile, ready=False, config=config)
+        self.messages: list[str] = []
+        """The newest texts from the server for people, at most 100."""
+        try:
+            self._settle(observation_space, action_space)
+        except BaseException:
+            self._seat.close()
+            raise
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"url": self.url, **self._arguments}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state.pop("url"), **state)  # type: ignore[misc]
+
+    @property
+    def agent(self) -> str | None:
+        """The key of the slot that we have."""
+        return self._seat.player.key
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The lobby, as it was last told."""
+        return tuple(self._seat.player.slots.values())
+
+    @property
+    def stats(self) -> dict[str, int | float | None]:
+        """The network's statistics of this run."""
+        return {**self._seat.player.stats.as_dict(), "cut": self._seat.port.cut}
+
+    def _settle(self, observation_space: Space | None, action_space: Space | None) -> None:
+        """Take a slot, and learn the spaces."""
+        me = self._seat.player
+        deadline = time.monotonic() + self._timeout
+        self._seat.pump()
+        while not me.slots:
+            self._wait(deadline, ConnectError, "no PERLERT lobby answered")
+        if me.agent is not None and me.agent not in me.slots:
+            # The lobby may come in several datagrams.
+            soon = min(deadline, time.monotonic() + 2.0)
+            while me.agent not in me.slots:
+                if time.monotonic() >= soon:
+                    raise SettingError(f"{self.url}: {me.waits_for()}")
+                self._seat.wait(soon)
+        while me.state in (player.State.ASKING, player.State.REGISTERING):
+            self._wait(deadline, RemoteTimeoutError, "no slot could be had")
+        while me.state is player.State.WAITING and not me.settled and time.monotonic() < deadline:
+            self._seat.wait(deadline)
+        offer = me.offer
+        observation_space = observation_space or (offer.observation_space if offer else None)
+        action_space = action_space or (offer.action_space if offer else None)
+        if observation_space is None or action_space is None:
+            raise SettingError(
+                f"{self.url} does not tell its spaces; give them: "
+                "make_remote(url, observation_space=Box(…), action_space=Discrete(…))"
+            )
+        self.observation_space, self.action_space = observation_space, action_space
+        if offer is not None and offer.fps is not None:
+            self.metadata = {**type(self).metadata, "render_fps": offer.fps}
+        self._observations = TextCodec(observation_space)
+        self._actions = TextCodec(action_space, named=False, decimals=None)
+        me.set_default(self._actions.encode(default_action(action_space)))
+
+    def _wait(self, deadline: float, error: type[ConnectError] | type[RemoteTimeoutError], what: str) -> None:
+        if time.monotonic() >= deadline:
+            raise error(self.url, f"{what} within the deadline: {self._seat.player.waits_for()}")
+        self._seat.wait(deadline)
+
+    def fileno(self) -> int:
+        """Return the socket's number, to wait for several environments together."""
+        return self._seat.port.fileno()
+
+    def wake(self) -> float:
+        """Return when something is due without a datagram, on `time.monotonic`'s clock."""
+        return self._seat.player.wake()
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Let one thread of one process in; a second one gets an error, not a race."""
+        if self._closed:
+            raise ClosedError("expected an open environment, got a closed one; make a new one")
+        if os.getpid() != self._pid:
+            raise ConcurrentUseError(
+                "this PerlertEnv was made in another process, and a client keeps one source port; make it in this one"
+            )
+        if not self._busy.acquire(blocking=False):
+            raise ConcurrentUseError(
+                "another thread is in reset or step of this environment; use one environment a thread"
+            )
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+    def _check_deadline(self, what: str) -> None:
+        if time.monotonic() >= self._deadline:
+            raise RemoteTimeoutError(self.url, f"{what} within the deadline: {self._seat.player.waits_for()}")
+
+    def _events(self) -> list[player.Stepped]:
+        found = []
+        while self._seat.player.events:
+            event = self._seat.player.events.popleft()
+            if isinstance(event, player.Stepped):
+                found.append(event)
+            elif isinstance(event, player.Said):
+                self.messages = [*self.messages[-99:], event.text]
+        return found
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Wait for the next run and return its first observation that comes.
+
+        A run that is on is left: its end is waited for first, because the lobby starts the next one after it.
+
+        Raises:
+            RemoteTimeoutError: The simulation did not start within `start_timeout`; the message says what is missing.
+            PeerError: The observation does not fit the space.
+        """
+        self.begin_reset(seed=seed, options=options)
+        with self._exclusive():
+            while (result := self._poll_reset()) is None:
+                self._seat.wait(self._deadline)
+            return result
+
+    def begin_reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        """Do what `reset` does without waiting; `poll_reset` says when it is done."""
+        super().reset(seed=seed)
+        if options:
+            raise SettingError(f"expected no options, because PERLERT carries none, got {options!r}")
+        with self._exclusive():
+            self._deadline = time.monotonic() + self._start_timeout
+            self._episode, self._asked = False, False
+            self._held = []
+            self._poll_reset()
+
+    def poll_reset(self) -> tuple[Any, dict[str, Any]] | None:
+        """Return what `reset` returns, or None as long as the run has not begun.
+
+        Raises:
+            RemoteTimeoutError: It should have begun by now.
+        """
+        with self._exclusive():
+            return self._poll_reset()
+
+    def _poll_reset(self) -> tuple[Any, dict[str, Any]] | None:
+        me = self._seat.player
+        self._seat.pump()
+        left = self._last is not None and not self._last.done and not self._asked
+        if left and me.state in (player.State.PLAYING, player.State.JOINING):  # the last episode was broken off
+            self._events()
+            self._check_deadline("the run that was left did not end")
+            return None
+        if not self._asked:
+            self._events()
+            self._last, self._asked = None, True
+            now = time.monotonic()
+            self._seat.port.send(me.again(now) if me.state is player.State.OVER else me.set_ready(True, now))
+        steps = self._held or self._events()
+        if not steps:
+            self._check_deadline("no run started")
+            return None
+        self._last = steps[-1]
+        # What was rewarded before this observation, or a run that is over already, is the first step's.
+        self._held = steps
+        self._episode = True
+        return self._observation(self._last), self._info(len(steps) - 1)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Send the action, and return the next observation and everything that was rewarded since the last one.
+
+        Raises:
+            ResetNeededError: There is no episode, or it is over.
+            InvalidActionError: The action is not in the action space; nothing was sent.
+            RemoteTimeoutError: No step came within `timeout`.
+        """
+        self.begin_step(action)
+        with self._exclusive():
+            while (result := self._poll_step()) is None:
+                self._seat.wait(self._deadline)
+            return result
+
+    def begin_step(self, action: Any) -> None:
+        """Do what `step` does without waiting; `poll_step` says when it is done."""
+        with self._exclusive():
+            if not self._episode:
+                raise ResetNeededError("expected a running episode, got none or one that is over; call reset()")
+            if not self.action_space.contains(action):
+                raise InvalidActionError(f"expected an action of {self.action_space}, got {action!r}")
+            text = self._actions.encode(action)
+            if len(text) > MAX_MESSAGE - 150:
+                raise InvalidActionError(f"expected an action of at most {MAX_MESSAGE - 150} bytes, got {len(text)}")
+            self._seat.pump()
+            self._held += self._events()
+            if not (self._held and self._held[-1].done):
+                self._seat.port.send(self._seat.player.act(text, time.monotonic()))
+            self._deadline = time.monotonic() + self._timeout
+
+    def poll_step(self) -> tuple[Any, float, bool, bool, dict[str, Any]] | None:
+        """Return what `step` returns, or None as long as no step has come.
+
+        Raises:
+            RemoteTimeoutError: One should have come by now.
+        """
+        with self._exclusive():
+            return self._poll_step()
+
+    def _poll_step(self) -> tuple[Any, float, bool, bool, dict[str, Any]] | None:
+        self._seat.pump()
+        fresh = self._events()
+        self._held += fresh
+        if not fresh and not (self._held and self._held[-1].done):
+            self._check_deadline("no step came")
+            return None
+        steps, self._held = self._held, []
+        reward = float(sum(step.reward for step in steps))
+        skipped = sum(1 for step in steps if step is not self._last) - 1
+        self._last = steps[-1]
+        self._episode = not self._last.done
+        observation = self._observation(self._last)
+        terminated = self._last.done and not self._last.truncated
+        return observation, reward, terminated, self._last.truncated, self._info(max(skipped, 0))
+
+    def _observation(self, step: player.Stepped) -> Any:
+        try:
+            return self._observations.decode(step.observation, check=False)
+        except PacketError as error:
+            raise PeerError(self.url, f"the observation does not fit the observation space: {error}") from error
+
+    def _info(self, skipped: int) -> dict[str, Any]:
+        assert self._last is not None
+        me = self._seat.player
+        return {
+            "step": self._last.step,
+            "skipped": skipped,
+            "timestamp": self._last.timestamp,
+            "seq": me.seq,
+            "ack": self._last.ack,
+            "return": float(self._last.ret),
+            "lost": self._last.lost,
+            "perlert": self.stats,
+        }
+
+    def close(self) -> None:
+        """Leave the slot and close the socket; may be called twice."""
+        if not self._closed:
+            self._closed = True
+            if os.getpid() == self._pid:
+                self._seat.close()
+
+
+def make_perlert_env(url: str, *, agent: str | None = None, **settings: Any) -> PerlertEnv:
+    """Return the environment behind a `perlert://` URL; keywords are those of `PerlertEnv`."""
+    return PerlertEnv(url, agent=agent, **settings)

@@ -1,0 +1,206 @@
+"""A vector of PERLERT slots, in one thread: each goes at its own pace, and none waits for another one's reset."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import selectors
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space, iterate
+
+from bridge.errors import ClosedError, RemoteError, ResetNeededError, SettingError
+from bridge.perlert.client import PerlertEnv
+
+__all__ = ["PerlertVectorEnv", "SlotState"]
+
+
+class SlotState(enum.IntEnum):
+    """Where a slot is; `infos["slot_state"]` holds these numbers, those of `RemoteVectorEnv`."""
+
+    CONNECTING = 0
+    RESETTING = 1
+    RUNNING = 2
+    LOST = 3
+
+
+class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
+    """Slots of one or several PERLERT servers as a `gymnasium.vector.VectorEnv`.
+
+    Observations are a tuple with an entry a slot, None while it waits for its next run; its reward is then 0, both its
+    flags False, and its action is not sent. A slot whose episode ended goes for the next run by itself. `step` never
+    waits for a slot that is between its runs, so agents of one world can be slots of one vector.
+
+    Args:
+        urls: A URL for each slot, or one for all of `agents`.
+        agents: The slots' keys; None: the URLs', or the first open ones.
+        settings: Keywords of `PerlertEnv`.
+
+    Raises:
+        SettingError: The slots' spaces differ, or `agents` does not fit `urls`.
+    """
+
+    def __init__(
+        self, urls: str | Sequence[str], *, agents: Sequence[str | None] | None = None, **settings: Any
+    ) -> None:
+        if isinstance(urls, str):
+            urls = [urls] * (len(agents) if agents is not None else 1)
+        agents = list(agents) if agents is not None else [None] * len(urls)
+        if not urls or len(agents) != len(urls):
+            raise SettingError(f"expected as many agents as URLs, one or more, got {len(agents)} and {len(urls)}")
+        self.envs: list[PerlertEnv] = []
+        self._selector = selectors.DefaultSelector()
+        try:
+            for url, agent in zip(urls, agents, strict=True):
+                self.envs.append(PerlertEnv(url, agent=agent, **settings))
+            first = self.envs[0]
+            for env in self.envs[1:]:
+                if (env.observation_space, env.action_space) != (first.observation_space, first.action_space):
+                    raise SettingError(
+                        f"expected the same spaces in all slots, got {env.observation_space} and {env.action_space} at "
+                        f"{env.url}, {first.observation_space} and {first.action_space} at {first.url}"
+                    )
+        except BaseException:
+            self.close()
+            raise
+        for env in self.envs:
+            self._selector.register(env, selectors.EVENT_READ)
+        self.num_envs = len(self.envs)
+        self.single_observation_space, self.single_action_space = first.observation_space, first.action_space
+        self.observation_space = batch_space(first.observation_space, self.num_envs)
+        self.action_space = batch_space(first.action_space, self.num_envs)
+        self.metadata = {**first.metadata, "autoreset_mode": AutoresetMode.NEXT_STEP}
+        self._states = [SlotState.CONNECTING] * self.num_envs
+        self._ended = [False] * self.num_envs
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedError("expected an open environment, got a closed one; make a new one")
+
+    def _results(self, errors: dict[int, str]) -> tuple[list[Any], dict[str, Any]]:
+        infos: dict[str, Any] = {"slot_state": np.array(self._states, np.int64)}
+        if errors:
+            infos["error"] = np.array([errors.get(slot) for slot in range(self.num_envs)], object)
+            infos["_error"] = np.array([slot in errors for slot in range(self.num_envs)])
+        return [None] * self.num_envs, infos
+
+    def _begin(self, slot: int, errors: dict[int, str]) -> None:
+        try:
+            self.envs[slot].begin_reset()
+            self._states[slot] = SlotState.RESETTING
+        except RemoteError as error:
+            self._states[slot] = SlotState.LOST
+            errors[slot] = str(error)
+
+    def _try_begun(
+        self, slot: int, observations: list[Any], infos: dict[str, Any], errors: dict[int, str]
+    ) -> dict[str, Any]:
+        """Deliver the first observation of a slot whose run has begun."""
+        try:
+            begun = self.envs[slot].poll_reset()
+        except RemoteError as error:
+            errors[slot] = str(error)
+            self._begin(slot, errors)  # another deadline
+            return infos
+        if begun is not None:
+            observations[slot] = begun[0]
+            self._states[slot] = SlotState.RUNNING
+            infos = self._add_info(infos, begun[1], slot)
+        return infos
+
+    def _wait(self, slots: Sequence[int], until: float) -> None:
+        """Wait for a datagram to any slot, or until something is due."""
+        wake = min((self.envs[slot].wake() for slot in slots), default=until)
+        self._selector.select(max(0.0, min(wake, until) - time.monotonic()))
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Let every slot, or those of `options["reset_mask"]`, go for its next run, and return at once.
+
+        Returns:
+            A tuple of observations, None for slots whose run has not begun; and the infos.
+        """
+        self._check_open()
+        options = dict(options or {})
+        mask = np.asarray(options.pop("reset_mask", np.ones(self.num_envs, np.bool_)))
+        if options or mask.shape != (self.num_envs,) or mask.dtype != np.bool_:
+            raise SettingError(
+                f"expected no options but reset_mask, a bool array ({self.num_envs},), got {options or mask!r}"
+            )
+        errors: dict[int, str] = {}
+        for slot in np.flatnonzero(mask).tolist():
+            self._ended[slot] = False
+            self._begin(slot, errors)
+        observations, infos = self._results(errors)
+        for slot in np.flatnonzero(mask).tolist():
+            if self._states[slot] is SlotState.RESETTING:
+                infos = self._try_begun(slot, observations, infos, errors)
+        infos["slot_state"] = np.array(self._states, np.int64)
+        return tuple(observations), infos
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Act in the slots that are in a run and wait for the next step of each; the others are looked after.
+
+        When no slot is in a run, it waits for one to begin, at most a tenth of a second.
+
+        Returns:
+            A tuple of observations or None, float64 rewards, bool terminations and truncations, each `(num_envs,)`; and
+            the infos.
+
+        Raises:
+            ResetNeededError: `reset` was never called.
+            InvalidActionError: An action is not in its space.
+        """
+        self._check_open()
+        if all(state is SlotState.CONNECTING for state in self._states):
+            raise ResetNeededError("expected reset() before the first step()")
+        errors: dict[int, str] = {}
+        rewards = np.zeros(self.num_envs)
+        terminations, truncations = np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.bool_)
+        waiting = set()
+        for slot, action in enumerate(iterate(self.action_space, actions)):
+            if self._ended[slot] or self._states[slot] is SlotState.LOST:
+                self._ended[slot] = False
+                self._begin(slot, errors)
+            elif self._states[slot] is SlotState.RUNNING:
+                self.envs[slot].begin_step(action)
+                waiting.add(slot)
+        observations, infos = self._results(errors)
+        idle_until = time.monotonic() + 0.1
+        while True:
+            for slot in sorted(waiting):
+                try:
+                    result = self.envs[slot].poll_step()
+                except RemoteError as error:
+                    errors[slot] = str(error)
+                    truncations[slot], self._states[slot] = True, SlotState.LOST
+                    waiting.discard(slot)
+                    continue
+                if result is not None:
+                    waiting.discard(slot)
+                    observations[slot], rewards[slot], terminations[slot], truncations[slot], info = result
+                    self._ended[slot] = bool(terminations[slot] or truncations[slot])
+                    infos = self._add_info(infos, info, slot)
+            for slot, state in enumerate(self._states):
+                if state is SlotState.RESETTING:
+                    infos = self._try_begun(slot, observations, infos, errors)
+            if not waiting and (any(seen is not None for seen in observations) or time.monotonic() >= idle_until):
+                break
+            self._wait(range(self.num_envs), idle_until if not waiting else time.monotonic() + 0.5)
+        if errors:
+            infos["error"] = np.array([errors.get(slot) for slot in range(self.num_envs)], object)
+            infos["_error"] = np.array([slot in errors for slot in range(self.num_envs)])
+        infos["slot_state"] = np.array(self._states, np.int64)
+        return tuple(observations), rewards, terminations, truncations, infos
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Leave all slots and close their sockets."""
+        self._selector.close()
+        for env in self.envs:
+            with contextlib.suppress(RemoteError):
+                env.close()

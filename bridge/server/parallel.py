@@ -1,0 +1,70 @@
+"""`serve_parallel`: a PettingZoo environment as a world of several agents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bridge.server.limits import Limits
+from bridge.server.server import IDLE_TIMEOUT, RESET_WORLD_TIMEOUT, Server
+from bridge.worlds.multi_agent import Teamwork
+from bridge.worlds.multi_agent_source import ParallelSource
+
+__all__ = ["serve_parallel"]
+
+_DEFAULTS = Limits()
+
+
+def serve_parallel(
+    env: Any,
+    *,
+    env_kwargs: Mapping[str, Any] | None = None,
+    missing_agent: str = "wait",
+    agent_timeout: float = 30.0,
+    default_action: Callable[[Any, Any, Any], Any] | None = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    max_connections: int = _DEFAULTS.max_connections,
+    max_worlds: int = _DEFAULTS.max_worlds,
+    max_message_bytes: int = _DEFAULTS.max_message_bytes,
+    idle_timeout: float | None = IDLE_TIMEOUT,
+    reset_world_timeout: float = RESET_WORLD_TIMEOUT,
+) -> Server:
+    """Publish a PettingZoo environment as a world of dm_env_rpc in which each connection is an agent.
+
+    A client joins as the agent that its JoinWorld setting `agent` names, or as the first that is free. The environment
+    steps once all agents' actions are in.
+
+    Args:
+        env: An id of PettingZoo's registry, a callable that returns a ParallelEnv or AECEnv, a PettingZoo module, or
+            one environment. An AECEnv goes through PettingZoo's own conversion.
+        env_kwargs: Keyword arguments for the callable; a client's own go on top of them.
+        missing_agent: What is done where an agent is missing because nobody joined as it, its client left or died, or
+            its Step is late: `wait` for it, take a `default` action, or `end` the sequence.
+        agent_timeout: Seconds that a Step waits for the other agents.
+        default_action: Gives a missing agent's action from its id, last observation and action space; None: the first
+            allowed, or zeros within the bounds.
+        host: The address to listen on; anything but loopback warns.
+        port: The port to listen on; 0 takes any free one.
+        max_connections: Connections at a time, one an agent.
+        max_worlds: Worlds at a time.
+        max_message_bytes: The largest request or response, in bytes.
+        idle_timeout: Seconds after which a world without agents goes; None: never, as for a single environment.
+        reset_world_timeout: Seconds that a ResetWorld waits for the Steps of the world's other agents.
+
+    Returns:
+        The server, as `serve_gym` returns it.
+
+    Raises:
+        SettingError: The environment cannot be served, a keyword is out of its range, the port is in use.
+    """
+    source = ParallelSource(env, Teamwork(missing_agent, agent_timeout, default_action), env_kwargs)
+    limits = Limits(max_connections, max_worlds, max_message_bytes=max_message_bytes)
+    return Server(
+        source,
+        host=host,
+        port=port,
+        limits=limits,
+        idle_timeout=None if source.single else idle_timeout,
+        reset_world_timeout=reset_world_timeout,
+    )

@@ -1,0 +1,88 @@
+"""Connections for tests: the public `dm-env-rpc` client, and a plain stream of our messages that can send ahead."""
+
+import contextlib
+import queue
+
+import grpc
+from dm_env_rpc.v1 import connection as public_connection
+from dm_env_rpc.v1 import dm_env_rpc_pb2 as public
+from dm_env_rpc.v1 import tensor_utils
+
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+TIMEOUT = 20.0
+
+
+class PublicClient:
+    """The public client's connection, closed for good at the end."""
+
+    def __init__(self, server):
+        self.channel = grpc.insecure_channel(server.url.removeprefix("grpc://"))
+        self.connection = public_connection.Connection(self.channel)
+        self.send = self.connection.send
+        self.specs = None
+
+    def join(self, world="", **settings):
+        tensors = {name: tensor_utils.pack_tensor(value) for name, value in settings.items()}
+        self.specs = self.send(public.JoinWorldRequest(world_name=world, settings=tensors)).specs
+        self.observations = {spec.name: uid for uid, spec in self.specs.observations.items()}
+        self.actions = {spec.name: (uid, spec) for uid, spec in self.specs.actions.items()}
+        return self
+
+    def step(self, *observations, **actions):
+        """Step with actions by name; return the state and the observations by name."""
+        packed = {}
+        for name, value in actions.items():
+            uid, spec = self.actions[name.replace("__", ".")]
+            packed[uid] = tensor_utils.pack_tensor(value, dtype=spec.dtype)
+        wanted = [self.observations[name] for name in observations]
+        answer = self.send(public.StepRequest(actions=packed, requested_observations=wanted))
+        names = {uid: name for name, uid in self.observations.items()}
+        return answer.state, {names[uid]: tensor_utils.unpack_tensor(t) for uid, t in answer.observations.items()}
+
+    def close(self):
+        self.connection._stream._requests.put(None)  # its own close() leaves a blocked thread behind
+        self.channel.close()
+
+
+class Stream:
+    """Our messages over a stream of its own: `send` never waits, `take` waits for the next answer."""
+
+    def __init__(self, server):
+        self.channel = grpc.insecure_channel(server.url.removeprefix("grpc://"))
+        process = self.channel.stream_stream(
+            "/dm_env_rpc.v1.Environment/Process",
+            pb.EnvironmentRequest.SerializeToString,
+            pb.EnvironmentResponse.FromString,
+        )
+        self.requests = queue.SimpleQueue()
+        self.call = process(iter(self.requests.get, None), timeout=120)
+
+    def send(self, **payload):
+        self.requests.put(pb.EnvironmentRequest(**payload))
+
+    def take(self):
+        return next(self.call)
+
+    def ask(self, **payload):
+        self.send(**payload)
+        return self.take()
+
+    def join(self, world=""):
+        answer = self.ask(join_world=pb.JoinWorldRequest(world_name=world))
+        assert answer.WhichOneof("payload") == "join_world", answer
+        self.specs = answer.join_world.specs
+        self.uids = {spec.name: uid for uid, spec in self.specs.observations.items()}
+        return self
+
+    def die(self):
+        """Cut the connection, as a killed process does."""
+        self.call.cancel()
+        self.requests.put(None)
+
+    def close(self):
+        self.requests.put(None)
+        with contextlib.suppress(grpc.RpcError, StopIteration):
+            while True:
+                next(self.call)
+        self.channel.close()

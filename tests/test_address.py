@@ -1,0 +1,96 @@
+"""`bridge.address`: what a URL says, and what is said of one that cannot be read."""
+
+import dataclasses
+
+import pytest
+
+from bridge.address import Address, parse_address
+from bridge.errors import AddressError
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("grpc://localhost:50051", ("grpc", "localhost", 50051)),
+        ("grpcs://example.org:443/", ("grpcs", "example.org", 443)),
+        ("host-a:50051", ("grpc", "host-a", 50051)),
+        ("  127.0.0.1:1  ", ("grpc", "127.0.0.1", 1)),
+        ("[::1]:50051", ("grpc", "::1", 50051)),
+        ("grpc://HOST:65535", ("grpc", "host", 65535)),
+        ("grpc://h:1/CartPole-v1", ("grpc", "h", 1, "CartPole-v1")),
+        ("h:1/ALE/Pong-v5", ("grpc", "h", 1, "ALE/Pong-v5")),
+        ("h:1/a%20b%2Fc", ("grpc", "h", 1, "a b/c")),
+        ("h:1/E-v0?num_envs=8&kwargs.g=9.8", ("grpc", "h", 1, "E-v0", None, (("num_envs", "8"), ("kwargs.g", "9.8")))),
+        ("h:1?b=2&a=", ("grpc", "h", 1, None, None, (("b", "2"), ("a", "")))),
+        ("h:1?kwargs.url=http://x/y", ("grpc", "h", 1, None, None, (("kwargs.url", "http://x/y"),))),
+        ("h:1?kwargs.text=a%26b+c", ("grpc", "h", 1, None, None, (("kwargs.text", "a&b c"),))),
+        ("grpc://h:1?world=world-1", ("grpc", "h", 1, None, "world-1")),
+        ("grpc://h:1/?world=", ("grpc", "h", 1, None, "")),
+    ],
+)
+def test_a_url_is_read_into_its_parts(url, expected):
+    assert parse_address(url) == Address(url, *expected)
+
+
+def test_the_target_has_brackets_around_an_ipv6_address_only():
+    assert parse_address("grpc://[fe80::1]:50051/E").target == "[fe80::1]:50051"
+    assert parse_address("grpc://host:50051/E").target == "host:50051"
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("", "it is empty"),
+        ("   ", "it is empty"),
+        (50051, "of type int, not a string"),
+        (None, "of type NoneType"),
+        (b"host:1", "of type bytes"),
+        ("http://host:50051", "the scheme 'http' is none of"),
+        ("grpc:host:50051", "grpc:"),
+        ("grpc://host", "it names no port"),
+        ("host", "it names no port"),
+        ("grpc://:50051", "it names no host"),
+        ("grpc://", "it names no host"),
+        ("/CartPole-v1", "it names no host"),
+        ("grpc://host:0", "port 0 is for servers"),
+        ("grpc://host:65536", "(?i)port"),
+        ("grpc://host:-1", "(?i)port"),
+        ("grpc://host:port", "(?i)port"),
+        ("grpc://[::1:50051", "(?i)invalid ipv6"),
+        ("::1:50051", "(?i)port|host"),
+        ("grpc://host:1#top", "the fragment #top has no meaning"),
+        ("grpc://host:1?num_envs", "is not of the form name=value"),
+        ("grpc://host:1?a=1&a=2", "gives 'a' twice"),
+        ("grpc://host:1?world=x&num_envs=2", "joins a world that exists"),
+        ("grpc://host:1/E-v0?world=x", "joins a world that exists"),
+    ],
+)
+def test_a_url_that_cannot_be_read_says_why_and_shows_the_right_form(url, reason):
+    with pytest.raises(AddressError, match=reason) as caught:
+        parse_address(url)
+    assert "Expected grpc://HOST:PORT" in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "grpc://me:secret@host:50051",
+        "grpc://me:secret@host",
+        "grpc://me:secret@host:0",
+        "http://me:secret@host:1",
+        "me:secret@host:1",
+        "grpc://me:secret@:99999",
+        "grpc://me:se@secret@host:1",
+    ],
+)
+def test_a_password_is_refused_and_never_shown(url):
+    with pytest.raises(AddressError, match="user name") as caught:
+        parse_address(url)
+    assert "secret" not in str(caught.value)
+    assert "secret" not in repr(caught.value)
+
+
+def test_an_address_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        parse_address("h:1").port = 2  # type: ignore[misc]

@@ -1,0 +1,172 @@
+"""The compliance classes of the public `dm-env-rpc` library, run on our server (issue's own measure of D-3 to D-17)."""
+
+import string
+
+import gymnasium
+import numpy as np
+import pytest
+from dm_env_rpc.v1 import compliance, dm_env_rpc_pb2, tensor_spec_utils, tensor_utils
+from gymnasium import spaces
+
+import bridge
+from tests.parallel_envs import Relay
+from tests.peers import PublicClient
+
+TEXT = spaces.Text(8, min_length=0, charset=string.printable)
+VECTOR = spaces.Box(np.array([-1, -2, 0], np.float32), np.array([1, 2, 9], np.float32))
+SPACES = {
+    "scalar bounded": spaces.Box(-3, 3, (), np.float64),
+    "scalar unbounded": spaces.Box(-np.inf, np.inf, (), np.float32),
+    "vector bounded": VECTOR,
+    "vector unbounded": spaces.Box(-np.inf, np.inf, (2,), np.float64),
+    "matrix of bytes": spaces.Box(0, 255, (2, 3), np.uint8),
+    "integers": spaces.Box(-5, 5, (2, 2), np.int32),
+    "discrete": spaces.Discrete(5, start=2),
+    "multi-discrete": spaces.MultiDiscrete([3, 4]),
+    "multi-binary": spaces.MultiBinary(3),
+    "string": TEXT,
+    "nested": spaces.Dict(
+        arm=spaces.Dict(torque=VECTOR, grip=spaces.Box(0, 1, (2, 2), np.float32)), say=TEXT, move=spaces.Discrete(3)
+    ),
+    "tuple": spaces.Tuple((spaces.Discrete(3), spaces.Box(-1, 1, (), np.float64))),
+}
+INVALID = {"level": tensor_utils.pack_tensor(3)}
+
+
+class Endless(gymnasium.Env):
+    """Observes and acts in one space, and never ends."""
+
+    def __init__(self, space="nested"):
+        self.observation_space, self.action_space = SPACES[space], SPACES[space]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return self.observation_space.sample(), 0.5, False, False, {}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with bridge.serve_gym(Endless) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server):
+    client = PublicClient(server)
+    yield client
+    client.close()
+
+
+def create(client, space):
+    settings = {"kwargs.space": tensor_utils.pack_tensor(space)}
+    return client.send(dm_env_rpc_pb2.CreateWorldRequest(settings=settings)).world_name
+
+
+def methods(cls):
+    return [name for name in dir(cls) if name.startswith("test_")]
+
+
+def run(cls, method, **members):
+    """Run one method of a compliance class with the properties that it asks for."""
+    case = type(cls.__name__, (cls,), {name: property(lambda _, v=value: v) for name, value in members.items()})
+    result = case(method).run()
+    assert result.wasSuccessful(), "\n".join(text for _, text in result.failures + result.errors)
+
+
+@pytest.mark.parametrize("method", methods(compliance.CreateDestroyWorld))
+def test_create_and_destroy_comply(method, client):
+    """D-3, D-17."""
+    run(
+        compliance.CreateDestroyWorld,
+        method,
+        connection=client,
+        required_world_settings={},  # no setting of ours is required
+        invalid_world_settings=INVALID,
+        has_multiple_world_support=True,
+    )
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("method", methods(compliance.JoinLeaveWorld))
+def test_join_and_leave_comply(method, space, client):
+    """D-4, D-6, D-7, D-16, D-20."""
+    name = create(client, space)
+    run(compliance.JoinLeaveWorld, method, connection=client, world_name=name, invalid_join_settings=INVALID)
+
+
+def least(spec):
+    """A lawful value of an action, as the compliance classes make one."""
+    shape = np.maximum(np.asarray(spec.shape, int), 1)
+    if spec.dtype == dm_env_rpc_pb2.DataType.STRING:
+        return tensor_utils.pack_tensor(np.full(shape, ""))
+    low = np.zeros(()) if not spec.HasField("min") else tensor_spec_utils.bounds(spec).min
+    return tensor_utils.pack_tensor(np.full(shape, low), dtype=spec.dtype)
+
+
+# The public class casts the least double to float for an unbounded action.
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("method", methods(compliance.Step))
+def test_steps_comply(method, space, client):
+    """D-9, D-10, D-11, D-12, D-19, D-20."""
+    client.join(create(client, space))
+    required = {uid: least(spec) for uid, spec in client.specs.actions.items()}
+    if method == "test_first_step_actions_are_ignored":
+        required = {}
+    run(compliance.Step, method, connection=client, specs=client.specs, required_actions=required)
+
+
+def run_reset(method, client, world, **settings):
+    class Reset(compliance.Reset):
+        connection = property(lambda self: client)
+
+        def join_world(self):
+            return client.join(world, **settings).specs
+
+    result = Reset(method).run()
+    assert result.wasSuccessful(), str(result.failures + result.errors)
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("method", methods(compliance.Reset))
+def test_reset_complies(method, space, client):
+    """D-8, D-14."""
+    run_reset(method, client, create(client, space))
+
+
+@pytest.mark.parametrize("space", ["scalar bounded", "nested"])
+@pytest.mark.parametrize("method", methods(compliance.ResetWorld))
+def test_reset_world_complies(method, space, client):
+    """D-15."""
+    run(compliance.ResetWorld, method, connection=client, world_name=create(client, space))
+
+
+@pytest.mark.parametrize("agent", ["ann", "bob", "cyd"])
+@pytest.mark.parametrize(
+    ("cls", "method"),
+    [
+        (cls, method)
+        for cls in (compliance.JoinLeaveWorld, compliance.Reset, compliance.ResetWorld)
+        for method in methods(cls)
+    ],
+)
+def test_a_world_of_several_agents_complies(cls, method, agent):
+    """D-22: each agent's connection is by itself a lawful one."""
+    join = {"agent": tensor_utils.pack_tensor(agent)}
+    with bridge.serve_parallel(Relay) as server:
+        client = PublicClient(server)
+        if cls is compliance.Reset:
+            run_reset(method, client, "", agent=agent)
+        elif cls is compliance.JoinLeaveWorld:
+            wrong = {"agent": tensor_utils.pack_tensor("dan")}
+            settings = {"required_join_settings": join, "invalid_join_settings": {**INVALID}}
+            run(cls, method, connection=client, world_name="", **settings)
+            run(cls, method, connection=client, world_name="", invalid_join_settings=wrong)
+        else:
+            run(cls, method, connection=client, world_name="", required_join_world_settings=join)
+        client.close()

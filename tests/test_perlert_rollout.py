@@ -1,0 +1,355 @@
+import itertools
+
+import pytest
+
+from bridge.errors import PacketError, SettingError
+from bridge.perlert import rollout as module
+from bridge.perlert.guard import Guard, GuardConfig
+from bridge.perlert.packet import Header, parse_server
+from bridge.perlert.profile import parse_extra
+from bridge.perlert.rollout import Player, Result, Rollout, RolloutConfig, State
+
+H = Header("city", 7)
+ANN, BOB, FAR = ("127.0.0.1", 1001), ("127.0.0.1", 1002), ("203.0.113.5", 4000)
+TOKEN = "00112233aabb"
+
+
+def decode(key, text):
+    if not text.isdigit():
+        raise PacketError(f"expected digits, got {text!r}")
+    return int(text)
+
+
+def make(*players, now=0.0, guard=None, **config):
+    run = Rollout(H, Guard(guard), decode, config=RolloutConfig(**config), epoch=1_000_000.0, now=now)
+    for player in players or (Player(ANN, "agent0"),):
+        run.join(player, now)
+    return run
+
+
+def begin(run, now=0.0):
+    for address in run.players:
+        run.receive(b"city:7;action=0", address, now)
+    assert run.frame_due(now)
+
+
+def steps(out, address=ANN):
+    return [parse_server(datagram) for datagram, target in out if target == address]
+
+
+def frames(run, count, *, fps, start=0.0, reward=1.0, last=False):
+    out = []
+    for number in range(count):
+        now = start + number / fps
+        assert run.frame_due(now + 1e-6)
+        done = last and number == count - 1
+        out += run.frame({"agent0": Result(str(number), reward, terminated=done)}, now)
+    return out
+
+
+def test_the_last_valid_action_is_fed_until_a_new_one_comes():
+    # P-27
+    run = make()
+    assert run.actions() == {}
+    run.receive(b"city:7;action=walk", ANN, 0.0)
+    assert run.actions() == {}
+    assert run.counts["invalid action"] == 1
+    run.receive(b"city:7;action=3", ANN, 0.1)
+    for now in (0.2, 5.0):
+        run.receive(b"city:7;action=walk", ANN, now)
+        assert run.actions() == {"agent0": 3}
+    run.receive(b"city:7;action=4", ANN, 6.0)
+    assert run.actions() == {"agent0": 4}
+
+
+def test_several_clients_act_in_one_simulation_each_in_its_slot():
+    # P-29
+    run = make(Player(ANN, "agent0"), Player(BOB, "agent1"))
+    run.receive(b"city:7;action=1", ANN, 0.0)
+    run.receive(b"city:7;action=2", BOB, 0.0)
+    run.receive(b"city:7;action=9", FAR, 0.0)
+    assert run.actions() == {"agent0": 1, "agent1": 2}
+    assert run.counts["not in this run"] == 1
+    assert run.frame_due(0.0)
+    out = run.frame({"agent0": Result("a", 1), "agent1": Result("b", 2, terminated=True)}, 0.0)
+    assert [(s.observation, s.reward, s.done) for s in steps(out, ANN)] == [("a", "1", False)]
+    assert [(s.observation, s.reward, s.done) for s in steps(out, BOB)] == [("b", "2", True)]
+    assert run.state is State.RUNNING
+
+
+def test_the_same_address_with_another_port_is_nobody():
+    # P-11: a client is known by its source port.
+    run = make()
+    run.receive(b"city:7;action=3", (ANN[0], ANN[1] + 1), 0.0)
+    assert run.actions() == {}
+
+
+def test_steps_are_numbered_from_zero_and_stamped_in_milliseconds():
+    run = make(fps=10)
+    begin(run)
+    found = steps(frames(run, 3, fps=10, start=0.0))
+    assert [(s.step, s.timestamp) for s in found] == [(0, 1_000_000_000), (1, 1_000_000_100), (2, 1_000_000_200)]
+
+
+@pytest.mark.parametrize(
+    ("fps", "seconds", "least"), [(30, 4, 119), (60, 4, 118), (45, 4, 110), (200, 2, 58), (7, 4, 28)]
+)
+def test_at_most_thirty_steps_go_to_a_client_in_any_second_evenly(fps, seconds, least):
+    # P-21
+    run = make(fps=fps)
+    begin(run)
+    times = []
+    for number in range(fps * seconds):
+        now = number / fps
+        times += [now] * len(run.frame({"agent0": Result("1", 1.0)}, now))
+    assert len(times) >= least
+    for first in times:
+        assert sum(first <= time < first + 1 - 1e-5 for time in times) <= 30
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+    assert max(gaps) <= max(2 / 30, 1 / fps) + 2 / fps
+
+
+def test_rewards_of_steps_that_were_not_sent_are_in_the_next_one():
+    # P-21
+    run = make(fps=90)
+    begin(run)
+    out = frames(run, 90, fps=90, reward=0.1, last=True)
+    while not steps(out)[-1].done:
+        out += run.tick(run.wake())
+    found = steps(out)
+    assert len(found) <= 31
+    assert sum(round(float(s.reward) * 10) for s in found) == 90
+    assert found[-1].done
+
+
+def test_a_step_that_the_byte_budget_held_back_is_rewarded_later():
+    run = make(Player(FAR, "agent0"), gather=0.0, fps=10)
+    assert run.frame_due(0.0)
+    assert run.frame({"agent0": Result("1", 5.0)}, 0.0) == []
+    run.receive(b"city:7;action=1", FAR, 0.05)
+    (step,) = steps(run.frame({"agent0": Result("2", 2.0)}, 0.1), FAR)
+    assert step.reward == "7"
+
+
+def test_the_running_return_is_rounded_and_never_drifts():
+    # P-22
+    run = make(fps=10)
+    begin(run)
+    out = frames(run, 300, fps=10, reward=1 / 3)
+    found = steps(out)
+    assert all(len(s.reward) <= 8 for s in found)
+    assert abs(sum(float(s.reward) for s in found) - 100) < 1e-6
+
+
+def test_the_last_step_is_repeated_to_a_client_that_says_something_for_ten_seconds():
+    # P-17, P-18
+    run = make(fps=10, resends=())
+    begin(run)
+    (last,) = [datagram for datagram, _ in frames(run, 2, fps=10, last=True)][-1:]
+    assert run.state is State.LINGERING
+    for after in (0.5, 5.0, 10.0):
+        assert run.receive(b"city:7;action=1", ANN, 0.1 + after) == [(last, ANN)]
+        assert run.receive(b"city:7;lobby", ANN, 0.1 + after + 0.05)[:1] in ([], [(last, ANN)])
+    run.tick(10.0)
+    assert run.state is State.LINGERING
+    run.tick(10.2)
+    assert run.state is State.CLOSED
+    assert run.receive(b"city:7;action=1", ANN, 10.3) == []
+
+
+def test_the_end_is_told_again_unasked_three_times():
+    # P-17
+    run = make(fps=10)
+    begin(run)
+    (last,) = [datagram for datagram, _ in frames(run, 2, fps=10, last=True)][-1:]
+    again = []
+    now = 0.1
+    while run.state is not State.CLOSED:
+        now = run.wake()
+        again += [datagram for datagram, _ in run.tick(now)]
+    assert again == [last] * 3
+    assert now == pytest.approx(10.1)
+
+
+def test_the_port_stays_open_for_each_client_from_its_own_end():
+    # P-17
+    run = make(Player(ANN, "agent0"), Player(BOB, "agent1"), fps=10, resends=())
+    begin(run)
+    run.frame({"agent0": Result("1", 0, terminated=True), "agent1": Result("1", 0)}, 0.0)
+    now = 0.0
+    for number in range(1, 60):
+        now = number / 10
+        run.frame({"agent1": Result("1", 0, truncated=number == 59)}, now)
+    run.tick(12.0)
+    assert run.state is State.LINGERING
+    assert run.receive(b"city:7;lobby", ANN, 12.0) == []
+    assert len(run.receive(b"city:7;lobby", BOB, 12.0)) == 1
+    run.tick(now + 10.0)
+    assert run.state is State.CLOSED
+
+
+def test_the_end_waits_for_the_rate_and_is_sent_then():
+    run = make(fps=200, max_rate=10)
+    begin(run)
+    out = frames(run, 3, fps=200, last=True)
+    assert [s.done for s in steps(out)] == [False]
+    now = run.wake()
+    assert now <= 0.11
+    assert [s.done for s in steps(run.tick(now))] == [True]
+
+
+def test_only_newer_actions_with_the_right_token_are_applied():
+    run = make(Player(ANN, "agent0", token=TOKEN))
+    for seq, value in ((3, 30), (2, 20), (3, 31), (5, 50), (4, 40)):
+        run.receive(f"city:7;action={TOKEN},{seq},{value}".encode(), ANN, 0.0)
+    assert run.actions() == {"agent0": 50}
+    assert run.counts["stale action"] == 3
+    # Injected without the token, or replayed from another run's token:
+    for text in ("7", "ffffffffffff,9,7", f"{TOKEN},x,7", f"{TOKEN},9"):
+        run.receive(f"city:7;action={text}".encode(), ANN, 0.0)
+    assert run.actions() == {"agent0": 50}
+    assert run.counts["action without token"] == 4
+
+
+def test_an_invalid_action_is_not_acknowledged_and_the_last_one_stays():
+    # P-27
+    run = make(Player(ANN, "agent0", token=TOKEN))
+    run.receive(f"city:7;action={TOKEN},1,5".encode(), ANN, 0.0)
+    run.receive(f"city:7;action={TOKEN},2,walk".encode(), ANN, 0.0)
+    assert run.actions() == {"agent0": 5}
+    assert run.frame_due(0.0)
+    (step,) = steps(run.frame({"agent0": Result("1", 0)}, 0.0))
+    extra = parse_extra(step.extra)
+    assert (extra.ack, extra.got, extra.sent) == (1, 2, 1)
+
+
+def test_a_plain_client_gets_no_extra_and_a_client_of_ours_its_token_until_it_uses_it():
+    # P-25
+    run = make(Player(ANN, "agent0"), Player(BOB, "agent0", token=TOKEN))
+    begin(run)
+    out = run.frame({"agent0": Result("1", 2.5)}, 0.0)
+    assert steps(out, ANN)[0].extra is None
+    assert steps(out, BOB)[0].extra == f"ack:0,got:0,sent:1,ret:2.5,token:{TOKEN}"
+    run.receive(f"city:7;action={TOKEN},1,5".encode(), BOB, 0.0)
+    out = run.frame({"agent0": Result("1", 0.25, truncated=True)}, 1.0)
+    assert steps(out, BOB)[0].extra == "ack:1,got:1,sent:2,ret:2.75,end:truncated"
+
+
+def test_a_spectators_actions_are_ignored_and_it_sees_the_steps():
+    run = make(Player(ANN, "agent0"), Player(BOB, "agent0", watching=True))
+    run.receive(b"city:7;action=1", ANN, 0.0)
+    run.receive(b"city:7;action=2", BOB, 0.0)
+    assert run.actions() == {"agent0": 1}
+    assert run.frame_due(0.0)
+    assert steps(run.frame({"agent0": Result("1", 1)}, 0.0), BOB)[0].reward == "1"
+
+
+def test_who_joins_late_is_not_rewarded_for_what_was_before():
+    run = make(Player(ANN, "agent0"), fps=10)
+    begin(run)
+    frames(run, 3, fps=10, reward=1.0)
+    run.join(Player(BOB, "agent0", watching=True), 0.25)
+    assert steps(run.frame({"agent0": Result("1", 5)}, 0.3), BOB)[0].reward == "5"
+
+
+def test_the_first_frame_waits_for_everybody_but_not_for_ever():
+    run = make(Player(ANN, "agent0"), Player(BOB, "agent1"), gather=1.0)
+    run.receive(b"city:7;action=1", ANN, 0.2)
+    assert not run.frame_due(0.5)
+    assert run.wake() == 1.0
+    assert run.frame_due(1.0)
+    here = make(Player(ANN, "agent0"), Player(BOB, "agent1"), gather=1.0)
+    here.receive(b"city:7;action=1", ANN, 0.2)
+    here.receive(b"city:7;lobby", BOB, 0.3)
+    assert here.wake() <= 0.3
+    assert here.frame_due(0.3)
+
+
+def test_a_late_simulation_catches_up_and_a_very_late_one_goes_on_from_there():
+    run = make(fps=10, catch_up=0.5)
+    begin(run)
+    run.frame({"agent0": Result("1", 0)}, 0.0)
+    out = []
+    for _ in range(3):
+        assert run.frame_due(0.35)
+        out += run.frame({"agent0": Result("1", 0)}, 0.35)
+    assert run.counts["late frames"] == 2
+    assert len(out) == 3
+    assert not run.frame_due(0.35)
+    assert run.wake() == pytest.approx(0.4)
+    run.frame({"agent0": Result("1", 0)}, 1.75)
+    assert run.wake() == pytest.approx(1.85)
+
+
+def test_an_end_that_is_declared_is_a_step_of_its_own():
+    run = make(fps=10)
+    begin(run)
+    (step,) = steps(run.frame({"agent0": Result("1", 2)}, 0.0))
+    run.end(0.0)
+    (end,) = steps(run.tick(run.wake()))
+    assert (end.step, end.reward, end.done, end.observation) == (step.step + 1, "0", True, "1")
+
+
+def test_a_run_that_everybody_left_is_ended():
+    run = make(fps=10, abandoned=60.0)
+    begin(run)
+    run.frame({"agent0": Result("1", 0)}, 0.0)
+    run.tick(59.9)
+    assert run.state is State.RUNNING
+    out = run.tick(60.0)
+    assert steps(out)[0].done
+    assert run.state is State.LINGERING
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), 1e21])
+def test_a_reward_that_cannot_be_sent_is_an_error_of_the_environment(reward):
+    # P-5
+    run = make()
+    begin(run)
+    with pytest.raises(ValueError, match="below 1e20"):
+        run.frame({"agent0": Result("1", reward)}, 0.0)
+    assert run.step == -1
+
+
+@pytest.mark.parametrize(
+    "datagram", [b"", b"\xff", b"city:7;action=", b"city:7;action=a;b", b"x" * 60_000, b"city:8;action=1"]
+)
+def test_a_datagram_that_means_nothing_is_counted_and_does_nothing(datagram):
+    run = make()
+    assert run.receive(datagram, ANN, 0.0) == []
+    assert run.actions() == {}
+    assert run.counts["malformed"] + run.counts["other instance"] == 1
+
+
+def test_a_spoofed_player_is_sent_no_stream():
+    run = make(Player(FAR, "agent0"), fps=30, gather=0.0, abandoned=60)
+    assert run.frame_due(0.0)
+    run.guard.heard(FAR, 90, 0.0)  # what it said in the lobby
+    out = frames(run, 100, fps=30, last=True)
+    now = 4.0
+    while run.state is not State.CLOSED:
+        now = max(now, run.wake())
+        out += run.tick(now)
+    assert sum(len(datagram) for datagram, _ in out) <= 3 * 90
+
+
+def test_a_storm_of_contacts_after_the_end_is_answered_at_the_step_rate():
+    # P-18, P-21
+    run = make(guard=GuardConfig(datagrams_per_second=1e6), resends=())
+    begin(run)
+    frames(run, 1, fps=30, last=True)
+    answers = sum(len(run.receive(b"city:7;lobby", ANN, 2.0 + i / 1000)) for i in range(1000))
+    assert 1 <= answers <= 30
+
+
+def test_every_state_and_event_of_the_table_is_used():
+    assert {state for state, _ in module.TRANSITIONS} | set(module.TRANSITIONS.values()) == set(State)
+    assert {event for _, event in module.TRANSITIONS} == set(module.Event)
+
+
+@pytest.mark.parametrize(
+    "config", [{"fps": 0}, {"fps": float("inf")}, {"max_rate": 0}, {"linger": -1}, {"decimals": -1}]
+)
+def test_a_configuration_that_cannot_be_is_refused(config):
+    with pytest.raises(SettingError):
+        RolloutConfig(**config)

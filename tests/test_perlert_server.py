@@ -1,0 +1,600 @@
+"""Server and environment over real sockets on loopback."""
+
+import gc
+import io
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import gymnasium
+import numpy as np
+import psutil
+import pytest
+from gymnasium import spaces
+
+from bridge.errors import (
+    AddressError,
+    ClosedError,
+    ConcurrentUseError,
+    ConnectError,
+    InvalidActionError,
+    RemoteTimeoutError,
+    ResetNeededError,
+    SettingError,
+    UnsupportedSpaceError,
+)
+from bridge.perlert import GuardConfig, LobbyConfig, PerlertEnv, StartPolicy, make_perlert_env, serve_perlert
+from bridge.perlert.udp import _Reader
+from bridge.perlert.worlds import default_name, make_world
+
+KEY = "0123456789abcdef0123456789abcdef"
+
+
+class Counter(gymnasium.Env):
+    """Counts to `length`; every reward is 0.5."""
+
+    observation_space = spaces.Dict({"count": spaces.Discrete(10_000), "last": spaces.Box(-1, 1, (2,))})
+    action_space = spaces.Box(-1, 1, (2,))
+    made = 0
+    closed = 0
+
+    def __init__(self, length=10, truncates=False):
+        Counter.made += 1
+        self.length, self.truncates = length, truncates
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return {"count": 0, "last": np.zeros(2, np.float32)}, {}
+
+    def step(self, action):
+        self.count += 1
+        over = self.count >= self.length
+        seen = {"count": self.count, "last": action}
+        return seen, 0.5, over and not self.truncates, over and self.truncates, {}
+
+    def close(self):
+        Counter.closed += 1
+
+
+def episode(env, action=None):
+    observation, info = env.reset()
+    total, steps = 0.0, 0
+    while True:
+        observation, reward, terminated, truncated, info = env.step(
+            env.action_space.sample() if action is None else action
+        )
+        total, steps = total + reward, steps + 1
+        if terminated or truncated:
+            return observation, total, terminated, truncated, info
+
+
+def test_an_environment_is_played_for_several_episodes_and_knows_its_spaces():
+    # P-9 … P-18 over real sockets, both ends ours.
+    with serve_perlert(Counter, name="count", fps=100) as server:
+        assert server.url == f"perlert://127.0.0.1:{server.port}/count:0"
+        with make_perlert_env(server.url) as env:
+            assert isinstance(env, gymnasium.Env)
+            assert env.observation_space == Counter.observation_space
+            assert env.action_space == Counter.action_space
+            assert env.metadata["render_fps"] == 100
+            assert env.agent == "agent0"
+            for _ in range(3):
+                observation, total, terminated, truncated, info = episode(env, np.array([0.25, -0.5], np.float32))
+                assert env.observation_space.contains(observation)
+                assert (total, terminated, truncated) == (5.0, True, False)
+                assert observation["count"] == 10
+                assert observation["last"].tolist() == [0.25, -0.5]
+                assert info["return"] == 5.0
+                assert info["perlert"]["lost"] == 0
+                assert info["perlert"]["rtt"] > 0
+            assert info["ack"] <= info["seq"]
+        assert server.stats()["count:0"]["runs"] == 3
+
+
+def test_a_truncation_arrives_as_one():
+    with (
+        serve_perlert(lambda: Counter(3, truncates=True), name="count", fps=100) as server,
+        PerlertEnv(server.url) as env,
+    ):
+        _, _, terminated, truncated, _ = episode(env)
+        assert (terminated, truncated) == (False, True)
+
+
+def test_an_agent_that_is_slow_skips_steps_and_loses_no_reward():
+    # P-27
+    with (
+        serve_perlert(lambda: Counter(30), name="count", fps=200, max_rate=200) as server,
+        PerlertEnv(server.url) as env,
+    ):
+        env.reset()
+        total = 0.0
+        watcher = threading.Event()
+        while True:
+            watcher.wait(0.04)
+            _, reward, terminated, _, info = env.step(env.action_space.sample())
+            total += reward
+            if terminated:
+                break
+        assert total == 15.0
+        assert info["step"] == 30
+
+
+def test_step_and_reset_out_of_turn_tell_what_to_call():
+    with serve_perlert(Counter, name="count", fps=100) as server:
+        env = PerlertEnv(server.url)
+        with pytest.raises(ResetNeededError, match="call reset"):
+            env.step(env.action_space.sample())
+        env.reset()
+        with pytest.raises(InvalidActionError, match="expected an action of Box"):
+            env.step(np.array([2.0, 0.0], np.float32))
+        with pytest.raises(SettingError, match="options"):
+            env.reset(options={"x": 1})
+        env.close()
+        env.close()
+        with pytest.raises(ClosedError):
+            env.reset()
+
+
+def test_a_second_thread_gets_an_error_and_not_a_race():
+    with serve_perlert(Counter, name="count", fps=100) as server, PerlertEnv(server.url) as env:
+        env._busy.acquire()
+        with pytest.raises(ConcurrentUseError):
+            env.reset()
+        env._busy.release()
+
+
+def test_an_environment_is_pickled_as_its_url_and_connects_again():
+    with serve_perlert(Counter, name="count", instances=2, fps=100) as server:
+        env = PerlertEnv(server.urls[0], tag="one")
+        data = pickle.dumps(env)
+        env.close()
+        # The old registration is another source port's; it expires, so the copy takes the other instance's slot.
+        state = pickle.loads(data.replace(b"count:0", b"count:1"))
+        assert episode(state)[1] == 5.0
+        state.close()
+
+
+def test_nobody_there_is_an_error_after_the_deadline():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.1", 0))
+        url = f"perlert://127.0.0.1:{silent.getsockname()[1]}/cartpole:0"
+        with pytest.raises(ConnectError, match="no PERLERT lobby answered"):
+            PerlertEnv(url, timeout=0.3)
+    with pytest.raises(ConnectError, match="has no address"):
+        PerlertEnv("perlert://no-such-host.invalid:1/cartpole:0", timeout=0.3)
+    with pytest.raises(AddressError):
+        PerlertEnv("perlert://127.0.0.1/cartpole:0")
+
+
+def test_a_slot_that_cannot_be_had_is_an_error_that_says_why():
+    with serve_perlert(Counter, name="count", fps=100) as server:
+        with pytest.raises(SettingError, match="there is no slot 'agent7'; the slots are agent0"):
+            PerlertEnv(server.url, agent="agent7", timeout=0.5)
+        with PerlertEnv(server.url, tag="holder"), pytest.raises(RemoteTimeoutError, match="no slot is open"):
+            PerlertEnv(server.url, timeout=0.5)
+
+
+def test_a_start_that_does_not_come_is_an_error_that_says_what_is_missing():
+    # P-10
+    with serve_perlert(two_agents, name="two", fps=100) as server:
+        env = PerlertEnv(server.url, agent="a_0", start_timeout=0.5)
+        with pytest.raises(RemoteTimeoutError, match="open or not ready: a_1"):
+            env.reset()
+        env.close()
+
+
+def two_agents():
+    pettingzoo = pytest.importorskip("pettingzoo")
+
+    class Two(pettingzoo.ParallelEnv):
+        metadata = {"name": "two"}  # noqa: RUF012
+        possible_agents = ["a_0", "a_1"]  # noqa: RUF012
+
+        def observation_space(self, agent):
+            return spaces.Discrete(1000)
+
+        def action_space(self, agent):
+            return spaces.Discrete(5)
+
+        def reset(self, seed=None, options=None):
+            self.agents, self.count = list(self.possible_agents), 0
+            return dict.fromkeys(self.agents, 0), {}
+
+        def step(self, actions):
+            self.count += 1
+            ended = [a for a in self.agents if self.count >= (5 if a == "a_0" else 10)]
+            agents = self.agents
+            self.agents = [a for a in agents if a not in ended]
+            rewards = {a: float(actions[a]) for a in agents}
+            return (
+                dict.fromkeys(agents, self.count),
+                rewards,
+                {a: a in ended for a in agents},
+                dict.fromkeys(agents, False),
+                {},
+            )
+
+    return Two()
+
+
+def test_bots_fill_open_slots_and_an_agent_that_ends_early_waits_for_the_next_run():
+    # P-29
+    with serve_perlert(two_agents, name="two", fps=100, bots={"a_1": lambda observation: 3}) as server:
+        with PerlertEnv(server.url, agent="a_0") as env:
+            listing = {slot.key: (slot.open, slot.kind, slot.tag, slot.ready) for slot in env.slots}
+            assert listing["a_1"] == (True, "a", "cpu", True)
+            for _ in range(2):
+                observation, total, terminated, _, _ = episode(env, np.int64(2))
+                assert (observation, total, terminated) == (5, 10.0, True)
+        assert server.stats()["two:0"]["runs"] == 2
+
+
+def test_a_start_by_count_fills_the_rest_with_the_default_action():
+    # P-27: the server chooses until a client's first valid action.
+    with (
+        serve_perlert(two_agents, name="two", fps=100, start=1, default_action=4) as server,
+        PerlertEnv(server.url) as env,
+    ):
+        assert episode(env, np.int64(1))[2]
+
+
+def test_a_countdown_is_announced_to_the_client():
+    with (
+        serve_perlert(Counter, name="count", fps=100, start=StartPolicy(countdown=0.2)) as server,
+        PerlertEnv(server.url) as env,
+    ):
+        episode(env)
+        assert env.messages[:2] == ["Simulation will start in 1 s", "Simulation will start..."]
+
+
+@pytest.mark.parametrize("host", ["::1", "localhost"])
+def test_a_server_is_reached_by_name_and_over_ipv6(host):
+    try:
+        server = serve_perlert(Counter, name="count", fps=100, host=host)
+    except SettingError:
+        pytest.skip(f"this machine cannot bind to {host}")
+    with server, PerlertEnv(server.url) as env:
+        assert episode(env)[1] == 5.0
+
+
+def test_several_instances_and_several_environments_share_a_lobby_port():
+    with serve_perlert({"count": Counter, "cartpole": "CartPole-v1"}, instances=2, fps=100) as server:
+        names = [url.rpartition("/")[2] for url in server.urls]
+        assert names == ["count:0", "count:1", "cartpole:0", "cartpole:1"]
+        envs = [PerlertEnv(url) for url in server.urls]
+        for env in envs:
+            env.reset()
+        for env in envs:
+            env.step(env.action_space.sample())
+            env.close()
+
+
+def test_with_a_key_only_who_has_it_plays():
+    # P-26
+    pytest.importorskip("cryptography")
+    with serve_perlert(Counter, name="count", fps=100, key=KEY) as server:
+        for key in (None, "another key of 16 bytes"):
+            with pytest.raises(ConnectError):
+                PerlertEnv(server.url, key=key, timeout=0.5)
+        with PerlertEnv(server.url, key=KEY) as env:
+            assert episode(env)[1] == 5.0
+        assert server.stats()["dropped"]["not sealed"] > 0
+
+
+def test_bound_wider_than_loopback_without_a_key_warns():
+    with pytest.warns(UserWarning, match="without key="):
+        server = serve_perlert(Counter, name="count", host="0.0.0.0")
+    with server:
+        assert server.url.startswith("perlert://localhost:")
+
+
+def test_an_environment_whose_observations_may_not_fit_is_refused_with_the_remedy():
+    before = Counter.closed
+    with pytest.raises(UnsupportedSpaceError, match=r"fit into a datagram of 1175 bytes.*decimals=2"):
+        serve_perlert(lambda: Wide(), name="wide")
+    assert Counter.closed == before + 1
+
+
+class Wide(Counter):
+    observation_space = spaces.Box(-np.inf, np.inf, (105,), np.float64)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"instances": 0}, "instances"),
+        ({"fps": 0}, "fps"),
+        ({"start": "soon"}, "start"),
+        ({"start": 2}, "at most 1 clients"),
+        ({"bots": "clever"}, "bots"),
+        ({"bots": {"agent9": lambda o: 0}}, "agent9"),
+        ({"default_action": 7}, "default_action"),
+        ({"slots": ["a", "b"]}, "slots"),
+        ({"spectators": -1}, "spectators"),
+        ({"decimals": 99}, "decimals"),
+        ({"key": "short"}, "16 random bytes"),
+        ({"host": "127.0.0.1.7"}, "bind"),
+        ({"env_kwargs": {"nonsense": 1}}, "nonsense"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:serve_perlert on")
+def test_a_keyword_that_cannot_be_served_is_refused_and_nothing_is_left_open(settings, message):
+    before = psutil.Process().num_fds()
+    with pytest.raises((SettingError, TypeError), match=message):
+        serve_perlert(Counter, name="count", **settings)
+    gc.collect()
+    assert psutil.Process().num_fds() <= before
+
+
+def test_a_name_is_made_from_the_id():
+    assert default_name("CartPole-v1") == "cartpole"
+    assert default_name("ALE/Pong-v5") == "pong"
+    assert default_name(lambda: None) == "world"
+    assert default_name(gymnasium.spec("MountainCarContinuous-v0")) == "mountaincarcontinuous"
+    with pytest.raises(SettingError, match="callable"):
+        make_world(7)
+    with pytest.raises(SettingError, match=r"gymnasium\.Env or a PettingZoo"):
+        make_world(dict)
+
+
+def test_a_server_that_stops_leaves_no_thread_and_no_socket_and_closes_its_environments():
+    before_fds, before_threads, closed = psutil.Process().num_fds(), threading.active_count(), Counter.closed
+    with (
+        serve_perlert(lambda: Counter(1000), name="count", instances=2, fps=100) as server,
+        PerlertEnv(server.url) as env,
+    ):
+        env.reset()
+        server.stop()
+        while True:
+            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            if terminated or truncated:
+                break
+        assert truncated
+    assert server.wait(5.0)
+    gc.collect()
+    assert threading.active_count() == before_threads
+    assert psutil.Process().num_fds() <= before_fds
+    assert Counter.closed == closed + 2
+
+
+def test_a_stop_with_grace_lets_the_run_end():
+    with serve_perlert(lambda: Counter(30), name="count", fps=100) as server, PerlertEnv(server.url) as env:
+        env.reset()
+        threading.Thread(target=server.stop, args=(20.0,)).start()
+        done = False
+        while not done:
+            _, _, done, truncated, info = env.step(env.action_space.sample())
+            assert not truncated
+        assert info["return"] == 15.0
+        assert server.wait(10.0)
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"\xff" * 100, b"x" * 5000, b"count:0;register=agent0,x,ready;a=close", os.urandom(1200)]
+)
+def test_junk_on_both_ports_ends_nobodys_run(payload):
+    with serve_perlert(lambda: Counter(20), name="count", fps=100) as server, PerlertEnv(server.url) as env:
+        env.reset()
+        rollout = env._seat.player.port
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+            for _ in range(50):
+                for port in (server.port, rollout):
+                    stranger.sendto(payload, ("127.0.0.1", port))
+        done = False
+        while not done:
+            _, _, done, _, info = env.step(env.action_space.sample())
+        assert info["return"] == 10.0
+
+
+def test_a_datagram_that_the_buffer_cuts_is_dropped_and_counted():
+    # P-19: a fixed buffer, and no plausible `12.` out of a cut `12.5`.
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
+    ):
+        receiver.bind(("127.0.0.1", 0))
+        receiver.settimeout(5.0)
+        reader = _Reader(20)
+        for size, kept in ((20, True), (21, False), (1000, False)):
+            sender.sendto(b"x" * size, receiver.getsockname())
+            datagram, _ = reader.read(receiver)
+            assert (datagram is not None) == kept
+        assert len(reader._buffer) == 21
+    with serve_perlert(Counter, name="count", fps=100) as server:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.settimeout(5.0)
+            sender.sendto(b"count:0;lobby" + b" " * 1500, ("127.0.0.1", server.port))
+            sender.sendto(b"count:0;lobby", ("127.0.0.1", server.port))
+            assert sender.recv(100).startswith(b"count:0;agent0=open")
+        assert server.stats()["dropped"] == {"cut": 1}
+
+
+def test_the_limits_of_the_server_are_the_users():
+    guard = GuardConfig(max_slots_per_host=1)
+    with (
+        serve_perlert(two_agents, name="two", fps=100, guard=guard, lobby_config=LobbyConfig(expiry=30)) as server,
+        PerlertEnv(server.url, agent="a_0"),
+        pytest.raises(RemoteTimeoutError),
+    ):
+        PerlertEnv(server.url, agent="a_1", timeout=0.5)
+
+
+def test_one_source_port_is_kept_for_the_whole_life_of_the_client():
+    # P-11
+    with serve_perlert(Counter, name="count", fps=100) as server, PerlertEnv(server.url) as env:
+        sources = set()
+        for _ in range(2):
+            episode(env)
+            sources |= set(server._host.instances[env._seat.address.header].lobby.clients)
+        assert sources == {("127.0.0.1", env._seat.port._socket.getsockname()[1])}
+
+
+SCRIPT = """
+import sys
+from bridge.perlert.server import serve_perlert_until_signal
+serve_perlert_until_signal("CartPole-v1", say=lambda text: print(text, flush=True), fps=60, spectators=1)
+"""
+
+
+def test_served_until_a_signal_and_played_in_the_terminal_through_a_pipe():
+    server = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True)
+    try:
+        url = server.stdout.readline().split()[-1]
+        assert url.startswith("perlert://127.0.0.1:")
+        command = [sys.executable, "-W", "error", "-c", CLI, "lobby", url, "--tag", "joe", "--once"]
+        played = subprocess.run(
+            command, input="slots\nregister agent0\nready\n", capture_output=True, text=True, timeout=60
+        )
+        assert played.returncode == 0, played.stderr
+        assert played.stderr == ""
+        assert " * agent0       cartpole     taken  ready      joe" in played.stdout
+        assert "server: Simulation will start..." in played.stdout
+        assert "the run is over: return " in played.stdout
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20) == 0
+    finally:
+        if server.poll() is None:
+            server.kill()
+            server.wait()
+        server.stdout.close()
+
+
+CLI = """
+import argparse, sys
+from bridge.perlert.terminal import add_lobby_parser
+parser = argparse.ArgumentParser(prog="bridge")
+add_lobby_parser(parser.add_subparsers())
+args = parser.parse_args()
+sys.exit(args.run(args))
+"""
+
+
+class Keys:
+    """A pipe to type into."""
+
+    def __init__(self):
+        self.read_end, self.write_end = os.pipe()
+        self.file = os.fdopen(self.read_end)
+
+    def type(self, text):
+        os.write(self.write_end, text.encode())
+
+    def close(self):
+        os.close(self.write_end)
+        self.file.close()
+
+
+def wait_for(output, text, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    pause = threading.Event()
+    while text not in output.getvalue():
+        assert time.monotonic() < deadline, f"{text!r} did not come in:\n{output.getvalue()}"
+        pause.wait(0.01)
+
+
+def test_people_play_by_lines_and_a_spectator_sees_the_run():
+    # P-29: people and programs in one simulation.
+    from bridge.perlert.terminal import run_lobby
+
+    with serve_perlert(
+        lambda: Counter(60), name="count", fps=60, max_rate=60, spectators=1, slots={"agent0": "human"}
+    ) as server:
+        keys, watch = Keys(), Keys()
+        output, watched = io.StringIO(), io.StringIO()
+        codes = []
+        people = threading.Thread(
+            target=lambda: codes.append(run_lobby(server.url, tag="ann", source=keys.file, target=output))
+        )
+        spectator = threading.Thread(
+            target=lambda: codes.append(
+                run_lobby(server.url, tag="bob", spectate=True, once=True, source=watch.file, target=watched)
+            )
+        )
+        spectator.start()
+        wait_for(watched, "* spectator0   spectator    taken  ready      bob")
+        people.start()
+        wait_for(output, "agent0       human        open")
+        keys.type("nonsense\nregister agent9\nregister agent0 anna\nready\n")
+        wait_for(output, "the run starts on port")
+        keys.type("0.25,-0.5\naction 9,9\n")
+        wait_for(output, "not an action: expected a value of Box")
+        wait_for(output, "the run is over: return 30")
+        assert "there is no slot 'agent9'; the slots are agent0, spectator0" in output.getvalue()
+        assert "commands:" in output.getvalue()
+        assert "taken  ready      anna" in output.getvalue()
+        keys.type("quit\n")
+        people.join(10.0)
+        spectator.join(10.0)
+        keys.close()
+        watch.close()
+        assert codes == [0, 0]
+        assert not people.is_alive()
+        assert "last:0.25,-0.5" in watched.getvalue()
+        assert "the run is over: return 30" in watched.getvalue()
+
+
+def test_a_peers_text_cannot_command_the_terminal():
+    from bridge.perlert.terminal import clean
+
+    assert clean("a\x1b[2Jb\r\n\u202ec") == "a\N{REPLACEMENT CHARACTER}[2Jb" + "\N{REPLACEMENT CHARACTER}" * 3 + "c"
+
+
+def test_keys_mean_actions():
+    from bridge.perlert.terminal import key_actions
+
+    two = key_actions(spaces.Discrete(2))
+    assert (two["\x1b[D"], two["\x1b[C"], two["0"], two["1"], two["a"], two["d"]) == ("0", "1", "0", "1", "0", "1")
+    four = key_actions(spaces.Discrete(4))
+    assert [four[key] for key in ("\x1b[D", "\x1b[B", "\x1b[C", "\x1b[A")] == ["0", "1", "2", "3"]
+    assert key_actions(spaces.Discrete(3, start=-1))["\x1b[C"] == "1"
+    assert key_actions(spaces.Box(-1, 1)) == {}
+
+
+def test_in_a_terminal_single_keys_play_and_the_terminal_is_put_back():
+    pty = pytest.importorskip("pty")
+    import termios
+
+    from bridge.perlert.terminal import run_lobby
+
+    with serve_perlert("CartPole-v1", fps=60) as server:
+        controller, terminal = pty.openpty()
+        before = termios.tcgetattr(terminal)
+        output = io.StringIO()
+        codes = []
+        with os.fdopen(terminal, "r") as source:
+            player = threading.Thread(
+                target=lambda: codes.append(
+                    run_lobby(server.url, agent="agent0", once=True, source=source, target=output)
+                )
+            )
+            player.start()
+            wait_for(output, "taken")
+            os.write(controller, b"ready\n")
+            wait_for(output, "arrow keys or digits")
+            for _ in range(5):
+                os.write(controller, b"\x1b[C\x1b[D1")
+            wait_for(output, "the run is over")
+            player.join(10.0)
+            assert not player.is_alive()
+            assert termios.tcgetattr(terminal) == before
+        os.close(controller)
+        assert codes == [0]
+
+
+def test_a_lobby_that_does_not_answer_is_told_and_the_exit_status_says_so(monkeypatch):
+    from bridge.perlert import terminal
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.1", 0))
+        url = f"perlert://127.0.0.1:{silent.getsockname()[1]}/cartpole:0"
+        keys, output = Keys(), io.StringIO()
+        code = terminal.run_lobby(url, source=keys.file, target=output, answer_within=0.3)
+        keys.close()
+    assert code == 1
+    assert "no PERLERT lobby answered" in output.getvalue()

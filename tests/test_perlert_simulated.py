@@ -1,0 +1,499 @@
+"""Server and clients on a simulated link: what is lost, doubled, late or forged, thousands of runs from their seeds."""
+
+import re
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridge.perlert import lobby
+from bridge.perlert.guard import GuardConfig
+from bridge.perlert.lobby import LobbyConfig, StartPolicy
+from bridge.perlert.packet import Header, parse_server
+from bridge.perlert.rollout import RolloutConfig
+from bridge.perlert.testing import LOBBY_PORT, SERVER, CountWorld, Simulation
+
+H = Header("count", 0)
+LOBBY = (SERVER, LOBBY_PORT)
+TRUST = GuardConfig(trusted=("10.0.0.0/8",))
+
+
+def check(world, visitors, runs, *, profile=True):
+    for visitor in visitors:
+        key = visitor.player.key
+        for run in range(runs):
+            steps = visitor.steps[run]
+            assert [step.done for step in steps].count(True) == 1, "done exactly once"
+            assert steps[-1].done
+            assert not steps[-1].lost
+            if profile:
+                exact = sum(Decimal(repr(reward)) for reward in world.returns[run][key])
+                assert steps[-1].ret == exact == sum(step.reward for step in steps), "the return is recovered exactly"
+        if profile:
+            for episode in world.applied:
+                assert episode[key] == sorted(episode[key]), "no stale action is applied"
+
+
+def play(seed, *, agents=2, runs=1, length=8, loss=0.3, duplicate=0.3, guard=None):
+    simulation = Simulation(seed, loss=loss, duplicate=duplicate, delay=(0.001, 0.15), guard=guard)
+    world = CountWorld(agents, length, seed)
+    instance = simulation.publish(H, world, rollout_config=RolloutConfig(fps=10))
+    visitors = [simulation.join(H, runs=runs) for _ in range(agents)]
+    over = simulation.run(300.0, lambda: all(visitor.finished for visitor in visitors))
+    assert over, (seed, instance.lobby.state, instance.lobby.missing(), [v.player.waits_for() for v in visitors])
+    check(world, visitors, runs)
+    return simulation, instance, visitors
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_with_a_third_lost_doubled_and_reordered_every_return_is_recovered(block):
+    for seed in range(block * 750, (block + 1) * 750):
+        play(seed, guard=TRUST if seed % 2 else None, agents=1 + seed % 2)
+    for seed in range(block * 25, (block + 1) * 25):
+        play(seed, agents=3, runs=2)
+
+
+def test_without_loss_no_step_is_missing():
+    _, _, (visitor,) = play(1, agents=1, loss=0.0, duplicate=0.0, length=30)
+    assert [step.step for step in visitor.steps[0]] == list(range(31))
+    assert visitor.player.stats.lost == 0
+
+
+KINDS = [
+    (rb"lobby\Z", "up"),
+    (rb"register=", "up"),
+    (rb"ready=", "up"),
+    (rb"action=", "up"),
+    (rb"(open|close),", "down"),
+    (rb"registered=", "down"),
+    (rb"message=", "down"),
+    (rb"start=port", "down"),
+    (rb";obs=", "down"),
+    (rb"done=true", "down"),
+]
+
+
+@pytest.mark.parametrize(("pattern", "way"), KINDS, ids=lambda value: str(value))
+@pytest.mark.parametrize("first", [1, 3])
+def test_the_loss_of_any_one_kind_of_message_is_overcome(pattern, way, first):
+    # P-16, P-18: S4 and the last S5 are told again.
+    simulation = Simulation(1)
+    world = CountWorld(2, 6)
+    simulation.publish(H, world, rollout_config=RolloutConfig(fps=10))
+    visitors = [simulation.join(H, runs=2) for _ in range(2)]
+    seen = {visitor.address: 0 for visitor in visitors}
+
+    def drop(datagram, source, target):
+        client = source if way == "up" else target
+        if client in seen and (source[0] == SERVER) == (way == "down") and re.search(pattern, datagram):
+            seen[client] += 1
+            return seen[client] <= first
+        return False
+
+    simulation.drop = drop
+    assert simulation.run(200.0, lambda: all(visitor.finished for visitor in visitors))
+    assert all(count > 0 for count in seen.values())
+    check(world, visitors, 2)
+
+
+def test_a_lobby_that_does_not_start_says_why():
+    # P-10
+    simulation = Simulation(3, loss=0.3, duplicate=0.3, delay=(0.001, 0.1), guard=TRUST)
+    instance = simulation.publish(H, CountWorld(2), lobby_config=LobbyConfig(explain=5.0))
+    visitor = simulation.join(H)
+    told = []
+    inner = simulation.send
+
+    def spy(datagram, source, target):
+        if target == visitor.address and b"message=Waiting" in datagram:
+            told.append(datagram)
+        inner(datagram, source, target)
+
+    simulation.send = spy
+    assert not simulation.run(30.0, lambda: visitor.finished)
+    assert instance.lobby.missing() == "open: agent1"
+    assert told[0] == b"count:0;message=Waiting: open: agent1"
+    assert "open or not ready: agent1" in visitor.player.waits_for()
+
+
+def test_a_client_that_vanished_holds_the_others_up_no_longer_than_its_registration():
+    # P-10
+    simulation = Simulation(3, guard=TRUST)
+    world = CountWorld(3, 6)
+    simulation.publish(H, world, policy=StartPolicy(clients=2), rollout_config=RolloutConfig(fps=10))
+    ghost = simulation.join(H, ready=False)
+    simulation.run(1.0)
+    simulation.drop = lambda datagram, source, target: ghost.address in (source, target)
+    visitors = [simulation.join(H) for _ in range(2)]
+    begun = simulation.now
+    assert simulation.run(60.0, lambda: all(visitor.finished for visitor in visitors))
+    assert 14.0 < simulation.now - begun < 25.0
+
+
+def test_a_plain_client_and_a_client_of_ours_share_a_world():
+    # P-29
+    simulation = Simulation(4, guard=TRUST)
+    world = CountWorld(2, 20)
+    simulation.publish(H, world, rollout_config=RolloutConfig(fps=10))
+    plain, ours = simulation.join(H, use_profile=False), simulation.join(H)
+    assert simulation.run(60.0, lambda: plain.finished and ours.finished)
+    check(world, [plain, ours], 1)
+    assert plain.steps[0][-1].ack is None
+    assert ours.steps[0][-1].ack
+
+
+def test_a_plain_client_under_loss_sees_its_end_once_and_its_return_is_what_arrived():
+    for seed in range(50):
+        simulation = Simulation(seed, loss=0.3, duplicate=0.3, delay=(0.001, 0.15), guard=TRUST)
+        world = CountWorld(1, 8, seed)
+        simulation.publish(H, world, rollout_config=RolloutConfig(fps=10))
+        visitor = simulation.join(H, use_profile=False)
+        assert simulation.run(100.0, lambda visitor=visitor: visitor.finished)
+        check(world, [visitor], 1, profile=False)
+
+
+def test_bots_play_the_slots_that_nobody_holds_and_a_spectator_sees_the_run():
+    # P-29, P-15: a spectator is registered in a slot of its own.
+    simulation = Simulation(5, guard=TRUST)
+    world = CountWorld(2, 20)
+    simulation.publish(
+        H, world, bots={"agent1": lambda observation: 77}, spectators=1, rollout_config=RolloutConfig(fps=10)
+    )
+    watcher = simulation.join(H, agent="spectator0", action=None)
+    watcher.acts = False
+    visitor = simulation.join(H, agent="agent0")
+    assert simulation.run(60.0, lambda: visitor.finished)
+    assert set(world.applied[0]["agent1"]) == {77}
+    assert [s.observation for s in watcher.steps[0]] == [s.observation for s in visitor.steps[0]]
+
+
+def test_a_slot_that_a_silent_client_holds_is_not_the_bots():
+    # P-27: until its first valid action the server chooses, and that is the default action.
+    simulation = Simulation(5, guard=TRUST)
+    world = CountWorld(1, 10)
+    simulation.publish(H, world, bots={"agent0": lambda observation: 77}, rollout_config=RolloutConfig(fps=10))
+    visitor = simulation.join(H, action=None)
+    visitor.acts = False
+    assert simulation.run(60.0, lambda: visitor.finished)
+    assert set(world.applied[0]["agent0"]) == {0}
+
+
+def test_a_spectator_that_comes_late_joins_the_run_that_is_on():
+    simulation = Simulation(5, guard=TRUST)
+    simulation.publish(H, CountWorld(1, 40), spectators=1, rollout_config=RolloutConfig(fps=10))
+    visitor = simulation.join(H)
+    assert simulation.run(20.0, lambda: len(visitor.steps[0]) > 5)
+    watcher = simulation.join(H, agent="spectator0")
+    assert simulation.run(20.0, lambda: watcher.finished)
+    assert watcher.steps[0][0].step > 5
+    assert watcher.steps[0][-1].done
+
+
+def test_runs_follow_each_other_and_each_has_a_port_of_its_own():
+    simulation = Simulation(6, guard=TRUST)
+    instance = simulation.publish(H, CountWorld(1, 3), rollout_config=RolloutConfig(fps=10))
+    visitor = simulation.join(H, runs=5)
+    ports = set()
+
+    def watch():
+        ports.update(instance.ports())
+        return visitor.finished
+
+    assert simulation.run(60.0, watch)
+    assert instance.runs == 5
+    assert len(ports) == 5
+    simulation.run(15.0)
+    assert instance.ports() == {}
+
+
+def test_a_port_that_the_last_runs_had_is_not_given_again():
+    simulation = Simulation(6)
+    host = simulation.host
+    numbers = iter([40000, 40000, 40000, 40007])
+    host._open = lambda: next(numbers)
+    closed = []
+    host.close_port = closed.append
+    assert host.open_port() == 40000
+    assert host.open_port() == 40007
+    assert closed == [40000, 40000]
+
+
+def test_two_instances_share_a_lobby_port_and_one_client_may_be_in_both():
+    simulation = Simulation(7, guard=TRUST)
+    worlds = {Header("count", n): CountWorld(1, 5) for n in range(2)}
+    for header, world in worlds.items():
+        simulation.publish(header, world, rollout_config=RolloutConfig(fps=10))
+    one, two = (simulation.join(header) for header in worlds)
+    simulation.visitors.pop(two.address)
+    for header in worlds:
+        simulation.deliver(f"{header};register=agent0,both".encode(), ("10.9.9.9", 9), LOBBY)
+    assert [len(instance.lobby.clients) for instance in simulation.host.instances.values()] == [1, 1]
+    assert one.player.header != two.player.header
+
+
+def test_lobby_messages_leave_from_the_lobbys_port_and_steps_from_the_rollouts():
+    # P-12, P-13
+    simulation = Simulation(8, guard=TRUST)
+    instance = simulation.publish(H, CountWorld(2, 10), rollout_config=RolloutConfig(fps=10))
+    visitors = [simulation.join(H) for _ in range(2)]
+    seen = []
+    inner = simulation.send
+
+    def spy(datagram, source, target):
+        if source[0] == SERVER:
+            seen.append((source[1], b";obs=" in datagram, set(instance.ports())))
+        inner(datagram, source, target)
+
+    simulation.send = spy
+    assert simulation.run(60.0, lambda: all(visitor.finished for visitor in visitors))
+    assert {port for port, step, _ in seen if not step} == {LOBBY_PORT}
+    assert all(port in open_ports for port, step, open_ports in seen if step)
+
+
+def test_replayed_and_injected_datagrams_change_nothing():
+    """Everything that a client ever sent is sent again, from its own address and from another one."""
+    simulation = Simulation(9, guard=TRUST)
+    world = CountWorld(1, 30)
+    simulation.publish(H, world, rollout_config=RolloutConfig(fps=10))
+    visitor = simulation.join(H, runs=2)
+    recorded = []
+    inner = simulation.send
+
+    def replay(datagram, source, target):
+        inner(datagram, source, target)
+        if source == visitor.address and b"ready=" not in datagram and b"register=" not in datagram:
+            recorded.append((datagram, target))
+            for old, old_target in recorded[-20:]:
+                inner(old, source, old_target)
+                inner(old, ("10.6.6.6", 666), old_target)
+
+    simulation.send = replay
+    assert simulation.run(100.0, lambda: visitor.finished)
+    check(world, [visitor], 2)
+
+
+def test_an_environment_that_fails_ends_its_run_and_not_the_server(caplog):
+    class Fails(CountWorld):
+        def step(self, actions):
+            if len(self.applied) == 1 and self._step == 3:
+                raise ZeroDivisionError("out of wheels")
+            return super().step(actions)
+
+    simulation = Simulation(10, guard=TRUST)
+    instance = simulation.publish(H, Fails(1, 6), rollout_config=RolloutConfig(fps=10))
+    visitor = simulation.join(H, runs=2)
+    assert simulation.run(60.0, lambda: visitor.finished)
+    assert visitor.steps[0][-1].truncated
+    assert not visitor.steps[1][-1].truncated
+    assert instance.failures == {"ZeroDivisionError": 1}
+    assert "out of wheels" in caplog.text
+
+
+@pytest.mark.parametrize("observation", [[float("nan"), 0.0], [1.0], None, "x"])
+def test_an_observation_that_cannot_be_sent_ends_the_run(observation, caplog):
+    class Wrong(CountWorld):
+        def step(self, actions):
+            seen = super().step(actions)
+            return {key: (observation, *rest) for key, (_, *rest) in seen.items()} if self._step == 3 else seen
+
+    simulation = Simulation(10, guard=TRUST)
+    simulation.publish(H, Wrong(1, 6), rollout_config=RolloutConfig(fps=10))
+    visitor = simulation.join(H)
+    assert simulation.run(60.0, lambda: visitor.finished)
+    assert visitor.steps[0][-1].truncated
+
+
+def test_a_reset_that_fails_is_told_and_the_next_start_is_tried(caplog):
+    class Fails(CountWorld):
+        tries = 0
+
+        def reset(self, seed):
+            self.tries += 1
+            if self.tries == 1:
+                raise OSError("no display")
+            return super().reset(seed)
+
+    simulation = Simulation(11, guard=TRUST)
+    instance = simulation.publish(H, Fails(1, 3), rollout_config=RolloutConfig(fps=10))
+    visitor = simulation.join(H)
+    assert simulation.run(60.0, lambda: visitor.finished)
+    assert instance.failures == {"OSError": 1}
+
+
+def test_a_server_that_stops_ends_the_run_for_everybody():
+    simulation = Simulation(12, guard=TRUST)
+    simulation.publish(H, CountWorld(2, 1000), rollout_config=RolloutConfig(fps=10))
+    visitors = [simulation.join(H) for _ in range(2)]
+    assert simulation.run(20.0, lambda: all(len(visitor.steps[0]) > 3 for visitor in visitors))
+    simulation._from_host(simulation.host.stop(simulation.now))
+    assert simulation.run(1.0, lambda: all(visitor.finished for visitor in visitors))
+    assert all(visitor.steps[0][-1].truncated for visitor in visitors)
+
+
+def test_a_flood_from_one_client_ends_no_other_ones_run():
+    simulation = Simulation(13, guard=GuardConfig(trusted=("10.0.0.0/8",), datagrams_per_second=100))
+    world = CountWorld(2, 20)
+    simulation.publish(H, world, rollout_config=RolloutConfig(fps=10))
+    visitors = [simulation.join(H) for _ in range(2)]
+    evil = ("10.200.0.1", 1)
+    assert simulation.run(5.0, lambda: all(visitor.player.settled for visitor in visitors))
+
+    def flood():
+        ports = [LOBBY_PORT, *(port for i in simulation.host.instances.values() for port in i.ports())]
+        for number in range(30):
+            junk = simulation.random.choice(
+                [
+                    b"count:0;register=agent0,x,ready;agent1=close",
+                    b"count:0;register=agent0,evil",
+                    b"count:0;ready=agent0,false",
+                    b"count:0;action=9999",
+                    b"\xff" * 30,
+                    b"count:0;" * 500,
+                ]
+            )
+            simulation.deliver(junk, (evil[0], number % 3), (SERVER, simulation.random.choice(ports)))
+        return all(visitor.finished for visitor in visitors)
+
+    assert simulation.run(100.0, flood)
+    check(world, visitors, 1)
+    assert not any(9999 in episode[key] for episode in world.applied for key in episode)
+
+
+def test_the_whole_conversation_with_a_spoofed_address_stays_below_three_times_its_bytes():
+    """A blind attacker registers a victim, readies it and lets the simulation start."""
+    simulation = Simulation(14)
+    simulation.publish(H, CountWorld(1, 300), rollout_config=RolloutConfig(fps=30, abandoned=20))
+    victim = ("203.0.113.7", 7)
+    spent = 0
+    for _ in range(40):
+        for datagram in (
+            b"count:0;lobby",
+            b"count:0;register=agent0,v+b1",
+            b"count:0;register=agent0,v+b1.0123456789ab",
+            b"count:0;ready=agent0,true",
+        ):
+            spent += len(datagram)
+            simulation.deliver(datagram, victim, LOBBY)
+        simulation.run(1.0)
+        assert simulation.sent_bytes.get(victim, 0) <= 3 * spent
+    assert simulation.sent_bytes[victim] > 0
+
+
+server_junk = st.one_of(
+    st.binary(max_size=80),
+    st.sampled_from([b"count:0;lobby", b"count:0;register=agent0,a", b"count:0;register=agent1,b+b1"]),
+    st.sampled_from([b"count:0;ready=agent0,true", b"count:0;ready=agent1,true", b"count:0;ready=agent0,false"]),
+    st.sampled_from([b"count:0;action=1", b"count:0;action=0123456789ab,1,2", b"count:0;action=x"]),
+    st.text("count:0;=,agentrdylobis1234+.", max_size=40).map(str.encode),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(server_junk, st.integers(0, 3), st.booleans(), st.floats(0, 5)), max_size=40), st.integers(0, 99)
+)
+def test_no_datagram_raises_out_of_the_server_and_its_promises_hold(events, seed):
+    simulation = Simulation(seed)
+    instance = simulation.publish(H, CountWorld(2, 5), spectators=1, rollout_config=RolloutConfig(fps=10))
+    heard: dict = {}
+    for datagram, who, to_rollout, wait in events:
+        source = [("10.1.1.1", 1), ("10.1.1.1", 2), ("127.0.0.1", 3), ("10.1.1.2", 1)][who]
+        ports = list(instance.ports()) if to_rollout else []
+        heard[source] = heard.get(source, 0) + len(datagram)
+        simulation.deliver(datagram, source, (SERVER, ports[0] if ports else LOBBY_PORT))
+        simulation.run(wait)
+        clients = instance.lobby.clients
+        assert len({client.key for client in clients.values()}) == len(clients)  # P-8
+        if instance.lobby.state is lobby.State.RUNNING:
+            assert all(client.ready for client in clients.values() if client.playing)  # P-10
+        for address, sent in simulation.sent_bytes.items():
+            if not simulation.host.guard.proven(address):
+                assert sent <= 3 * heard[address]
+
+
+client_junk = st.one_of(
+    st.binary(max_size=60),
+    st.sampled_from(
+        [b"count:0;agent0=open,k,,not_ready", b"count:0;agent0=close,k,joe,ready", b"count:0;registered=agent0"]
+    ),
+    st.sampled_from(
+        [b"count:0;start=port:40000", b"count:0;start=port:40001", b'count:0;message=bridge/1 {"token":"00112233"}']
+    ),
+    st.builds(
+        lambda t, s, r, d, x: f"count:0:{t}:{s};obs=1;reward={r};done={d}{x}".encode(),
+        st.integers(0, 9),
+        st.integers(0, 9),
+        st.sampled_from(["1", "-0.5", "nan", "x"]),
+        st.sampled_from(["true", "false"]),
+        st.sampled_from(
+            ["", ";extra=ack:1,got:1,sent:1,ret:5", ";extra=ack:x", ";extra=ack:9,got:1,sent:1,ret:1,token:00112233"]
+        ),
+    ),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(client_junk, st.sampled_from([LOBBY_PORT, 40000, 40001, 9]), st.floats(0, 5)), max_size=40))
+def test_no_datagram_raises_out_of_the_client_and_done_comes_once_a_run(events):
+    simulation = Simulation(0)
+    visitor = simulation.join(H, tag="joe")
+    visitor.runs = 10**9
+    for datagram, port, wait in events:
+        simulation.deliver(datagram, (SERVER, port), visitor.address)
+        for address, _ in visitor.player.tick(simulation.now):
+            assert parse_client_ok(address)
+        simulation.now += wait
+    for steps in visitor.steps[:-1]:
+        assert [step.done for step in steps].count(True) == 1
+        order = [(step.step, step.timestamp) for step in steps if not step.lost]
+        assert order == sorted(set(order))
+
+
+def parse_client_ok(datagram):
+    from bridge.perlert.packet import parse_client
+
+    parse_client(datagram)
+    return True
+
+
+def test_the_machines_name_no_socket_thread_or_clock():
+    folder = Path(lobby.__file__).parent
+    for name in (
+        "packet",
+        "codec",
+        "profile",
+        "guard",
+        "lobby",
+        "rollout",
+        "player",
+        "stats",
+        "host",
+        "cipher",
+        "worlds",
+    ):
+        text = (folder / f"{name}.py").read_text()
+        assert not re.search(r"^\s*(import|from) (socket|threading|asyncio|time|selectors|select)\b", text, re.M), name
+    with_sockets = [p.name for p in folder.glob("*.py") if re.search(r"^\s*import socket\b", p.read_text(), re.M)]
+    assert with_sockets == ["udp.py"]
+
+
+def test_every_datagram_of_the_server_is_within_the_limit_and_in_the_grammar():
+    # P-1
+    simulation = Simulation(15, loss=0.2, duplicate=0.2, delay=(0.001, 0.1), guard=TRUST)
+    simulation.publish(H, CountWorld(40, 50), rollout_config=RolloutConfig(fps=30))
+    visitors = [simulation.join(H) for _ in range(40)]
+    inner = simulation.send
+    longest = 0
+
+    def spy(datagram, source, target):
+        nonlocal longest
+        longest = max(longest, len(datagram))
+        if source[0] == SERVER:
+            parse_server(datagram)
+        inner(datagram, source, target)
+
+    simulation.send = spy
+    assert simulation.run(100.0, lambda: all(visitor.finished for visitor in visitors))
+    assert longest <= 1200

@@ -1,0 +1,128 @@
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from bridge.errors import ClosedError, InvalidActionError, ResetNeededError, SettingError
+from bridge.perlert import PerlertVectorEnv, serve_perlert
+from bridge.perlert.vector import SlotState
+
+
+class Line:
+    """A parallel world by its shape alone: two agents, the first one's episode is shorter."""
+
+    possible_agents = ("a_0", "a_1")
+
+    def observation_space(self, agent):
+        return spaces.Box(0, 1000, (1,))
+
+    def action_space(self, agent):
+        return spaces.Discrete(4)
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.count = list(self.possible_agents), 0
+        return {agent: np.zeros(1, np.float32) for agent in self.agents}, {}
+
+    def step(self, actions):
+        self.count += 1
+        before = self.agents
+        over = {agent: self.count >= (5 if agent == "a_0" else 12) for agent in before}
+        self.agents = [agent for agent in before if not over[agent]]
+        seen = {agent: np.full(1, self.count, np.float32) for agent in before}
+        return seen, {agent: float(actions[agent]) for agent in before}, over, dict.fromkeys(before, False), {}
+
+    def close(self):
+        pass
+
+
+def test_agents_of_one_world_are_slots_of_one_vector_and_none_waits_for_anothers_reset():
+    # P-29
+    with serve_perlert(Line, name="line", fps=100, max_rate=100) as server:
+        envs = PerlertVectorEnv(server.url, agents=["a_0", "a_1"])
+        observations, infos = envs.reset()
+        assert observations == (None, None)
+        assert infos["slot_state"].tolist() == [SlotState.RESETTING] * 2
+        returns, current, alone = [[], []], np.zeros(2), 0
+        for _ in range(400):
+            observations, rewards, terminations, truncations, infos = envs.step(np.array([1, 2]))
+            assert not truncations.any()
+            assert [seen is not None for seen in observations] == infos["_step"].tolist() if "_step" in infos else True
+            alone += observations[0] is None and observations[1] is not None
+            current += rewards
+            for slot in np.flatnonzero(terminations):
+                returns[slot].append(float(current[slot]))
+                current[slot] = 0
+            if min(map(len, returns)) >= 3:
+                break
+        envs.close()
+        with pytest.raises(ClosedError):
+            envs.reset()
+    assert alone >= 3
+    # The first action may come some frames late, and until then the default is 0.
+    assert all(0 < total <= 5.0 for total in returns[0])
+    assert all(0 < total <= 24.0 and total % 2 == 0 for total in returns[1])
+
+
+def test_instances_of_one_server_are_a_vector():
+    with serve_perlert("CartPole-v1", instances=3, fps=200, max_rate=200) as server:
+        envs = PerlertVectorEnv(server.urls)
+        assert isinstance(envs, gymnasium.vector.VectorEnv)
+        assert envs.action_space.shape == (3,)
+        envs.reset()
+        episodes = 0
+        for _ in range(1000):
+            observations, _, terminations, _, _ = envs.step(envs.action_space.sample())
+            for seen in observations:
+                assert seen is None or envs.single_observation_space.shape == seen.shape
+            episodes += int(terminations.sum())
+            if episodes >= 4:
+                break
+        envs.close()
+    assert episodes >= 4
+
+
+def test_a_vector_used_out_of_turn_tells_what_to_do():
+    with serve_perlert("CartPole-v1", instances=2, fps=100) as server:
+        with pytest.raises(SettingError, match="as many agents as URLs"):
+            PerlertVectorEnv(server.urls, agents=["agent0"])
+        envs = PerlertVectorEnv(server.urls)
+        with pytest.raises(ResetNeededError):
+            envs.step(np.array([0, 1]))
+        with pytest.raises(SettingError, match="reset_mask"):
+            envs.reset(options={"other": 1})
+        envs.reset()
+        for _ in range(200):
+            observations, *_ = envs.step(np.array([0, 1]))
+            if observations[0] is not None:
+                break
+        with pytest.raises(InvalidActionError):
+            envs.step(np.array([7, 7]))
+        envs.close()
+
+
+def test_slots_with_other_spaces_are_refused():
+    with (
+        serve_perlert({"cartpole": "CartPole-v1", "mountain": "MountainCar-v0"}, fps=100) as server,
+        pytest.raises(SettingError, match="the same spaces"),
+    ):
+        PerlertVectorEnv(server.urls)
+
+
+def test_a_server_that_is_gone_is_no_exception_for_the_vector():
+    with serve_perlert("CartPole-v1", instances=1, fps=100) as lasting:
+        going = serve_perlert("CartPole-v1", fps=100)
+        envs = PerlertVectorEnv([lasting.url, going.url], timeout=0.5, start_timeout=0.5)
+        envs.reset()
+        going.stop()
+        error = None
+        alive = 0
+        for _ in range(300):
+            observations, _, _, _, infos = envs.step(np.array([0, 1]))
+            alive += observations[0] is not None
+            if "error" in infos:
+                error = infos["error"][1]
+            if error is not None and alive > 20:
+                break
+        envs.close()
+    assert "within the deadline" in error
+    assert alive > 20

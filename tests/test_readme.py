@@ -1,0 +1,144 @@
+"""The README and the pages beside it: what they show runs, what they name is there."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bridge
+import bridge.testing
+import bridge.wrappers
+from bridge import serve_gym
+from bridge.cli import main
+from bridge.cli.launch import ServerProcess
+from bridge.cli.program import make_parser
+from bridge.client.dialog import Dialog
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/properties.md"]
+
+
+def blocks(text: str) -> list[tuple[str, str]]:
+    """Return each code block's language and content."""
+    return re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def examples() -> list[tuple[str, str]]:
+    """Return each Python block with the output that stands below it, "" where there is none."""
+    found = blocks(README)
+    following = [*found[1:], ("", "")]
+    return [
+        (content, after if kind == "text" and "→" not in after else "")
+        for (language, content), (kind, after) in zip(found, following, strict=True)
+        if language == "python"
+    ]
+
+
+def commands() -> list[list[str]]:
+    """Return each line of the shell blocks as words."""
+    lines = [line for language, content in blocks(README) if language == "sh" for line in content.splitlines()]
+    return [shlex.split(line) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """What the README's `bridge serve` starts, on a free port instead of the one that is written there."""
+    (line,) = [words for words in commands() if words[:2] == ["bridge", "serve"]]
+    assert line[-2:] == ["--port", "50051"]
+    with ServerProcess(*line[2:-2]) as server:
+        yield server.url
+
+
+@pytest.mark.parametrize(("code", "output"), examples(), ids=lambda text: "")
+def test_the_code_of_the_readme_runs_and_prints_what_is_written_below_it(url: str, code: str, output: str) -> None:
+    assert "50051" in code or "serve_gym(" in code
+    command = [sys.executable, "-W", "error", "-c", code.replace("grpc://127.0.0.1:50051", url)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == output
+
+
+def test_the_commands_of_the_readme_run(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ran = []
+    for words in commands():
+        if words[0] == "make":
+            assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        elif words[0] == "source":
+            assert words[1] == ".venv/bin/activate"  # `make demo` made it
+        else:
+            assert words[0] == "bridge"
+            if words[1] != "serve":
+                ran.append(words[1])
+                assert main([word.replace("grpc://127.0.0.1:50051", url) for word in words[1:]]) == 0
+    capsys.readouterr()
+    assert ran == ["info", "bench"]
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_the_way_of_the_data_names_files_that_there_are_one_an_arrow(page: str) -> None:
+    arrows = re.findall(r"^  → (\S+)", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(arrows) >= 7
+    assert [name for name in arrows if not (ROOT / name).is_file()] == []
+
+
+def row(name: str, thing: Any) -> str:
+    return f"| `{name}` | {(inspect.getdoc(thing) or '').splitlines()[0]} |"
+
+
+def test_the_table_of_public_names_is_whole_and_holds_nothing_else() -> None:
+    listed = re.findall(r"^\| `(bridge\.[\w.]+)` \|", README, re.MULTILINE)
+    things = {f"bridge.{name}": getattr(bridge, name) for name in bridge.__all__ if not name.startswith("_")}
+    things |= {f"bridge.wrappers.{name}": getattr(bridge.wrappers, name) for name in bridge.wrappers.__all__}
+    missing = [row(name, thing) for name, thing in things.items() if name not in listed]
+    assert not missing, "README.md lacks these rows:\n" + "\n".join(missing)
+    modules = {"bridge.errors", "bridge.testing"}
+    assert set(listed) - set(things) <= modules
+
+
+def test_the_table_of_commands_is_whole_and_holds_nothing_else() -> None:
+    listed = re.findall(r"^\| `bridge (\w+)", README, re.MULTILINE)
+    (choices,) = [action.choices for action in make_parser()._actions if action.dest == "command"]
+    assert sorted(listed) == sorted(choices)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files_that_there_are(page: str) -> None:
+    path = ROOT / page
+    links = re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8"))
+    assert [link for link in links if "://" not in link and not (path.parent / link).exists()] == []
+
+
+def test_the_folders_of_contributing_are_there_and_its_commands_are_in_the_makefile() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert [name for name in re.findall(r"^\| `([\w/]+/)` \|", text, re.MULTILINE) if not (ROOT / name).is_dir()] == []
+    targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert targets is not None
+    assert set(re.findall(r"^\| `make (\w+)`", text, re.MULTILINE)) == set(targets.group(1).split()) - {"clean"}
+
+
+def test_the_table_of_properties_is_the_one_that_is_served() -> None:
+    """D-18."""
+    text = (ROOT / "docs/properties.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^\| `([\w.]+)` \| (\w+) \| [\w, ]+ \|", text, re.MULTILINE))
+    with serve_gym("CartPole-v1") as server, Dialog(server.url, 10.0) as dialog:
+        dialog.join()
+        items = list(dialog.list_properties())
+    types = {pb.INT64: "number", pb.UINT8: "value", pb.STRING: "text"}
+    served = {item.spec.name: types[item.spec.dtype] for item in items if item.is_readable or item.is_writable}
+    families = {f"{item.spec.name}.NAME": "value" for item in items if item.spec.name == "world.attributes"}
+    expected = {**served, **families}
+    missing = [key for key in expected if key not in listed]
+    descriptions = {item.spec.name: item.description for item in items}
+    rows = "\n".join(f"| `{key}` | {expected[key]} | read | {descriptions.get(key, '')} |" for key in missing)
+    assert not missing, f"docs/properties.md lacks these rows:\n{rows}"
+    assert {key: kind for key, kind in listed.items() if expected.get(key) != kind} == {}

@@ -1,0 +1,252 @@
+"""`bridge.server.registry`: whose worlds there are, from any connection, up to the limits, and that they go."""
+
+import threading
+
+import pytest
+from gymnasium import spaces
+
+from bridge import values
+from bridge.errors import Code, RequestError, SettingError
+from bridge.server.limits import Limits
+from bridge.server.registry import Registry
+from bridge.tensors import pack_tensor, unpack_tensor
+from bridge.testing import CountingEnv
+from bridge.version import __version__
+from bridge.worlds.source import EnvSource
+
+
+class StubbornEnv(CountingEnv):
+    """Raises when it is closed."""
+
+    def close(self):
+        super().close()
+        raise OSError("the motor does not stop")
+
+
+def make(factory=CountingEnv, **limits):
+    envs = []
+
+    def build(**kwargs):
+        envs.append(factory(**kwargs))
+        return envs[-1]
+
+    return Registry(EnvSource(build), Limits(**limits), threading.RLock()), envs
+
+
+def refusal(function, *args):
+    with pytest.raises(RequestError) as caught:
+        function(*args)
+    return caught.value
+
+
+def test_every_world_has_a_name_that_nobody_can_guess():
+    # D-3
+    registry, envs = make()
+    names = {registry.create_world({}, object()) for _ in range(20)}
+    assert len(names) == len(envs) == 20
+    assert all(len(name) > 16 for name in names)
+    assert set(registry.names) == names
+
+
+def test_the_default_world_is_made_when_it_is_first_asked_for_and_only_once():
+    # D-4
+    registry, envs = make()
+    assert registry.names == []
+    worlds = []
+    threads = [threading.Thread(target=lambda: worlds.append(registry.find_world(""))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(worlds) == 8
+    assert len({id(world) for world in worlds}) == len(envs) == 1
+    assert registry.names == [""]
+
+
+def test_worlds_beyond_the_limit_are_refused_by_its_name_and_the_default_one_is_apart():
+    registry, envs = make(max_worlds=2)
+    registry.find_world("")
+    first, _ = (registry.create_world({}, object()) for _ in range(2))
+    error = refusal(registry.create_world, {}, object())
+    assert error.code == Code.RESOURCE_EXHAUSTED
+    assert "max_worlds=2" in error.message
+    assert len(envs) == 3
+    registry.destroy_world(first)
+    registry.create_world({}, object())
+
+
+def test_a_world_that_could_not_be_made_takes_no_place():
+    def broken(**kwargs):
+        raise ValueError("no display")
+
+    registry, _ = make(broken, max_worlds=1)
+    for _ in range(3):
+        error = refusal(registry.create_world, {}, object())
+        assert error.code == Code.INTERNAL
+        assert "ValueError in its construction: no display" in error.message
+    assert refusal(registry.find_world, "").code == Code.INTERNAL
+    assert registry.names == []
+
+
+def test_an_unknown_world_is_not_found():
+    registry, _ = make()
+    for call in (registry.find_world, registry.destroy_world):
+        error = refusal(call, "nope")
+        assert error.code == Code.NOT_FOUND
+        assert "no world 'nope'; create one with CreateWorld" in error.message
+
+
+def test_a_world_goes_with_the_connection_that_created_and_joined_it():
+    registry, envs = make()
+    owner = object()
+    world = registry.find_world(registry.create_world({}, owner))
+    agent = world.join({})
+    registry.joined(world, owner)
+    agent.leave()
+    registry.left(world, owner)
+    registry.disconnected(object())
+    assert registry.names == [world.name]
+    registry.disconnected(owner)
+    assert registry.names == []
+    assert envs[0].closed
+
+
+def test_a_world_that_was_created_for_others_stays():
+    # D-3, D-16
+    registry, envs = make()
+    owner, other = object(), object()
+    name = registry.create_world({}, owner)
+    registry.disconnected(owner)
+    world = registry.find_world(name)
+    world.join({})
+    registry.joined(world, other)
+    registry.disconnected(other)
+    assert registry.names == [name]
+    assert not envs[0].closed
+
+
+def test_a_world_in_which_somebody_else_is_stays():
+    registry, envs = make()
+    owner = object()
+    world = registry.find_world(registry.create_world({}, owner))
+    agent = world.join({})
+    registry.joined(world, owner)
+    agent.leave()
+    world.join({})
+    registry.disconnected(owner)
+    assert registry.names == [world.name]
+    assert not envs[0].closed
+
+
+def test_destroy_closes_the_environment_and_the_default_world_comes_back_anew():
+    # D-17
+    registry, envs = make()
+    name = registry.create_world({}, object())
+    registry.find_world("")
+    registry.destroy_world(name)
+    registry.destroy_world("")
+    assert [env.closed for env in envs] == [True, True]
+    assert registry.names == []
+    assert registry.find_world("")
+    assert [env.closed for env in envs] == [True, True, False]
+
+
+def test_close_ends_all_worlds_and_makes_no_more():
+    registry, envs = make()
+    registry.find_world("")
+    registry.create_world({}, object())
+    registry.close()
+    assert [env.closed for env in envs] == [True, True]
+    for call in (lambda: registry.create_world({}, object()), lambda: registry.find_world("")):
+        error = refusal(call)
+        assert error.code == Code.UNAVAILABLE
+        assert "stopping" in error.message
+    registry.close()
+
+
+def test_a_world_that_does_not_close_keeps_no_other_open():
+    registry, envs = make(StubbornEnv)
+    owner = object()
+    for _ in range(2):
+        world = registry.find_world(registry.create_world({}, owner))
+        registry.joined(world, owner)
+    registry.find_world("")
+    with pytest.warns(RuntimeWarning, match="did not close: .*the motor does not stop"):
+        registry.disconnected(owner)
+    assert [env.closed for env in envs] == [True, True, False]
+    with pytest.warns(RuntimeWarning, match="did not close"):
+        registry.close()
+    assert envs[2].closed
+
+
+def test_a_world_that_is_built_while_the_server_stops_is_closed_again():
+    began, go = threading.Event(), threading.Event()
+    envs, errors = [], []
+
+    def slow():
+        began.set()
+        assert go.wait(10)
+        envs.append(CountingEnv())
+        return envs[-1]
+
+    registry = Registry(EnvSource(slow), Limits(), threading.RLock())
+    thread = threading.Thread(target=lambda: errors.append(refusal(registry.create_world, {}, object())))
+    thread.start()
+    assert began.wait(10)
+    registry.close()
+    go.set()
+    thread.join(10)
+    assert errors[0].code == Code.UNAVAILABLE
+    assert envs[0].closed
+    assert registry.names == []
+
+
+def test_the_environment_is_built_under_the_lock():
+    lock = threading.RLock()
+    held = []
+
+    def factory():
+        thread = threading.Thread(target=lambda: held.append(not lock.acquire(blocking=False)))
+        thread.start()
+        thread.join(10)
+        return CountingEnv()
+
+    Registry(EnvSource(factory), Limits(), lock).create_world({}, object())
+    assert held == [True]
+
+
+def test_properties_say_what_the_server_is_and_gives():
+    # D-18, before join
+    registry = Registry(
+        EnvSource(["CartPole-v1", "CartPole-v0"]), Limits(max_connections=9, max_lanes=3), threading.RLock()
+    )
+    tree = registry.properties()
+    assert unpack_tensor(tree.read("server.version"))[()] == __version__
+    assert unpack_tensor(tree.read("server.limits.max_connections")) == 9
+    assert unpack_tensor(tree.read("server.worlds")) == 0
+    environments = values.decode(unpack_tensor(tree.read("server.environments")).tobytes())
+    assert environments == ["CartPole-v1", "CartPole-v0"]
+    settings = values.decode(unpack_tensor(tree.read("server.settings")).tobytes())
+    assert settings[:2] == ["env_id", "num_envs"]
+    assert settings[-1] == "kwargs.NAME"
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "8", None])
+def test_limits_are_positive_integers(value):
+    with pytest.raises(SettingError, match=f"expected max_worlds to be a positive integer, got {value!r}"):
+        Limits(max_worlds=value)
+
+
+def test_a_default_world_of_many_ids_asks_for_a_name():
+    registry = Registry(EnvSource(["CartPole-v1", "CartPole-v0"]), Limits(), threading.RLock())
+    error = refusal(registry.find_world, "")
+    assert error.code == Code.INVALID_ARGUMENT
+    assert "name the environment in the setting env_id; this server has CartPole-v1, CartPole-v0" in error.message
+    assert registry.find_world(registry.create_world({"env_id": pack_tensor("CartPole-v1")}, None))
+    registry.close()
+
+
+def test_a_world_has_the_spaces_of_its_environment():
+    registry, _ = make(lambda: CountingEnv(action_space=spaces.Discrete(7)))
+    agent = registry.find_world("").join({})
+    assert agent.actions[1].describe() == "INT64 of shape [], min 0, max 6"

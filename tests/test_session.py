@@ -1,0 +1,865 @@
+"""`bridge.session`: one connection's protocol, without a network; what clients may rely on, request by request."""
+
+import threading
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridge import values
+from bridge.errors import Code
+from bridge.pb import bridge_pb2, properties_pb2
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.server.limits import Limits
+from bridge.server.registry import Registry
+from bridge.session import TRANSITIONS, Event, Session, State
+from bridge.spaces import Leaf
+from bridge.tensors import pack_tensor, unpack_tensor
+from bridge.testing import CountingEnv, FailingEnv, SpaceEnv
+from bridge.wire import CALL_REQUEST_URL, CALL_RESPONSE_URL, PROPERTY_REQUEST_URL, PROPERTY_RESPONSE_URL
+from bridge.worlds.source import EnvSource
+
+KINDS = ("create_world", "join_world", "step", "reset", "reset_world", "leave_world", "destroy_world", "extension")
+
+
+class Server:
+    """The worlds of a server without a network; `envs` are those that were made, in order."""
+
+    def __init__(self, make=CountingEnv, **kwargs):
+        self.envs = []
+
+        def factory(**settings):
+            env = make(**settings)
+            self.envs.append(env)
+            return env
+
+        self.registry = Registry(EnvSource(factory, **kwargs), Limits(), threading.RLock())
+
+    def connect(self):
+        return Peer(Session(self.registry))
+
+
+class Peer:
+    """A client that speaks bytes to a session, and reads by the names of the specs."""
+
+    def __init__(self, session):
+        self.session = session
+        self.actions, self.observations = {}, {}
+
+    @property
+    def state(self):
+        return self.session.state
+
+    def ask(self, **fields):
+        request = pb.EnvironmentRequest(**fields)
+        response = pb.EnvironmentResponse.FromString(self.session.handle(request.SerializeToString()))
+        kind = response.WhichOneof("payload")
+        assert kind in ("error", request.WhichOneof("payload"))  # D-1: of its kind, or an error
+        if kind != "error":
+            for specs in (response.join_world.specs, response.reset.specs):
+                if specs.observations:
+                    self.actions = {spec.name: uid for uid, spec in specs.actions.items()}
+                    self.observations = {spec.name: uid for uid, spec in specs.observations.items()}
+        return response
+
+    def refused(self, code, *parts, **fields):
+        """Send a request that must fail with this code, these words, and no change of state (D-2)."""
+        before = self.state
+        response = self.ask(**fields)
+        assert response.WhichOneof("payload") == "error", response
+        assert response.error.code == code, response.error
+        for part in parts:
+            assert part in response.error.message
+        assert self.state is before
+        return response.error.message
+
+    def join(self, name="", **settings):
+        response = self.ask(join_world={"world_name": name, "settings": settings})
+        assert response.WhichOneof("payload") == "join_world", response
+        return response.join_world.specs
+
+    def step(self, action=0, wanted=("observation",), **more):
+        """A Step with the action `action`; None sends none."""
+        actions = {} if action is None else {self.actions["action"]: pack_tensor(action)}
+        step = {"actions": actions, "requested_observations": [self.observations.get(name, 999) for name in wanted]}
+        return self.ask(step={**step, **more})
+
+    def play(self, action=0, wanted=("observation", "reward", "discount")):
+        """A Step that must succeed: the state's name and the observations asked for."""
+        response = self.step(action, wanted)
+        assert response.WhichOneof("payload") == "step", response.error.message
+        uids = [self.observations[name] for name in wanted]
+        got = [unpack_tensor(response.step.observations[uid]).tolist() for uid in uids]
+        return (pb.EnvironmentStateType.Name(response.step.state), *got)
+
+    def property(self, **fields):
+        data = properties_pb2.PropertyRequest(**fields).SerializeToString()
+        return self.ask(extension={"type_url": PROPERTY_REQUEST_URL, "value": data})
+
+
+@pytest.fixture
+def server():
+    return Server()
+
+
+@pytest.fixture
+def peer(server):
+    return server.connect()
+
+
+# The table
+
+ENDING = {State.TERMINATED: False, State.INTERRUPTED: True}
+STEPS = {Event.STEP_BEGAN, Event.STEP_RAN, Event.STEP_TERMINATED, Event.STEP_INTERRUPTED}
+
+
+def brought_to(state, length=1):
+    """A connection in a state, by requests alone; beside it a world `other` that nobody is in."""
+    server = Server(lambda: CountingEnv(length, truncates=ENDING.get(state, False)))
+    peer = server.connect()
+    other = server.connect().ask(create_world={}).create_world.world_name
+    if state is State.UNJOINED:
+        return server, peer, other
+    if state is State.CLOSED:
+        peer.session.close()
+        return server, peer, other
+    peer.join()
+    if state is not State.JOINED:
+        peer.step()
+    if state in ENDING:
+        peer.step()
+    assert peer.state is state
+    return server, peer, other
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("event", Event)
+def test_every_pair_of_state_and_event_is_as_the_table_says(state, event):
+    # D-6, D-8, D-9, D-13, D-14, D-16: a pair that is not in the table is refused with FAILED_PRECONDITION
+    lengths = {Event.STEP_RAN: 9, Event.STEP_TERMINATED: 1, Event.STEP_INTERRUPTED: 1}
+    length = lengths.get(event, 1) if state is State.RUNNING else 1
+    server, peer, other = brought_to(state, length)
+    if event is Event.STEP_INTERRUPTED and state is State.RUNNING:
+        server.envs[-1].truncates = True
+    if event is Event.END:
+        peer.session.close()
+        assert peer.state is State.CLOSED
+        assert state is State.CLOSED or TRANSITIONS[state, event] is State.CLOSED
+        return
+    own = peer.session._world.name if peer.session._world is not None else other
+    request = {
+        Event.CREATE_WORLD: {"create_world": {}},
+        Event.JOIN_WORLD: {"join_world": {"world_name": other}},
+        Event.RESET: {"reset": {}},
+        Event.RESET_WORLD: {"reset_world": {"world_name": own}},
+        Event.LEAVE_WORLD: {"leave_world": {}},
+        Event.DESTROY_WORLD: {"destroy_world": {"world_name": other}},
+        Event.EXTENSION: {
+            "extension": {
+                "type_url": PROPERTY_REQUEST_URL,
+                "value": properties_pb2.PropertyRequest(list_property={"key": ""}).SerializeToString(),
+            }
+        },
+    }.get(event)
+    if request is None:
+        allowed = {after for (before, step), after in TRANSITIONS.items() if before is state and step in STEPS}
+        response = peer.step() if peer.actions else peer.ask(step={})
+        if not allowed:
+            assert response.error.code == Code.FAILED_PRECONDITION
+            assert peer.state is state
+        elif (state, event) in TRANSITIONS:
+            assert response.WhichOneof("payload") == "step"
+            assert peer.state is TRANSITIONS[state, event]
+        else:  # another of the four outcomes of a Step
+            assert peer.state in allowed
+        return
+    response = peer.ask(**request)
+    if (state, event) not in TRANSITIONS:
+        assert response.error.code == Code.FAILED_PRECONDITION
+        assert f"{event.value} is not possible in the state {state.value}" in response.error.message
+        assert peer.state is state
+    elif response.HasField("error"):
+        assert event is Event.RESET_WORLD
+        assert response.error.code == Code.UNIMPLEMENTED
+        assert peer.state is state
+    else:
+        assert peer.state is TRANSITIONS[state, event]
+
+
+def test_the_table_leads_from_the_first_state_to_every_other_and_ends_in_closed():
+    reached, before = {State.UNJOINED}, set()
+    while reached != before:
+        before = set(reached)
+        reached |= {after for (state, _), after in TRANSITIONS.items() if state in reached}
+    assert reached == set(State)
+    assert not [pair for pair in TRANSITIONS if pair[0] is State.CLOSED]
+    assert all(TRANSITIONS[state, Event.END] is State.CLOSED for state in State if state is not State.CLOSED)
+
+
+def test_no_two_states_in_a_row_are_not_running():
+    # D-13
+    ended = {State.TERMINATED, State.INTERRUPTED}
+    for (state, event), after in TRANSITIONS.items():
+        if state in ended and event in STEPS:
+            assert after is State.RUNNING
+
+
+# D-1, D-2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_request_is_answered_in_every_state(kind):
+    # D-1; `ask` looks at the answer's kind
+    for state in State:
+        _, peer, _ = brought_to(state)
+        peer.ask(**{kind: {}})
+
+
+@pytest.mark.parametrize("kind", ["leave_world", "destroy_world"])
+def test_an_empty_response_still_sets_its_member(kind, peer):
+    # D-1
+    name = peer.ask(create_world={}).create_world.world_name
+    fields = {"world_name": name} if kind == "destroy_world" else {}
+    data = peer.session.handle(pb.EnvironmentRequest(**{kind: fields}).SerializeToString())
+    assert pb.EnvironmentResponse.FromString(data).WhichOneof("payload") == kind
+
+
+def test_a_request_without_a_payload_is_refused(peer):
+    assert "got one without a payload" in pb.EnvironmentResponse.FromString(peer.session.handle(b"")).error.message
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.binary(max_size=40))
+def test_garbage_bytes_are_answered_and_the_connection_goes_on(data):
+    # D-1, D-2
+    server = Server()
+    peer = server.connect()
+    peer.join()
+    before = peer.state
+    response = pb.EnvironmentResponse.FromString(peer.session.handle(data))
+    assert response.WhichOneof("payload") is not None
+    if response.HasField("error"):
+        assert peer.state is before
+    if before is State.JOINED is peer.state:
+        assert peer.play()[0] == "RUNNING"
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_garbled_requests_are_answered_and_the_connection_goes_on(data):
+    # D-1, D-2: valid requests with some bytes changed reach deeper than random ones
+    server = Server(lambda: SpaceEnv(spaces.Discrete(3), spaces.Dict(a=spaces.Box(0, 1, (2,)), b=spaces.Text(3))))
+    peer = server.connect()
+    peer.join()
+    peer.ask(step={})
+    request = data.draw(
+        st.sampled_from(
+            [
+                {"step": {"actions": {1: pack_tensor(np.float32([0, 1])), 2: pack_tensor("abc")}}},
+                {"step": {"requested_observations": [1, 2, 3]}},
+                {"reset": {"settings": {"seed": pack_tensor(3), "options": pack_tensor(np.uint8([90, 0]))}}},
+                {"create_world": {"settings": {"num_envs": pack_tensor(1), "kwargs.x": pack_tensor("y")}}},
+                {"join_world": {"world_name": "x"}},
+                {"extension": {"type_url": PROPERTY_REQUEST_URL, "value": b"\n\x0f\n\rworld.env_id"}},
+                {"extension": {"type_url": CALL_REQUEST_URL, "value": b"\n\x05close"}},
+            ]
+        )
+    )
+    raw = bytearray(pb.EnvironmentRequest(**request).SerializeToString())
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    response = pb.EnvironmentResponse.FromString(peer.session.handle(bytes(raw)))
+    assert response.WhichOneof("payload") is not None
+    if response.HasField("error"):
+        assert "the server failed" not in response.error.message
+        assert peer.state is State.RUNNING
+
+
+def test_a_failed_request_changes_nothing(server, peer):
+    # D-2
+    peer.join()
+    peer.play()
+    env = server.envs[-1]
+    before = (env.episode, env.steps)
+    for fields in (
+        {"step": {"requested_observations": [999]}},
+        {"step": {"actions": {99: pack_tensor(0)}}},
+        {"step": {"actions": {1: pack_tensor(7)}}},
+        {"step": {}},
+        {"reset": {"settings": {"nope": pack_tensor(0)}}},
+        {"reset": {"settings": {"seed": pack_tensor(-1)}}},
+        {"join_world": {}},
+        {"destroy_world": {}},
+        {"destroy_world": {"world_name": "nope"}},
+        {"create_world": {"settings": {"nope": pack_tensor(0)}}},
+        {"reset_world": {"world_name": "nope"}},
+        {"extension": {"type_url": "nope"}},
+    ):
+        response = peer.ask(**fields)
+        assert response.HasField("error"), fields
+        assert len(response.error.message) > 20
+        assert peer.state is State.RUNNING
+        assert (env.episode, env.steps) == before
+    assert peer.play() == ("RUNNING", [1, 1], 1.0, 1.0)
+
+
+def test_an_error_of_the_environment_has_its_traceback_and_the_episode_can_go_on():
+    # D-2
+    peer = Server(lambda: FailingEnv(fail_in_reset=1, fail_in_step=2)).connect()
+    peer.join()
+    message = peer.refused(Code.INTERNAL, "TestFailure in reset: reset 1 fails", step={})
+    assert "Traceback" in message
+    assert 'raise TestFailure(f"reset' in message
+    assert peer.play() == ("RUNNING", [1, 0], 0.0, 1.0)
+    assert peer.play() == ("RUNNING", [1, 1], 1.0, 1.0)
+    peer.refused(Code.INTERNAL, "TestFailure in step: step 2 fails", step={"actions": {1: pack_tensor(0)}})
+    assert peer.play() == ("RUNNING", [1, 2], 2.0, 1.0)
+
+
+class WildEnv(gymnasium.Env):
+    """Its step returns what the test says."""
+
+    observation_space = spaces.Dict(
+        a=spaces.Box(0, 1, (2,)),
+        g=spaces.Graph(spaces.Discrete(2), None),
+        t=spaces.Text(3),
+        s=spaces.Sequence(spaces.Text(2)),
+    )
+    action_space = spaces.Discrete(2)
+    result = None
+
+    def good(self):
+        return {**self.observation_space.sample()}
+
+    def reset(self, *, seed=None, options=None):
+        return self.good(), {}
+
+    def step(self, action):
+        return self.result
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        (None, "TypeError in step"),
+        ((1, 2), "ValueError in step"),
+        (({}, "reward", False, False, {}), "ValueError in step"),
+        (({}, 0, np.array([True, False]), False, {}), "ValueError in step"),
+        (({}, 0.0, False, False, {}), "not of its observation_space: 'observation.a'"),
+        ((None, 0.0, False, False, {}), "not of its observation_space: 'observation.a'"),
+        (("a", np.zeros(3)), "in step"),
+        (("g", None), "not of its observation_space: 'observation.g'"),
+        (("t", ["a", "b"]), "not of its observation_space: 'observation.t'"),
+        (("s", 5), "not of its observation_space: 'observation.s'"),
+        (("a", object()), "in step"),
+    ],
+    ids=str,
+)
+def test_an_environment_that_returns_nonsense_is_told_so_and_the_stream_goes_on(result, words):
+    # D-1, D-2
+    server = Server(WildEnv)
+    peer = server.connect()
+    peer.join()
+    names = [f"observation.{key}" for key in "agst"]
+    peer.play(wanted=[])
+    env = server.envs[0]
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], str):
+        result = ({**env.good(), result[0]: result[1]}, 0.0, False, False, {})
+        words = words.replace("in step", "not of its observation_space: 'observation.a'")
+    env.result = result
+    response = peer.step(0, names)
+    assert response.error.code == Code.INTERNAL
+    assert words in response.error.message
+    env.result = (env.good(), 1.0, True, False, {})
+    assert peer.play(0, ["reward"]) == ("TERMINATED", 1.0)
+
+
+# D-3, D-4, D-5: worlds
+
+
+def test_created_worlds_have_unique_names_and_are_joined_from_any_connection(server):
+    # D-3
+    first, second = server.connect(), server.connect()
+    names = [peer.ask(create_world={}).create_world.world_name for peer in (first, second, first)]
+    assert len({*names, ""}) == 4
+    second.join(names[0])
+    assert second.play()[0] == "RUNNING"
+
+
+def test_unknown_and_invalid_settings_of_create_world_are_errors(peer):
+    # D-3
+    peer.refused(
+        Code.INVALID_ARGUMENT,
+        "unknown CreateWorld settings flavour; the settings here are: env_id",
+        create_world={"settings": {"flavour": pack_tensor("sweet")}},
+    )
+    for tensor in (pack_tensor("four"), pack_tensor(0), pack_tensor([1, 2]), pack_tensor(1.0), pb.Tensor()):
+        peer.refused(Code.INVALID_ARGUMENT, "num_envs", create_world={"settings": {"num_envs": tensor}})
+    encoded = pack_tensor(np.frombuffer(values.encode([1]), np.uint8))
+    peer.refused(Code.INVALID_ARGUMENT, "kwargs to be a dict", create_world={"settings": {"kwargs": encoded}})
+
+
+def test_the_default_world_is_joined_without_create_world(server, peer):
+    # D-4
+    assert not server.envs
+    peer.join("")
+    assert len(server.envs) == 1
+    assert peer.play() == ("RUNNING", [1, 0], 0.0, 1.0)
+
+
+def test_worlds_are_independent_of_each_other(server):
+    # D-5
+    peers = [server.connect() for _ in range(3)]
+    for peer in peers:
+        peer.join(peer.ask(create_world={}).create_world.world_name)
+    for count, peer in enumerate(peers, 1):
+        for _ in range(count):
+            peer.play()
+    assert [peer.play()[1] for peer in peers] == [[1, 1], [1, 2], [1, 3]]
+    peers[0].refused(Code.INVALID_ARGUMENT, step={"actions": {1: pack_tensor(9)}})
+    peers[1].session.close()
+    assert peers[2].play()[1] == [1, 4]
+
+
+# D-6, D-7: joining
+
+
+def test_joining_twice_an_unknown_world_a_full_world_and_invalid_settings_are_errors(server, peer):
+    # D-6
+    peer.refused(Code.NOT_FOUND, "no world 'nope'; create one with CreateWorld", join_world={"world_name": "nope"})
+    peer.refused(
+        Code.INVALID_ARGUMENT,
+        "unknown JoinWorld settings team; the settings here are: none",
+        join_world={"settings": {"team": pack_tensor("red")}},
+    )
+    peer.join()
+    peer.refused(Code.FAILED_PRECONDITION, "in a world already; send LeaveWorld first", join_world={})
+    other = server.connect()
+    other.refused(Code.RESOURCE_EXHAUSTED, "full: it has 1 agent of at most 1", join_world={})
+    assert other.ask(create_world={}).create_world.world_name
+
+
+def test_specs_and_uids_are_stable_until_leave_or_reset(peer):
+    # D-7
+    specs = peer.join()
+    again = peer.ask(reset={}).reset.specs
+    assert again == specs
+    for side in (specs.actions, specs.observations):
+        names = [spec.name for spec in side.values()]
+        assert len(names) == len(set(names))
+    assert set(peer.observations) == {"observation", "reward", "discount", "terminated", "truncated", "info"}
+
+
+# D-8, D-9, D-10, D-11, D-12: steps
+
+
+@pytest.mark.parametrize("kind", ["step", "reset"])
+def test_step_and_reset_when_not_joined_are_errors(kind, peer):
+    # D-8
+    peer.refused(Code.FAILED_PRECONDITION, "in no world; send JoinWorld first", **{kind: {}})
+    peer.join()
+    peer.ask(leave_world={})
+    peer.refused(Code.FAILED_PRECONDITION, "in no world; send JoinWorld first", **{kind: {}})
+
+
+BAD_ACTIONS = {
+    "unknown UID": {99: pack_tensor(0)},
+    "out of range": {1: pack_tensor(7)},
+    "another dtype": {1: pack_tensor("left")},
+    "nothing in it": {1: pb.Tensor()},
+    "none": {},
+}
+
+
+@pytest.mark.parametrize("actions", BAD_ACTIONS.values(), ids=BAD_ACTIONS)
+def test_the_first_step_of_a_sequence_ignores_its_actions(actions, server, peer):
+    # D-9: after join, after an end, and after Reset, whatever the actions are
+    peer.join()
+    wanted = {"requested_observations": [peer.observations["observation"]]}
+    for before in ("join", "end", "reset"):
+        if before == "end":
+            while peer.play()[0] == "RUNNING":
+                pass
+        elif before == "reset":
+            peer.play()
+            peer.ask(reset={})
+        response = peer.ask(step={"actions": actions, **wanted})
+        assert response.step.state == pb.RUNNING
+        assert unpack_tensor(response.step.observations[1])[1] == 0
+    assert server.envs[-1].episode == 3
+
+
+def test_an_unknown_requested_uid_is_an_error_on_the_first_step_too(server, peer):
+    # D-10
+    peer.join()
+    for _ in range(2):
+        peer.refused(
+            Code.INVALID_ARGUMENT,
+            "unknown observation UID 77; there are 1 (observation), 2 (reward)",
+            step={"requested_observations": [1, 77], "actions": {1: pack_tensor(0)}},
+        )
+        peer.play()
+    assert (server.envs[-1].episode, server.envs[-1].steps) == (1, 1)
+
+
+def test_duplicates_are_harmless_and_none_requested_none_returned(peer):
+    # D-10
+    peer.join()
+    response = peer.ask(step={"requested_observations": [1, 2, 1, 1, 2]})
+    assert sorted(response.step.observations) == [1, 2]
+    assert not peer.step(0, ()).step.observations
+
+
+def test_what_is_not_requested_is_not_computed(monkeypatch):
+    # D-10
+    packed = []
+    original = Leaf.pack
+    monkeypatch.setattr(Leaf, "pack", lambda self, *args: packed.append(self.name) or original(self, *args))
+    monkeypatch.setattr(values, "encode_info", lambda *args: pytest.fail("the info was encoded"))
+    peer = Server(lambda: SpaceEnv(spaces.Dict(a=spaces.Discrete(2), b=spaces.Discrete(2)))).connect()
+    peer.join()
+    peer.play(wanted=["observation.b", "reward"])
+    assert packed == ["observation.b"]
+
+
+def tensor(shape=(), member="floats", elements=(0.0,)):
+    message = pb.Tensor(shape=shape)
+    getattr(message, member).array.extend(elements)
+    return message
+
+
+@pytest.mark.parametrize(
+    ("actions", "words"),
+    [
+        ({2: tensor()}, "unknown action UID 2; there are 1 (action)"),
+        ({1: tensor((3,), "doubles", [0, 0, 0])}, "'action': expected FLOAT of shape [3], min -1.0, max 1.0"),
+        ({1: tensor((3,), "int32s", [0, 0, 0])}, "got a tensor that holds int32s"),
+        ({1: tensor((), "floats", [0])}, "got the shape []"),
+        ({1: tensor((1,), "floats", [0])}, "got the shape [1]"),
+        ({1: tensor((4,), "floats", [0] * 4)}, "got the shape [4]"),
+        ({1: tensor((1, 3), "floats", [0] * 3)}, "got the shape [1, 3]"),
+        ({1: tensor((3,), "floats", [0] * 2)}, "needs 3 elements"),
+        ({1: tensor((-1,), "floats", [0] * 4)}, "got the shape [-1]"),
+        ({1: tensor((-1, -1), "floats", [0] * 3)}, "2 variable dimensions"),
+        ({1: tensor((2**31 - 1, 2**31 - 1), "floats", [0])}, "got the shape"),
+        ({1: tensor((3,), "floats", [0, 0, 1.5])}, "got 1.5, which is above the maximum"),
+        ({1: tensor((3,), "floats", [0, 0, -1.5])}, "got -1.5, which is below the minimum"),
+        ({1: tensor((3,), "floats", [0, 0, float("nan")])}, "got nan"),
+        ({1: pb.Tensor()}, "got a tensor that holds nothing"),
+        ({}, "lacks the action 'action': expected FLOAT of shape [3]"),  # D-12
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_action_that_is_wrong_in_any_way_is_an_error_that_says_how(actions, words):
+    # D-11, D-12
+    peer = Server(lambda: CountingEnv(action_space=spaces.Box(-1, 1, (3,)))).connect()
+    peer.join()
+    peer.play(None)
+    words = words.replace("-1.0", "-1.").replace("max 1.0", "max 1.")
+    peer.refused(Code.INVALID_ARGUMENT, words, step={"actions": actions})
+    assert peer.play(np.zeros(3, np.float32)) == ("RUNNING", [1, 1], 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "action",
+    [tensor((3,), "floats", [1, 0, -1]), tensor((-1,), "floats", [0] * 3), tensor((3,), "floats", [0.5])],
+    ids=str,
+)
+def test_a_variable_dimension_and_a_single_element_are_accepted(action):
+    # D-11
+    peer = Server(lambda: CountingEnv(action_space=spaces.Box(-1, 1, (3,)))).connect()
+    peer.join()
+    peer.play(None)
+    assert peer.ask(step={"actions": {1: action}}).step.state == pb.RUNNING
+
+
+def test_a_scalar_sent_as_one_element_is_an_error(peer):
+    # D-11
+    peer.join()
+    peer.play(None)
+    peer.refused(Code.INVALID_ARGUMENT, "got the shape [1]", step={"actions": {1: pack_tensor([0])}})
+
+
+def test_one_missing_action_of_several_is_named():
+    # D-12
+    space = spaces.Dict(a=spaces.Discrete(2), b=spaces.Discrete(3))
+    peer = Server(lambda: CountingEnv(action_space=space)).connect()
+    peer.join()
+    peer.play(None)
+    uid = peer.actions["action.a"]
+    peer.refused(Code.INVALID_ARGUMENT, "lacks the action 'action.b'", step={"actions": {uid: pack_tensor(0)}})
+
+
+@pytest.mark.parametrize(
+    ("space", "action"),
+    [
+        (spaces.Text(3, charset="ab"), pack_tensor("xyz")),
+        (spaces.Sequence(spaces.Discrete(2)), pack_tensor([0, 7])),
+        (spaces.OneOf([spaces.Discrete(2)]), pack_tensor(np.frombuffer(values.encode([0, 9]), np.uint8))),
+        (spaces.Graph(spaces.Discrete(2), None), pack_tensor(np.frombuffer(values.encode("x"), np.uint8))),
+        (spaces.Graph(spaces.Discrete(2), None), pack_tensor(np.uint8([255]))),
+        (spaces.Box(-np.inf, np.inf, (), np.float16), pack_tensor(np.float32(1e10))),
+        (spaces.Discrete(3, start=-1, dtype=np.int8), pack_tensor(np.int8(2))),
+    ],
+    ids=lambda value: str(value) if isinstance(value, spaces.Space) else "",
+)
+def test_the_environment_never_sees_an_action_that_is_not_in_its_space(space, action):
+    # D-11
+    server = Server(lambda: CountingEnv(action_space=space))
+    peer = server.connect()
+    peer.join()
+    peer.play(None)
+    peer.refused(Code.INVALID_ARGUMENT, step={"actions": {1: action}})
+    assert server.envs[-1].steps == 0
+
+
+# D-13, D-14, D-21: ends and resets
+
+
+@pytest.mark.parametrize(
+    ("terminated", "truncated", "state", "discount"),
+    [
+        (True, False, "TERMINATED", 0.0),
+        (False, True, "INTERRUPTED", 1.0),
+        (True, True, "TERMINATED", 0.0),
+        (False, False, "RUNNING", 1.0),
+    ],
+)
+def test_ends_are_told_apart(terminated, truncated, state, discount):
+    # D-13, D-21: the discount is 0.0 only when terminated
+    server = Server(WildEnv)
+    peer = server.connect()
+    peer.join()
+    peer.play(None, [])
+    env = server.envs[0]
+    env.result = (env.good(), 2.5, terminated, truncated, {})
+    assert peer.play(0, ["reward", "discount", "terminated", "truncated"]) == (
+        *(state, 2.5, discount),
+        *(terminated, truncated),
+    )
+    assert peer.play(0, [])[0] == "RUNNING"
+
+
+def test_an_episode_begins_by_itself_after_an_end_with_reward_zero(server, peer):
+    # D-9, D-13
+    peer.join()
+    seen = [peer.play() for _ in range(13)]
+    assert seen[0] == ("RUNNING", [1, 0], 0.0, 1.0)
+    assert seen[5] == ("TERMINATED", [1, 5], 5.0, 0.0)
+    assert seen[6] == ("RUNNING", [2, 0], 0.0, 1.0)
+    assert seen[12] == ("RUNNING", [3, 0], 0.0, 1.0)
+    assert server.envs[-1].episode == 3
+
+
+def seed_of(peer):
+    """The seed that the environment's last reset was given."""
+    response = peer.ask(step={"requested_observations": [peer.observations["info"]]})
+    return values.decode(unpack_tensor(response.step.observations[peer.observations["info"]]).tobytes())["seed"]
+
+
+def test_reset_ends_the_sequence_and_resets_the_environment_once(server, peer):
+    # D-14
+    peer.join()
+    peer.play()
+    peer.play()
+    specs = peer.ask(reset={"settings": {"seed": pack_tensor(5)}}).reset.specs
+    assert specs.observations
+    assert peer.state is State.INTERRUPTED
+    assert server.envs[-1].episode == 1
+    assert seed_of(peer) == 5
+    assert server.envs[-1].episode == 2
+
+
+def test_reset_without_settings_in_a_non_running_state_is_a_no_op(server, peer):
+    # D-14: also where settings wait already
+    peer.join()
+    peer.ask(reset={"settings": {"seed": pack_tensor(5)}})
+    peer.ask(reset={})
+    assert peer.state is State.JOINED
+    assert seed_of(peer) == 5
+    assert server.envs[-1].episode == 1
+    while peer.play()[0] == "RUNNING":
+        pass
+    assert peer.ask(reset={}).reset.specs.observations
+    assert peer.state is State.TERMINATED
+    assert seed_of(peer) is None
+    assert server.envs[-1].episode == 2
+
+
+def test_reset_while_running_forgets_settings_of_before(peer):
+    peer.join()
+    peer.ask(reset={"settings": {"seed": pack_tensor(5)}})
+    assert seed_of(peer) == 5
+    peer.ask(reset={"settings": {"seed": pack_tensor(6)}})
+    peer.ask(reset={"settings": {"seed": pack_tensor(np.uint8(7))}})
+    assert seed_of(peer) == 7
+    peer.ask(reset={})
+    assert seed_of(peer) is None
+
+
+def test_a_seed_is_kept_when_the_reset_of_the_environment_fails():
+    # D-2: the Step that failed can be sent again
+    peer = Server(lambda: FailingEnv(fail_in_reset=1)).connect()
+    peer.join()
+    peer.ask(reset={"settings": {"seed": pack_tensor(5)}})
+    peer.refused(Code.INTERNAL, step={})
+    assert seed_of(peer) == 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"sed": pack_tensor(1)}, "unknown Reset settings sed; the settings here are: seed, options"),
+        ({"seed": pack_tensor(-1)}, "non-negative integer scalar"),
+        ({"seed": pack_tensor(1.0)}, "non-negative integer scalar"),
+        ({"seed": pack_tensor([1])}, "non-negative integer scalar"),
+        ({"seed": pack_tensor("1")}, "non-negative integer scalar"),
+        ({"seed": pb.Tensor()}, "'seed' holds nothing"),
+        ({"options": pack_tensor(1)}, "'options' travels as uint8 bytes"),
+        ({"options": pack_tensor(np.uint8([255]))}, "expected an encoded value"),
+        ({"options": pack_tensor(np.frombuffer(values.encode([1]), np.uint8))}, "options to be a dict, got list"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_reset_settings_that_are_wrong_are_errors(settings, words, peer):
+    # D-2, D-14
+    peer.join()
+    peer.ask(reset={"settings": {"seed": pack_tensor(5)}})
+    peer.refused(Code.INVALID_ARGUMENT, words, reset={"settings": settings})
+    assert seed_of(peer) == 5
+
+
+# D-16, D-17: leaving and destroying
+
+
+def test_leave_when_not_joined_is_a_success_and_join_works_again_afterwards(server, peer):
+    # D-16
+    assert peer.ask(leave_world={}).WhichOneof("payload") == "leave_world"
+    name = peer.ask(create_world={}).create_world.world_name
+    for round_ in (1, 2):
+        peer.join(name)
+        assert peer.play()[1] == [round_, 0]
+        peer.ask(leave_world={})
+        assert peer.state is State.UNJOINED
+    other = server.connect()
+    other.join(name)  # leaving does not destroy the world
+    assert len(server.envs) == 1
+
+
+def test_destroy_of_the_own_or_an_unknown_world_is_an_error(peer):
+    # D-17
+    name = peer.ask(create_world={}).create_world.world_name
+    peer.join(name)
+    peer.refused(Code.FAILED_PRECONDITION, "send LeaveWorld before DestroyWorld", destroy_world={"world_name": name})
+    peer.ask(leave_world={})
+    assert peer.ask(destroy_world={"world_name": name}).WhichOneof("payload") == "destroy_world"
+    peer.refused(Code.NOT_FOUND, f"no world {name!r}", destroy_world={"world_name": name})
+    peer.refused(Code.NOT_FOUND, f"no world {name!r}", join_world={"world_name": name})
+
+
+def test_agents_of_a_destroyed_world_get_an_error_on_their_next_step(server, peer):
+    # D-17
+    name = peer.ask(create_world={}).create_world.world_name
+    peer.join(name)
+    peer.play()
+    server.connect().ask(destroy_world={"world_name": name})
+    assert server.envs[0].closed
+    peer.refused(
+        Code.FAILED_PRECONDITION,
+        "was destroyed; leave, and create or join another",
+        step={"actions": {1: pack_tensor(0)}},
+    )
+    assert peer.ask(leave_world={}).WhichOneof("payload") == "leave_world"
+    peer.join()
+    assert peer.play()[0] == "RUNNING"
+
+
+# D-18 and the extension
+
+
+def test_world_properties_are_there_after_join_only(peer):
+    # D-18
+    def listed():
+        answer = properties_pb2.PropertyResponse.FromString(peer.property(list_property={"key": ""}).extension.value)
+        return [spec.spec.name for spec in answer.list_property.values]
+
+    assert "server" in listed()
+    assert "world" not in listed()
+    peer.refused(
+        Code.NOT_FOUND,
+        "no property 'world.name'",
+        extension={"type_url": PROPERTY_REQUEST_URL, "value": b"\n\x0c\n\nworld.name"},
+    )
+    peer.join()
+    assert {"server", "world"} <= set(listed())
+    response = peer.property(read_property={"key": "world.num_envs"})
+    assert response.extension.type_url == PROPERTY_RESPONSE_URL
+    peer.ask(leave_world={})
+    assert "world" not in listed()
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_an_unknown_extension_is_unimplemented(peer, joined):
+    # D-18
+    if joined:
+        peer.join()
+    peer.refused(
+        Code.UNIMPLEMENTED,
+        "unknown extension 'type.googleapis.com/x.Y'",
+        extension={"type_url": "type.googleapis.com/x.Y"},
+    )
+
+
+@pytest.mark.parametrize("url", [PROPERTY_REQUEST_URL, CALL_REQUEST_URL])
+def test_an_extension_that_cannot_be_read_is_refused(peer, url):
+    peer.join()
+    peer.refused(Code.INVALID_ARGUMENT, "cannot be read", extension={"type_url": url, "value": b"\xff\xff"})
+
+
+def test_a_method_is_called_on_the_joined_environment(server, peer):
+    request = bridge_pb2.CallRequest(name="length").SerializeToString()
+    fields = {"extension": {"type_url": CALL_REQUEST_URL, "value": request}}
+    peer.refused(Code.FAILED_PRECONDITION, "send JoinWorld first", **fields)
+    peer.join()
+    response = peer.ask(**fields)
+    assert response.extension.type_url == CALL_RESPONSE_URL
+    answer = bridge_pb2.CallResponse.FromString(response.extension.value)
+    assert [values.from_value(item) for item in answer.results] == [5]
+    for name in ("_np_random", "__class__", "a.b", ""):
+        data = bridge_pb2.CallRequest(name=name).SerializeToString()
+        peer.refused(Code.PERMISSION_DENIED, "public", extension={"type_url": CALL_REQUEST_URL, "value": data})
+
+
+# The end
+
+
+def test_a_closed_session_gives_back_its_seat_and_its_own_world(server):
+    one, two = server.connect(), server.connect()
+    name = one.ask(create_world={}).create_world.world_name
+    one.join(name)
+    two.refused(Code.RESOURCE_EXHAUSTED, join_world={"world_name": name})
+    one.session.close()
+    one.session.close()
+    assert server.envs[0].closed
+    two.refused(Code.NOT_FOUND, join_world={"world_name": name})
+    for kind in KINDS:
+        one.refused(Code.FAILED_PRECONDITION, **{kind: {}})
+
+
+def test_a_fault_of_the_server_itself_is_answered_with_its_traceback(server, peer, monkeypatch):
+    # D-1: and the stream stays open
+    peer.join()
+
+    def broken(*args):
+        raise ZeroDivisionError("oops")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(peer.session._agent, "observe", broken)
+        response = peer.step()
+    assert response.error.code == Code.INTERNAL
+    assert "ZeroDivisionError('oops')" in response.error.message
+    assert "in broken" in response.error.message
+    assert peer.ask(leave_world={}).WhichOneof("payload") == "leave_world"
