@@ -505,10 +505,9 @@ def test_an_agent_that_may_wait_holds_up_no_other_connection(path: str) -> None:
 
     with pytest.MonkeyPatch.context() as patch, serve_gym("CartPole-v1", unix_path=path) as server:
         patch.setattr(module, "GymAgent", Waiting)
-        slow = make_vec_remote(server.urls[1])
+        slow = BlockingReset(make_vec_remote(server.urls[1]))
         patch.undo()
         slow.reset(seed=0)
-        until(lambda: slow.reset_wait is not None and slow.recv(at_least=1)[0].tolist() == [0])
         slow.send(np.array([0]))
         assert entered.wait(10.0)
         fast = make_remote(server.urls[1])

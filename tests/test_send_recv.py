@@ -139,8 +139,10 @@ def test_misuse_is_told_and_changes_nothing(gate: threading.Event) -> None:
             envs.send(np.array([0]), [0])
         with pytest.raises(ResetNeededError, match="reset"):
             envs.recv()
-        envs.reset(seed=0)
-        assert envs.recv(at_least=3)[0].tolist() == [0, 1, 2]  # the first observations
+        observations, _ = envs.reset(seed=0)
+        late = [slot for slot in range(3) if observations[slot] is None]
+        if late:  # `reset` waits for none; `recv` gives the first observations that it had not
+            assert envs.recv(at_least=len(late))[0].tolist() == late
         with pytest.raises(SettingError, match="0 slots that an answer is coming for"):
             envs.recv()
         with pytest.raises(SettingError, match="lanes of one world"):

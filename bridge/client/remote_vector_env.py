@@ -538,11 +538,14 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
     def send(self, actions: Any, slots: Any = None) -> None:
         """Apply actions to some slots and return at once; `recv` takes the answers, whichever come first.
 
-        So a straggler holds up nobody: step the slots that have answered, and leave the others to their time. After a
-        `reset`:
+        So a straggler holds up nobody: step the slots that have answered, and leave the others to their time:
 
-            slots, observations, *_ = envs.recv(at_least=48)
-            envs.send(policy(observations), slots)
+            envs = BlockingReset(make_vec_remote(urls))
+            observations, infos = envs.reset(seed=0)
+            envs.send(policy(observations))
+            while training:
+                slots, observations, *_ = envs.recv(at_least=48)
+                envs.send(policy(observations), slots)
 
         A slot whose episode ended begins its next one instead (NEXT_STEP), as does one whose remote was lost, once it
         is back; the action is not applied then.
