@@ -233,8 +233,8 @@ class Session:
             state: int = pb.INTERRUPTED
         else:
             state = agent.step(actions)
-        self._move(_STEP_EVENTS[state])
-        if state != pb.RUNNING:
+        if state != pb.RUNNING:  # STEP_RAN leads from RUNNING to RUNNING
+            self._move(_STEP_EVENTS[state])
             world.resets.end(agent)
         return state, agent.observe(wanted)
 

@@ -80,6 +80,8 @@ class _Hole:
     """Of the bytes in the hole."""
     one_byte: bool
     """Whether the elements are varints, each of one byte."""
+    most: int
+    """The largest byte, where they are."""
 
 
 class _Template:
@@ -102,7 +104,8 @@ class _Template:
             before += entry + _varint(len(head) + tensor) + head + member
             offset += len(before)
             stored = spec.dtype if width else _BYTE
-            holes.append(_Hole(before, offset, size, count, spec.shape, spec.dtype, stored, not width))
+            most = 1 if spec.dtype.kind == "b" else 127
+            holes.append(_Hole(before, offset, size, count, spec.shape, spec.dtype, stored, not width, most))
             offset += size
             before = shape
         self.holes = tuple(holes)
@@ -150,7 +153,10 @@ class _Template:
             offset = start + hole.offset
             if not data.startswith(hole.before, offset - len(hole.before)):
                 return False
-            if hole.one_byte:
+            if hole.one_byte and hole.count == 1:
+                if data[offset] > hole.most:
+                    return False
+            elif hole.one_byte:
                 stored = data[offset : offset + hole.size]
                 # A byte from 128 on would belong to a longer varint, and a bool is 0 or 1 when written by anybody sane.
                 if not stored.isascii() or (hole.dtype.kind == "b" and stored.translate(None, b"\0\1")):
