@@ -19,7 +19,7 @@ import time
 from collections import deque
 
 from bridge.errors import Code, RequestError, SettingError
-from bridge.frames import HEADER, FrameReader, Hello, pack_frame
+from bridge.frames import HEADER, SEND_BUFFER, FrameReader, Hello, pack_frame
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.auth import Gate
 from bridge.server.limits import ConnectionCount, Limits
@@ -167,7 +167,9 @@ class FrameTransport:
         except OSError:
             return  # it went again, or there are no descriptors left for it
         sock.setblocking(False)
-        if sock.family != getattr(socket, "AF_UNIX", None):
+        if sock.family == getattr(socket, "AF_UNIX", None):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        else:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = _Connection(sock, self._limits.max_message_bytes)
         self._connections[sock] = connection
