@@ -4,8 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.client.remote_env import RemoteEnv, make_remote
 from bridge.client.remote_vector_env import RemoteVectorEnv, make_vec_remote
+from bridge.registration import register_remote
 from bridge.server.server import Server, serve_gym
 from bridge.version import __version__
+from bridge.worlds.timed import TimeAction
 
 if TYPE_CHECKING:
     from bridge.client.remote_parallel_env import RemoteParallelEnv, make_parallel_remote
@@ -16,6 +18,7 @@ __all__ = [
     "RemoteParallelEnv",
     "RemoteVectorEnv",
     "Server",
+    "TimeAction",
     "__version__",
     "make_parallel_remote",
     "make_remote",
@@ -23,6 +26,8 @@ __all__ = [
     "serve_gym",
     "serve_parallel",
 ]
+
+register_remote()
 
 # What needs an extra is imported when it is first asked for.
 _LAZY = {

@@ -9,7 +9,8 @@ BridgeError
 │   ├── UnsupportedSpaceError     a space that has no form on the wire               (TypeError)
 │   ├── ResetNeededError          `step` before `reset`                              (gymnasium.error.ResetNeeded)
 │   ├── ClosedError               use after `close`                                  (ClosedEnvironmentError)
-│   ├── AlreadyPendingError       an asynchronous call out of turn                   (AlreadyPendingCallError)
+│   ├── AlreadyPendingError       a call while an asynchronous one is pending        (AlreadyPendingCallError)
+│   ├── NothingPendingError       `*_wait` without `*_async`                         (NoAsyncCallError)
 │   └── ConcurrentUseError        two threads in one environment                     (RuntimeError)
 ├── RemoteError                   the remote end failed; has `url`
 │   ├── ConnectError              nobody there, or not willing                       (ConnectionError)
@@ -41,6 +42,7 @@ __all__ = [
     "ConnectionLostError",
     "EnvironmentFailedError",
     "InvalidActionError",
+    "NothingPendingError",
     "PacketError",
     "PeerError",
     "RefusedError",
@@ -134,6 +136,17 @@ class AlreadyPendingError(UsageError, gymnasium.error.AlreadyPendingCallError):
     def __init__(self, message: str, name: str) -> None:
         super().__init__(message, name)
         self.args = (message, name)  # Gymnasium's class keeps the message alone, and so cannot be unpickled
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class NothingPendingError(UsageError, gymnasium.error.NoAsyncCallError):
+    """The answer to an asynchronous call was asked for that was not begun."""
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message, name)
+        self.args = (message, name)  # as above
 
     def __str__(self) -> str:
         return str(self.args[0])

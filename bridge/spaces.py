@@ -25,6 +25,7 @@ from gymnasium.spaces import GraphInstance
 from bridge import values
 from bridge.errors import InvalidActionError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.tensor_space import TensorSpace
 from bridge.tensors import Array, Spec, cast, to_array
 
 __all__ = ["Column", "Layout", "Leaf", "space_from_specs"]
@@ -51,7 +52,7 @@ class Leaf:
     path: tuple[Any, ...]
     """The keys from the whole sample to this part."""
     kind: str
-    """`array`, `scalar`, `text`, `sequence`, or `encoded` (the values codec)."""
+    """`array`, `scalar`, `text`, `sequence`, `tensor` (as a foreign spec says), or `encoded` (the values codec)."""
     spec: Spec
     """Of a single sample."""
     lane_spec: Spec | None
@@ -94,6 +95,8 @@ class Leaf:
             return _texts(part, (), self.name)
         if self.kind == "sequence":
             return self._pack_sequence(part, rounding)
+        if isinstance(self.space, TensorSpace):
+            return self.space.to_array(part, rounding=rounding)
         return np.frombuffer(values.encode(_to_plain(self.space, part)), _BYTES)
 
     def _pack_sequence(self, part: Any, rounding: bool) -> Array:
@@ -122,6 +125,8 @@ class Leaf:
             return array[()]
         if self.kind == "sequence":
             return self._unpack_sequence(array)
+        if isinstance(self.space, TensorSpace):
+            return self.space.element(array)
         return self._decode(values.decode(array.tobytes()))
 
     def _decode(self, plain: Any) -> Any:
@@ -437,6 +442,8 @@ def _leaves(space: Space[Any], name: str, path: tuple[Any, ...], lanes: int | No
 
 
 def _leaf_spec(space: Space[Any], name: str) -> tuple[str, Spec]:
+    if isinstance(space, TensorSpace):
+        return "tensor", dataclasses.replace(space.spec, name=name)
     if isinstance(space, spaces.Discrete):
         low, high = int(space.start), int(space.start) + int(space.n) - 1
         return "scalar", Spec.number(name, (), space.dtype, np.asarray(low), np.asarray(high))
@@ -537,7 +544,7 @@ def space_from_specs(specs: Iterable[Spec], root: str) -> Space[Any]:
     """Make a space of the specs of a server that does not tell its own (D-24).
 
     Nested names become Dict spaces, a bounded integer a Discrete, other numbers a Box, text a Text, a variable leading
-    dimension a Sequence. A single spec named `root` is the space itself.
+    dimension a Sequence, and what none of these holds a `TensorSpace`. A single spec named `root` is the space itself.
 
     Raises:
         TensorError: A name is both a leaf and a level (`a` and `a.b`), or a spec has no space.
@@ -569,21 +576,16 @@ def _space_of(node: Any) -> Space[Any]:
 
 
 def _space_of_spec(spec: Spec) -> Space[Any]:
+    if spec.data_type == pb.PROTO or -1 in spec.shape[1:] or (spec.data_type == pb.STRING and len(spec.shape) > 1):
+        return TensorSpace(spec)
     if spec.shape[:1] == (-1,):
-        return spaces.Sequence(
-            _space_of(dataclasses.replace(spec, shape=spec.shape[1:])), stack=spec.data_type != pb.STRING
-        )
-    if -1 in spec.shape:
-        raise TensorError(f"the spec {spec.name!r} has a variable dimension that is not its first: {list(spec.shape)}")
+        feature = _space_of(dataclasses.replace(spec, shape=spec.shape[1:]))
+        if isinstance(feature, spaces.Box) and not feature.shape:
+            return TensorSpace(spec)  # Gymnasium warns at every look at a stacked Sequence of such
+        return spaces.Sequence(feature, stack=spec.data_type != pb.STRING)
     if spec.data_type == pb.STRING:
         text = spaces.Text(4096, min_length=0, charset=string.printable)
-        if len(spec.shape) > 1:
-            raise TensorError(
-                f"the spec {spec.name!r} is of text in {len(spec.shape)} dimensions, for which there is no space"
-            )
         return spaces.Sequence(text) if spec.shape else text
-    if spec.data_type == pb.PROTO:
-        raise TensorError(f"the spec {spec.name!r} is of protobuf messages, for which Gymnasium has no space")
     if spec.dtype.kind == "b":
         return spaces.Box(0, 1, spec.shape, np.bool_)
     if spec.dtype.kind in "iu":

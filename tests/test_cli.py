@@ -23,6 +23,7 @@ from bridge.cli.info import positive
 from bridge.cli.launch import ServerProcess
 from bridge.cli.serve import connecting_lines, read_pairs, serve_options
 from bridge.errors import ConnectError, EnvironmentFailedError, SettingError
+from tests.parallel_envs import Relay
 from tests.public_server import PublicServer
 
 DEADLINE = 30.0
@@ -91,6 +92,26 @@ def test_a_signal_drains_the_server_and_it_exits_with_0(number: int) -> None:
         code, out, err = serving.end(number)
     assert (code, err) == (0, "")
     assert "stopped" in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_the_server_waits_stops_it_too(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[bridge.Server] = []
+
+    def announce(server: bridge.Server, *rest: Any) -> None:
+        started.append(server)
+        signal.raise_signal(number)
+
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # where the mistake would end the tests
+    handler = signal.getsignal(number)
+    try:
+        monkeypatch.setattr("bridge.cli.serve.announce", announce)
+        monkeypatch.setattr(bridge.Server, "wait", lambda server: pytest.fail("the signal was lost"))
+        assert main(["serve", "CartPole-v1"]) == 0
+        assert "stopped" in repr(started[0])
+        assert signal.getsignal(number) is handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_the_printed_lines_connect_when_they_are_pasted() -> None:
@@ -216,6 +237,13 @@ def test_every_keyword_of_serve_gym_that_a_command_line_can_say_is_an_option_wit
         assert len(arguments["help"].split()) > 2, f"the docstring of serve_gym says nothing of {flag}"
 
 
+def test_an_option_that_may_be_none_takes_the_word() -> None:
+    read = dict(serve_options())["--idle-timeout"]["type"]
+    assert (read("none"), read("2.5")) == (None, 2.5)
+    with pytest.raises(ValueError, match="soon"):
+        read("soon")
+
+
 def test_environment_arguments_are_python_literals_or_text() -> None:
     read = read_pairs(["a=1", "b=0.5", "c=False", "d=None", "e=[1, 2]", "f=8x8", "g=a=b", "h='1'", "i="])
     assert read == {
@@ -273,6 +301,24 @@ def test_info_of_lanes_tells_their_number(capsys: pytest.CaptureFixture[str]) ->
     assert "observation 1  observation  int64   [3]    min 0, max 499" in out
 
 
+def test_info_of_a_world_of_several_agents_tells_which_one_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with bridge.serve_parallel(Relay) as server:
+        assert main(["info", server.url]) == 0
+        assert settled(server)
+    assert f"as the agent {Relay().possible_agents[0]}" in capsys.readouterr().out
+
+
+def test_info_shows_what_an_environment_raised_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def broken() -> None:
+        raise RuntimeError("no such map")
+
+    with serve_gym(broken) as server:
+        assert main(["info", server.url]) == 1
+    err = capsys.readouterr().err
+    assert "the environment raised RuntimeError in its construction: no such map\n" in err
+    assert err.count("\n") == 1
+
+
 def test_info_of_a_zoo_lists_it_and_looks_at_the_one_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with serve_gym(["CartPole-v1", "Taxi-v4"]) as server:
         assert main(["info", server.url]) == 0
@@ -302,7 +348,8 @@ def test_info_of_a_foreign_server_says_so_and_makes_spaces_of_its_specs(capsys: 
     assert "'pose': Dict('angles': Box([-1. -2. -3.], [1. 2. 3.], (3,), float32))" in out
     assert "'move': Discrete(4, dtype=int32)" in out
     assert "action 7 " in out
-    assert "volume" in out
+    assert "volume       rw-  0.5" in out
+    assert "server.key   ---           server.key." in out, "what cannot be read is not asked for"
 
 
 @pytest.mark.parametrize("options", [{}, {"create": False}])
@@ -376,7 +423,7 @@ def test_a_number_of_seconds_that_is_none_is_refused(text: str) -> None:
 # What all commands share
 
 
-@pytest.mark.parametrize("command", ["serve", "info", "bench", "check", "demo"])
+@pytest.mark.parametrize("command", ["serve", "info", "bench", "check", "lobby", "demo"])
 def test_the_help_of_each_command_has_examples_and_exit_codes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
     out = capsys.readouterr().out

@@ -438,7 +438,7 @@ def test_two_threads_in_one_environment_are_an_error_not_a_race(release: threadi
 def test_asynchronous_calls_out_of_turn_are_refused() -> None:
     with serve_gym(CountingEnv) as server:
         envs = make_vec_remote(server.url)
-        with pytest.raises(gymnasium.error.AlreadyPendingCallError, match="expected reset_async before reset_wait"):
+        with pytest.raises(gymnasium.error.NoAsyncCallError, match="expected reset_async before reset_wait"):
             envs.reset_wait()
         envs.reset_async()
         with pytest.raises(errors.AlreadyPendingError, match="call reset_wait first"):

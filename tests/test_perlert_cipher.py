@@ -88,7 +88,7 @@ def test_what_was_recorded_does_not_open_after_a_restart_or_elsewhere():
     assert server.open(recorded, EVE).message is None
     # What the server said does not open as if a client had said it.
     server.open(recorded, ANN)
-    assert server.open(server.seal(b"x", ANN), ANN).message is None
+    assert [server.open(server.seal(b"x", ANN), ANN).message for _ in range(5)] == [None] * 5
 
 
 def test_a_hello_again_leaves_the_connection_as_it_is():

@@ -175,15 +175,15 @@ def test_nobody_there_is_an_error_after_the_deadline():
 def test_a_slot_that_cannot_be_had_is_an_error_that_says_why():
     with serve_perlert(Counter, name="count", fps=100) as server:
         with pytest.raises(SettingError, match="there is no slot 'agent7'; the slots are agent0"):
-            PerlertEnv(server.url, agent="agent7", timeout=0.5)
+            PerlertEnv(server.url, agent="agent7", timeout=5)
         with PerlertEnv(server.url, tag="holder"), pytest.raises(RemoteTimeoutError, match="no slot is open"):
-            PerlertEnv(server.url, timeout=0.5)
+            PerlertEnv(server.url, timeout=2)
 
 
 def test_a_start_that_does_not_come_is_an_error_that_says_what_is_missing():
     # P-10
     with serve_perlert(two_agents, name="two", fps=100) as server:
-        env = PerlertEnv(server.url, agent="a_0", start_timeout=0.5)
+        env = PerlertEnv(server.url, agent="a_0", start_timeout=2)
         with pytest.raises(RemoteTimeoutError, match="open or not ready: a_1"):
             env.reset()
         env.close()
@@ -422,7 +422,7 @@ def test_the_limits_of_the_server_are_the_users():
         PerlertEnv(server.url, agent="a_0"),
         pytest.raises(RemoteTimeoutError),
     ):
-        PerlertEnv(server.url, agent="a_1", timeout=0.5)
+        PerlertEnv(server.url, agent="a_1", timeout=2)
 
 
 def test_one_source_port_is_kept_for_the_whole_life_of_the_client():
@@ -503,7 +503,7 @@ def test_people_play_by_lines_and_a_spectator_sees_the_run():
     from bridge.perlert.terminal import run_lobby
 
     with serve_perlert(
-        lambda: Counter(60), name="count", fps=60, max_rate=60, spectators=1, slots={"agent0": "human"}
+        lambda: Counter(300), name="count", fps=60, max_rate=60, spectators=1, slots={"agent0": "human"}
     ) as server:
         keys, watch = Keys(), Keys()
         output, watched = io.StringIO(), io.StringIO()
@@ -524,7 +524,7 @@ def test_people_play_by_lines_and_a_spectator_sees_the_run():
         wait_for(output, "the run starts on port")
         keys.type("0.25,-0.5\naction 9,9\n")
         wait_for(output, "not an action: expected a value of Box")
-        wait_for(output, "the run is over: return 30")
+        wait_for(output, "the run is over: return 150")
         assert "there is no slot 'agent9'; the slots are agent0, spectator0" in output.getvalue()
         assert "commands:" in output.getvalue()
         assert "taken  ready      anna" in output.getvalue()
@@ -536,7 +536,7 @@ def test_people_play_by_lines_and_a_spectator_sees_the_run():
         assert codes == [0, 0]
         assert not people.is_alive()
         assert "last:0.25,-0.5" in watched.getvalue()
-        assert "the run is over: return 30" in watched.getvalue()
+        assert "the run is over: return 150" in watched.getvalue()
 
 
 def test_a_peers_text_cannot_command_the_terminal():

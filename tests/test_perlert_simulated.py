@@ -98,6 +98,23 @@ def test_the_loss_of_any_one_kind_of_message_is_overcome(pattern, way, first):
     check(world, visitors, 2)
 
 
+def test_a_late_ready_does_not_start_the_next_run_over_a_client_that_has_not_seen_the_last_ones_end():
+    simulation = Simulation(1, guard=TRUST)
+    world = CountWorld(1, 3)
+    instance = simulation.publish(H, world, rollout_config=RolloutConfig(fps=10))
+    visitor = simulation.join(H, runs=2)
+    simulation.drop = lambda datagram, source, target: b"start=" in datagram or b"done=true" in datagram
+    assert simulation.run(20.0, lambda: len(world.applied) == 1 and not instance.running)
+    simulation.drop = lambda datagram, source, target: b"done=true" in datagram
+    simulation.run(2.0)
+    assert visitor.player.port == 40000
+    simulation.deliver(b"count:0;ready=agent0,true", visitor.address, LOBBY)
+    assert not instance.lobby.clients[visitor.address].ready
+    simulation.drop = lambda datagram, source, target: False
+    assert simulation.run(30.0, lambda: visitor.finished)
+    check(world, [visitor], 2)
+
+
 def test_a_lobby_that_does_not_start_says_why():
     # P-10
     simulation = Simulation(3, loss=0.3, duplicate=0.3, delay=(0.001, 0.1), guard=TRUST)

@@ -111,7 +111,7 @@ def test_slots_with_other_spaces_are_refused():
 def test_a_server_that_is_gone_is_no_exception_for_the_vector():
     with serve_perlert("CartPole-v1", instances=1, fps=100) as lasting:
         going = serve_perlert("CartPole-v1", fps=100)
-        envs = PerlertVectorEnv([lasting.url, going.url], timeout=0.5, start_timeout=0.5)
+        envs = PerlertVectorEnv([lasting.url, going.url], timeout=2, start_timeout=2)
         envs.reset()
         going.stop()
         error = None

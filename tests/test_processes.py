@@ -1,125 +1,220 @@
-"""`serve_gym(processes=K)`: full servers in processes of their own."""
+"""Remote environments are copied, pickled and forked; each process has connections of its own, and none hangs."""
 
 from __future__ import annotations
 
+import copy
+import multiprocessing
 import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
+import pickle
+import selectors
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import cloudpickle
 import gymnasium
 import numpy as np
-import psutil
 import pytest
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
-from bridge import make_vec_remote, serve_gym
-from bridge.errors import SettingError
-from bridge.server.processes import ServerGroup
+from bridge import Server, make_remote, make_vec_remote, serve_gym
 from bridge.wrappers import BlockingReset
-from tests.support import assert_identical
+from tests.support import SERVE, assert_identical, server_process, until
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork"),
+]
 
 
-class WhoAmI(gymnasium.Env[Any, Any]):
-    """Says in which process it is, and prints what nobody asked for."""
-
-    observation_space = gymnasium.spaces.Box(0, 2**40, (), np.int64)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        print("an environment prints what it likes")
-        return np.array(os.getpid()), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return np.array(os.getpid()), 0.0, False, False, {}
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A server in this very process: the hardest case for a fork."""
+    with serve_gym("CartPole-v1") as made:
+        yield made
 
 
-def gone(pids: list[int], seconds: float = 20.0) -> bool:
-    """Whether processes end within some time."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
-            return True
-        time.sleep(0.02)  # there is no event for the end of a process that is not ours
-    return False
-
-
-def test_each_server_has_a_process_and_a_url_and_all_end_with_stop(tmp_path: Path) -> None:
-    gymnasium.register("OnlyHere-v0", entry_point=WhoAmI)  # a registration that a fresh interpreter does not have
+def in_child(work: Callable[[], Any], deadline: float = 60.0) -> Any:
+    """Do something in a forked process and return its result; an exception there fails here."""
+    reading, writing = os.pipe()
+    process = os.fork()
+    if process == 0:
+        try:
+            result = pickle.dumps((True, work()))
+        except BaseException as error:
+            result = pickle.dumps((False, repr(error)))
+        os.write(writing, result)
+        os._exit(0)
+    os.close(writing)
     try:
-        with serve_gym("OnlyHere-v0", processes=2, unix_path=str(tmp_path / "s")) as server:
-            assert isinstance(server, ServerGroup)
-            assert len(server.urls) == len(set(server.urls)) == 2
-            assert [urls[1] for urls in server.all_urls] == [f"unix://{tmp_path}/s.{i}" for i in range(2)]
-            assert server.url == server.urls[0]
-            assert server.env_ids == ["OnlyHere-v0"]
-            envs = BlockingReset(make_vec_remote(server.urls, num_envs=4))
-            observations, _ = envs.reset(seed=0)
-            assert sorted(set(observations.tolist())) == sorted(server.pids)
-            assert server.connections == 4
-            assert len(server.worlds) == 4
-            envs.close()
-            pids = server.pids
-            assert os.getpid() not in pids
-        assert gone(pids)
-        server.stop()  # again
+        with selectors.DefaultSelector() as selector:
+            selector.register(reading, selectors.EVENT_READ)
+            if not selector.select(deadline):
+                os.kill(process, 9)
+                pytest.fail("the forked process hangs")
+        good, value = pickle.loads(os.read(reading, 1 << 16))
     finally:
-        del gymnasium.registry["OnlyHere-v0"]
+        os.close(reading)
+        os.waitpid(process, 0)
+    assert good, value
+    return value
 
 
-def test_trajectories_over_processes_equal_those_of_sync_vector_env() -> None:
-    with serve_gym("CartPole-v1", processes=2, num_envs=2) as server:
-        envs = BlockingReset(make_vec_remote(server.urls))
-        local = gymnasium.make_vec("CartPole-v1", num_envs=4, vectorization_mode="sync")
-        local.action_space.seed(3)
-        assert_identical(envs.reset(seed=7), local.reset(seed=7))
-        for _ in range(60):
-            actions = local.action_space.sample()
-            assert_identical(envs.step(actions), local.step(actions))
+def rollout(env: gymnasium.Env[Any, Any], seed: int = 6) -> list[Any]:
+    found = [env.reset(seed=seed)[0].tolist()]
+    found += [env.step(index % 2)[0].tolist() for index in range(8)]
+    return found
+
+
+@pytest.mark.parametrize("duplicate", [lambda env: pickle.loads(pickle.dumps(env)), copy.deepcopy])
+def test_a_copy_of_an_environment_connects_by_itself(server: Server, duplicate: Callable[[Any], Any]) -> None:
+    env = make_remote(server.url)
+    expected = rollout(env)
+    twin = duplicate(env)
+    assert twin.observation_space == env.observation_space
+    with pytest.raises(gymnasium.error.ResetNeeded, match="copy"):
+        twin.step(0)
+    assert twin.call("length") == 0.5  # before its first reset too
+    env.step(0)
+    assert rollout(twin) == expected
+    assert server.connections == len(server.worlds) == 2
+    twin.close()
+    env.close()
+    assert pickle.loads(pickle.dumps(env))._closed
+
+
+def test_a_copy_of_a_vector_environment_connects_in_its_first_reset(server: Server) -> None:
+    envs = BlockingReset(make_vec_remote(server.url, num_envs=3), autoreset_mode="SameStep")
+    expected = envs.reset(seed=8)
+    twin = pickle.loads(pickle.dumps(envs))
+    assert twin.autoreset_mode is envs.autoreset_mode
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        twin.step(np.zeros(3, np.int64))
+    assert_identical(twin.reset(seed=8), expected)
+    actions = np.ones(3, np.int64)
+    for _ in range(30):
+        assert_identical(twin.step(actions), envs.step(actions))
+    twin.close()
+    envs.close()
+
+
+def test_an_environment_in_use_survives_a_fork_on_both_sides(server: Server) -> None:
+    env = make_remote(server.url)
+    expected = rollout(env)
+
+    def child() -> Any:
+        with pytest.raises(gymnasium.error.ResetNeeded, match="forked"):
+            env.step(0)
+        found = rollout(env)
+        env.close()
+        return found
+
+    env.reset(seed=6)
+    env.step(0)
+    assert in_child(child) == expected
+    # The parent's episode went on undisturbed.
+    assert env.step(1)[0].tolist() == expected[2]
+    env.close()
+
+
+def test_a_vector_environment_in_use_survives_a_fork_on_both_sides(server: Server) -> None:
+    envs = BlockingReset(make_vec_remote(server.url, num_envs=2))
+    first = envs.reset(seed=1)[0].tolist()
+
+    def child() -> Any:
+        observations, _ = envs.reset(seed=1)
+        envs.step(np.zeros(2, np.int64))
         envs.close()
-        local.close()
+        return observations.tolist()
+
+    assert in_child(child) == first
+    assert envs.step(np.zeros(2, np.int64))[0].shape == (2, 4)
+    envs.close()
 
 
-def test_a_server_that_cannot_start_is_told_with_its_own_words() -> None:
-    with serve_gym("CartPole-v1") as taken, pytest.raises(SettingError, match=r"could not start: cannot listen on"):
-        serve_gym("CartPole-v1", processes=2, port=taken.port - 1 or 1)
-    with pytest.raises(SettingError, match="cannot serve 'NoSuch-v0'"):
-        serve_gym("NoSuch-v0", processes=2)
-    with pytest.raises(SettingError, match="processes from 1"):
-        serve_gym("CartPole-v1", processes=0)
+def test_a_forked_process_makes_environments_of_its_own_and_leaves_nothing_behind(server: Server) -> None:
+    env = make_remote(server.url)
+    env.reset()
+
+    def child() -> Any:
+        own = make_remote(server.url)
+        found = rollout(own)
+        own.close()
+        return found
+
+    found = [in_child(child) for _ in range(3)]
+    assert found[0] == found[1] == found[2] == rollout(env)
+    # A child that dies without a close takes its world with it.
+    in_child(lambda: make_remote(server.url).reset()[1])
+    until(lambda: server.connections == 1)
+    until(lambda: len(server.worlds) == 1)
+    env.close()
 
 
-PARENT = """
-import signal, threading, time
-from bridge import serve_gym
-server = serve_gym("CartPole-v1", processes=2)
-def tell():
-    while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # `wait` has not begun
-        time.sleep(0.01)
-    print(*server.pids, flush=True)
-threading.Thread(target=tell).start()
-server.wait()
-print("drained", flush=True)
-"""
+def test_a_forked_process_is_told_that_nobody_listens() -> None:
+    with serve_gym("CartPole-v1") as server:
+        url = server.url
+        make_remote(url).close()
+
+    def child() -> str:
+        try:
+            make_remote(url, timeout=20.0)
+        except ConnectionError as error:
+            return f"{type(error).__name__}: {error}"
+        return "connected"
+
+    assert in_child(child).startswith(f"ConnectError: {url}: no connection")
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_processes_end_with_their_parent_whatever_ends_it(number: signal.Signals) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    try:
-        pids = [int(pid) for pid in parent.stdout.readline().split()]
-        assert len(pids) == 2
-        parent.send_signal(number)
-        rest = parent.stdout.read() if number is not signal.SIGKILL else "drained"
-        assert "drained" in rest
-        assert gone(pids)
-        parent.wait(20.0)
-    finally:
-        parent.kill()
-        parent.wait()
-        parent.stdout.close()
+def test_a_server_that_a_fork_inherits_is_the_parents(server: Server) -> None:
+    def child() -> str:
+        server.stop()
+        return repr(server)
+
+    assert "stopped" in in_child(child)
+    env = make_remote(server.url)
+    env.reset()
+    env.close()
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("place", ["here", "elsewhere"])
+def test_async_vector_env_holds_remote_environments(place: str, context: str, server: Server) -> None:
+    local = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2)
+
+    def compare(url: str) -> None:
+        envs = AsyncVectorEnv([lambda: make_remote(url)] * 2, context=context)
+        try:
+            assert_identical(envs.reset(seed=2), local.reset(seed=2))
+            for _ in range(30):
+                actions = np.array([0, 1])
+                assert_identical(envs.step(actions), local.step(actions))
+        finally:
+            envs.close(timeout=30)
+
+    if place == "here":
+        compare(server.url)
+    else:
+        with server_process(SERVE, "CartPole-v1") as (_, url):
+            compare(url)
+    local.close()
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_async_vector_env_holds_an_environment_that_is_in_use_here(context: str, server: Server) -> None:
+    env = make_remote(server.url)
+    expected = rollout(env)
+    envs = AsyncVectorEnv([lambda: copy.deepcopy(env)], context=context)
+    observations, _ = envs.reset(seed=6)
+    assert observations[0].tolist() == expected[0]
+    envs.close(timeout=30)
+    env.step(0)
+    env.close()
+
+
+def test_a_process_pool_takes_a_pickled_environment(server: Server) -> None:
+    env = make_remote(server.url)
+    expected = rollout(env)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply_async(rollout, (env,)).get(60.0) == expected
+    assert cloudpickle.loads(cloudpickle.dumps(env)).url == env.url
+    env.close()

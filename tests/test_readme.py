@@ -22,6 +22,7 @@ from bridge.cli.launch import ServerProcess
 from bridge.cli.program import make_parser
 from bridge.client.dialog import Dialog
 from bridge.pb import dm_env_rpc_pb2 as pb
+from tests.parallel_envs import Relay
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -91,17 +92,21 @@ def test_the_way_of_the_data_names_files_that_there_are_one_an_arrow(page: str) 
     assert [name for name in arrows if not (ROOT / name).is_file()] == []
 
 
-def row(name: str, thing: Any) -> str:
-    return f"| `{name}` | {(inspect.getdoc(thing) or '').splitlines()[0]} |"
+def row(name: str, place: Any) -> str:
+    try:
+        text = (inspect.getdoc(getattr(place, name.rpartition(".")[2])) or "").splitlines()[0]
+    except ImportError:
+        text = "(needs an extra that is not installed here)"
+    return f"| `{name}` | {text} |"
 
 
 def test_the_table_of_public_names_is_whole_and_holds_nothing_else() -> None:
     listed = re.findall(r"^\| `(bridge\.[\w.]+)` \|", README, re.MULTILINE)
-    things = {f"bridge.{name}": getattr(bridge, name) for name in bridge.__all__ if not name.startswith("_")}
-    things |= {f"bridge.wrappers.{name}": getattr(bridge.wrappers, name) for name in bridge.wrappers.__all__}
-    missing = [row(name, thing) for name, thing in things.items() if name not in listed]
+    things = {f"bridge.{name}": bridge for name in bridge.__all__ if not name.startswith("_")}
+    things |= {f"bridge.wrappers.{name}": bridge.wrappers for name in bridge.wrappers.__all__}
+    missing = [row(name, place) for name, place in things.items() if name not in listed]
     assert not missing, "README.md lacks these rows:\n" + "\n".join(missing)
-    modules = {"bridge.errors", "bridge.testing"}
+    modules = {"bridge.errors", "bridge.perlert", "bridge.testing"}
     assert set(listed) - set(things) <= modules
 
 
@@ -130,9 +135,11 @@ def test_the_table_of_properties_is_the_one_that_is_served() -> None:
     """D-18."""
     text = (ROOT / "docs/properties.md").read_text(encoding="utf-8")
     listed = dict(re.findall(r"^\| `([\w.]+)` \| (\w+) \| [\w, ]+ \|", text, re.MULTILINE))
-    with serve_gym("CartPole-v1") as server, Dialog(server.url, 10.0) as dialog:
-        dialog.join()
-        items = list(dialog.list_properties())
+    items = []
+    for server in (serve_gym("CartPole-v1"), bridge.serve_parallel(Relay)):
+        with server, Dialog(server.url, 10.0) as dialog:
+            dialog.join()
+            items += list(dialog.list_properties())
     types = {pb.INT64: "number", pb.UINT8: "value", pb.STRING: "text"}
     served = {item.spec.name: types[item.spec.dtype] for item in items if item.is_readable or item.is_writable}
     families = {f"{item.spec.name}.NAME": "value" for item in items if item.spec.name == "world.attributes"}

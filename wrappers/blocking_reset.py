@@ -2,50 +2,94 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from bridge.client.remote_env import checked_timeout
-from bridge.client.remote_vector_env import RemoteVectorEnv
+from bridge.client.remote_vector_env import RemoteVectorEnv, Results, make_vec_remote
 from bridge.client.send_recv import Received
-from bridge.errors import SettingError
+from bridge.errors import ResetNeededError, SettingError
 from bridge.tensors import Array
 
-__all__ = ["BlockingReset"]
+__all__ = ["BlockingReset", "make_blocking"]
 
 
 class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
     """Makes `reset` and `step` wait until every slot has an observation (U-10), and gives batched arrays.
 
-    What comes out is exactly what `gymnasium.vector.SyncVectorEnv` gives in the mode NEXT_STEP for the same
-    environments, seeds and actions, so that any trainer and any of Gymnasium's vector wrappers works on it unchanged.
-    A remote that is lost shows as an ordinary truncation, with the last observation that it had; its slot goes on once
-    it is back.
+    What comes out is exactly what `gymnasium.vector.SyncVectorEnv` gives for the same environments, seeds, actions and
+    autoreset mode, so that any trainer and any of Gymnasium's vector wrappers works on it unchanged. A remote that is
+    lost shows as an ordinary truncation, with the last observation that it had; its slot goes on once it is back.
+
+    Like Gymnasium's AsyncVectorEnv it has `step_async` and `step_wait`, `reset_async` and `reset_wait`, `call_async`
+    and `call_wait`. A wait that times out leaves its call pending: the same wait can be called again and goes on. What
+    comes late is never taken for the answer to something else.
 
     Args:
         env: What `make_vec_remote` returns.
         timeout: Seconds that a slot may be without an observation before `step` or `reset` raises; None: the
-        environment's own
-            timeout.
+            environment's own timeout.
+        autoreset_mode: When a slot whose episode ended begins its next one, an `AutoresetMode` or its value.
+            NEXT_STEP: in the next `step`, whose action for it is not applied. SAME_STEP: in the same `step`;
+            `infos["final_obs"]` and `infos["final_info"]` hold the end of the old one. DISABLED: when
+            `reset(options={"reset_mask": …})` names it; until then `step` is refused.
 
     Raises:
-        SettingError: `env` is another kind of environment.
+        SettingError: `env` is another kind of environment, or there is no such mode.
     """
 
     env: RemoteVectorEnv
 
-    def __init__(self, env: RemoteVectorEnv, timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        env: RemoteVectorEnv,
+        timeout: float | None = None,
+        *,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+    ) -> None:
         if not isinstance(env, VectorEnv) or not isinstance(env.unwrapped, RemoteVectorEnv) or env.unwrapped is not env:
             raise SettingError(f"expected what make_vec_remote returns, got {env!r} of type {type(env).__name__}")
         super().__init__(env)
+        try:
+            self._mode = AutoresetMode(autoreset_mode)
+        except ValueError:
+            modes = ", ".join(f"{mode} ({mode.value!r})" for mode in AutoresetMode)
+            raise SettingError(f"expected autoreset_mode to be one of {modes}, got {autoreset_mode!r}") from None
+        self._own_timeout = timeout
         self._timeout = env._timeout if timeout is None else checked_timeout(timeout)
+        self.metadata = {**env.metadata, "autoreset_mode": self._mode}
+        self._finished: Array = np.zeros(env.num_envs, np.bool_)
+        self._reset_mask: Array | None = None
+        self._stepped: Results | None = None
 
     @property
     def autoreset_mode(self) -> AutoresetMode:
         """When a finished slot is reset."""
-        return AutoresetMode.NEXT_STEP
+        return self._mode
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that a slot may be without an observation."""
+        return self._timeout
+
+    @property
+    def spec(self) -> EnvSpec | None:
+        """Says how to make a second one: `gymnasium.make_vec(envs.spec)`."""
+        spec = copy.deepcopy(self.env.spec)
+        if spec is not None:
+            spec.kwargs["autoreset_mode"] = self._mode.value
+            if self._own_timeout is not None:
+                spec.kwargs["blocking_timeout"] = self._own_timeout
+        return spec
+
+    @spec.setter
+    def spec(self, spec: EnvSpec | None) -> None:
+        self.env.spec = spec
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -54,7 +98,7 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
 
         Args:
             seed: An integer seeds slot i with `seed + i`; a list gives each slot's.
-            options: For the environments' reset, and `reset_mask`.
+            options: For the environments' reset, and `reset_mask`, a bool array `(num_envs,)`. The dict stays as it is.
 
         Returns:
             A batch of `observation_space`, and the infos.
@@ -62,14 +106,43 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
         Raises:
             RemoteTimeoutError: A slot has no observation after `timeout` seconds.
         """
+        self.reset_async(seed=seed, options=options)
+        return self.reset_wait()
+
+    def reset_async(
+        self,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+        *,
+        slot_options: Sequence[dict[str, Any]] | None = None,
+    ) -> None:
+        """Send what `reset` sends; `reset_wait` gathers. `slot_options` are further options of each slot's own."""
         with self.env.exclusive("reset"):
-            self.env.begin_reset(seed, options)
-            results = self.env.finish_all(self._timeout)
+            self.env.begin_reset(seed, options, slot_options)
+            mask = (options or {}).get("reset_mask")
+            self._reset_mask = np.ones(self.num_envs, np.bool_) if mask is None else np.array(mask)
+            self._stepped = None
+            self.env.pend("reset")
+
+    def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
+        """Return what `reset` returns, after `reset_async`.
+
+        Args:
+            timeout: Seconds to wait; None: as long as `reset` does.
+
+        Raises:
+            RemoteTimeoutError: A slot has no observation yet; `reset_wait` can be called again.
+            NothingPendingError: There was no `reset_async`.
+        """
+        with self.env.gathering("reset"):
+            results = self.env.finish_all(self._timeout if timeout is None else timeout)
             self.env.fill_last(results)
+            if self._reset_mask is not None:
+                self._finished &= ~self._reset_mask
             return self.env.batched(results), self.env.merged_infos(results)
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
-        """Apply an action in every slot; one whose episode ended in the last step begins its next one instead.
+        """Apply an action in every slot; the autoreset mode says what becomes of one whose episode ended.
 
         Args:
             actions: A batch of `action_space`.
@@ -80,14 +153,42 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
 
         Raises:
             InvalidActionError: An action is not in its space; nothing was sent.
+            ResetNeededError: `reset` was never called; or in the mode DISABLED, a slot's episode has ended.
             RemoteTimeoutError: A slot has no observation after `timeout` seconds.
         """
+        self.step_async(actions)
+        return self.step_wait()
+
+    def step_async(self, actions: Any) -> None:
+        """Send what `step` sends; `step_wait` gathers."""
         with self.env.exclusive("step"):
+            if self._mode is AutoresetMode.DISABLED and self._finished.any():
+                raise ResetNeededError(
+                    f"expected slots in an episode, but those of {np.flatnonzero(self._finished).tolist()} have ended; "
+                    "call reset(options={'reset_mask': terminations | truncations})"
+                )
             self.env.begin_step(actions)
-            results = self.env.finish_all(self._timeout)
-            self.env.fill_last(results)
+            self._stepped = None
+            self.env.pend("step")
+
+    def step_wait(self, timeout: float | None = None) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+        """Return what `step` returns, after `step_async`.
+
+        Args:
+            timeout: Seconds to wait; None: as long as `step` does.
+
+        Raises:
+            RemoteTimeoutError: A slot has no observation yet; `step_wait` can be called again, or everything be reset.
+            NothingPendingError: There was no `step_async`.
+        """
+        with self.env.gathering("step"):
+            results, begun = self.finish_step(self._timeout if timeout is None else timeout)
+            if begun is None:
+                infos = self.env.merged_infos(results)
+            else:
+                infos = self.env.same_step_infos(results, begun, self._finished)
+                self.env.take(results, begun, self._finished)
             batch = results.batch
-            infos = self.env.merged_infos(results)
             return self.env.batched(results), batch.rewards, batch.terminations, batch.truncations, infos
 
     def send(self, actions: Any, slots: Any = None) -> None:
@@ -97,3 +198,81 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
     def recv(self, at_least: int = 1) -> Received:
         """Wait until at least this many slots have answered, and return all that have; as `RemoteVectorEnv.recv`."""
         return self.env.recv(at_least)
+
+    def finish_step(self, seconds: float) -> tuple[Results, Results | None]:
+        """Wait for a step's results, and in the mode SAME_STEP for those of the episodes that begin after it.
+
+        Raises:
+            RemoteTimeoutError: Something is not there after `seconds`; what is there is kept.
+        """
+        results = self._stepped
+        if results is None:
+            results = self.env.finish_all(seconds)
+            self.env.fill_last(results)
+            self._finished = results.batch.terminations | results.batch.truncations
+            if self._mode is not AutoresetMode.SAME_STEP or not self._finished.any():
+                return results, None
+            self.env.begin_next(self._finished)
+            self._stepped = results  # for a wait that times out in between
+        begun = self.env.finish_all(seconds)
+        self._stepped = None
+        if begun.batch.truncations.any():  # a world was lost in between, with lanes that had not ended
+            self.env.fill_last(begun)
+            batch = results.batch
+            batch.truncations |= begun.batch.truncations & ~batch.terminations
+            self._finished |= begun.batch.truncations
+        return results, begun
+
+    @property
+    def finished(self) -> Array:
+        """Which slots' episodes the last step ended, bools `(num_envs,)`."""
+        return np.array(self._finished)
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a public method of every environment, or read a public attribute; return a result a slot."""
+        return self.env.call(name, *args, **kwargs)
+
+    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+        """Send what `call` sends; `call_wait` gathers."""
+        self.env.call_async(name, *args, **kwargs)
+
+    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """Return the results of `call_async`; after a timeout it can be called again."""
+        return self.env.call_wait(timeout)
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Read a public attribute of every environment."""
+        return self.env.get_attr(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set a public attribute: a list or tuple gives each slot's value, anything else that of all."""
+        self.env.set_attr(name, values)
+
+
+def make_blocking(
+    num_envs: int = 1,
+    *,
+    urls: str | Sequence[str] | None = None,
+    url: str | None = None,
+    autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+    blocking_timeout: float | None = None,
+    **kwargs: Any,
+) -> BlockingReset:
+    """Make what `gymnasium.make_vec("bridge:bridge/Remote-v0", …)` returns.
+
+    Args:
+        num_envs: The number of slots; 1 where as many are wanted as the URLs give.
+        urls: As for `make_vec_remote`.
+        url: One URL, as for `make_remote`; give this or `urls`.
+        autoreset_mode: As for `BlockingReset`.
+        blocking_timeout: The `timeout` of `BlockingReset`.
+        kwargs: As for `make_vec_remote`.
+
+    Raises:
+        SettingError: Both or neither of `urls` and `url` were given.
+    """
+    if (urls is None) == (url is None):
+        raise SettingError(f"expected urls=[…] or url=…, got urls={urls!r} and url={url!r}")
+    target = urls if urls is not None else str(url)
+    env = make_vec_remote(target, num_envs=None if num_envs == 1 else num_envs, **kwargs)
+    return BlockingReset(env, blocking_timeout, autoreset_mode=autoreset_mode)

@@ -140,7 +140,9 @@ def _print_world(specs: pb.ActionObservationSpecs, properties: Properties, versi
         observation_space = space_from_json(texts["world.observation_space"])
         action_space = space_from_json(texts["world.action_space"])
         title = texts["world.env_id"] or "an environment without an id"
-    print(f"\n{title}, {f'{lanes} lanes' if lanes else 'a single environment'}")
+    agent = properties["world.agent"][1] if version is not None and "world.agent" in properties else ""
+    seat = f"as the agent {agent}" if agent else f"{lanes} lanes" if lanes else "a single environment"
+    print(f"\n{title}, {seat}")
     _row("observations", _shortened(observation_space, 300))
     _row("actions", _shortened(action_space, 300))
     print("\nspecs")

@@ -11,7 +11,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -79,7 +79,8 @@ def serve_options() -> Iterator[tuple[str, dict[str, Any]]]:
             yield flag, {**options, "action": argparse.BooleanOptionalAction if default else "store_true"}
         elif kind in _READ:
             metavar = {"port": "PORT"}.get(name, {"int": "N", "float": "X"}.get(kind, name.upper()))
-            yield flag, {**options, "type": _READ[kind], "metavar": metavar}
+            read = _or_none(_READ[kind]) if "None" in str(parameter.annotation) else _READ[kind]
+            yield flag, {**options, "type": read, "metavar": metavar}
         elif kind == "Mapping":
             yield flag, {**options, "nargs": "+", "metavar": "KEY=VALUE", "action": "extend"}
 
@@ -88,6 +89,16 @@ def _plain_type(annotation: str) -> str:
     """Read an annotation, such as `int | None`, as a type that a command line can say; "" where there is none."""
     members = [member.strip().partition("[")[0] for member in annotation.split("|")]
     return next((member for member in members if member in ("bool", "int", "float", "str", "Mapping")), "")
+
+
+def _or_none(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Read what `kind` reads, and the word none as None."""
+
+    def read(text: str) -> Any:
+        return None if text.lower() == "none" else kind(text)
+
+    read.__name__ = kind.__name__  # argparse names it where it refuses
+    return read
 
 
 def _keyword_texts(doc: str) -> dict[str, str]:

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 from bridge import local
 from bridge.address import Address
 from bridge.client.frame_transport import FrameConnection
-from bridge.client.grpc_transport import GrpcConnection, shown_token
+from bridge.client.grpc_transport import open_connection, shown_token
 from bridge.client.inbox import Inbox
 from bridge.errors import RemoteError, SettingError
 
-__all__ = ["Connection", "checked_transport", "connect"]
+__all__ = ["Connection", "checked_transport", "connect", "disconnect"]
 
 
 class Connection(Protocol):
@@ -75,7 +75,13 @@ def connect(
         # A Unix socket is this machine's own, where nobody reads along.
         shown = (token.reveal() if token else None) if address.scheme == "unix" else shown_token(address)
         return FrameConnection(address, inbox, here, max_message_bytes, shown, server_id)
+    connection = open_connection(address, max_message_bytes, deliver=lambda what: inbox.put(label(what)))
     inbox.expect_others(1)
-    return GrpcConnection(
-        address, lambda what: inbox.put(label(what)), max_message_bytes, lambda: inbox.expect_others(-1)
-    )
+    return connection
+
+
+def disconnect(connection: Connection, inbox: Inbox[Any], timeout: float) -> None:
+    """End a connection that `connect` made, within `timeout` seconds."""
+    connection.close(timeout)
+    if not isinstance(connection, FrameConnection):
+        inbox.expect_others(-1)

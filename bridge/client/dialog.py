@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError, Message
 
 from bridge.client.grpc_transport import GrpcConnection
 from bridge.client.remote import Wish
-from bridge.errors import Code, PeerError, RefusedError, RemoteError, RemoteTimeoutError
+from bridge.errors import Code, EnvironmentFailedError, PeerError, RefusedError, RemoteError, RemoteTimeoutError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
 from bridge.wire import PROPERTY_REQUEST_URL
@@ -54,7 +54,7 @@ class Dialog:
             body: The request's message.
 
         Raises:
-            RefusedError: The answer is an error.
+            RefusedError: The answer is an error; EnvironmentFailedError where the environment raised.
             RemoteTimeoutError: There is none in time.
             ConnectError, ConnectionLostError: The connection failed.
             PeerError: The answer is of another kind.
@@ -75,7 +75,9 @@ class Dialog:
             raise PeerError(self.url, f"it answered {kind} by bytes that cannot be read: {error}") from error
         answered = response.WhichOneof("payload")
         if answered == "error":
-            raise RefusedError(self.url, response.error.message or "no message", response.error.code)
+            status = response.error
+            failure = EnvironmentFailedError if status.code == Code.INTERNAL else RefusedError
+            raise failure(self.url, status.message or "no message", status.code)
         if answered != kind:
             raise PeerError(self.url, f"it answered {kind} by {answered}")
         return getattr(response, kind)

@@ -16,11 +16,13 @@ from typing import Any
 import grpc
 
 from bridge.address import Address
+from bridge.client.relay import RelayConnection
 from bridge.credentials import TOKEN_VARIABLE
 from bridge.errors import Code, ConnectError, ConnectionLostError, RefusedError, RemoteError, SettingError
+from bridge.forks import forget_in_child, leak, must_relay, note_grpc_in_use
 from bridge.wire import HELLO, METHOD, SERVICE
 
-__all__ = ["GrpcConnection", "shown_token"]
+__all__ = ["GrpcConnection", "open_connection", "shown_token"]
 
 
 class _Channels:
@@ -46,8 +48,15 @@ class _Channels:
                 return
         channel.close()
 
+    def after_fork(self) -> None:
+        """Leave the channels to the parent process."""
+        for channel, _ in self._open.values():
+            leak(channel)
+        self._guard, self._open = threading.Lock(), {}
+
 
 _channels = _Channels()
+forget_in_child(_channels)
 
 
 class GrpcConnection:
@@ -59,7 +68,6 @@ class GrpcConnection:
         RemoteError
             that says why; it must not block.
         max_message_bytes: The largest request or answer.
-        closed: Called when `close` is done; nothing is delivered after it.
     """
 
     def __init__(
@@ -67,11 +75,10 @@ class GrpcConnection:
         address: Address,
         deliver: Callable[[bytes | RemoteError], None],
         max_message_bytes: int,
-        closed: Callable[[], None] | None = None,
     ) -> None:
+        note_grpc_in_use()
         self._url = address.url
         self._deliver = deliver
-        self._closed = closed
         self._max_message_bytes = max_message_bytes
         self._answered = False
         self._closing = False
@@ -162,8 +169,6 @@ class GrpcConnection:
         if not self._released:
             self._released = True
             _channels.release(self._key)
-            if self._closed is not None:
-                self._closed()
 
 
 def _is_loopback(host: str) -> bool:
@@ -246,3 +251,12 @@ def _remedy(scheme: str, details: str) -> str:
             )
         return "Something is there and closed the connection: does it speak TLS? Then use grpcs://"
     return "Is the server running there, and its port reachable from this machine?"
+
+
+def open_connection(
+    address: Address, max_message_bytes: int, *, deliver: Callable[[bytes | RemoteError], None]
+) -> GrpcConnection | RelayConnection:
+    """Connect, by a process of its own where this one was forked from one that had used gRPC."""
+    if must_relay():
+        return RelayConnection(open_connection, (address, max_message_bytes), address.url, deliver, max_message_bytes)
+    return GrpcConnection(address, deliver, max_message_bytes)

@@ -29,8 +29,8 @@ def merge_lanes(infos: dict[str, Any], block: Mapping[str, Any], offset: int, la
         else:
             array = np.asarray(value)
             if key not in infos:
-                fill = None if array.dtype == object else 0
-                infos[key] = np.full((num_envs, *array.shape[1:]), fill, dtype=array.dtype)
+                shape = (num_envs, *array.shape[1:])
+                infos[key] = np.full(shape, None) if array.dtype == object else np.zeros(shape, array.dtype)
             infos[key][offset : offset + lanes][mask] = array[mask]
         infos.setdefault(f"_{key}", np.zeros(num_envs, np.bool_))[offset : offset + lanes] |= mask
 
@@ -49,5 +49,7 @@ def lane_info(block: Mapping[str, Any] | list[dict[str, Any]], lane: int) -> dic
             info[key] = lane_info(value, lane)
         else:
             item = value[lane]
+            if isinstance(item, np.bool_) and value.ndim == 1 and value.dtype == np.bool_:
+                item = bool(item)  # as it was before it was joined
             info[key] = item.copy() if isinstance(item, np.ndarray) else item
     return info

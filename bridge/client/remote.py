@@ -21,10 +21,11 @@ from gymnasium import Space
 
 from bridge import values
 from bridge.address import Address, parse_address
-from bridge.client.connect import Connection, connect
+from bridge.client.connect import Connection, connect, disconnect
 from bridge.client.inbox import Inbox
 from bridge.credentials import ClientCredentials
 from bridge.errors import Code, EnvironmentFailedError, PeerError, RefusedError, RemoteError, SettingError, TensorError
+from bridge.forks import leak
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.properties import read_encoded
@@ -175,10 +176,13 @@ class _Pending:
 
     kind: str
     episode: int
+    """The episode that it belongs to; of kind `other`: how often such requests had been given up."""
 
 
 Delivery: TypeAlias = "tuple[Remote, int, bytes | bytearray | RemoteError]"
 """What an inbox holds: for whom, the number of the connection, and what came."""
+_MAX_RENUMBERED = 3
+
 Script = Generator[pb.EnvironmentRequest, pb.EnvironmentResponse, None]
 
 
@@ -214,6 +218,7 @@ class Remote:
         self._script: Script | None = None
         self._pending: deque[_Pending] = deque()
         self._episode = 0
+        self._asked = 0
         self._created: str | None = None
         self._first_step = b""
         self._codec: StepCodec | None = None
@@ -223,6 +228,30 @@ class Remote:
         self._action_uids: tuple[int, ...] = ()
         self._leaf_uids: tuple[tuple[int, Spec], ...] = ()
         self._uids: dict[str, int] = {}
+        self._specs = pb.ActionObservationSpecs()
+        self._settings: Mapping[str, pb.Tensor] = {}
+        self._renumbered = 0
+
+    def options(self, options: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """Return the reset options to send: another server than ours, which may know none, gets no empty ones."""
+        return options if options or self.facts is None or self.facts.server_version is not None else None
+
+    def parts(self) -> tuple[Wish, int, Facts | None]:
+        """What a copy of this remote is made of, in another process too."""
+        return self.wish, self._max_message_bytes, self.facts
+
+    @classmethod
+    def of_parts(
+        cls,
+        parts: tuple[Wish, int, Facts | None],
+        inbox: Inbox[Delivery],
+        transport: str | None = None,
+    ) -> Remote:
+        """Make a remote that knows what another one knew, and has no connection."""
+        wish, max_message_bytes, facts = parts
+        remote = cls(wish, inbox, max_message_bytes, transport)
+        remote.facts = facts
+        return remote
 
     # Connecting
 
@@ -269,6 +298,7 @@ class Remote:
 
     def _learn(self, specs: pb.ActionObservationSpecs, version: str | None, facts: Mapping[str, Any]) -> None:
         """Make sense of a joined world's specs and properties."""
+        self._specs = specs
         observations = {uid: Spec.from_proto(spec) for uid, spec in specs.observations.items()}
         actions = {uid: Spec.from_proto(spec) for uid, spec in specs.actions.items()}
         foreign = version is None
@@ -279,7 +309,7 @@ class Remote:
             parts = [spec for uid, spec in sorted(observations.items()) if spec.name not in signals]
             observation_space = space_from_specs(parts, "observation")
             action_space = space_from_specs([spec for _, spec in sorted(actions.items())], "action")
-            if "reward" not in self._uids:
+            if "reward" not in self._uids and self.facts is None:
                 warnings.warn(
                     f"{self.url} gives no observation named reward: every reward is 0.0", RuntimeWarning, stacklevel=2
                 )
@@ -332,7 +362,7 @@ class Remote:
         if self._connection is None:
             raise PeerError(self.url, "there is no connection")
         data = request if isinstance(request, bytes) else request.SerializeToString()
-        self._pending.append(_Pending(kind, self._episode))
+        self._pending.append(_Pending(kind, self._asked if kind == "other" else self._episode))
         self._connection.send(data)
 
     def begin(self, settings: Mapping[str, pb.Tensor] | None = None, *, reset: bool = True) -> None:
@@ -343,9 +373,14 @@ class Remote:
             reset: Whether to send a Reset; after an episode's end a Step alone begins the next (D-9).
         """
         self._episode += 1
+        self._settings = settings or {}
         if reset:
             self._send(pb.EnvironmentRequest(reset=pb.ResetRequest(settings=settings or {})), "reset")
         self._send(self._first_step, "step")
+
+    def forget(self) -> None:
+        """Drop the answers to the Steps that are on their way."""
+        self._episode += 1
 
     def step(self, arrays: Sequence[Array]) -> None:
         """Ask for a Step with the arrays of the action's tensors."""
@@ -375,14 +410,19 @@ class Remote:
         body = properties_pb2.PropertyRequest(write_property=properties_pb2.WritePropertyRequest(key=key, value=tensor))
         self._send(_extension(PROPERTY_REQUEST_URL, body), "other")
 
-    def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Ask to call a method."""
+    def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], lanes: Sequence[int] = ()) -> None:
+        """Ask to call a method, on all lanes or on some."""
         body = bridge_pb2.CallRequest(
             name=name,
             args=bridge_pb2.Value.List(items=[values.to_value(item) for item in args]),
             kwargs=bridge_pb2.Value.Dict(keys=list(kwargs), values=[values.to_value(item) for item in kwargs.values()]),
+            lanes=lanes,
         )
         self._send(_extension(CALL_REQUEST_URL, body), "other")
+
+    def give_up(self) -> None:
+        """Drop the answers to properties and calls that are still to come."""
+        self._asked += 1
 
     # Answers
 
@@ -424,8 +464,30 @@ class Remote:
                 return Answer("failed", error=error)
             if kind != pending.kind:
                 return self._broken(f"it answered a {pending.kind} by {kind}")
-            return Answer("step", message) if kind == "step" else None
+            if kind == "reset":
+                return self._compare(message.reset.specs)
+            self._renumbered = 0
+            return Answer("step", message)
+        if pending.episode != self._asked:
+            self.stale += 1
+            return None
         return Answer("other", message, error)
+
+    def _compare(self, specs: pb.ActionObservationSpecs) -> Answer | None:
+        """Look at the specs that came with a Reset: another server's may change (D-14, D-24)."""
+        if self.facts is None or self.facts.server_version is not None or specs == self._specs or not specs.ByteSize():
+            return None
+        changes = _changes(self._specs, specs)
+        if changes:
+            self.forget()
+            return Answer("failed", error=PeerError(self.url, f"its specs changed at Reset: {changes}; connect anew"))
+        self._renumbered += 1
+        if self._renumbered > _MAX_RENUMBERED:
+            return self._broken("it gives its specs other UIDs at every Reset")
+        # The Step that is on its way asks for the old UIDs: begin again with the new ones.
+        self._learn(specs, None, {})
+        self.begin(self._settings)
+        return None
 
     def _refusal(self, message: pb.EnvironmentResponse) -> RefusedError:
         status = message.error
@@ -512,6 +574,17 @@ class Remote:
 
     # The end
 
+    def disown(self, inbox: Inbox[Delivery]) -> None:
+        """In a forked process: leave the connection to the parent process, untouched, and have none."""
+        if self._connection is not None:
+            leak(self._connection)
+            leak(self._inbox)
+        self._connection = None
+        self._script = None
+        self._created = None
+        self._pending.clear()
+        self._inbox = inbox
+
     def drop(self) -> None:
         """Give up a connection that has ended."""
         self._finish(0.0)
@@ -538,7 +611,26 @@ class Remote:
         self._script = None
         self._pending.clear()
         if connection is not None:
-            connection.close(timeout)
+            disconnect(connection, self._inbox, timeout)
+
+
+def _changes(before: pb.ActionObservationSpecs, after: pb.ActionObservationSpecs) -> str:
+    """Say what differs between specs, their UIDs apart; nothing where nothing does."""
+    found = []
+    for what, old, new in (
+        ("action", before.actions, after.actions),
+        ("observation", before.observations, after.observations),
+    ):
+        olds, news = ({spec.name: spec for spec in specs.values()} for specs in (old, new))
+        for name in (*olds, *(name for name in news if name not in olds)):
+            if name not in news:
+                found.append(f"the {what} {name!r} is gone")
+            elif name not in olds:
+                found.append(f"the {what} {name!r} is new")
+            elif olds[name] != news[name]:
+                was, now = (Spec.from_proto(specs[name]).describe() for specs in (olds, news))
+                found.append(f"the {what} {name!r} was {was}, and is {now}")
+    return "; ".join(found)
 
 
 def reset_settings(
@@ -556,7 +648,7 @@ def reset_settings(
         settings["seed"] = pack_tensor(_seed(seed))
     elif seed is not None and any(item is not None for item in seed):
         settings["seed"] = pack_tensor(np.array([NO_SEED if item is None else _seed(item) for item in seed], np.int64))
-    if options:
+    if options is not None:
         try:
             settings["options"] = pack_tensor(np.frombuffer(values.encode(dict(options)), np.uint8))
         except TensorError as error:

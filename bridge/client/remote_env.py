@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import queue
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -19,6 +20,7 @@ from bridge.client.inbox import Inbox
 from bridge.client.remote import Answer, Batch, Delivery, Facts, Remote, Wish, property_value, reset_settings
 from bridge.credentials import ClientCredentials, Pem, TokenLike
 from bridge.errors import (
+    AlreadyPendingError,
     ClosedError,
     ConnectionLostError,
     PeerError,
@@ -28,16 +30,36 @@ from bridge.errors import (
     SettingError,
     TensorError,
 )
+from bridge.forks import forget_in_child
 from bridge.pb import bridge_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.spaces import Layout
 
-__all__ = ["MAX_MESSAGE_BYTES", "TIMEOUT", "RemoteEnv", "make_remote", "remote_metadata", "remote_spec"]
+__all__ = ["MAX_MESSAGE_BYTES", "TIMEOUT", "RemoteEnv", "RolloutStep", "make_remote", "remote_metadata", "remote_spec"]
 
 TIMEOUT = 60.0
 """Seconds that a client waits for an answer unless told otherwise."""
 MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 """Bytes in a request or answer that a client takes unless told otherwise."""
+
+
+class RolloutStep(NamedTuple):
+    """One answer of `RemoteEnv.rollout`."""
+
+    action: Any
+    """The action that was sent."""
+    observation: Any
+    """What `step` returns, or `reset` where `first` is set."""
+    reward: float
+    """0.0 where `first` is set."""
+    terminated: bool
+    """Whether the episode terminated."""
+    truncated: bool
+    """Whether the episode was truncated."""
+    info: dict[str, Any]
+    """The environment's info."""
+    first: bool
+    """This Step began an episode, and its action was ignored."""
 
 
 class RemoteEnv(gymnasium.Env[Any, Any]):
@@ -73,6 +95,11 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         RefusedError: The server has no such environment, or not with these arguments.
     """
 
+    # What gymnasium.make may ask for; an instance has those of its remote.
+    metadata: dict[str, Any] = {  # noqa: RUF012 - Gymnasium's declaration
+        "render_modes": ["rgb_array", "rgb_array_list", "ansi", "ansi_list", "depth_array", "rgbd_tuple"]
+    }
+
     def __init__(
         self,
         url: str,
@@ -93,6 +120,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         self._guard = OneThread("environment")
         self._timeout = checked_timeout(timeout)
         self._inbox: Inbox[Delivery] = Inbox()
+        self._transport = checked_transport(transport)
         credentials = ClientCredentials.of(
             token=token, token_file=token_file, tls_ca=tls_ca, tls_certificate=tls_certificate, tls_key=tls_key
         )
@@ -100,7 +128,9 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         self._remote = Remote(wish, self._inbox, max_message_bytes, transport)
         self._closed = False
         self._running = False
+        self._lazy = False
         self._needs_reset = "the environment has not been reset yet"
+        self._rollout: object | None = None
         kwargs = {
             "env_id": env_id,
             "env_kwargs": env_kwargs,
@@ -118,8 +148,34 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         self.metadata = remote_metadata(facts)
         self.render_mode = render_mode or facts.render_mode
         self.spec = remote_spec("bridge.client.remote_env:RemoteEnv", {"url": url, **kwargs}, facts, self.render_mode)
+        self.spec.max_episode_steps = (facts.spec or {}).get("max_episode_steps")
         self._observation_layout = Layout(facts.observation_space, "observation")
         self._action_layout = Layout(facts.action_space, "action")
+        forget_in_child(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy needs: it connects anew, to a world of its own where this one had been made one."""
+        state = {key: value for key, value in self.__dict__.items() if key not in ("_guard", "_inbox", "_remote")}
+        return {**state, "_parts": self._remote.parts()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        parts = state.pop("_parts")
+        self.__dict__.update(state)
+        self._guard = OneThread("environment")
+        self._inbox = Inbox()
+        self._remote = Remote.of_parts(parts, self._inbox, self._transport)
+        self._lazy, self._running = True, False
+        self._needs_reset = "it is a copy, which connects by itself"
+        forget_in_child(self)
+
+    def after_fork(self) -> None:
+        """Leave the connection to the parent process; the next call makes one for this process."""
+        self._guard = OneThread("environment")
+        self._inbox = Inbox()
+        self._remote.disown(self._inbox)
+        self._lazy, self._running = True, False
+        self._needs_reset = "this process was forked, and connects by itself"
 
     @property
     def url(self) -> str:
@@ -138,6 +194,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         return facts
 
     def _connect(self) -> None:
+        self._lazy = False
         self._remote.open()
         try:
             self._await("ready", "to join a world")
@@ -192,11 +249,12 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         """
         with self._guard:
             self._require_open()
-            settings = reset_settings(seed, options)
+            settings = reset_settings(seed, self._remote.options(options))
             super().reset(seed=seed)
             if not self._remote.connected:
                 self._connect()
             self._running = False
+            self._rollout = None
             self._remote.begin(settings)
             answer = self._await("step", "to reset")
             self._running = True
@@ -218,6 +276,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         """
         with self._guard:
             self._require_open()
+            self._refuse_rollout()
             if not self._running:
                 raise ResetNeededError(f"expected reset() before step(): {self._needs_reset}")
             self._remote.step(self._action_layout.pack_action(action))
@@ -227,6 +286,79 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
                 self._running = False
                 self._needs_reset = "the episode has ended"
             return transition
+
+    def rollout(self, actions: Iterable[Any], *, window: int = 32) -> Iterator[RolloutStep]:
+        """Send Steps ahead of their answers, and yield the answers in order, across the ends of episodes (D-25).
+
+        The Step after an episode's end begins the next one, and its action is ignored: `first` says so. What is sent
+        ahead of an answer cannot depend on it, so this is for actions that are known, such as random or recorded ones.
+        A rollout that is given up before its end leaves the environment in need of a `reset`.
+
+        Args:
+            actions: Elements of `action_space`; taken as the window has room.
+            window: The most Steps on their way at a time.
+
+        Raises:
+            SettingError: The window is no positive integer.
+            InvalidActionError: An action is not in the action space; the Steps before it were sent.
+            AlreadyPendingError: Another rollout is under way, or `reset` ended this one.
+        """
+        if not isinstance(window, int) or isinstance(window, bool) or window < 1:
+            raise SettingError(f"expected window to be a positive integer, got {window!r}")
+        with self._guard:
+            self._require_remote()
+        return self._roll(iter(actions), window)
+
+    def _roll(self, actions: Iterator[Any], window: int) -> Iterator[RolloutStep]:
+        sent: deque[Any] = deque()
+        more = True
+        with self._guard:
+            self._require_remote()
+            token = self._rollout = object()
+        try:
+            while True:
+                while more and len(sent) < window:
+                    try:
+                        action = next(actions)
+                    except StopIteration:
+                        more = False
+                        break
+                    with self._guard:
+                        self._require_rollout(token)
+                        self._remote.step(self._action_layout.pack_action(action))
+                    sent.append(action)
+                if not sent:
+                    return
+                with self._guard:
+                    self._require_rollout(token)
+                    first = not self._running
+                    transition = self._read(self._await("step", "to a step"))
+                    self._running = not (transition[2] or transition[3])
+                    self._needs_reset = "the episode has ended"
+                yield RolloutStep(sent.popleft(), *transition, first)
+        finally:
+            if self._rollout is token:
+                self._rollout = None
+                if sent:
+                    self._running = False
+                    self._needs_reset = "a rollout was given up with Steps on their way"
+                    self._remote.forget()
+
+    def _require_rollout(self, token: object) -> None:
+        if self._rollout is not token:
+            raise AlreadyPendingError(
+                "this rollout was ended, by reset() or another rollout; begin a new one", "rollout"
+            )
+        self._require_open()
+        if not self._remote.connected:
+            raise ConnectionLostError(self.url, "there is no connection; reset() makes a new one")
+
+    def _refuse_rollout(self) -> None:
+        if self._rollout is not None:
+            raise AlreadyPendingError(
+                "a rollout is under way, whose answers come first; exhaust it, or end it by its close() or reset()",
+                "rollout",
+            )
 
     def _read(self, answer: Answer) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if answer.message is None:
@@ -245,6 +377,9 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
 
     def _require_remote(self) -> None:
         self._require_open()
+        self._refuse_rollout()
+        if self._lazy:
+            self._connect()
         if not self._remote.connected:
             raise ConnectionLostError(self.url, "there is no connection; reset() makes a new one")
 
@@ -338,7 +473,7 @@ def remote_metadata(facts: Facts) -> dict[str, Any]:
     return {**metadata, "render_modes": modes}
 
 
-def remote_spec(entry_point: str, kwargs: dict[str, Any], facts: Facts, render_mode: str | None) -> EnvSpec:
+def remote_spec(entry_point: str | None, kwargs: dict[str, Any], facts: Facts, render_mode: str | None) -> EnvSpec:
     """Return a spec that makes a second environment of the same remote."""
     registered = facts.spec or {}
     if render_mode:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
 import os
@@ -36,8 +37,10 @@ from bridge.credentials import ClientCredentials, Pem, TokenLike
 from bridge.errors import (
     AlreadyPendingError,
     ClosedError,
+    Code,
     ConnectionLostError,
     EnvironmentFailedError,
+    NothingPendingError,
     PeerError,
     RefusedError,
     RemoteError,
@@ -45,7 +48,9 @@ from bridge.errors import (
     ResetNeededError,
     SettingError,
 )
+from bridge.forks import forget_in_child
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.random_state import generator_of
 from bridge.spaces import Layout
 from bridge.step_codec import StepAnswer
 from bridge.tensors import Array
@@ -56,6 +61,8 @@ __all__ = ["RemoteVectorEnv", "Results", "Seat", "make_vec_remote"]
 _PACE = 0.02
 _BACKOFF = (0.1, 10.0)
 _RESET_ATTEMPTS = 3
+
+VECTOR_ENTRY_POINT = "bridge.wrappers.blocking_reset:make_blocking"
 
 _log = logging.getLogger(__name__)
 
@@ -119,6 +126,19 @@ class Seat:
         if self.answer is not None or self.cut_off:
             return True
         return self.state is SlotState.RUNNING and not self.stepping
+
+
+@dataclasses.dataclass
+class _Question:
+    """Requests for a property or a call that are outstanding."""
+
+    purpose: str
+    missing: dict[int, Seat]
+    """Those that have not answered, by their first slot."""
+    answers: dict[int, pb.EnvironmentResponse] = dataclasses.field(default_factory=dict)
+    """What came, by the first slot."""
+    failure: RemoteError | None = None
+    """The first refusal, or loss."""
 
 
 @dataclasses.dataclass
@@ -202,6 +222,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         self._inbox: Inbox[Delivery] = Inbox()
         self._seat_of: dict[Remote, Seat] = {}
         self._pending: str | None = None
+        self._overdue = False
+        self._question: _Question | None = None
         self._was_reset = False
         self._sent = False
         """Whether answers to `send` may be outstanding."""
@@ -237,13 +259,52 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         given = {key: value for key, value in kwargs.items() if value is not None}
         url_list = urls if isinstance(urls, str) else list(urls)
         self.spec: EnvSpec | None = remote_spec(
-            "bridge.client.remote_env:RemoteEnv",
-            {"urls": url_list, "num_envs": num_envs, **given},
+            None,
+            {"urls": url_list, "num_envs": self.num_envs, **given},
             facts,
             self.render_mode,
         )
+        self.spec.vector_entry_point = VECTOR_ENTRY_POINT
+        self.spec.kwargs["vectorization_mode"] = "vector_entry_point"
         self._observation_layout = Layout(facts.observation_space, "observation")
         self._action_layout = Layout(facts.action_space, "action")
+        forget_in_child(self)
+
+    # Copies and forked processes
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy needs: its remotes connect anew in its first `reset`."""
+        own = ("_guard", "_inbox", "_seats", "_seat_of", "_seat_at", "_question")
+        state = {key: value for key, value in self.__dict__.items() if key not in own}
+        return {**state, "_parts": [(seat.remote.parts(), seat.start, seat.lanes) for seat in self._seats]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        parts = state.pop("_parts")
+        self.__dict__.update(state)
+        self._guard = OneThread("vector environment")
+        self._inbox = Inbox()
+        self._seats = [
+            Seat(Remote.of_parts(of, self._inbox, self._transport), start, lanes, SlotState.LOST)
+            for of, start, lanes in parts
+        ]
+        self._seat_of = {seat.remote: seat for seat in self._seats}
+        self._seat_at = [seat for seat in self._seats for _ in range(seat.lanes)]
+        self._sent, self._trouble = False, True
+        self._pending, self._overdue, self._question, self._was_reset = None, False, None, False
+        forget_in_child(self)
+
+    def after_fork(self) -> None:
+        """Leave the connections to the parent process; the next `reset` makes some for this process."""
+        self._guard = OneThread("vector environment")
+        self._inbox = Inbox()
+        for seat in self._seats:
+            seat.remote.disown(self._inbox)
+        self._seats = [Seat(seat.remote, seat.start, seat.lanes, SlotState.LOST) for seat in self._seats]
+        self._seat_of = {seat.remote: seat for seat in self._seats}
+        self._seat_at = [seat for seat in self._seats for _ in range(seat.lanes)]
+        self._sent, self._trouble = False, True
+        self._pending, self._overdue, self._question, self._was_reset = None, False, None, False
 
     # Connecting
 
@@ -335,7 +396,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
                 seat.remote.close(0.0)
                 self._lose(seat, PeerError(seat.remote.url, f"it came back as another environment: {error}"))
                 return
-            self._begin(seat, seat.settings)
+            # A world that is new has no lanes to leave as they are.
+            self._begin(seat, {key: value for key, value in (seat.settings or {}).items() if key != "reset_mask"})
         elif answer.kind == "failed":
             self._trouble = True
             seat.error = answer.error
@@ -435,7 +497,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def _hand_out(self, seat: Seat, results: Results) -> None:
         try:
-            info = self.take(seat, results.batch, seat.start)
+            info = self.hand_over(seat, results.batch, seat.start)
         except RemoteError as error:
             seat.remote.close(0.0)
             self._lose(seat, error)
@@ -444,7 +506,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         results.valid[seat.slots] = True
         results.infos.append((seat, info))
 
-    def take(self, seat: Seat, batch: Batch, position: int) -> Any:
+    def hand_over(self, seat: Seat, batch: Batch, position: int) -> Any:
         """Hand out a seat's answer into a batch, from `position` on; return the info.
 
         Raises:
@@ -591,15 +653,62 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         with self._guard:
             if self.closed:
                 raise ClosedError(f"{call} on a closed vector environment; make a new one")
-            if self._pending != pending and pending is None:
-                text = f"{call} while a {self._pending} is pending; call {self._pending}_wait first"
-                raise AlreadyPendingError(text, str(self._pending))
-            if self._pending != pending:
-                raise AlreadyPendingError(f"expected {pending}_async before {call}", str(pending))
+            if pending is None and self._pending is not None:
+                if not self._overdue or (call != "reset" and self._pending != "call"):
+                    remedy = f"call {self._pending}_wait" + (" again, or reset" if self._overdue else " first")
+                    raise AlreadyPendingError(f"{call} while a {self._pending} is pending; {remedy}", self._pending)
+                self._abandon()
+            elif self._pending != pending:
+                raise NothingPendingError(f"expected {pending}_async before {call}", str(pending))
             yield
 
-    def begin_reset(self, seed: int | Sequence[int | None] | None, options: Mapping[str, Any] | None) -> None:
-        """Check and send the Resets; what `reset_async` does without its bookkeeping."""
+    @contextmanager
+    def gathering(self, pending: str) -> Iterator[None]:
+        """Gather what an asynchronous call asked for; after a timeout it stays pending, so `*_wait` can go on."""
+        with self.exclusive(f"{pending}_wait", pending):
+            self._overdue = False
+            try:
+                yield
+            except RemoteTimeoutError:
+                self._overdue = True
+                raise
+            except BaseException:
+                self._pending = None
+                raise
+            self._pending = None
+
+    def pend(self, call: str) -> None:
+        """Note that an asynchronous call was begun."""
+        self._pending = call
+
+    def cancel(self) -> None:
+        """Let a `reset` give up what is pending, without a wait for it."""
+        self._overdue = self._pending is not None
+
+    def _abandon(self) -> None:
+        """Give up a call that timed out: what still comes of it belongs to nothing any more."""
+        if self._question is not None:
+            for seat in self._question.missing.values():
+                seat.remote.give_up()
+            self._question = None
+        self._pending, self._overdue = None, False
+
+    def begin_reset(
+        self,
+        seed: int | Sequence[int | None] | None,
+        options: Mapping[str, Any] | None,
+        slot_options: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Check and send the Resets; what `reset_async` does without its bookkeeping.
+
+        Args:
+            seed: As for `reset`.
+            options: As for `reset`; the dict stays as it is.
+            slot_options: Further options of each slot's own.
+
+        Raises:
+            SettingError: Seeds or options that cannot be sent, or the lanes of one world were given different options.
+        """
         seeds = spread_seeds(seed, self.num_envs)
         given = dict(options or {})
         mask = given.pop("reset_mask", None)
@@ -608,12 +717,27 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         self._drain()
         plans: list[tuple[Seat, Mapping[str, pb.Tensor]]] = []
         for seat in self._seats:
-            chosen = None if mask is None else mask[seat.slots]
-            if chosen is not None and not chosen.any() and self._was_reset:
+            chosen = None if mask is None or not self._was_reset else mask[seat.slots]
+            if chosen is not None and not chosen.any():
+                if seat.waiting:
+                    raise AlreadyPendingError(
+                        f"{seat.remote.url} still owes the answer to a step that timed out; reset its slots too", "step"
+                    )
                 continue
             part = seeds[seat.slots]
+            own = dict(slot_options[seat.start]) if slot_options is not None else {}
+            if slot_options is not None and any(dict(other) != own for other in slot_options[seat.slots]):
+                raise SettingError(
+                    f"expected the same options for all {seat.lanes} lanes of {seat.remote.url}, which are reset by "
+                    f"one call, got {list(slot_options[seat.slots])}"
+                )
             lane_mask = None if seat.single or chosen is None or chosen.all() else chosen
-            plans.append((seat, reset_settings(part[0] if seat.single else part, given, lane_mask)))
+            if seat.waiting and lane_mask is not None:
+                raise AlreadyPendingError(
+                    f"{seat.remote.url} still owes the answer to a step that timed out; reset all its lanes", "step"
+                )
+            options_here = seat.remote.options({**given, **own} if options is not None or own else None)
+            plans.append((seat, reset_settings(part[0] if seat.single else part, options_here, lane_mask)))
         for seat, settings in plans:
             seat.in_episode = False
             seat.error = None
@@ -661,6 +785,17 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         if not any(seat.answer is not None for seat in self._seats):
             self._gather(lambda: any(seat.answer is not None for seat in self._seats), time.monotonic() + _PACE)
         return self._results()
+
+    def begin_next(self, ended: Array) -> None:
+        """Begin the next episode of slots that ended, in this very step."""
+        for seat in self._seats:
+            chosen = ended[seat.slots]
+            if not chosen.any() or seat.state is not SlotState.RUNNING:
+                continue  # one that was cut off begins anew once its remote is back
+            if seat.single:
+                self._begin(seat, None, reset=False)
+            else:
+                self._begin(seat, reset_settings(reset_mask=None if chosen.all() else chosen))
 
     def finish_all(self, timeout: float) -> Results:
         """Wait until every slot has an observation, but for those that are cut off in this very step.
@@ -713,13 +848,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             for slot in range(self.num_envs)
         )
         infos = self.merged_infos(results)
-        own: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        for seat, info in results.infos:
-            for lane in range(seat.lanes):
-                own[seat.start + lane] = dict(info) if seat.single else lane_info(info, lane)
-        for slot, error in results.errors.items():
-            own[slot]["error"] = str(error)
-        infos["n"] = tuple(own)
+        infos["n"] = tuple(self.own_infos(results))
         infos["slot_state"] = self.slot_states
         batch = results.batch
         return rows, batch.rewards, batch.terminations, batch.truncations, infos
@@ -748,6 +877,36 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
                 merge_lanes(infos, info, seat.start, seat.lanes, self.num_envs)
         return infos
 
+    def own_infos(self, results: Results) -> list[dict[str, Any]]:
+        """Return each slot's own info."""
+        own: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        for seat, info in results.infos:
+            for lane in range(seat.lanes):
+                own[seat.start + lane] = dict(info) if seat.single else lane_info(info, lane)
+        for slot, error in results.errors.items():
+            own[slot]["error"] = str(error)
+        return own
+
+    def same_step_infos(self, stepped: Results, begun: Results, ended: Array) -> dict[str, Any]:
+        """Return the infos of a step after which slots that ended began their next episodes at once."""
+        infos: dict[str, Any] = {}
+        last, first = self.own_infos(stepped), self.own_infos(begun)
+        for slot in range(self.num_envs):
+            if ended[slot]:
+                final = self._observation_layout.row(stepped.batch.columns, slot)
+                infos = self._add_info(infos, {"final_obs": final, "final_info": last[slot]}, slot)
+            infos = self._add_info(infos, first[slot] if ended[slot] else last[slot], slot)
+        return infos
+
+    def take(self, results: Results, begun: Results, ended: Array) -> None:
+        """Put the first observations of slots that ended in the place of their last ones."""
+        for column, new in zip(results.batch.columns, begun.batch.columns, strict=True):
+            if isinstance(column, np.ndarray):
+                column[ended] = np.asarray(new)[ended]
+            else:
+                for slot in np.flatnonzero(ended):
+                    column[slot] = new[slot]
+
     def fill_last(self, results: Results) -> None:
         """Give slots without a new observation the one that they had last: those cut off, and those not asked.
 
@@ -764,6 +923,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             seat.remote.deliver_step(seat.last, rest, seat.start)
             for column, old in zip(results.batch.columns, columns, strict=True):
                 column[seat.slots] = old[seat.slots]
+
+    def row(self, results: Results, slot: int) -> Any:
+        """Return one slot's observation."""
+        return self._observation_layout.row(results.batch.columns, slot)
 
     def batched(self, results: Results) -> Any:
         """Return the observations of all slots as Gymnasium batches them."""
@@ -784,48 +947,62 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     # Calls
 
+    def _ask(self, purpose: str, seats: Sequence[Seat], send: Callable[[Seat], None]) -> None:
+        """Send one request to each of some remotes; `_answers` waits for what they say."""
+        self._drain()
+        for seat in seats:
+            if not seat.remote.connected or seat.state is SlotState.CONNECTING:
+                raise ConnectionLostError(
+                    seat.remote.url, f"no {purpose} while it is {seat.state.name.lower()}: {seat.error}"
+                )
+        for seat in seats:
+            send(seat)
+        self._question = _Question(purpose, {seat.start: seat for seat in seats})
+
+    def _answers(self, timeout: float | None = None) -> list[tuple[Seat, pb.EnvironmentResponse]]:
+        """Wait for all answers to the question; after the environment's own timeout those that are late are lost."""
+        question = self._question
+        if question is None:
+            raise NothingPendingError("nothing was asked", "call")
+        missing = question.missing
+        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+        while missing:
+            answer, source = self._next_answer(deadline)
+            if source is None:
+                error = self._late_answers(question, timeout)
+                raise error
+            if answer is None:
+                continue
+            if answer.kind == "other":
+                if missing.pop(source.start, None) is not None and isinstance(answer.message, pb.EnvironmentResponse):
+                    question.answers[source.start] = answer.message
+                question.failure = question.failure or answer.error
+                continue
+            self._handle(answer, source)
+            if answer.kind == "lost" and missing.pop(source.start, None) is not None:
+                question.failure = question.failure or answer.error
+        self._question = None
+        if question.failure is not None:
+            raise question.failure
+        return [(seat, question.answers[seat.start]) for seat in self._seats if seat.start in question.answers]
+
+    def _late_answers(self, question: _Question, timeout: float | None) -> RemoteTimeoutError:
+        late = list(question.missing.values())
+        urls = ", ".join(seat.remote.url for seat in late)
+        if timeout is not None:
+            return RemoteTimeoutError(urls, f"no answer to {question.purpose} within {timeout:g} s")
+        reason = f"no answer to {question.purpose} within {self._timeout:g} s"
+        for seat in late:
+            seat.remote.close(0.0)
+            self._lose(seat, RemoteTimeoutError(seat.remote.url, reason))
+        self._question = None
+        return RemoteTimeoutError(urls, reason)
+
     def _ask_all(self, send: Callable[[Seat], None], purpose: str) -> list[tuple[Seat, pb.EnvironmentResponse]]:
         """Send one request to every remote and wait for all answers."""
         with self.exclusive(purpose):
-            self._drain()
-            for seat in self._seats:
-                if not seat.remote.connected or seat.state is SlotState.CONNECTING:
-                    raise ConnectionLostError(
-                        seat.remote.url, f"no {purpose} while it is {seat.state.name.lower()}: {seat.error}"
-                    )
-            for seat in self._seats:
-                send(seat)
-            missing = {id(seat): seat for seat in self._seats}
-            answers: list[tuple[Seat, pb.EnvironmentResponse]] = []
-            failure: RemoteError | None = None
-            deadline = time.monotonic() + self._timeout
-            while missing:
-                answer, source = self._next_answer(deadline)
-                if source is None:
-                    late = list(missing.values())
-                    for other in late:
-                        other.remote.close(0.0)
-                        self._lose(
-                            other,
-                            RemoteTimeoutError(other.remote.url, f"no answer to {purpose} within {self._timeout:g} s"),
-                        )
-                    urls = ", ".join(other.remote.url for other in late)
-                    raise RemoteTimeoutError(urls, f"no answer to {purpose} within {self._timeout:g} s")
-                if answer is None:
-                    continue
-                if answer.kind == "other":
-                    missing.pop(id(source), None)
-                    if isinstance(answer.message, pb.EnvironmentResponse):
-                        answers.append((source, answer.message))
-                    failure = failure or answer.error
-                    continue
-                self._handle(answer, source)
-                if answer.kind == "lost":
-                    missing.pop(id(source), None)
-                    failure = failure or answer.error
-            if failure is not None:
-                raise failure
-            return sorted(answers, key=lambda pair: pair[0].start)
+            self._ask(purpose, self._seats, send)
+            return self._answers()
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a public method of every environment, or read a public attribute; return a result a slot.
@@ -833,12 +1010,85 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         Raises:
             RefusedError: A server has no method calls, or the name is private.
         """
+        if name == "render" and not args and not kwargs:
+            return self.render()
         answers = self._ask_all(lambda seat: seat.remote.call(name, args, kwargs), f"call of {name}")
         return tuple(result for seat, message in answers for result in call_results(message, seat.remote.url))
 
+    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+        """Send what `call` sends; `call_wait` gathers."""
+        with self.exclusive("call"):
+            self._ask(f"call of {name}", self._seats, lambda seat: seat.remote.call(name, args, kwargs))
+            self._pending = "call"
+
+    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """Return the results of `call_async`, one a slot.
+
+        Args:
+            timeout: Seconds; after them the call stays pending, and `call_wait` can be called again. Any other call
+                gives it up, and its late answers are dropped. None: the environment's own timeout, after which remotes
+                that have not answered are lost.
+
+        Raises:
+            RemoteTimeoutError: Some have not answered; it names their URLs.
+            NothingPendingError: There was no `call_async`.
+        """
+        with self.gathering("call"):
+            try:
+                answers = self._answers(timeout)
+            except RemoteTimeoutError:
+                if self._question is None:
+                    self._pending = None
+                raise
+            return tuple(result for seat, message in answers for result in call_results(message, seat.remote.url))
+
+    def call_at(self, slots: Sequence[int], name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a public method in some slots alone, or read a public attribute; results in the order of `slots`.
+
+        Raises:
+            SettingError: A slot is out of range.
+            RefusedError: As `call`; or the lanes of a world can only be called all together.
+        """
+        lanes = self._lanes_of(slots)
+        with self.exclusive(f"call of {name}"):
+            self._ask(
+                f"call of {name}",
+                [seat for seat in self._seats if seat.start in lanes],
+                lambda seat: seat.remote.call(
+                    name, args, kwargs, () if len(lanes[seat.start]) == seat.lanes else lanes[seat.start]
+                ),
+            )
+            answers = self._answers()
+        found: dict[int, Any] = {}
+        for seat, message in answers:
+            for lane, result in zip(lanes[seat.start], call_results(message, seat.remote.url), strict=True):
+                found[seat.start + lane] = result
+        return tuple(found[slot] for slot in slots)
+
+    def _lanes_of(self, slots: Sequence[int]) -> dict[int, list[int]]:
+        """Return the lanes of each seat, by its first slot, that are among some slots."""
+        for slot in slots:
+            if not 0 <= slot < self.num_envs:
+                raise SettingError(f"expected slots from 0 to {self.num_envs - 1}, got {slot!r}")
+        chosen = set(slots)
+        lanes = {
+            seat.start: [lane for lane in range(seat.lanes) if seat.start + lane in chosen] for seat in self._seats
+        }
+        return {start: found for start, found in lanes.items() if found}
+
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Read a public attribute of every environment."""
-        return self.call(name)
+        """Read a public attribute of every environment; the spaces and generators as copies."""
+        if name in ("observation_space", "action_space"):
+            space = self.single_observation_space if name == "observation_space" else self.single_action_space
+            return tuple(copy.deepcopy(space) for _ in range(self.num_envs))
+        if name == "np_random":
+            return self.np_random
+        try:
+            return self.call(name)
+        except RefusedError as error:
+            if error.code == Code.NOT_FOUND:  # as Gymnasium's own vector environments raise
+                raise AttributeError(f"the environments have no attribute {name!r}: {error}") from error
+            raise
 
     def set_attr(self, name: str, values: Any) -> None:
         """Set a public attribute: a list or tuple gives each slot's value, anything else that of all."""
@@ -849,13 +1099,50 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             lambda seat: seat.remote.write_property(f"world.attributes.{name}", items[seat.slots]), f"setting of {name}"
         )
 
+    def set_attr_at(self, slots: Sequence[int], name: str, value: Any) -> None:
+        """Set a public attribute of some slots to one value; the other lanes of their worlds keep theirs."""
+        lanes = self._lanes_of(slots)
+        partial = any(len(lanes[seat.start]) < seat.lanes for seat in self._seats if seat.start in lanes)
+        before = self.get_attr(name) if partial else (None,) * self.num_envs
+        items = [value if slot in set(slots) else before[slot] for slot in range(self.num_envs)]
+        with self.exclusive(f"setting of {name}"):
+            self._ask(
+                f"setting of {name}",
+                [seat for seat in self._seats if seat.start in lanes],
+                lambda seat: seat.remote.write_property(f"world.attributes.{name}", items[seat.slots]),
+            )
+            self._answers()
+
+    def wrapper_classes(self) -> tuple[list[str], ...]:
+        """Return the classes of each slot's wrappers as `module:name`, base classes too; none where nobody can tell."""
+        try:
+            answers = self._ask_all(lambda seat: seat.remote.read_property("world.wrappers"), "world.wrappers")
+        except RefusedError:
+            return ([],) * self.num_envs
+        names = [(seat, property_value(message, seat.remote.url, True)) for seat, message in answers]
+        return tuple(found for seat, found in names for _ in range(seat.lanes))
+
+    def _read_property(self, key: str) -> list[Any]:
+        """Read a property that has a value for each lane; return one for each slot."""
+        answers = self._ask_all(lambda seat: seat.remote.read_property(key), key)
+        found: list[Any] = []
+        for seat, message in answers:
+            found.extend(property_value(message, seat.remote.url, True))
+        return found
+
+    @property  # type: ignore[misc]
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
+        """A generator for each slot in the very state of its environment's: a copy, whose draws the remote's keep."""
+        return tuple(generator_of(state) for state in self._read_property("world.random"))
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
+        """The seed of each slot's environment."""
+        return tuple(state["seed"] for state in self._read_property("world.random"))
+
     def render(self) -> tuple[Any, ...]:
         """Return the frame of every slot, as its environment's render mode gives it."""
-        answers = self._ask_all(lambda seat: seat.remote.read_property("world.frame"), "render")
-        frames: list[Any] = []
-        for seat, message in answers:
-            frames.extend(property_value(message, seat.remote.url, True))
-        return tuple(frames)
+        return tuple(self._read_property("world.frame"))
 
     def close_extras(self, **kwargs: Any) -> None:
         """Leave the worlds and disconnect; worlds that were made for this environment go."""

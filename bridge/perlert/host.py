@@ -256,7 +256,8 @@ class Instance:
             out += self._from_run(run, run.rollout.tick(now))
             closed = run.rollout.state is rollout.State.CLOSED
             for player in run.rollout.players.values():
-                if player.here or closed:
+                # While it goes on asking there, it has not seen the end, and a late `ready` must not count.
+                if closed or (player.here and now >= player.heard + 1.0):
                     self.lobby.settled(player.address, run.port)
             if closed:
                 self._lingering.remove(run)

@@ -18,6 +18,7 @@ from urllib.parse import quote
 from bridge import local
 from bridge.credentials import Pem, TokenLike
 from bridge.errors import SettingError
+from bridge.forks import forget_in_child, leak, note_grpc_in_use
 from bridge.server.auth import Gate, Security
 from bridge.server.frame_transport import FrameTransport
 from bridge.server.grpc_transport import GrpcTransport
@@ -25,6 +26,7 @@ from bridge.server.limits import ConnectionCount, Limits
 from bridge.server.reaper import Reaper
 from bridge.server.registry import Registry, WorldSource
 from bridge.worlds.source import EnvLike, EnvSource
+from bridge.worlds.timed import TimeAction
 
 __all__ = ["Server", "serve_gym"]
 
@@ -128,6 +130,16 @@ class Server:
                 stacklevel=3,
             )
         atexit.register(self.stop, 0.0)
+        note_grpc_in_use()
+        forget_in_child(self)
+
+    def after_fork(self) -> None:
+        """In a forked process: leave the server to the parent process."""
+        atexit.unregister(self.stop)
+        leak(self._transport)
+        self._stopping = threading.Lock()
+        self._stopped = threading.Event()
+        self._stopped.set()
 
     @property
     def url(self) -> str:
@@ -237,6 +249,7 @@ def serve_gym(
     num_envs: int = 1,
     vectorization_mode: str = "sync",
     env_kwargs: Mapping[str, Any] | None = None,
+    time_action: TimeAction | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
     max_connections: int = _DEFAULTS.max_connections,
@@ -272,6 +285,7 @@ def serve_gym(
         num_envs: The number of lanes in each world: one message steps them all. 1: a single environment, without lanes.
         vectorization_mode: How Gymnasium steps the lanes: `sync`, `async` (a process each) or `vector_entry_point`.
         env_kwargs: Keyword arguments for the environment's constructor; a client's own go on top of them.
+        time_action: Lets each action say for how many steps, or seconds, its environment advances in one Step.
         host: The address to listen on; anything but loopback warns.
         port: The port to listen on; 0 takes any free one.
         max_connections: Connections at a time.
@@ -308,7 +322,12 @@ def serve_gym(
 
         return ServerGroup(arguments.pop("env"), count, arguments)
     source = EnvSource(
-        env, num_envs=num_envs, vectorization_mode=vectorization_mode, env_kwargs=env_kwargs, max_lanes=max_lanes
+        env,
+        num_envs=num_envs,
+        vectorization_mode=vectorization_mode,
+        env_kwargs=env_kwargs,
+        max_lanes=max_lanes,
+        time_action=time_action,
     )
     limits = Limits(max_connections, max_worlds, max_lanes, max_message_bytes)
     security = Security.of(

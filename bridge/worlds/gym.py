@@ -5,18 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from bridge import values
 from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import bridge_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.properties import ENCODED, NUMBER, TEXT, Family, Property, PropertyTree
+from bridge.random_state import state_of
 from bridge.space_json import published_space, space_to_json
 from bridge.spaces import Layout
 from bridge.tensors import Array, Spec, unpack_tensor
@@ -320,6 +322,8 @@ class EnvWorld(World):
                 leaf("render_mode", TEXT, "the render mode; empty where there is none", lambda: env.render_mode or ""),
                 leaf("spec", ENCODED, "what the environment's registration says", lambda: _spec_facts(spec)),
                 leaf("frame", ENCODED, "what render() gives now, a value for each lane", self._render),
+                leaf("random", ENCODED, "seed and state of the random generator, a dict for each lane", self._random),
+                leaf("wrappers", ENCODED, "the classes of the wrappers around one environment", self._wrappers),
             ],
             [Family("world.attributes", "an attribute, a value for each lane", self._get_attr, self._set_attr)],
         )
@@ -327,7 +331,32 @@ class EnvWorld(World):
     def _render(self) -> Any:
         with self.environment("render"):
             frame = self._env.render()
-        return list(frame) if self._lanes and frame is not None else [frame]
+        if not self._lanes:
+            return [frame]
+        return [None] * self._lanes if frame is None else list(frame)
+
+    def _random(self) -> list[dict[str, Any]]:
+        with self.environment("np_random"):
+            generators, seeds = self._env.np_random, self._env.np_random_seed
+        if not isinstance(generators, tuple):  # one environment, or lanes that share a generator
+            generators, seeds = (generators,) * (self._lanes or 1), (seeds,) * (self._lanes or 1)
+        try:
+            return [state_of(generator, seed) for generator, seed in zip(generators, seeds, strict=True)]
+        except TensorError as error:
+            raise RequestError(Code.FAILED_PRECONDITION, f"the random state cannot be sent: {error}") from error
+
+    def _wrappers(self) -> list[str]:
+        env = self._env
+        if self._lanes:
+            vector = env.unwrapped
+            if not isinstance(vector, SyncVectorEnv):
+                return []
+            env = vector.envs[0]
+        names: dict[str, None] = {}
+        while isinstance(env, gymnasium.Wrapper):
+            names.update((f"{kind.__module__}:{kind.__qualname__}", None) for kind in type(env).__mro__)
+            env = env.env
+        return list(names)
 
     def _get_attr(self, name: str) -> Any:
         response = self.call(bridge_pb2.CallRequest(name=name))
@@ -358,14 +387,7 @@ class EnvWorld(World):
         except (TensorError, ValueError) as error:
             raise RequestError(Code.INVALID_ARGUMENT, f"bad arguments for {request.name}: {error}") from error
         with self.environment(f"call of {request.name}"):
-            results = self._call(request.name, args, kwargs)
-        if request.lanes:
-            try:
-                results = [results[lane] for lane in request.lanes]
-            except IndexError:
-                raise RequestError(
-                    Code.INVALID_ARGUMENT, f"expected lanes 0 to {len(results) - 1}, got {list(request.lanes)}"
-                ) from None
+            results = self._call(request.name, args, kwargs, self._check_lanes(request.lanes))
         try:
             return bridge_pb2.CallResponse(results=[values.to_value(result) for result in results])
         except TensorError as error:
@@ -373,14 +395,31 @@ class EnvWorld(World):
                 Code.INVALID_ARGUMENT, f"the result of {request.name} cannot be sent: {error}"
             ) from error
 
-    def _call(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-        if self._lanes:
-            lanes = getattr(self._env, "envs", ())
-            if lanes:
-                self._look_up(lambda: lanes[0].get_wrapper_attr(name), name)
-            return list(self._env.call(name, *args, **kwargs))
-        value = self._look_up(lambda: self._env.get_wrapper_attr(name), name)
-        return [value(*args, **kwargs) if callable(value) else value]
+    def _check_lanes(self, lanes: Sequence[int]) -> list[int]:
+        """Return the lanes to call; all of them where none is named."""
+        count = self._lanes or 1
+        wrong = [lane for lane in lanes if not 0 <= lane < count]
+        if wrong:
+            raise RequestError(Code.INVALID_ARGUMENT, f"expected lanes 0 to {count - 1}, got {list(lanes)}")
+        if set(lanes) >= set(range(count)) or not lanes:
+            return list(lanes) or list(range(count))
+        if not isinstance(self._env.unwrapped, SyncVectorEnv):
+            raise RequestError(
+                Code.UNIMPLEMENTED,
+                f"the lanes of {type(self._env.unwrapped).__name__} are called all together; name all {count} of them",
+            )
+        return list(lanes)
+
+    def _call(self, name: str, args: list[Any], kwargs: dict[str, Any], lanes: list[int]) -> list[Any]:
+        if self._lanes and set(lanes) >= set(range(self._lanes)):
+            first = getattr(self._env, "envs", ())
+            if first:
+                self._look_up(lambda: first[0].get_wrapper_attr(name), name)
+            results = list(self._env.call(name, *args, **kwargs))
+            return [results[lane] for lane in lanes]
+        environments = [self._env.unwrapped.envs[lane] for lane in lanes] if self._lanes else [self._env]
+        found = [self._look_up(partial(env.get_wrapper_attr, name), name) for env in environments]
+        return [value(*args, **kwargs) if callable(value) else value for value in found]
 
     def _look_up(self, look: Callable[[], Any], name: str) -> Any:
         try:

@@ -573,6 +573,6 @@ class MultiAgentWorld(EnvWorld):
         with self.environment(f"setting {name}"):
             setattr(self._env.unwrapped, name, value[0])
 
-    def _call(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    def _call(self, name: str, args: list[Any], kwargs: dict[str, Any], lanes: list[int]) -> list[Any]:
         value = self._look_up(lambda: getattr(self._env, name), name)
         return [value(*args, **kwargs) if callable(value) else value]

@@ -7,6 +7,7 @@ import fnmatch
 import inspect
 import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import gymnasium
@@ -19,6 +20,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.tensors import unpack_tensor
 from bridge.worlds.base import Lock, World, environment_failure, read_bytes, refuse_unknown
 from bridge.worlds.gym import GymWorld
+from bridge.worlds.timed import TimeAction
 from bridge.worlds.vector import VectorWorld
 
 __all__ = ["EnvLike", "EnvSource"]
@@ -54,6 +56,7 @@ class EnvSource:
         vectorization_mode: How Gymnasium steps the lanes.
         env_kwargs: For the environment's constructor; the client's own go on top.
         max_lanes: The most lanes that a client may ask for.
+        time_action: Lets an action say how long its environment advances.
 
     Raises:
         SettingError: Something of this cannot be served, such as an id that is not registered.
@@ -69,7 +72,11 @@ class EnvSource:
         vectorization_mode: str = "sync",
         env_kwargs: Mapping[str, Any] | None = None,
         max_lanes: int = 4096,
+        time_action: TimeAction | None = None,
     ) -> None:
+        if time_action is not None and not isinstance(time_action, TimeAction):
+            raise SettingError(f"expected time_action to be a bridge.TimeAction or None, got {time_action!r:.80}")
+        self._time_action = time_action
         if not isinstance(num_envs, int) or not 1 <= num_envs <= max_lanes:
             raise SettingError(f"expected num_envs from 1 to max_lanes={max_lanes}, got {num_envs!r}")
         if vectorization_mode not in MODES:
@@ -197,7 +204,7 @@ class EnvSource:
         spec = self._spec if self._spec is not None else gymnasium.spec(str(order.env_id))
         if order.single:
             env: gymnasium.Env[Any, Any] = gymnasium.make(spec, **kwargs)
-            return env
+            return env if self._time_action is None else self._time_action.wrap(env)
         vector_kwargs: dict[str, Any] = {}
         if order.vectorization_mode == "sync":
             vector_kwargs = {"copy": False}  # what it returns is sent before its next step
@@ -208,6 +215,7 @@ class EnvSource:
             num_envs=order.num_envs,
             vectorization_mode=order.vectorization_mode,
             vector_kwargs=vector_kwargs,
+            wrappers=None if self._time_action is None else [self._time_action.wrap],
             **kwargs,
         )
         return vector
@@ -218,6 +226,8 @@ class EnvSource:
         function, num_envs = self._callable, order.num_envs
         if function is None:
             raise SettingError("there is no callable to make an environment from")
+        if self._time_action is not None:
+            function = partial(_make_timed, function, self._time_action)
         if order.single:
             env = function(**kwargs)
         elif order.vectorization_mode == "vector_entry_point":
@@ -257,6 +267,13 @@ class EnvSource:
             return f"It takes {inspect.signature(point)}" if point else ""
         except (TypeError, ValueError, ImportError, AttributeError, gymnasium.error.Error):
             return ""
+
+
+def _make_timed(function: Callable[..., Any], time_action: TimeAction, **kwargs: Any) -> Any:
+    env = function(**kwargs)
+    if not isinstance(env, gymnasium.Env):
+        raise SettingError(f"time_action needs a gymnasium.Env, got a {type(env).__name__}")
+    return time_action.wrap(env)
 
 
 def _find(env_id: str) -> EnvSpec:

@@ -1,0 +1,395 @@
+"""What is installed and what imports what: names, the wheel, one direction of imports, two libraries in one process."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import os
+import pkgutil
+import shutil
+import subprocess
+import sys
+import tarfile
+import types
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import bridge
+import bridge.wrappers
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULES = sorted(
+    {
+        "bridge",
+        *(found.name for found in pkgutil.walk_packages(bridge.__path__, "bridge.")),
+        *(found.name for found in pkgutil.walk_packages(bridge.wrappers.__path__, "bridge.wrappers.")),
+    }
+)
+OURS = [name for name in MODULES if not name.startswith("bridge.pb.") and not name.endswith("__main__")]
+# The version is no more than a name, `__main__` modules no more than a call.
+WITHOUT_ALL = {"bridge.pb", "bridge.version"}
+
+
+def source_of(name: str) -> Path:
+    """The file of a module of ours, found without importing it."""
+    *parents, last = name.split(".")
+    if parents[:2] == ["bridge", "wrappers"] or (parents == ["bridge"] and last == "wrappers"):
+        parents = parents[1:]
+    package = ROOT.joinpath(*parents, last, "__init__.py")
+    return package if package.exists() else ROOT.joinpath(*parents, f"{last}.py")
+
+
+@functools.cache
+def tree_of(name: str) -> ast.Module:
+    return ast.parse(source_of(name).read_text(encoding="utf-8"))
+
+
+def test_every_module_is_seen():
+    assert len(OURS) > 30
+    assert {"bridge.tensors", "bridge.session", "bridge.worlds.gym", "bridge.wrappers.blocking_reset"} <= set(OURS)
+
+
+# Names
+
+
+def defined_here(tree: ast.Module) -> set[str]:
+    """The public names that a module makes at its top: classes, functions, constants with a docstring."""
+    names: set[str] = set()
+    for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names.update(target.id for target in targets if documented and isinstance(target, ast.Name))
+    return {name for name in names if not name.startswith("_")}
+
+
+def top_names(tree: ast.Module) -> set[str]:
+    """Every name that a module makes itself at its top."""
+    names: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names.update(target.id for target in targets if isinstance(target, ast.Name))
+    return names
+
+
+def used_elsewhere(name: str) -> set[str]:
+    """What other modules of ours import from a module."""
+    used: set[str] = set()
+    for other in OURS:
+        if other == name:
+            continue
+        for node in ast.walk(tree_of(other)):
+            if isinstance(node, ast.ImportFrom) and node.module == name:
+                used.update(alias.name for alias in node.names)
+    return used
+
+
+@pytest.mark.parametrize("name", [name for name in OURS if name not in WITHOUT_ALL])
+def test_the_names_in_all_are_there_and_once(name):
+    module = importlib.import_module(name)
+    doc = ast.get_docstring(tree_of(name))
+    assert doc, f"{name} says nothing of itself"
+    if not hasattr(module, "__all__"):
+        # A package that only holds modules.
+        assert source_of(name).name == "__init__.py"
+        assert not defined_here(tree_of(name))
+        return
+    assert len(set(module.__all__)) == len(module.__all__)
+    for public in module.__all__:
+        assert hasattr(module, public), f"{name}.__all__ has {public!r}, which is not there"
+        value = getattr(module, public)
+        assert not isinstance(value, types.ModuleType) or name == "bridge"
+    # A command may be written where it belongs, and be no more than handed on.
+    if source_of(name).name != "__init__.py" and not name.startswith("bridge.cli."):
+        assert set(module.__all__) <= top_names(tree_of(name)), "a name of another module"
+
+
+@pytest.mark.parametrize("name", [name for name in OURS if name not in WITHOUT_ALL])
+def test_all_holds_every_public_class_that_the_module_documents(name):
+    tree = tree_of(name)
+    module = importlib.import_module(name)
+    public = set(getattr(module, "__all__", ()))
+    classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")}
+    taken = used_elsewhere(name)
+    assert not (classes & taken) - public, "a class that others import is not in __all__"
+
+
+def test_the_public_names_of_the_package_do_what_they_say():
+    assert {"make_remote", "make_vec_remote", "serve_gym", "Server", "RemoteEnv", "RemoteVectorEnv"} <= set(
+        bridge.__all__
+    )
+    namespace: dict[str, object] = {}
+    exec("from bridge import *", namespace)
+    assert set(bridge.__all__) <= set(namespace)
+    namespace = {}
+    exec("from bridge.wrappers import *", namespace)
+    assert set(bridge.wrappers.__all__) <= set(namespace)
+
+
+# The direction of imports
+
+LAYERS = ("errors", "tensors", "spaces", "worlds", "session", "server")
+SANS_IO = {"grpc", "socket", "threading", "asyncio", "time"}
+BELOW = {
+    "bridge.errors": set(),
+    "bridge.version": set(),
+    "bridge.wire": set(),
+    "bridge.address": {"errors"},
+    "bridge.tensors": {"errors", "pb"},
+    "bridge.values": {"errors", "pb"},
+    "bridge.space_json": {"errors", "tensors"},
+    "bridge.spaces": {"errors", "pb", "tensors", "values"},
+    "bridge.properties": {"errors", "pb", "tensors", "values"},
+}
+
+
+def imports_of(name: str) -> set[str]:
+    """The modules that a module names in an import anywhere in it, relative ones resolved."""
+    package = name if source_of(name).name == "__init__.py" else name.rpartition(".")[0]
+    found: set[str] = set()
+    for node in ast.walk(tree_of(name)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parents, *([node.module] if node.module else [])])
+            found.add(base)
+            found.update(f"{base}.{alias.name}" for alias in node.names if f"{base}.{alias.name}" in MODULES)
+    return found
+
+
+def parts_of(name: str) -> set[str]:
+    """The parts of the package that a module imports: the second word of each of our names."""
+    return {found.split(".")[1] for found in imports_of(name) if found.startswith("bridge.")}
+
+
+@pytest.mark.parametrize(("name", "allowed"), BELOW.items())
+def test_the_lowest_modules_import_those_below_them_only(name, allowed):
+    assert parts_of(name) <= allowed
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_imports_point_one_way(name):
+    # errors → tensors → spaces → worlds → session → server; errors, tensors, spaces → client → wrappers; cli on top
+    part = name.split(".")[1] if "." in name else ""
+    parts = parts_of(name)
+    above = {
+        "worlds": {"session", "server", "client", "wrappers", "cli", "perlert", "testing"},
+        "session": {"server", "client", "wrappers", "cli", "perlert", "testing"},
+        "server": {"client", "wrappers", "cli", "testing"},
+        "client": {"worlds", "session", "server", "wrappers", "cli", "perlert", "testing"},
+        "wrappers": {"worlds", "session", "server", "cli", "testing"},
+        "perlert": {"wrappers", "cli", "testing"},
+        "testing": {"wrappers", "cli"},
+    }.get(part, set())
+    assert not parts & above
+    assert "cli" not in parts or part in ("cli", "demo", "__main__")
+    if part == "":
+        assert "wrappers" not in parts  # only lazily
+    if part != "pb":
+        assert not any(found.split(".")[0] == "dm_env_rpc" for found in imports_of(name))
+
+
+@pytest.mark.parametrize(
+    "name", ["bridge.session", "bridge.perlert.packet", "bridge.perlert.lobby", "bridge.perlert.rollout"]
+)
+def test_protocol_logic_names_no_io_no_thread_and_no_clock(name):
+    assert name in OURS
+    assert not {found.split(".")[0] for found in imports_of(name)} & SANS_IO
+
+
+@pytest.mark.parametrize("name", [name for name in OURS if ".server" in name or ".client" in name])
+def test_only_the_transports_touch_the_network(name):
+    if "grpc" in {found.split(".")[0] for found in imports_of(name)}:
+        assert "transport" in name
+
+
+def test_importing_the_package_imports_no_extra_and_no_test_dependency():
+    code = (
+        "import sys, bridge; heavy = {'torch', 'matplotlib', 'stable_baselines3', 'pettingzoo', 'hypothesis', "
+        "'pytest', 'dm_env_rpc', 'dm_env', 'bridge.testing', 'bridge.wrappers'}; "
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_wrappers_folder_is_not_imported_under_its_own_name():
+    done = subprocess.run(
+        [sys.executable, "-c", "import wrappers"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode != 0
+    assert "imported as bridge.wrappers, not as wrappers" in done.stderr
+
+
+# Two libraries in one process
+
+EXCHANGE = """
+import numpy as np
+from bridge.pb import dm_env_rpc_pb2 as ours, properties_pb2, bridge_pb2
+from dm_env_rpc.v1 import dm_env_rpc_pb2 as theirs, tensor_utils
+from dm_env_rpc.v1.extensions import properties_pb2 as their_properties
+from bridge.tensors import pack_tensor, unpack_tensor
+tensor = theirs.Tensor.FromString(pack_tensor(np.arange(3)).SerializeToString())
+assert tensor_utils.unpack_tensor(tensor).tolist() == [0, 1, 2]
+assert unpack_tensor(ours.Tensor.FromString(tensor_utils.pack_tensor("x").SerializeToString()))[()] == "x"
+for name in ("EnvironmentRequest", "EnvironmentResponse"):
+    mine = getattr(ours, name).DESCRIPTOR
+    other = getattr(theirs, name).DESCRIPTOR
+    assert mine.full_name != other.full_name
+    assert {f.number: f.name for f in mine.fields} == {f.number: f.name for f in other.fields}
+request = theirs.EnvironmentRequest(step=theirs.StepRequest(requested_observations=[1, 2]))
+assert list(ours.EnvironmentRequest.FromString(request.SerializeToString()).step.requested_observations) == [1, 2]
+print("exchanged")
+"""
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        "import bridge\nimport dm_env_rpc.v1.connection",
+        "import dm_env_rpc.v1.connection\nimport bridge",
+        "import bridge.pb.dm_env_rpc_pb2\nimport dm_env_rpc.v1.dm_env_rpc_pb2",
+        "import dm_env_rpc.v1.dm_env_rpc_pb2\nimport bridge.pb.dm_env_rpc_pb2",
+    ],
+    ids=["bridge first", "dm_env_rpc first", "our messages first", "their messages first"],
+)
+def test_the_public_library_and_ours_live_in_one_process(order):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", f"{order}\n{EXCHANGE}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "exchanged"
+
+
+def test_every_message_of_ours_has_the_fields_of_the_public_one():
+    from dm_env_rpc.v1 import dm_env_rpc_pb2 as theirs
+    from dm_env_rpc.v1.extensions import properties_pb2 as their_properties
+
+    from bridge.pb import dm_env_rpc_pb2 as ours
+    from bridge.pb import properties_pb2
+
+    def shape(descriptor):
+        fields = {
+            (field.number, field.name, field.type, field.is_repeated, field.containing_oneof is not None)
+            for field in descriptor.fields
+        }
+        return fields, {name: shape(inner) for name, inner in descriptor.nested_types_by_name.items()}
+
+    compared = 0
+    for mine, other in ((ours, theirs), (properties_pb2, their_properties)):
+        for name, descriptor in other.DESCRIPTOR.message_types_by_name.items():
+            assert shape(getattr(mine, name).DESCRIPTOR) == shape(descriptor), name
+            compared += 1
+    assert compared > 20
+    for name in ("DataType", "EnvironmentStateType"):
+        assert dict(getattr(ours, name).items()) == dict(getattr(theirs, name).items())
+
+
+# The wheel
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory):
+    """The file names in a wheel and in a source archive, built of a copy of the project."""
+    copy = tmp_path_factory.mktemp("project") / "source"
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    if listed.returncode == 0:
+        for name in listed.stdout.split("\n"):
+            if name and (ROOT / name).is_file():
+                (copy / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, copy / name)
+    else:
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".venv*", "*.egg-info", "build", "dist", ".git"))
+    out = copy.parent / "dist"
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "build", "--no-isolation", "--outdir", out, copy],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (wheel,) = out.glob("*.whl")
+    (sdist,) = out.glob("*.tar.gz")
+    with zipfile.ZipFile(wheel) as archive:
+        wheel_names = archive.namelist()
+        metadata = next(archive.read(name).decode() for name in wheel_names if name.endswith("METADATA"))
+    with tarfile.open(sdist) as archive:
+        sdist_names = [name.partition("/")[2] for name in archive.getnames()]
+    return wheel_names, sdist_names, metadata
+
+
+def test_the_wheel_installs_bridge_and_nothing_else(built):
+    names, _, _ = built
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"bridge"}
+    assert "bridge/py.typed" in names
+    assert "bridge/wrappers/__init__.py" in names
+    assert "bridge/wrappers/blocking_reset.py" in names
+    assert "bridge/pb/dm_env_rpc_pb2.pyi" in names
+
+
+def test_the_wheel_holds_every_module(built):
+    names, _, _ = built
+    for module in MODULES:
+        relative = source_of(module).relative_to(ROOT).as_posix()
+        expected = f"bridge/{relative}" if relative.startswith("wrappers/") else relative
+        assert expected in names, module
+
+
+def test_the_source_archive_can_be_built_from(built):
+    _, names, metadata = built
+    assert {"pyproject.toml", "README.md", "LICENSE", "bridge/py.typed", "wrappers/__init__.py"} <= set(names)
+    assert "Name: gymnasium-bridge" in metadata
+    assert f"Version: {bridge.__version__}" in metadata
+    always = {
+        line.split(":")[1].strip().split(">=")[0]
+        for line in metadata.splitlines()
+        if line.startswith("Requires-Dist:") and "extra ==" not in line
+    }
+    assert always == {"gymnasium", "numpy", "grpcio", "protobuf", "cloudpickle"}
+
+
+def test_the_list_of_packages_is_that_of_the_folders():
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    listed = set(ast.literal_eval("[" + text.partition("\npackages = [")[2].partition("]")[0] + "]"))
+    folders = {
+        "bridge.wrappers",
+        *(
+            ".".join(path.parent.relative_to(ROOT).parts)
+            for path in (ROOT / "bridge").rglob("*.py")
+            if "__pycache__" not in path.parts
+        ),
+        *(
+            ".".join(("bridge", *path.parent.relative_to(ROOT).parts))
+            for path in (ROOT / "wrappers").rglob("*.py")
+            if "__pycache__" not in path.parts
+        ),
+    }
+    assert listed == folders
+
+
+def test_the_version_is_said_once():
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'\nversion = "{bridge.__version__}"\n' in text
+
+
+def test_the_package_says_that_it_is_typed():
+    assert (ROOT / "bridge" / "py.typed").exists()

@@ -1,0 +1,116 @@
+"""`gymnasium.make` and `gymnasium.make_vec` find remote environments, and specs make second ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+import bridge
+from bridge import RemoteEnv, Server, make_remote, make_vec_remote, serve_gym
+from bridge.registration import REMOTE_ID, register_remote
+from bridge.wrappers import BlockingReset
+from tests.support import assert_identical
+
+ID = f"bridge:{REMOTE_ID}"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serve_gym("CartPole-v1") as made:
+        yield made
+
+
+def test_registering_twice_changes_nothing() -> None:
+    before = gymnasium.registry[REMOTE_ID]
+    register_remote()
+    assert gymnasium.registry[REMOTE_ID] is before
+    assert "register_remote" not in bridge.__all__
+
+
+def test_make_gives_a_remote_environment(server: Server) -> None:
+    env = gymnasium.make(ID, url=server.url, render_mode="rgb_array")
+    assert isinstance(env.unwrapped, RemoteEnv)
+    local = gymnasium.make("CartPole-v1", render_mode="rgb_array")
+    assert_identical(env.reset(seed=3), local.reset(seed=3))
+    assert_identical(env.step(1), local.step(1))
+    assert_identical(env.render(), local.render())
+    assert env.spec is not None
+    again = gymnasium.make(env.spec)
+    assert_identical(again.reset(seed=5), local.reset(seed=5))
+    for each in (env, again, local):
+        each.close()
+
+
+def test_make_vec_gives_the_batched_contract(server: Server) -> None:
+    envs = gymnasium.make_vec(ID, num_envs=3, urls=server.url, autoreset_mode="SameStep")
+    assert isinstance(envs, BlockingReset)
+    assert envs.num_envs == 3
+    assert envs.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+    assert envs.reset(seed=1)[0].shape == (3, 4)
+    envs.close()
+    with serve_gym("CartPole-v1", num_envs=4) as lanes:
+        envs = gymnasium.make_vec(ID, urls=[lanes.url, server.url])
+        assert envs.num_envs == 5
+        envs.close()
+
+
+def test_a_spec_makes_a_second_one(server: Server) -> None:
+    made = gymnasium.make_vec(ID, num_envs=2, urls=server.url, autoreset_mode="Disabled")
+    direct = BlockingReset(make_vec_remote(server.url, num_envs=2), timeout=7.0, autoreset_mode="Disabled")
+    for envs in (made, direct):
+        assert envs.spec is not None
+        again = gymnasium.make_vec(envs.spec)
+        assert isinstance(again, BlockingReset)
+        assert again.spec == envs.spec
+        assert again.timeout == envs.timeout  # type: ignore[attr-defined]
+        assert again.autoreset_mode is AutoresetMode.DISABLED
+        assert_identical(again.reset(seed=4), envs.reset(seed=4))
+        third = gymnasium.make_vec(EnvSpec.from_json(envs.spec.to_json()))
+        assert_identical(third.reset(seed=4), envs.reset(seed=4))
+        for each in (again, third, envs):
+            each.close()
+
+
+def test_a_spec_can_be_set(server: Server) -> None:
+    envs = BlockingReset(make_vec_remote(server.url))
+    envs.spec = EnvSpec("Mine-v0", entry_point="somewhere:Mine")
+    assert envs.spec is not None
+    assert envs.spec.id == "Mine-v0"
+    envs.spec = None
+    assert envs.spec is None
+    envs.close()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_make_vec_puts_remote_environments_into_gymnasiums_own_vectors(server: Server, mode: str) -> None:
+    kwargs = {"vector_kwargs": {"context": "forkserver"}} if mode == "async" else {}
+    envs = gymnasium.make_vec(ID, num_envs=2, vectorization_mode=mode, url=server.url, **kwargs)
+    assert isinstance(envs, AsyncVectorEnv if mode == "async" else SyncVectorEnv)
+    local = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2)
+    assert_identical(envs.reset(seed=1), local.reset(seed=1))
+    actions = np.array([0, 1])
+    for _ in range(30):
+        assert_identical(envs.step(actions), local.step(actions))
+    envs.close()
+    local.close()
+
+
+def test_the_spec_of_make_remote_makes_a_second_one(server: Server) -> None:
+    env = make_remote(server.url)
+    assert env.spec is not None
+    again = gymnasium.make(env.spec)
+    assert_identical(again.reset(seed=2), env.reset(seed=2))
+    again.close()
+    env.close()
+
+
+def test_urls_and_url_together_are_refused(server: Server) -> None:
+    with pytest.raises(ValueError, match="expected urls="):
+        gymnasium.make_vec(ID, num_envs=1, urls=server.url, url=server.url)
+    with pytest.raises(ValueError, match="expected urls="):
+        gymnasium.make_vec(ID, num_envs=1)

@@ -1,0 +1,138 @@
+"""Remote environments under the contract of Stable-Baselines3's vector environments."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from stable_baselines3.common.vec_env import VecEnv
+
+from bridge.client.remote_vector_env import RemoteVectorEnv
+from bridge.errors import SettingError
+from bridge.tensors import Array
+
+from .blocking_reset import BlockingReset
+
+__all__ = ["SB3VecEnv"]
+
+
+class SB3VecEnv(VecEnv):
+    """Remote environments as a `stable_baselines3.common.vec_env.VecEnv`; needs the extra `sb3`.
+
+    A finished slot begins its next episode in the same step; its info holds `terminal_observation` and
+    `TimeLimit.truncated`, `reset_infos` holds the info of the reset. Rewards are float32. For the episode statistics
+    that Stable-Baselines3 logs, wrap it in `VecMonitor`, or serve environments that are wrapped in `Monitor`.
+
+    Example:
+        >>> from bridge import make_vec_remote, serve_gym
+        >>> from bridge.wrappers import SB3VecEnv
+        >>> from stable_baselines3 import PPO
+        >>> from stable_baselines3.common.vec_env import VecMonitor
+        >>> with serve_gym("CartPole-v1", num_envs=8) as server:
+        ...     envs = VecMonitor(SB3VecEnv(make_vec_remote(server.url)))
+        ...     model = PPO("MlpPolicy", envs, n_steps=32, device="cpu").learn(256)
+        ...     envs.close()
+
+    Args:
+        envs: What `make_vec_remote` returns, or a `BlockingReset` around it, whose autoreset mode does not matter.
+
+    Raises:
+        SettingError: `envs` is something else.
+    """
+
+    def __init__(self, envs: RemoteVectorEnv | BlockingReset) -> None:
+        if isinstance(envs, BlockingReset):
+            self._envs = BlockingReset(envs.env, envs.timeout, autoreset_mode=AutoresetMode.SAME_STEP)
+        elif isinstance(envs, RemoteVectorEnv):
+            self._envs = BlockingReset(envs, autoreset_mode=AutoresetMode.SAME_STEP)
+        else:
+            raise SettingError(
+                f"expected what make_vec_remote returns, or a BlockingReset around it, got {envs!r} of type "
+                f"{type(envs).__name__}"
+            )
+        self._stepping = False
+        super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
+        self.metadata = dict(self._envs.metadata)
+
+    def reset(self) -> Any:
+        """Begin an episode in every slot, with the seeds and options that were set for it; return the observations."""
+        remote = self._envs.env
+        if self._stepping:
+            remote.cancel()  # a step that is under way is given up, says the contract
+            self._stepping = False
+        self._envs.reset_async(self._seeds, slot_options=self._options if any(self._options) else None)
+        with remote.gathering("reset"):
+            results = remote.finish_all(self._envs.timeout)
+            remote.fill_last(results)
+            self.reset_infos = remote.own_infos(results)
+            self._reset_seeds()
+            self._reset_options()
+            return remote.batched(results)
+
+    def step_async(self, actions: Array) -> None:
+        """Send the actions."""
+        self._envs.step_async(actions)
+        self._stepping = True
+
+    def step_wait(self) -> tuple[Any, Array, Array, list[dict[str, Any]]]:
+        """Return observations, float32 rewards, dones, each `(num_envs,)`, and a list with each slot's info."""
+        remote = self._envs.env
+        with remote.gathering("step"):
+            results, begun = self._envs.finish_step(self._envs.timeout)
+            self._stepping = False
+            infos = remote.own_infos(results)
+            batch = results.batch
+            dones = batch.terminations | batch.truncations
+            for slot, info in enumerate(infos):
+                info["TimeLimit.truncated"] = bool(batch.truncations[slot] and not batch.terminations[slot])
+            if begun is not None:
+                first = remote.own_infos(begun)
+                for slot in np.flatnonzero(dones).tolist():
+                    infos[slot]["terminal_observation"] = remote.row(results, slot)
+                    self.reset_infos[slot] = first[slot]
+                remote.take(results, begun, dones)
+            return remote.batched(results), batch.rewards.astype(np.float32), dones, infos
+
+    def close(self) -> None:
+        """Leave the worlds and disconnect. May be called twice."""
+        self._envs.close()
+
+    def _slots(self, indices: int | Iterable[int] | None) -> list[int]:
+        return list(self._get_indices(indices))
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        """Read a public attribute of the environments in some slots.
+
+        Raises:
+            AttributeError: They have none of that name.
+        """
+        found = self._envs.get_attr(attr_name)
+        return [found[slot] for slot in self._slots(indices)]
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        """Set a public attribute of the environments in some slots to one value."""
+        self._envs.env.set_attr_at(self._slots(indices), attr_name, value)
+
+    def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
+        """Call a public method of the environments in some slots."""
+        return list(self._envs.env.call_at(self._slots(indices), method_name, *method_args, **method_kwargs))
+
+    def env_is_wrapped(self, wrapper_class: type[Any], indices: Any = None) -> list[bool]:
+        """Tell whether the environments, where they run, are in a wrapper of this class."""
+        name = f"{wrapper_class.__module__}:{wrapper_class.__qualname__}"
+        found = self._envs.env.wrapper_classes()
+        return [name in found[slot] for slot in self._slots(indices)]
+
+    def get_images(self) -> Sequence[Array | None]:
+        """Return each slot's frame, where the render mode is `rgb_array`."""
+        if self.render_mode != "rgb_array":
+            warnings.warn(f"expected the render mode rgb_array for images, got {self.render_mode}", stacklevel=2)
+            return [None] * self.num_envs
+        return list(self._envs.env.render())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SB3VecEnv:
+        return SB3VecEnv(copy.deepcopy(self._envs.env, memo))
