@@ -592,3 +592,34 @@ def test_sending_to_a_server_that_reads_nothing_is_no_deadlock(path: str) -> Non
             reader.join(10.0)
             assert not reader.is_alive()
             connection.close(0.0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_process_connects_anew_and_leaves_the_parents_sockets_alone(path: str) -> None:
+    with serve_gym("CartPole-v1", unix_path=path) as server:
+        envs = BlockingReset(make_vec_remote(server.urls[1], num_envs=2))
+        first, _ = envs.reset(seed=0)
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                code = int(not np.array_equal(envs.reset(seed=0)[0], first))
+                envs.step(np.array([0, 1]))
+                envs.close()
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        for _ in range(3):
+            envs.step(np.array([0, 1]))
+        envs.close()
+
+
+def test_a_copy_connects_by_itself_over_the_same_transport(path: str) -> None:
+    with serve_gym("CartPole-v1", unix_path=path) as server:
+        env = make_remote(server.url)
+        other = pickle.loads(pickle.dumps(env))
+        assert np.array_equal(other.reset(seed=3)[0], env.reset(seed=3)[0])
+        assert type(other._remote._connection).__name__ == "FrameConnection"
+        other.close()
+        env.close()
