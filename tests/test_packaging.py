@@ -142,7 +142,7 @@ BELOW = {
     "bridge.errors": set(),
     "bridge.version": set(),
     "bridge.wire": set(),
-    "bridge.address": {"errors"},
+    "bridge.address": {"credentials", "errors"},
     "bridge.tensors": {"errors", "pb"},
     "bridge.values": {"errors", "pb"},
     "bridge.space_json": {"errors", "tensors"},

@@ -487,7 +487,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         results = Results(batch, np.zeros(self.num_envs, np.bool_), [], {})
         for seat in self._seats:
             if seat.answer is not None:
-                self._hand_out(seat, results)
+                self._hand_out(seat, seat.answer, results)
             elif seat.error is not None:
                 self._cut_off(seat, results)
         for slot, error in results.errors.items():
@@ -495,9 +495,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
                 _log.warning("the episode of slot %d is cut off: %s", slot, error)
         return results
 
-    def _hand_out(self, seat: Seat, results: Results) -> None:
+    def _hand_out(self, seat: Seat, message: pb.EnvironmentResponse | StepAnswer, results: Results) -> None:
         try:
-            info = self.hand_over(seat, results.batch, seat.start)
+            info = self.hand_over(seat, message, results.batch, seat.start)
         except RemoteError as error:
             seat.remote.close(0.0)
             self._lose(seat, error)
@@ -506,15 +506,12 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         results.valid[seat.slots] = True
         results.infos.append((seat, info))
 
-    def hand_over(self, seat: Seat, batch: Batch, position: int) -> Any:
+    def hand_over(self, seat: Seat, message: pb.EnvironmentResponse | StepAnswer, batch: Batch, position: int) -> Any:
         """Hand out a seat's answer into a batch, from `position` on; return the info.
 
         Raises:
             PeerError: The answer cannot be read.
         """
-        message = seat.answer
-        if message is None:
-            raise PeerError(seat.remote.url, "there is no answer to hand out")
         info = seat.remote.deliver_step(message, batch, position)
         seat.last, seat.answer = message, None
         seat.stepping = False

@@ -148,7 +148,7 @@ def _hand_out(
     """Write a seat's answer into a batch; or its last observation where it was cut off, and why."""
     if seat.answer is not None:
         try:
-            return envs.hand_over(seat, batch, position), None
+            return envs.hand_over(seat, seat.answer, batch, position), None
         except RemoteError as problem:
             seat.remote.close(0.0)
             envs._lose(seat, problem)
