@@ -2,12 +2,19 @@
 # make test    run the tests
 # make check   format, lint, types, generated code
 # make bench   steps per second, side by side with peers
+# make chaos   step for 20 minutes, twice, while servers are killed and stopped; make fuzz   a million random requests
 # make proto   generate bridge/pb from proto
+# make test-trainers     run the tests that need PyTorch, with the trainers themselves
+# make notebooks         execute the notebooks in place, at full length
+# make notebooks-short   execute them with short trainings, and leave them as they are
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+# Trainers bring PyTorch, which nothing else needs.
+TRAINERS ?= .venv-trainers
+TORCH ?= torch==2.13.0
 
-.PHONY: demo test check bench proto clean
+.PHONY: demo test test-trainers notebooks notebooks-short check bench chaos fuzz proto clean
 
 # One stamp a set of extras; a changed pyproject.toml installs again.
 $(VENV)/.installed-%: pyproject.toml
@@ -16,24 +23,47 @@ $(VENV)/.installed-%: pyproject.toml
 	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable ".[$*]"
 	touch $@
 
+$(TRAINERS)/.installed-%: pyproject.toml
+	test -x $(TRAINERS)/bin/python || $(PYTHON) -m venv $(TRAINERS)
+	$(TRAINERS)/bin/python -m pip install --quiet --upgrade pip
+	$(TRAINERS)/bin/python -m pip install --quiet "$(TORCH)"
+	PYTHONWARNINGS=ignore $(TRAINERS)/bin/python -m pip install --quiet --editable ".[$*]"
+	touch $@
+
 demo: $(VENV)/.installed-demo
 	$(BIN)/bridge demo
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest
 
+test-trainers: $(TRAINERS)/.installed-test $(TRAINERS)/.installed-trainers
+	$(TRAINERS)/bin/python -m pytest tests/trainers
+
+notebooks: $(TRAINERS)/.installed-notebooks
+	$(TRAINERS)/bin/python notebooks/run.py
+
+notebooks-short: $(TRAINERS)/.installed-notebooks
+	BRIDGE_NOTEBOOK_SCALE=0.02 $(TRAINERS)/bin/python notebooks/run.py --check
+
 check: $(VENV)/.installed-test $(VENV)/.installed-check
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python proto/generate.py --check
+	$(BIN)/python docs/generate.py --check
 
 bench: $(VENV)/.installed-test
 	-$(MAKE) $(VENV)/.installed-bench # a peer that cannot be installed is skipped with a word
 	$(BIN)/python -m benchmarks
 
+chaos: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.chaos
+
+fuzz: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.fuzz
+
 proto: $(VENV)/.installed-check
 	$(BIN)/python proto/generate.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(TRAINERS) build dist *.egg-info

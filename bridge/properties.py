@@ -64,6 +64,16 @@ class PropertyTree:
         self._leaves = {leaf.key: leaf for leaf in leaves}
         self._families = {family.key: family for family in families}
 
+    @property
+    def leaves(self) -> tuple[Property, ...]:
+        """Every leaf."""
+        return tuple(self._leaves.values())
+
+    @property
+    def families(self) -> tuple[Family, ...]:
+        """Every family of leaves."""
+        return tuple(self._families.values())
+
     def merged(self, other: PropertyTree) -> PropertyTree:
         """Return a tree with the properties of both."""
         return PropertyTree(

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.properties import PropertyTree
+from bridge.properties import TEXT, Property, PropertyTree
 from bridge.step_codec import StepCodec
 from bridge.tensors import Array
 from bridge.wire import CALL_REQUEST_URL, CALL_RESPONSE_URL, PROPERTY_REQUEST_URL, PROPERTY_RESPONSE_URL
@@ -151,21 +151,36 @@ class Hub(Protocol):
 
 
 class Session:
-    """Serves one connection. Its methods are called by one thread at a time."""
+    """Serves one connection. Its methods are called by one thread at a time.
 
-    def __init__(self, hub: Hub) -> None:
+    Args:
+        hub: The server's worlds.
+        client_version: The version that a client of this package says it has; "" for others.
+    """
+
+    def __init__(self, hub: Hub, client_version: str = "") -> None:
         self._hub = hub
+        self._client_version = client_version
         self._state = State.UNJOINED
         self._world: World | None = None
         self._agent: Agent | None = None
         self._codec: StepCodec | None = None
         self._wanted: tuple[int, ...] | None = None
         self._gone = False
+        self.last_step: tuple[str, int, int] | None = None
+        """Of a request that was a Step with actions: its world, the environments stepped, and the episodes ended."""
+        self.last_error = 0
+        """The code with which a request was refused; 0: it was not."""
 
     @property
     def state(self) -> State:
         """Where the connection is."""
         return self._state
+
+    @property
+    def world_name(self) -> str | None:
+        """The world that the connection is in; None: none."""
+        return None if self._world is None else self._world.name
 
     def handle(self, data: bytes) -> bytes:
         """Answer a serialized EnvironmentRequest by a serialized EnvironmentResponse, whatever the bytes are."""
@@ -200,18 +215,20 @@ class Session:
     def _step_fast(self, codec: StepCodec, agent: Agent, world: World, arrays: list[Array]) -> list[bytes | memoryview]:
         """Do what `_step` does for a request that was read without protobuf."""
         wanted = self._wanted or ()
+        self.last_step, self.last_error = None, 0
         try:
+            agent.prepare(wanted)
             actions: dict[int, Array] = {}
             for (uid, spec), array in zip(agent.actions.items(), arrays, strict=True):
                 spec.check_range(array)
                 actions[uid] = array if array.flags.writeable else array.copy()
             state, observed = self._run(agent, world, actions, wanted)
         except RequestError as error:
-            return [_error(error).SerializeToString()]
+            return [self._refused(error).SerializeToString()]
         except TensorError as error:
-            return [_error(RequestError(Code.INVALID_ARGUMENT, str(error))).SerializeToString()]
+            return [self._refused(RequestError(Code.INVALID_ARGUMENT, str(error))).SerializeToString()]
         except Exception as error:  # D-1
-            return [_failure("step", error).SerializeToString()]
+            return [self._refused(_failure("step", error)).SerializeToString()]
         values = [observed[uid] for uid in wanted]
         info = values.pop().tobytes() if codec.has_info else None
         parts = codec.write_response(state, values, info)
@@ -233,6 +250,7 @@ class Session:
             state: int = pb.INTERRUPTED
         else:
             state = agent.step(actions)
+        self.last_step = (world.name, *agent.ended(state))
         if state != pb.RUNNING:  # STEP_RAN leads from RUNNING to RUNNING
             self._move(_STEP_EVENTS[state])
             world.resets.end(agent)
@@ -248,6 +266,7 @@ class Session:
         """Answer one request."""
         kind = request.WhichOneof("payload")
         response = pb.EnvironmentResponse()
+        self.last_step, self.last_error = None, 0
         try:
             if kind is None:
                 raise RequestError(
@@ -256,12 +275,16 @@ class Session:
                 )
             self._SERVE[kind](self, request, response)
         except RequestError as error:
-            return _error(error)
+            return self._refused(error)
         except TensorError as error:
-            return _error(RequestError(Code.INVALID_ARGUMENT, str(error)))
+            return self._refused(RequestError(Code.INVALID_ARGUMENT, str(error)))
         except Exception as error:  # D-1: whatever went wrong, this request is answered, and with the cause
-            return _failure(str(kind), error)
+            return self._refused(_failure(str(kind), error))
         return response
+
+    def _refused(self, error: RequestError) -> pb.EnvironmentResponse:
+        self.last_error = int(error.code)
+        return _error(error)
 
     def hang_up(self) -> None:
         """Take note that the client is gone, so that no request waits any longer. May be called from any thread."""
@@ -321,6 +344,7 @@ class Session:
             if uid not in observations:
                 known = ", ".join(f"{number} ({spec.name})" for number, spec in observations.items())
                 raise RequestError(Code.INVALID_ARGUMENT, f"unknown observation UID {uid}; there are {known}")  # D-10
+        agent.prepare(wanted)
         if self._state is State.RUNNING:
             state, observed = self._run(agent, world, self._read_actions(agent, step.actions), wanted)
         else:
@@ -395,12 +419,16 @@ class Session:
         self._hub.destroy_world(name)
         response.destroy_world.SetInParent()
 
+    def _properties(self) -> PropertyTree:
+        text = "the client's version, as the server knows it; empty for a client that is not of this package"
+        return PropertyTree([Property("connection.client_version", TEXT, text, lambda: self._client_version)])  # U-12
+
     def _extension(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         self._require(Event.EXTENSION)
         url, data = request.extension.type_url, request.extension.value
         try:
             if url == PROPERTY_REQUEST_URL:
-                tree = self._hub.properties()
+                tree = self._hub.properties().merged(self._properties())
                 if self._agent is not None:
                     tree = tree.merged(self._agent.properties())
                 answer = tree.answer(properties_pb2.PropertyRequest.FromString(data)).SerializeToString()
@@ -434,9 +462,9 @@ def _error(error: RequestError) -> pb.EnvironmentResponse:
     return pb.EnvironmentResponse(error=pb.Status(code=int(error.code), message=error.message))
 
 
-def _failure(kind: str, error: Exception) -> pb.EnvironmentResponse:
+def _failure(kind: str, error: Exception) -> RequestError:
     frames = "".join(traceback.format_exception(error))
-    return _error(RequestError(Code.INTERNAL, f"the server failed at {kind}: {error!r}\n{frames}"))
+    return RequestError(Code.INTERNAL, f"the server failed at {kind}: {error!r}\n{frames}")
 
 
 def _destroyed(world: World) -> RequestError:

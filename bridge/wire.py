@@ -9,6 +9,7 @@ __all__ = [
     "PROPERTY_REQUEST_URL",
     "PROPERTY_RESPONSE_URL",
     "SERVICE",
+    "TIMING",
 ]
 
 SERVICE = "dm_env_rpc.v1.Environment"
@@ -34,3 +35,20 @@ CALL_RESPONSE_URL = "type.googleapis.com/gymnasium_bridge.CallResponse"
 
 NO_SEED = -1
 """In the Reset setting `seed` of a world of lanes: no seed for this lane."""
+
+TIMING = (
+    "received_at",
+    "answered_at",
+    "observed_at",
+    "step_time",
+    "action_delay",
+    "episode",
+    "frame",
+    "actions_applied",
+    "actions_replaced",
+    "actions_dropped",
+    "overruns",
+    "frames_dropped",
+    "frames_skipped",
+)
+"""The elements of the observation `timing` of a real-time world, float64: seconds of the server's clock, or counts."""

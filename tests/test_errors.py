@@ -22,7 +22,7 @@ def example(cls):
         return cls("grpc://h:1", "the reason")
     if cls is errors.RequestError:
         return cls(Code.INTERNAL, "the reason")
-    if cls is errors.AlreadyPendingError:
+    if cls in (errors.AlreadyPendingError, errors.NothingPendingError):
         return cls("the reason", "step")
     return cls("the reason")
 
@@ -98,6 +98,7 @@ def test_gymnasiums_own_errors_catch_ours():
     assert issubclass(errors.ResetNeededError, gymnasium.error.ResetNeeded)
     assert issubclass(errors.ClosedError, gymnasium.error.ClosedEnvironmentError)
     assert issubclass(errors.AlreadyPendingError, gymnasium.error.AlreadyPendingCallError)
+    assert issubclass(errors.NothingPendingError, gymnasium.error.NoAsyncCallError)
 
 
 def test_the_codes_are_numbered_as_in_grpc():

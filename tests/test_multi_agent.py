@@ -14,9 +14,11 @@ import pytest
 
 import bridge
 from bridge.errors import Code, InvalidActionError, RefusedError, ResetNeededError, SettingError
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.testing import check_server
 from bridge.worlds.multi_agent import default_action
 from tests.parallel_envs import NAMES, Relay
-from tests.peers import PublicClient
+from tests.peers import PublicClient, Stream
 from tests.support import assert_identical
 
 RUNNING, TERMINATED, INTERRUPTED = 1, 2, 3
@@ -416,7 +418,7 @@ def test_worlds_do_not_touch_each_other():
 KILLED = """
     import sys
     from tests.parallel_envs import Relay
-    from tests.peers import PublicClient
+    from tests.peers import PublicClient, Stream
 
     class Server:
         url = sys.argv[1]
@@ -482,3 +484,62 @@ def test_when_one_of_two_public_clients_is_killed_the_others_go_on_as_declared(p
             assert seen[-1][3]
         public.close()
         ours.close()
+
+
+def waiting(server, world=""):
+    """Wait until somebody waits in its first Step."""
+    made = server._registry.find_world(world)
+    with made.resets.changed:
+        assert made.resets.changed.wait_for(lambda: bool(made._ready), 20)
+    return made
+
+
+def test_a_client_that_dies_while_it_waits_for_others_frees_its_seat_at_once():
+    """D-22, D-16: long before `agent_timeout`; another takes the seat."""
+    with bridge.serve_parallel(Relay, agent_timeout=600) as server:
+        stream = Stream(server).join()
+        stream.send(step=pb.StepRequest())
+        world = waiting(server)
+        stream.die()
+        with world.resets.changed:
+            assert world.resets.changed.wait_for(lambda: world.agents == 0, 20)
+        stream.close()
+
+
+def test_destroying_a_world_ends_the_waits_in_it():
+    """D-17, D-22: who waits for others hears it now, not at the deadline."""
+    with bridge.serve_parallel(Relay, agent_timeout=600) as server:
+        stream, killer = Stream(server).join(), Stream(server)
+        stream.send(step=pb.StepRequest())
+        waiting(server)
+        killer.ask(destroy_world=pb.DestroyWorldRequest())
+        error = stream.take().error
+        assert error.code == Code.FAILED_PRECONDITION
+        assert "destroyed" in error.message
+        stream.close()
+        killer.close()
+
+
+def test_a_server_stops_while_agents_wait():
+    """The fixture of all tests sees to it that no thread stays; a warning would fail this test."""
+    server = bridge.serve_parallel(Relay, agent_timeout=600)
+    stream = Stream(server).join()
+    stream.send(step=pb.StepRequest())
+    waiting(server)
+    server.stop()
+    stream.close()
+    assert server.worlds == []
+
+
+def test_there_is_no_frame_before_the_first_sequence(remote):
+    """D-18."""
+    far = remote(Relay, kwargs={"render_mode": "rgb_array"})
+    with pytest.raises(RefusedError, match="no sequence has begun"):
+        far.render()
+
+
+def test_a_world_of_several_agents_passes_the_conformance_checks():
+    """D-15, D-16, D-17, D-22: by the checks that anyone can run."""
+    with bridge.serve_parallel(Relay, missing_agent="default", agent_timeout=20) as server:
+        report = check_server(server.url, only=["D-15", "D-16", "D-17", "D-22"], required_actions=["action"])
+    assert report.ok, str(report)

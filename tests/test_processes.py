@@ -17,6 +17,8 @@ import pytest
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from bridge import Server, make_remote, make_vec_remote, serve_gym
+from bridge.client.relay import RelayConnection
+from bridge.errors import ConnectionLostError
 from bridge.wrappers import BlockingReset
 from tests.support import SERVE, assert_identical, server_process, until
 
@@ -137,6 +139,8 @@ def test_a_forked_process_makes_environments_of_its_own_and_leaves_nothing_behin
 
     def child() -> Any:
         own = make_remote(server.url)
+        # gRPC's own handling of forks works most of the time; a process that has not been forked does always.
+        assert isinstance(own._remote._connection, RelayConnection)
         found = rollout(own)
         own.close()
         return found
@@ -163,6 +167,24 @@ def test_a_forked_process_is_told_that_nobody_listens() -> None:
         return "connected"
 
     assert in_child(child).startswith(f"ConnectError: {url}: no connection")
+
+
+def test_a_connection_that_a_fork_inherits_is_the_parents(server: Server) -> None:
+    """Whoever holds it: an error where it is used, no wait where it is closed."""
+    env = make_remote(server.url)
+    env.reset()
+    connection = env._remote._connection
+    assert connection is not None
+
+    def child() -> str:
+        with pytest.raises(ConnectionLostError, match="this process was forked") as caught:
+            connection.send(b"")
+        connection.close(30.0)
+        return str(caught.value)
+
+    assert server.url in in_child(child, deadline=20.0)
+    env.step(0)
+    env.close()
 
 
 def test_a_server_that_a_fork_inherits_is_the_parents(server: Server) -> None:

@@ -106,7 +106,7 @@ def test_the_table_of_public_names_is_whole_and_holds_nothing_else() -> None:
     things |= {f"bridge.wrappers.{name}": bridge.wrappers for name in bridge.wrappers.__all__}
     missing = [row(name, place) for name, place in things.items() if name not in listed]
     assert not missing, "README.md lacks these rows:\n" + "\n".join(missing)
-    modules = {"bridge.errors", "bridge.perlert", "bridge.testing"}
+    modules = {"bridge.errors", "bridge.perlert", "bridge.testing", "bridge.wrappers.SB3VecEnv"}  # it needs an extra
     assert set(listed) - set(things) <= modules
 
 
@@ -128,7 +128,7 @@ def test_the_folders_of_contributing_are_there_and_its_commands_are_in_the_makef
     assert [name for name in re.findall(r"^\| `([\w/]+/)` \|", text, re.MULTILINE) if not (ROOT / name).is_dir()] == []
     targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert targets is not None
-    assert set(re.findall(r"^\| `make (\w+)`", text, re.MULTILINE)) == set(targets.group(1).split()) - {"clean"}
+    assert set(re.findall(r"^\| `make ([\w-]+)`", text, re.MULTILINE)) == set(targets.group(1).split()) - {"clean"}
 
 
 def test_the_table_of_properties_is_the_one_that_is_served() -> None:

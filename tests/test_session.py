@@ -556,8 +556,11 @@ def test_an_action_that_is_wrong_in_any_way_is_an_error_that_says_how(actions, w
     peer.join()
     peer.play(None)
     words = words.replace("-1.0", "-1.").replace("max 1.0", "max 1.")
-    peer.refused(Code.INVALID_ARGUMENT, words, step={"actions": actions})
-    assert peer.play(np.zeros(3, np.float32)) == ("RUNNING", [1, 1], 1.0, 1.0)
+    good = {"actions": {1: tensor((3,), "floats", [0] * 3)}, "requested_observations": [1, 2]}
+    for _ in range(2):
+        assert peer.ask(step=good).step.state == pb.RUNNING
+    peer.refused(Code.INVALID_ARGUMENT, words, step={**good, "actions": actions})
+    assert peer.play(np.zeros(3, np.float32)) == ("RUNNING", [1, 3], 3.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -847,15 +850,18 @@ def test_a_closed_session_gives_back_its_seat_and_its_own_world(server):
 
 
 def test_a_fault_of_the_server_itself_is_answered_with_its_traceback(server, peer, monkeypatch):
-    # D-1: and the stream stays open
+    # D-1: and the stream stays open, also where Step after Step was alike
     peer.join()
+    wanted = ("observation", "reward", "terminated", "truncated", "info")
+    for _ in range(3):
+        assert peer.step(0, wanted).WhichOneof("payload") == "step"
 
     def broken(*args):
         raise ZeroDivisionError("oops")
 
     with monkeypatch.context() as patch:
         patch.setattr(peer.session._agent, "observe", broken)
-        response = peer.step()
+        response = peer.step(0, wanted)
     assert response.error.code == Code.INTERNAL
     assert "ZeroDivisionError('oops')" in response.error.message
     assert "in broken" in response.error.message

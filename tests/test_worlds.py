@@ -236,12 +236,13 @@ def test_a_world_with_an_agent_is_never_idle_and_counts_anew_once_it_left():
     assert registry.reap(1000.0) == []
     agent.leave()
     registry.left(world, owner)
-    assert registry.reap(1001.0) == []
+    assert registry.reap(1010.5) == []  # it is found to be empty now
+    assert registry.reap(1011.0) == []
     agent = world.join({})  # in and out again between two looks
     registry.joined(world, owner)
     agent.leave()
-    assert registry.reap(1011.5) == []
-    assert registry.reap(1021.5) == [world.name]
+    assert registry.reap(1020.6) == []
+    assert registry.reap(1031.0) == [world.name]
     registry.close()
 
 

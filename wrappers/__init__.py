@@ -1,4 +1,4 @@
-"""Wrappers around remote environments."""
+"""Wrappers around remote environments; and `SB3VecEnv`, imported when asked for, which needs the extra `sb3`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,22 @@ if __name__ != "bridge.wrappers":
     # `import wrappers` from the project's folder would make second copies of every class.
     raise ImportError("this package is imported as bridge.wrappers, not as wrappers")
 
+from .action_history import ActionHistory
 from .blocking_reset import BlockingReset
+from .skip_resetting import Ready, SkipResetting
+from .throttle import Throttle
+from .transparent import Transparent
 
 if TYPE_CHECKING:
-    from .sb3 import SB3VecEnv
+    from .sb3 import SB3VecEnv as SB3VecEnv
 
-__all__ = ["BlockingReset", "SB3VecEnv"]
+# SB3VecEnv is left out: a star import must not need the extra.
+__all__ = ["ActionHistory", "BlockingReset", "Ready", "SkipResetting", "Throttle", "Transparent"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "SB3VecEnv":  # needs an extra
-        from .sb3 import SB3VecEnv
+        from .sb3 import SB3VecEnv as SB3VecEnv
 
         return SB3VecEnv
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

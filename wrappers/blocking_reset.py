@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.vector import AutoresetMode, VectorWrapper
 
 from bridge.client.remote_env import checked_timeout
 from bridge.client.remote_vector_env import RemoteVectorEnv, Results, make_vec_remote
 from bridge.client.send_recv import Received
 from bridge.errors import ResetNeededError, SettingError
 from bridge.tensors import Array
+
+from .transparent import Transparent
 
 __all__ = ["BlockingReset", "make_blocking"]
 
@@ -52,9 +54,10 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
         *,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
     ) -> None:
-        if not isinstance(env, VectorEnv) or not isinstance(env.unwrapped, RemoteVectorEnv) or env.unwrapped is not env:
+        if not isinstance(env, (RemoteVectorEnv, Transparent)):
             raise SettingError(f"expected what make_vec_remote returns, got {env!r} of type {type(env).__name__}")
         super().__init__(env)
+        env.wait_for_lanes()
         try:
             self._mode = AutoresetMode(autoreset_mode)
         except ValueError:

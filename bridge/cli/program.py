@@ -28,6 +28,8 @@ COMMANDS = (
     "bridge.cli.bench",
     "bridge.cli.check",
     "bridge.cli.lobby",
+    "bridge.certificates",
+    "bridge.cli.play",
     "bridge.cli.demo",
 )
 """The modules of the sub-commands, in the order that `--help` lists them."""

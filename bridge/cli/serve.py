@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -32,6 +33,7 @@ _EPILOG = """examples:
   bridge serve CartPole-v1 --num-envs 64             one world of 64 lanes: one message steps them all
   bridge serve FrozenLake-v1 --env-kwargs map_name=8x8 is_slippery=False
   bridge serve my_package.envs:MyEnv-v0              imports the module that registers the environment
+  bridge serve CartPole-v1 --perlert 32322           in real time over UDP, with a lobby
   bridge serve CartPole-v1 Taxi-v3 "MountainCar*"    a zoo, of which each client names one
 """
 
@@ -52,6 +54,12 @@ def register(commands: Any) -> None:
     )
     for flags, options in serve_options():
         parser.add_argument(flags, **options)
+    parser.add_argument(
+        "--perlert",
+        type=int,
+        metavar="PORT",
+        help="serve in real time over the datagram protocol PERLERT instead, its lobby on this UDP port (0: any free)",
+    )
     parser.add_argument(
         "--exit-on-eof",
         action="store_true",
@@ -134,6 +142,8 @@ def run(arguments: argparse.Namespace) -> int:
         if isinstance(value, list):
             keywords[name] = read_pairs(value, f"--{name.replace('_', '-')}")
     env = _published(arguments.env)
+    if arguments.perlert is not None:
+        return _run_perlert(env, arguments.perlert, keywords)
     with _sigterm_as_interrupt():
         server = serve_gym(env, **keywords)
         try:
@@ -145,6 +155,23 @@ def run(arguments: argparse.Namespace) -> int:
         except KeyboardInterrupt:  # a signal before `wait` took over, or a second one while it drained
             server.stop()
         print("stopped: connections and environments are closed", flush=True)
+    return OK
+
+
+def _run_perlert(env: str | list[str], port: int, keywords: dict[str, Any]) -> int:
+    """Serve over PERLERT until a signal; the options are those of `serve_gym` that it has too."""
+    from bridge.perlert.server import serve_perlert, serve_perlert_until_signal
+
+    if not isinstance(env, str):
+        raise SettingError(f"expected one environment id with --perlert, got {', '.join(env)}")
+    known = set(inspect.signature(serve_perlert).parameters)
+    unknown = sorted(name for name in keywords if name not in known)
+    if unknown or "port" in keywords:
+        refused = ", ".join(
+            f"--{name.replace('_', '-')}" for name in [*unknown, *(["port"] if "port" in keywords else [])]
+        )
+        raise SettingError(f"{refused} cannot be given with --perlert, which names its own port")
+    serve_perlert_until_signal(env, say=partial(print, flush=True), port=port, **keywords)
     return OK
 
 

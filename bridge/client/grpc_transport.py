@@ -20,9 +20,15 @@ from bridge.client.relay import RelayConnection
 from bridge.credentials import TOKEN_VARIABLE
 from bridge.errors import Code, ConnectError, ConnectionLostError, RefusedError, RemoteError, SettingError
 from bridge.forks import forget_in_child, leak, must_relay, note_grpc_in_use
+from bridge.version import __version__
 from bridge.wire import HELLO, METHOD, SERVICE
 
-__all__ = ["GrpcConnection", "open_connection", "shown_token"]
+__all__ = ["KEEPALIVE", "GrpcConnection", "open_connection", "shown_token"]
+
+KEEPALIVE = 20.0
+"""Seconds without a sign of the server after which it is asked for one; it then has half of them for it."""
+# Pings without data in between, then one a minute: other servers than ours hang up on who asks them more often.
+_PINGS = 2
 
 
 class _Channels:
@@ -93,13 +99,25 @@ class GrpcConnection:
             ("grpc.max_send_message_length", -1),
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1000),
+            ("grpc.keepalive_time_ms", int(KEEPALIVE * 1000)),  # finds connections that are half open
+            ("grpc.keepalive_timeout_ms", int(KEEPALIVE * 500)),
+            ("grpc.http2.ping_timeout_ms", int(KEEPALIVE * 500)),
+            ("grpc.http2.max_pings_without_data", _PINGS),
             ("grpc.enable_http_proxy", 0),  # an environment is reached directly
         ]
         channel = _channels.acquire(self._key, lambda: _open_channel(address, options))
         process = channel.stream_stream(f"/{SERVICE}/{METHOD}", None, self._on_answer)
-        self._call = process(iter(self._requests.get, None), metadata=_metadata(address))
+        metadata = ((HELLO, __version__), *_metadata(address))  # U-12
+        self._call = process(iter(self._requests.get, None), metadata=metadata)
         self._reader = threading.Thread(target=self._read, name=f"bridge-client {address.target}", daemon=True)
         self._reader.start()
+        self._inherited = False
+        forget_in_child(self)
+
+    def after_fork(self) -> None:
+        """In a forked process: leave the stream to the parent process, whoever still holds this."""
+        leak(self)
+        self._inherited = True
 
     @property
     def server_version(self) -> str | None:
@@ -119,6 +137,8 @@ class GrpcConnection:
             raise SettingError(
                 f"a request of {len(request)} bytes is larger than max_message_bytes={self._max_message_bytes}"
             )
+        if self._inherited:
+            raise ConnectionLostError(self._url, "this process was forked, and the connection is its parent's")
         self._requests.put(request)
 
     def _on_answer(self, data: bytes) -> bytes:
@@ -161,6 +181,8 @@ class GrpcConnection:
 
     def close(self, timeout: float) -> None:
         """End the stream. Waits for the server at most `timeout` seconds, then cuts it."""
+        if self._inherited:
+            return
         self.finish()
         self._reader.join(timeout)
         if self._reader.is_alive():

@@ -10,11 +10,13 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import time
 import warnings
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import cloudpickle
 import numpy as np
 from google.protobuf.message import DecodeError
 from gymnasium import Space
@@ -23,6 +25,9 @@ from bridge import values
 from bridge.address import Address, parse_address
 from bridge.client.connect import Connection, connect, disconnect
 from bridge.client.inbox import Inbox
+from bridge.client.realtime import SIGNALS as REALTIME_SIGNALS
+from bridge.client.realtime import RealtimeReader
+from bridge.client.reconnect import RemoteRecord
 from bridge.credentials import ClientCredentials
 from bridge.errors import Code, EnvironmentFailedError, PeerError, RefusedError, RemoteError, SettingError, TensorError
 from bridge.forks import leak
@@ -35,7 +40,7 @@ from bridge.step_codec import StepAnswer, StepCodec
 from bridge.tensors import Array, Spec, fill_tensor, pack_tensor, unpack_tensor
 from bridge.wire import CALL_REQUEST_URL, NO_SEED, PROPERTY_REQUEST_URL
 
-__all__ = ["Answer", "Batch", "Delivery", "Facts", "Remote", "SlotState", "Wish", "reset_settings"]
+__all__ = ["ENDED", "Answer", "Batch", "Delivery", "Facts", "Remote", "SlotState", "Wish", "reset_settings"]
 
 
 class SlotState(enum.IntEnum):
@@ -65,6 +70,13 @@ class Wish:
     """For its constructor."""
     agent: str | None = None
     """The agent to join as, in a world of several; None: the first that is free."""
+    seat: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """JoinWorld settings: `role` and `wait` of a real-time world."""
+    diagnostics: bool = True
+    """Whether to ask a real-time world for times (U-11)."""
+
+    env_factory: bytes | None = dataclasses.field(default=None, repr=False)
+    """A pickled function that makes the environment there."""
 
     @classmethod
     def of(
@@ -74,8 +86,11 @@ class Wish:
         render_mode: str | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
         agent: str | None = None,
+        seat: Mapping[str, str | None] | None = None,
+        diagnostics: bool = True,
         *,
         credentials: ClientCredentials | None = None,
+        env: Callable[..., Any] | None = None,
     ) -> Wish:
         """Join what a URL says and what keywords say.
 
@@ -88,17 +103,26 @@ class Wish:
             address = dataclasses.replace(address, credentials=credentials)
         if address.env_id and env_id and address.env_id != env_id:
             raise SettingError(f"the URL {url!r} names {address.env_id!r}, but env_id is {env_id!r}; give one of them")
+        if env is not None and (address.env_id or env_id or address.world is not None):
+            raise SettingError(
+                f"{url!r} with env={env!r:.80}: expected env, an environment id or a world, got two of them"
+            )
         if address.world is not None and (env_id or render_mode or env_kwargs):
             raise SettingError(
                 f"{url!r} joins a world that exists, so env_id, render_mode and env_kwargs cannot be given"
             )
-        return cls(address, address.env_id or env_id, render_mode, dict(env_kwargs or {}), agent)
+        factory = None if env is None else pack_factory(env)
+        given = {key: value for key, value in (seat or {}).items() if value is not None}
+        env_id = address.env_id or env_id
+        return cls(address, env_id, render_mode, dict(env_kwargs or {}), agent, given, diagnostics, factory)
 
     def settings(self) -> dict[str, pb.Tensor]:
         """Return the CreateWorld settings."""
         found: dict[str, pb.Tensor] = {}
         for name, text in self.address.settings:
             found[name] = pack_tensor(_parameter(name, text))
+        if self.env_factory is not None:
+            found["env_factory"] = pack_tensor(np.frombuffer(self.env_factory, np.uint8))
         if self.env_id is not None:
             found["env_id"] = pack_tensor(self.env_id)
         if self.render_mode is not None:
@@ -115,6 +139,21 @@ class Wish:
             except TensorError as error:
                 raise SettingError(f"env_kwargs cannot be sent: {error}") from error
         return found
+
+
+def pack_factory(env: Callable[..., Any]) -> bytes:
+    """Pickle a function that makes an environment, for the server to call.
+
+    Raises:
+        SettingError: It is none, or holds what cannot be pickled.
+    """
+    if not callable(env):
+        raise SettingError(f"expected env to be a function that returns an environment, got {env!r:.80}")
+    try:
+        data: bytes = cloudpickle.dumps(env)
+    except Exception as error:  # whatever the pickling of a user's objects raises
+        raise SettingError(f"env={env!r:.80} cannot be pickled, and so not be sent: {error!r}") from error
+    return data
 
 
 def _parameter(name: str, text: str) -> Any:
@@ -148,6 +187,8 @@ class Facts:
     """What its registration says."""
     server_version: str | None
     """The version of a Gymnasium Bridge server; None for another one."""
+    fps: float | None = None
+    """Frames a second of a real-time world; None: it waits for each action."""
 
 
 @dataclasses.dataclass
@@ -177,10 +218,14 @@ class _Pending:
     kind: str
     episode: int
     """The episode that it belongs to; of kind `other`: how often such requests had been given up."""
+    sent: float
+    """Seconds."""
 
 
 Delivery: TypeAlias = "tuple[Remote, int, bytes | bytearray | RemoteError]"
 """What an inbox holds: for whom, the number of the connection, and what came."""
+ENDED = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
+"""With what a Step or Reset is refused where the world is gone."""
 _MAX_RENUMBERED = 3
 
 Script = Generator[pb.EnvironmentRequest, pb.EnvironmentResponse, None]
@@ -212,6 +257,8 @@ class Remote:
         """Answers of episodes that had been given up, dropped."""
         self._inbox = inbox
         self._transport = transport
+        self.record = RemoteRecord()
+        """Its failures, and what they cost."""
         self._max_message_bytes = max_message_bytes
         self._connection: Connection | None = None
         self._number = 0
@@ -228,6 +275,12 @@ class Remote:
         self._action_uids: tuple[int, ...] = ()
         self._leaf_uids: tuple[tuple[int, Spec], ...] = ()
         self._uids: dict[str, int] = {}
+        self._arrivals: deque[float] = deque()
+        self.now: Callable[[], float] = time.monotonic
+        """What tells the time."""
+        self.realtime: RealtimeReader | None = None
+        """Reads what only a real-time world answers; None: this is none."""
+        self._waits_for_all = False
         self._specs = pb.ActionObservationSpecs()
         self._settings: Mapping[str, pb.Tensor] = {}
         self._renumbered = 0
@@ -261,13 +314,13 @@ class Remote:
         number = self._number
         self._pending.clear()
         self._created = None
-        self._connection = connect(
-            self.wish.address,
-            self._inbox,
-            lambda what: (self, number, what),
-            self._max_message_bytes,
-            self._transport,
-        )
+        arrivals = self._arrivals = deque()
+
+        def came(what: bytes | bytearray | RemoteError) -> Delivery:
+            arrivals.append(self.now())
+            return self, number, what
+
+        self._connection = connect(self.wish.address, self._inbox, came, self._max_message_bytes, self._transport)
         self._script = self._join()
         self._send(next(self._script), "script")
 
@@ -284,8 +337,11 @@ class Remote:
                     raise
                 name = ""  # D-4: a server may have but one world, and refuse to make others
         self.world = name
-        seat = {} if self.wish.agent is None else {"agent": pack_tensor(self.wish.agent)}
-        response = yield pb.EnvironmentRequest(join_world=pb.JoinWorldRequest(world_name=name, settings=seat))
+        seat = dict(self.wish.seat)
+        if self.wish.agent is not None:
+            seat["agent"] = self.wish.agent
+        settings = {key: pack_tensor(value) for key, value in seat.items()}
+        response = yield pb.EnvironmentRequest(join_world=pb.JoinWorldRequest(world_name=name, settings=settings))
         specs = response.join_world.specs
         version = self._connection.server_version if self._connection else None
         facts: dict[str, Any] = {}
@@ -294,6 +350,9 @@ class Remote:
             for key in keys:
                 response = yield _property_request(f"world.{key}")
                 facts[key] = property_value(response, self.url, key in ("metadata", "spec"))
+            if any(spec.name == "frames" for spec in specs.observations.values()):
+                response = yield _property_request("world.fps")
+                facts["fps"] = property_value(response, self.url, True)
         self._learn(specs, version, facts)
 
     def _learn(self, specs: pb.ActionObservationSpecs, version: str | None, facts: Mapping[str, Any]) -> None:
@@ -302,7 +361,11 @@ class Remote:
         observations = {uid: Spec.from_proto(spec) for uid, spec in specs.observations.items()}
         actions = {uid: Spec.from_proto(spec) for uid, spec in specs.actions.items()}
         foreign = version is None
-        signals = ("reward", "discount") if foreign else ("reward", "discount", "terminated", "truncated", "info")
+        signals: tuple[str, ...] = (
+            ("reward", "discount") if foreign else ("reward", "discount", "terminated", "truncated", "info")
+        )
+        if not foreign:
+            signals += REALTIME_SIGNALS
         self._uids = {spec.name: uid for uid, spec in observations.items() if spec.name in signals}
         lanes = None if foreign else int(facts["num_envs"]) or None
         if foreign:
@@ -325,13 +388,21 @@ class Remote:
             self._action_uids = tuple(action_by_name[leaf.name] for leaf in self._action_layout.leaves)
         except KeyError as error:
             raise PeerError(self.url, f"its specs have no {error.args[0]!r}, which its spaces need") from error
-        wanted = [uid for uid, _ in self._leaf_uids] + [
-            self._uids[name] for name in signals if name in self._uids and name != "discount"
-        ]
-        request = pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=wanted))
-        self._first_step = request.SerializeToString()
+        if "frames" in self._uids:
+            single = Layout(observation_space, "observation")
+            before, self.realtime = (
+                self.realtime,
+                RealtimeReader(self.url, self._uids, lanes, single, self.wish.diagnostics),
+            )
+            if before is not None:
+                self.realtime.stale = before.stale
+            if self._waits_for_all:
+                self.realtime.wait_for_all()
+        self._request_observations()
         self._codec = None
-        if not foreign:  # others write their messages in another way
+        if not foreign and self.realtime is None:  # others write their messages in another way
+            plain = ("reward", "terminated", "truncated", "info")
+            wanted = [uid for uid, _ in self._leaf_uids] + [self._uids[name] for name in plain if name in self._uids]
             order = [(uid, observations[uid]) for uid in wanted]
             self._codec = StepCodec.make([(uid, actions[uid]) for uid in self._action_uids], order)
             self._flags = tuple(observations[uid].name for uid in wanted[len(self._leaf_uids) :])
@@ -344,7 +415,31 @@ class Remote:
             facts.get("render_mode") or None,
             facts.get("spec"),
             version,
+            facts.get("fps"),
         )
+
+    def _request_observations(self) -> None:
+        plain = ("reward", "terminated", "truncated", "info")
+        wanted = [uid for uid, _ in self._leaf_uids] + [self._uids[name] for name in plain if name in self._uids]
+        if self.realtime is not None:
+            wanted += self.realtime.wanted
+        request = pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=wanted))
+        self._first_step = request.SerializeToString()
+
+    def wait_for_all(self) -> None:
+        """Of a real-time world of lanes: have answers wait until every lane has an observation."""
+        self._waits_for_all = True
+        if self.realtime is not None:
+            self.realtime.wait_for_all()
+            self._request_observations()
+
+    def salvage(self, message: pb.EnvironmentResponse | StepAnswer | None) -> None:
+        """Keep the ends of episodes out of a Step's answer that nobody will read."""
+        if not isinstance(message, pb.EnvironmentResponse) or self.realtime is None:
+            return
+        if message.WhichOneof("payload") == "step":
+            self.realtime.stale += 1
+            self.realtime.salvage(message)
 
     @property
     def slots(self) -> int:
@@ -362,7 +457,7 @@ class Remote:
         if self._connection is None:
             raise PeerError(self.url, "there is no connection")
         data = request if isinstance(request, bytes) else request.SerializeToString()
-        self._pending.append(_Pending(kind, self._asked if kind == "other" else self._episode))
+        self._pending.append(_Pending(kind, self._asked if kind == "other" else self._episode, self.now()))
         self._connection.send(data)
 
     def begin(self, settings: Mapping[str, pb.Tensor] | None = None, *, reset: bool = True) -> None:
@@ -378,7 +473,7 @@ class Remote:
             self._send(pb.EnvironmentRequest(reset=pb.ResetRequest(settings=settings or {})), "reset")
         self._send(self._first_step, "step")
 
-    def forget(self) -> None:
+    def drop_answers(self) -> None:
         """Drop the answers to the Steps that are on their way."""
         self._episode += 1
 
@@ -396,9 +491,22 @@ class Remote:
         # Two serialized messages in a row are their merged one: what is constant was serialized at the join.
         self._send(self._first_step + request.SerializeToString(), "step")
 
-    def step_columns(self, columns: Sequence[Column], slot: int) -> None:
-        """Ask for a Step with the actions of this remote's slots, from `slot` on."""
-        self.step(self._action_layout.pack_columns(columns, slot))
+    def step_columns(self, columns: Sequence[Column] | None, slot: int) -> None:
+        """Ask for a Step with the actions of this remote's slots, from `slot` on; None: without an action."""
+        if columns is None:
+            self._send(self._first_step, "step")
+        else:
+            self.step(self._action_layout.pack_columns(columns, slot))
+
+    def act_columns(self, columns: Sequence[Column], slot: int) -> None:
+        """Leave actions in a real-time world; what comes of them is asked for by a later Step."""
+        if self.realtime is None:
+            raise PeerError(self.url, "only a real-time world takes actions ahead of a Step")
+        request = pb.EnvironmentRequest()
+        for uid, array in zip(self._action_uids, self._action_layout.pack_columns(columns, slot), strict=True):
+            fill_tensor(request.step.actions[uid], array)
+        request.step.requested_observations.append(self._uids["timing"])
+        self._send(request, "act")
 
     def read_property(self, key: str) -> None:
         """Ask for a property's value."""
@@ -431,6 +539,7 @@ class Remote:
         if number != self._number or self._connection is None:
             self.stale += 1
             return None
+        arrived = self._arrivals.popleft() if self._arrivals else self.now()
         if isinstance(what, RemoteError):
             self.drop()
             return Answer("lost", error=what)
@@ -440,6 +549,7 @@ class Remote:
             if found is not None:
                 self._pending.popleft()
                 if pending.episode == self._episode:
+                    self._renumbered = 0
                     return Answer("step", found)
                 self.stale += 1
                 return None
@@ -454,10 +564,18 @@ class Remote:
         error = self._refusal(message) if kind == "error" else None
         if pending.kind == "script":
             return self._continue(message, error)
+        if pending.kind == "act":
+            if pending.episode == self._episode and error is not None:
+                return Answer("failed", error=error)
+            return None
         if pending.kind in ("step", "reset"):
             if pending.episode != self._episode:
                 self.stale += 1
+                self.salvage(message)
                 return None
+            if isinstance(error, RefusedError) and error.code in ENDED:
+                self._finish(0.0)  # connecting again makes another world
+                return Answer("lost", error=error)
             if error is not None:
                 if pending.kind == "reset":
                     self._episode += 1  # the Step sent after it began something else, if anything
@@ -467,6 +585,8 @@ class Remote:
             if kind == "reset":
                 return self._compare(message.reset.specs)
             self._renumbered = 0
+            if self.realtime is not None:
+                self.realtime.timed(pending.sent, arrived)
             return Answer("step", message)
         if pending.episode != self._asked:
             self.stale += 1
@@ -479,7 +599,7 @@ class Remote:
             return None
         changes = _changes(self._specs, specs)
         if changes:
-            self.forget()
+            self.drop_answers()
             return Answer("failed", error=PeerError(self.url, f"its specs changed at Reset: {changes}; connect anew"))
         self._renumbered += 1
         if self._renumbered > _MAX_RENUMBERED:
@@ -544,7 +664,8 @@ class Remote:
                 if "truncated" in flags:  # an episode can end in both ways at once, of which the state tells one
                     truncated |= bool(unpack_tensor(flags["truncated"], "truncated"))
                 batch.truncations[slot] = truncated
-            return values.decode(flags["info"].uint8s.array) if "info" in flags else {}
+            info = values.decode(flags["info"].uint8s.array) if "info" in flags else {}
+            return info if self.realtime is None else self.realtime.extend(info, observations, self.now())
         except (TensorError, KeyError, ValueError) as error:
             raise PeerError(self.url, f"its observations cannot be read: {error}") from error
 

@@ -6,7 +6,7 @@ import os
 import queue
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -88,6 +88,11 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             those of the system.
         tls_certificate: For a server that asks for one: the client's certificate, PEM.
         tls_key: The key of `tls_certificate`, PEM.
+        env: A function that makes the environment: sent to the server, which executes it if it was started with
+            `allow_env_factories=True`. `env_kwargs` are its arguments.
+        role: In a real-time world: `player`, or `spectator`, whose actions and resets change nothing.
+        wait: In a real-time world: `now`, or `next_frame`, for one decision a frame.
+        diagnostics: In a real-time world: whether infos carry `latency` (U-11).
 
     Raises:
         AddressError: The URL cannot be read.
@@ -116,6 +121,10 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         tls_ca: Pem | None = None,
         tls_certificate: Pem | None = None,
         tls_key: Pem | None = None,
+        env: Callable[..., Any] | None = None,
+        role: str | None = None,
+        wait: str | None = None,
+        diagnostics: bool = True,
     ) -> None:
         self._guard = OneThread("environment")
         self._timeout = checked_timeout(timeout)
@@ -124,7 +133,10 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         credentials = ClientCredentials.of(
             token=token, token_file=token_file, tls_ca=tls_ca, tls_certificate=tls_certificate, tls_key=tls_key
         )
-        wish = Wish.of(url, env_id, render_mode, env_kwargs, agent, credentials=credentials)
+        place = {"role": role, "wait": wait}
+        wish = Wish.of(
+            url, env_id, render_mode, env_kwargs, agent, place, diagnostics, credentials=credentials, env=env
+        )
         self._remote = Remote(wish, self._inbox, max_message_bytes, transport)
         self._closed = False
         self._running = False
@@ -139,6 +151,9 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             "max_message_bytes": max_message_bytes,
             "transport": checked_transport(transport),
             **credentials.keywords(),
+            "env": env,
+            **place,
+            "diagnostics": None if diagnostics else False,
         }
         kwargs = {key: value for key, value in kwargs.items() if value is not None}
         self._connect()
@@ -186,6 +201,11 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     def server_version(self) -> str | None:
         """The version of a Gymnasium Bridge server; None for another dm_env_rpc server (U-12)."""
         return self._facts().server_version
+
+    @property
+    def fps(self) -> float | None:
+        """Frames a second of a real-time world; None: it waits for each action."""
+        return self._facts().fps
 
     def _facts(self) -> Facts:
         facts = self._remote.facts
@@ -342,7 +362,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
                 if sent:
                     self._running = False
                     self._needs_reset = "a rollout was given up with Steps on their way"
-                    self._remote.forget()
+                    self._remote.drop_answers()
 
     def _require_rollout(self, token: object) -> None:
         if self._rollout is not token:
@@ -449,14 +469,25 @@ def make_remote(url: str, **kwargs: Any) -> RemoteEnv:
         (4,)
 
     Args:
-        url: `grpc://HOST:PORT`, optionally with the environment id as its path.
+        url: `grpc://HOST:PORT`, optionally with the environment id as its path; or `perlert://HOST:PORT/NAME:NUMBER`,
+            which gives a `bridge.perlert.PerlertEnv`.
         kwargs: As for `RemoteEnv`: `env_id`, `env_kwargs`, `render_mode`, `agent`, `timeout`,
-            `max_message_bytes`, `transport`, and so on.
+            `max_message_bytes`, `transport`; of a `perlert://` URL as for `bridge.perlert.make_perlert_env`.
 
     Raises:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError: As `RemoteEnv`.
     """
+    if is_perlert(url):
+        from bridge.perlert import make_perlert_env
+
+        # The declared type is that of every other URL; who wants this one's makes it by its own name.
+        return make_perlert_env(url, **kwargs)  # type: ignore[return-value]
     return RemoteEnv(url, **kwargs)
+
+
+def is_perlert(url: Any) -> bool:
+    """Tell whether a URL is of the datagram protocol, which has environments of its own."""
+    return isinstance(url, str) and url.strip().startswith("perlert://")
 
 
 def checked_timeout(timeout: Any) -> float:

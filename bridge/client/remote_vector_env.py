@@ -23,12 +23,26 @@ from bridge.client.connect import checked_transport
 from bridge.client.guard import OneThread
 from bridge.client.inbox import Inbox
 from bridge.client.infos import lane_info, merge_lanes
-from bridge.client.remote import Answer, Batch, Delivery, Facts, Remote, SlotState, Wish, property_value, reset_settings
+from bridge.client.realtime import merge_latency
+from bridge.client.reconnect import RemoteReport
+from bridge.client.remote import (
+    ENDED,
+    Answer,
+    Batch,
+    Delivery,
+    Facts,
+    Remote,
+    SlotState,
+    Wish,
+    property_value,
+    reset_settings,
+)
 from bridge.client.remote_env import (
     MAX_MESSAGE_BYTES,
     TIMEOUT,
     call_results,
     checked_timeout,
+    is_perlert,
     remote_metadata,
     remote_spec,
 )
@@ -53,7 +67,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.random_state import generator_of
 from bridge.spaces import Layout
 from bridge.step_codec import StepAnswer
-from bridge.tensors import Array
+from bridge.tensors import Array, pack_tensor
 
 __all__ = ["RemoteVectorEnv", "Results", "Seat", "make_vec_remote"]
 
@@ -61,6 +75,7 @@ __all__ = ["RemoteVectorEnv", "Results", "Seat", "make_vec_remote"]
 _PACE = 0.02
 _BACKOFF = (0.1, 10.0)
 _RESET_ATTEMPTS = 3
+_SPARE = -1
 
 VECTOR_ENTRY_POINT = "bridge.wrappers.blocking_reset:make_blocking"
 
@@ -73,7 +88,7 @@ class Seat:
 
     remote: Remote
     start: int
-    """Its first slot."""
+    """Its first slot; `_SPARE`: it stands by."""
     lanes: int
     """The number of its slots."""
     state: SlotState = SlotState.CONNECTING
@@ -99,6 +114,12 @@ class Seat:
     """When to try again; monotonic seconds."""
     deadline: float = 0.0
     """When the outstanding answer is late; monotonic seconds."""
+
+    def give_up_step(self) -> None:
+        """Count the step whose result nobody will be handed."""
+        if self.stepping:
+            self.remote.record.steps_lost += self.lanes
+            self.stepping = False
 
     @property
     def slots(self) -> slice:
@@ -188,6 +209,13 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             those of the system.
         tls_certificate: For a server that asks for one: the client's certificate, PEM.
         tls_key: The key of `tls_certificate`, PEM.
+        env: A function that makes the environment: sent to the server, which executes it if it was started with
+            `allow_env_factories=True`. `env_kwargs` are its arguments.
+        spares: URLs of further servers, whose worlds stand ready and take over the slots of remotes that are lost.
+            Where there are more `urls` than `num_envs`, those beyond are spares too.
+        role: In a real-time world: `player`, or `spectator`, whose actions and resets change nothing.
+        wait: In a real-time world: `now`, or `next_frame`, for one decision a frame.
+        diagnostics: In a real-time world: whether infos carry `latency` (U-11).
 
     Raises:
         AddressError: A URL cannot be read.
@@ -212,6 +240,11 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         tls_ca: Pem | None = None,
         tls_certificate: Pem | None = None,
         tls_key: Pem | None = None,
+        env: Callable[..., Any] | None = None,
+        spares: str | Sequence[str] = (),
+        role: str | None = None,
+        wait: str | None = None,
+        diagnostics: bool = True,
     ) -> None:
         self.closed = False
         self._seats: list[Seat] = []
@@ -229,13 +262,29 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         """Whether answers to `send` may be outstanding."""
         self._trouble = False
         """Whether a seat may have an error."""
+        self._waits_for_lanes = False
+        self.pacer: Callable[[], None] | None = None
+        """Called in each step between the sending of actions and the request for what came of them."""
         self._jitter = random.Random()
         credentials = ClientCredentials.of(
             token=token, token_file=token_file, tls_ca=tls_ca, tls_certificate=tls_certificate, tls_key=tls_key
         )
-        wishes = [Wish.of(url, env_id, render_mode, env_kwargs, credentials=credentials) for url in checked_urls(urls)]
+        place = {"role": role, "wait": wait}
+
+        def wish_of(url: str) -> Wish:
+            return Wish.of(
+                url, env_id, render_mode, env_kwargs, None, place, diagnostics, credentials=credentials, env=env
+            )
+
+        wishes = [wish_of(url) for url in checked_urls(urls)]
+        standing_by = [wish_of(url) for url in ([spares] if isinstance(spares, str) else spares)]
+        if isinstance(num_envs, int) and 0 < num_envs < len(wishes):
+            wishes, standing_by = wishes[:num_envs], wishes[num_envs:] + standing_by
+        self._spares: list[Seat] = []
         try:
             self._connect_all(wishes, num_envs)
+            for wish in standing_by:
+                self._add_spare(wish)
         except BaseException:
             self._close_seats(0.5)
             raise
@@ -255,6 +304,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             "max_message_bytes": max_message_bytes,
             "transport": checked_transport(transport),
             **credentials.keywords(),
+            "env": env,
+            "spares": list(spares) or None,
+            **place,
+            "diagnostics": None if diagnostics else False,
         }
         given = {key: value for key, value in kwargs.items() if value is not None}
         url_list = urls if isinstance(urls, str) else list(urls)
@@ -274,9 +327,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy needs: its remotes connect anew in its first `reset`."""
-        own = ("_guard", "_inbox", "_seats", "_seat_of", "_seat_at", "_question")
+        own = ("_guard", "_inbox", "_seats", "_seat_of", "_seat_at", "_question", "_spares")
         state = {key: value for key, value in self.__dict__.items() if key not in own}
-        return {**state, "_parts": [(seat.remote.parts(), seat.start, seat.lanes) for seat in self._seats]}
+        everybody = (*self._seats, *self._spares)
+        return {**state, "_parts": [(seat.remote.parts(), seat.start, seat.lanes) for seat in everybody]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
@@ -284,24 +338,29 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         self.__dict__.update(state)
         self._guard = OneThread("vector environment")
         self._inbox = Inbox()
-        self._seats = [
+        everybody = [
             Seat(Remote.of_parts(of, self._inbox, self._transport), start, lanes, SlotState.LOST)
             for of, start, lanes in parts
         ]
-        self._seat_of = {seat.remote: seat for seat in self._seats}
+        self._seats = [seat for seat in everybody if seat.start != _SPARE]
+        self._spares = [seat for seat in everybody if seat.start == _SPARE]
+        self._seat_of = {seat.remote: seat for seat in everybody}
         self._seat_at = [seat for seat in self._seats for _ in range(seat.lanes)]
         self._sent, self._trouble = False, True
         self._pending, self._overdue, self._question, self._was_reset = None, False, None, False
+        if self._waits_for_lanes:
+            self.wait_for_lanes()
         forget_in_child(self)
 
     def after_fork(self) -> None:
         """Leave the connections to the parent process; the next `reset` makes some for this process."""
         self._guard = OneThread("vector environment")
         self._inbox = Inbox()
-        for seat in self._seats:
+        for seat in (*self._seats, *self._spares):
             seat.remote.disown(self._inbox)
         self._seats = [Seat(seat.remote, seat.start, seat.lanes, SlotState.LOST) for seat in self._seats]
-        self._seat_of = {seat.remote: seat for seat in self._seats}
+        self._spares = [Seat(spare.remote, _SPARE, spare.lanes, SlotState.LOST) for spare in self._spares]
+        self._seat_of = {seat.remote: seat for seat in (*self._seats, *self._spares)}
         self._seat_at = [seat for seat in self._seats for _ in range(seat.lanes)]
         self._sent, self._trouble = False, True
         self._pending, self._overdue, self._question, self._was_reset = None, False, None, False
@@ -350,6 +409,28 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             start += seat.lanes
             self._check_spaces(seat)
 
+    def _add_spare(self, wish: Wish) -> None:
+        """Connect a world that stands by, without waiting for it."""
+        spare = Seat(Remote(wish, self._inbox, self._max_message_bytes, self._transport), _SPARE, 1)
+        self._spares.append(spare)
+        self._seat_of[spare.remote] = spare
+        spare.deadline = time.monotonic() + self._timeout
+        spare.remote.open()
+
+    def _replace(self, seat: Seat) -> bool:
+        """Let a spare that stands ready take over the slots of a remote that is lost; return whether there was one."""
+        for spare in self._spares:
+            if spare.state is SlotState.RUNNING and spare.lanes == seat.lanes and spare.single == seat.single:
+                seat.remote, spare.remote = spare.remote, seat.remote
+                if self._waits_for_lanes:
+                    seat.remote.wait_for_all()
+                self._seat_of[seat.remote], self._seat_of[spare.remote] = seat, spare
+                spare.state, spare.error, spare.failures = SlotState.LOST, seat.error, seat.failures
+                spare.retry_at, seat.failures = seat.retry_at, 0
+                _log.warning("%s takes over the slots of %s", seat.remote.url, spare.remote.url)
+                return True
+        return False
+
     def _check_spaces(self, seat: Seat) -> None:
         mine, first = seat.remote.facts, self._facts()
         if mine is None or (mine.observation_space, mine.action_space) != (first.observation_space, first.action_space):
@@ -385,10 +466,14 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def _handle(self, answer: Answer, seat: Seat) -> None:
         """Let an answer change the seat that it came for."""
+        if seat.start == _SPARE:
+            self._handle_spare(answer, seat)
+            return
         if answer.kind == "step":
             seat.answer = answer.message
             if seat.state is SlotState.RESETTING:
                 seat.state, seat.failures, seat.settings = SlotState.RUNNING, 0, None
+                seat.remote.record.back(time.monotonic())
         elif answer.kind == "ready":
             try:
                 self._check_spaces(seat)
@@ -401,20 +486,41 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         elif answer.kind == "failed":
             self._trouble = True
             seat.error = answer.error
+            seat.give_up_step()
             seat.stepping, seat.idle, seat.state = False, True, SlotState.RESETTING
             seat.failures += 1
             seat.retry_at = time.monotonic() + (self._pause(seat.failures - 1) if seat.failures > 1 else 0.0)
         elif answer.kind == "lost":
             self._lose(seat, answer.error)
 
+    def _handle_spare(self, answer: Answer, spare: Seat) -> None:
+        """Let an answer change a spare: `RUNNING` is one that stands ready."""
+        if answer.kind == "ready":
+            spare.lanes = spare.remote.slots
+            try:
+                self._check_spaces(spare)
+            except SettingError as error:
+                spare.remote.close(0.0)
+                self._lose(spare, PeerError(spare.remote.url, f"it is no spare: {error}"))
+                return
+            spare.state, spare.failures = SlotState.RUNNING, 0
+            spare.remote.record.back(time.monotonic())
+        elif answer.kind == "lost":
+            self._lose(spare, answer.error)
+
     def _lose(self, seat: Seat, error: RemoteError | None) -> None:
         self._trouble = True
+        established = seat.state in (SlotState.RESETTING, SlotState.RUNNING)
+        seat.give_up_step()
         seat.state = SlotState.LOST
         seat.error = error
         seat.stepping = False
+        seat.remote.salvage(seat.answer)
         seat.answer = None
         seat.failures += 1
-        seat.retry_at = time.monotonic() + self._pause(seat.failures)
+        seat.retry_at = seat.remote.record.lost(
+            time.monotonic(), self._pause(seat.failures), str(error), established=established
+        )
 
     def _pause(self, failures: int) -> float:
         """Seconds until the next attempt: doubling, with jitter so that many clients do not come at once."""
@@ -423,8 +529,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def _begin(self, seat: Seat, settings: Mapping[str, pb.Tensor] | None, *, reset: bool = True) -> None:
         """Ask for a seat's next episode."""
+        seat.give_up_step()
         seat.state = SlotState.RESETTING
         seat.settings = settings
+        seat.remote.salvage(seat.answer)
         seat.answer = None
         seat.stepping = seat.ended = seat.idle = False
         seat.deadline = time.monotonic() + self._timeout
@@ -435,7 +543,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         for seat in self._seats:
             if seat.cut_off:
                 continue  # whoever steps is told first
-            if seat.state is SlotState.LOST and now >= seat.retry_at:
+            if seat.state is SlotState.LOST and self._spares and self._replace(seat):
+                self._begin(seat, {key: value for key, value in (seat.settings or {}).items() if key != "reset_mask"})
+            elif seat.state is SlotState.LOST and now >= seat.retry_at:
                 seat.state = SlotState.CONNECTING
                 seat.deadline = now + self._timeout
                 seat.remote.open()
@@ -447,6 +557,16 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
                 asked = {SlotState.CONNECTING: "connecting", SlotState.RESETTING: "a reset"}.get(seat.state, "a step")
                 self._lose(
                     seat, RemoteTimeoutError(seat.remote.url, f"no answer to {asked} within {self._timeout:g} s")
+                )
+
+        for spare in self._spares:
+            if spare.state is SlotState.LOST and now >= spare.retry_at:
+                spare.state, spare.deadline = SlotState.CONNECTING, now + self._timeout
+                spare.remote.open()
+            elif spare.state is SlotState.CONNECTING and now > spare.deadline:
+                spare.remote.close(0.0)
+                self._lose(
+                    spare, RemoteTimeoutError(spare.remote.url, f"no world was joined within {self._timeout:g} s")
                 )
 
     def _drain(self) -> None:
@@ -503,7 +623,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             self._lose(seat, error)
             self._cut_off(seat, results)
             return
-        results.valid[seat.slots] = True
+        resetting = seat.remote.realtime.resetting if seat.remote.realtime is not None else None
+        results.valid[seat.slots] = True if resetting is None else ~resetting
         results.infos.append((seat, info))
 
     def hand_over(self, seat: Seat, message: pb.EnvironmentResponse | StepAnswer, batch: Batch, position: int) -> Any:
@@ -514,6 +635,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         """
         info = seat.remote.deliver_step(message, batch, position)
         seat.last, seat.answer = message, None
+        if seat.stepping:
+            seat.remote.record.steps_received += seat.lanes
         seat.stepping = False
         seat.error = None
         # Lanes begin their next episodes by themselves.
@@ -530,6 +653,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             results.errors[slot] = error
         if seat.in_episode:
             seat.in_episode = False
+            seat.remote.record.episodes_lost += seat.lanes
             results.batch.truncations[seat.slots] = True
 
     # The contract of VectorEnv
@@ -756,6 +880,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             self._sent = False
         columns = self._action_layout.split(actions, self.num_envs)
         self._drain()
+        if self.pacer is not None:
+            self._act(columns)
+            self.pacer()
+            self._drain()
         now = time.monotonic()
         for seat in self._seats:
             if seat.state is SlotState.RUNNING and seat.answer is None:
@@ -763,9 +891,22 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
                     self._begin(seat, None, reset=False)
                 else:
                     seat.stepping = True
+                    seat.remote.record.steps_asked += seat.lanes
                     seat.deadline = now + self._timeout
-                    seat.remote.step_columns(columns, seat.start)
+                    acted = self.pacer is not None and seat.remote.realtime is not None
+                    seat.remote.step_columns(None if acted else columns, seat.start)
         self._tend(now)
+
+    def _act(self, columns: list[Any]) -> None:
+        """Send the actions to real-time worlds ahead of the Step that asks what came of them."""
+        for seat in self._seats:
+            if (
+                seat.remote.realtime is not None
+                and seat.state is SlotState.RUNNING
+                and seat.answer is None
+                and not seat.ended
+            ):
+                seat.remote.act_columns(columns, seat.start)
 
     def finish_step(self) -> Results:
         """Wait for every slot that was stepped; where none has an observation, wait a moment for one."""
@@ -792,7 +933,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             if seat.single:
                 self._begin(seat, None, reset=False)
             else:
-                self._begin(seat, reset_settings(reset_mask=None if chosen.all() else chosen))
+                settings = reset_settings(reset_mask=None if chosen.all() else chosen)
+                if seat.remote.realtime is not None:
+                    settings["restart"] = pack_tensor(False)  # their next episodes run already
+                self._begin(seat, settings)
 
     def finish_all(self, timeout: float) -> Results:
         """Wait until every slot has an observation, but for those that are cut off in this very step.
@@ -831,6 +975,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         """Raise what no waiting mends: settings that are refused, an environment that fails in every reset."""
         for seat in self._seats:
             if seat.state is SlotState.RESETTING and isinstance(seat.error, RefusedError) and not seat.in_episode:
+                if seat.error.code in ENDED:
+                    continue  # another world was made since
                 if isinstance(seat.error, EnvironmentFailedError) and seat.failures < _RESET_ATTEMPTS:
                     continue
                 error, seat.error, seat.failures, seat.settings = seat.error, None, 0, None
@@ -847,6 +993,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         infos = self.merged_infos(results)
         infos["n"] = tuple(self.own_infos(results))
         infos["slot_state"] = self.slot_states
+        if any(seat.remote.record.away_since is not None for seat in self._seats):
+            infos["seconds_away"] = self._seconds_away()
         batch = results.batch
         return rows, batch.rewards, batch.terminations, batch.truncations, infos
 
@@ -862,16 +1010,22 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         infos: dict[str, Any] = {}
         for slot, error in results.errors.items():
             infos = self._add_info(infos, {"error": str(error)}, slot)
+        times: list[tuple[int, Any]] = []
+        only_single = all(seat.single for seat, _ in results.infos)
         for seat, info in results.infos:
             if not info:
                 continue
             if seat.single:
+                if only_single and seat.remote.realtime is not None and "latency" in info:
+                    times.append((seat.start, info["latency"]))
+                    info = {key: value for key, value in info.items() if key != "latency"}
                 infos = self._add_info(infos, info, seat.start)
             elif isinstance(info, list):
                 for lane, own in enumerate(info):
                     infos = self._add_info(infos, own, seat.start + lane)
             else:
                 merge_lanes(infos, info, seat.start, seat.lanes, self.num_envs)
+        merge_latency(infos, times, self.num_envs)
         return infos
 
     def own_infos(self, results: Results) -> list[dict[str, Any]]:
@@ -935,7 +1089,57 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         states = np.empty(self.num_envs, np.int64)
         for seat in self._seats:
             states[seat.slots] = seat.state
+            if seat.state is SlotState.RUNNING and seat.remote.realtime is not None:
+                resetting = seat.remote.realtime.resetting
+                if resetting is not None:
+                    states[seat.slots][resetting] = SlotState.RESETTING
         return states
+
+    def _seconds_away(self) -> Array:
+        now, away = time.monotonic(), np.zeros(self.num_envs)
+        for seat in self._seats:
+            since = seat.remote.record.away_since
+            away[seat.slots] = 0.0 if since is None else now - since
+        return away
+
+    def remotes(self) -> tuple[RemoteReport, ...]:
+        """Say how each remote is, spares last: which are away, since when and why, and what that has cost."""
+        now = time.monotonic()
+        return tuple(
+            seat.remote.record.report(
+                now,
+                seat.remote.url,
+                () if seat.start == _SPARE else tuple(range(seat.start, seat.start + seat.lanes)),
+                "spare" if seat.start == _SPARE and seat.state is SlotState.RUNNING else seat.state.name.lower(),
+            )
+            for seat in (*self._seats, *self._spares)
+        )
+
+    def wait_for_lanes(self) -> None:
+        """Have real-time worlds of lanes answer only when every lane has an observation."""
+        self._waits_for_lanes = True
+        for seat in self._seats:
+            seat.remote.wait_for_all()
+
+    @property
+    def fps(self) -> float | None:
+        """Frames a second of the real-time worlds, of the fastest where they differ; None: they wait for actions."""
+        rates = [seat.remote.facts.fps for seat in self._seats if seat.remote.facts and seat.remote.facts.fps]
+        return max(rates, default=None)
+
+    @property
+    def server_versions(self) -> tuple[str | None, ...]:
+        """The version of each slot's server, None for one that is not ours (U-12)."""
+        versions = [(seat.lanes, seat.remote.facts) for seat in self._seats]
+        return tuple(facts.server_version if facts else None for lanes, facts in versions for _ in range(lanes))
+
+    def latency_summary(self) -> tuple[dict[str, Any], ...]:
+        """Return for each remote `url`, and percentiles of `round_trip` and `observation_age` in seconds (U-11)."""
+        return tuple(
+            {"url": seat.remote.url, **seat.remote.realtime.latency.summary()}
+            for seat in self._seats
+            if seat.remote.realtime is not None
+        )
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -1147,9 +1351,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             self._close_seats(2.0)
 
     def _close_seats(self, timeout: float) -> None:
-        for seat in self._seats:
+        everybody = (*self._seats, *getattr(self, "_spares", ()))
+        for seat in everybody:
             seat.remote.farewell()
-        for seat in self._seats:
+        for seat in everybody:
             seat.remote.close(timeout)
 
     def __del__(self) -> None:
@@ -1203,11 +1408,20 @@ def make_vec_remote(urls: str | Sequence[str], **kwargs: Any) -> RemoteVectorEnv
         (3, 4)
 
     Args:
-        urls: A URL for each world, or one URL of which `num_envs` slots are made.
+        urls: A URL for each world, or one URL of which `num_envs` slots are made. `perlert://` URLs are a slot each and
+            do not mix with others; they give a `bridge.perlert.PerlertVectorEnv`.
         kwargs: As for `RemoteVectorEnv`: `num_envs`, `env_id`, `env_kwargs`, `render_mode`, `timeout`,
-            `max_message_bytes`, `transport`.
+            `max_message_bytes`, `transport`; of `perlert://` URLs as for `bridge.perlert.PerlertVectorEnv`.
 
     Raises:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError, SettingError: As `RemoteVectorEnv`.
     """
+    kinds = {is_perlert(url) for url in checked_urls(urls)}
+    if len(kinds) > 1:
+        raise SettingError(f"expected perlert:// URLs alone or none of them, got a mixture: {urls!r:.200}")
+    if kinds == {True}:
+        from bridge.perlert import PerlertVectorEnv
+
+        # The declared type is that of every other URL; who wants this one's makes it by its own name.
+        return PerlertVectorEnv(urls, **kwargs)  # type: ignore[return-value]
     return RemoteVectorEnv(urls, **kwargs)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
+import logging
 import os
 import queue
 import selectors
@@ -23,10 +25,13 @@ from bridge.frames import HEADER, SEND_BUFFER, FrameReader, Hello, pack_frame
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.auth import Gate
 from bridge.server.limits import ConnectionCount, Limits
+from bridge.server.metrics import Metrics
 from bridge.session import Hub, Session
 
 __all__ = ["FrameTransport"]
 
+_log = logging.getLogger(__name__)
+_numbers = itertools.count(1)
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _CHUNK = 65536
 _BACKLOG = 1024
@@ -49,6 +54,8 @@ class _Connection:
         self.events = _READ
         self.until: float | None = time.monotonic() + _HELLO_TIMEOUT
         """When it is closed unless something changes; monotonic seconds."""
+        self.number = 0
+        """For the log."""
         self.ending = False
         """Nothing more is read; it closes once what it has to say is sent."""
         self.waiting: queue.SimpleQueue[bytes | bytearray | None] | None = None
@@ -89,6 +96,8 @@ class FrameTransport:
         self._hello = pack_frame(Hello(server=server_id).pack())
         self._count = count
         self._gate = gate
+        self.metrics: Metrics | None = None
+        """Where to count; None: nowhere."""
         self._guard = threading.Lock()
         self._timed = 0  # connections with an `until`
         self._own: dict[threading.Thread, _Connection] = {}
@@ -224,13 +233,26 @@ class FrameTransport:
             if connection.waiting is not None:
                 connection.waiting.put(frame)
                 continue
+            began = time.perf_counter()
             parts = session.handle_parts(frame, wait=False)
             if parts is None:
                 connection.waiting = queue.SimpleQueue()
                 connection.waiting.put(frame)
                 self._detach(connection, connection.waiting)
                 continue
+            self._note(session, time.perf_counter() - began, connection.number)
             self._say(connection, self._framed(parts))
+
+    def _note(self, session: Session, seconds: float, number: int) -> None:
+        """Count a request, and log one that was refused."""
+        if session.last_error:
+            name, code = session.world_name, session.last_error
+            _log.info("connection=frames-%d world=%s refused code=%s", number, name, Code.named(code))
+            if self.metrics is not None:
+                self.metrics.refused(code)
+        elif self.metrics is not None and session.last_step is not None:
+            world, steps, episodes = session.last_step
+            self.metrics.stepped(world, seconds, steps, episodes)
 
     def _framed(self, parts: list[bytes | memoryview]) -> list[bytes | memoryview]:
         size = sum(map(len, parts))
@@ -250,7 +272,9 @@ class FrameTransport:
         except RequestError as error:
             self._refuse(connection, error)
             return False
-        connection.session = Session(self._hub)
+        connection.session = Session(self._hub, hello.version)
+        connection.number = next(_numbers)
+        _log.info("connection=frames-%d opened", connection.number)
         connection.until = None
         self._timed -= 1
         self._say(connection, [self._hello])
@@ -383,7 +407,10 @@ class FrameTransport:
         session = connection.session
         try:
             while session is not None and (request := requests.get()) is not None:
-                _send_all(connection.sock, self._framed(session.handle_parts(request) or []))
+                began = time.perf_counter()
+                parts = session.handle_parts(request) or []
+                self._note(session, time.perf_counter() - began, connection.number)
+                _send_all(connection.sock, self._framed(parts))
         except OSError:
             pass  # the client is gone
         finally:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
+import logging
 import os
 import ssl
 import tempfile
@@ -16,7 +18,10 @@ import grpc
 from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.auth import Gate, Security
+from bridge.server.flight import Flight
+from bridge.server.grpc_services import add_services
 from bridge.server.limits import ConnectionCount, Limits
+from bridge.server.metrics import Metrics
 from bridge.session import Hub, Session
 from bridge.version import __version__
 from bridge.wire import HELLO, METHOD, SERVICE
@@ -24,6 +29,7 @@ from bridge.wire import HELLO, METHOD, SERVICE
 __all__ = ["GrpcTransport"]
 
 _OPEN = Security()
+_log = logging.getLogger(__name__)
 
 
 class _ThreadPerCall(concurrent.futures.Executor):
@@ -109,10 +115,18 @@ class GrpcTransport:
         self._hub = hub
         self._limits = limits
         self._count = count
+        self._flight = Flight(limits)
         self._threads = _ThreadPerCall()
+        self.metrics: Metrics | None = None
+        """Where to count; None: nowhere."""
+        self._numbers = itertools.count(1)
         options = [
             ("grpc.max_receive_message_length", limits.max_message_bytes),
             ("grpc.max_send_message_length", -1),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),  # clients look for half-open connections
+            ("grpc.http2.max_ping_strikes", 0),
+            ("grpc.keepalive_time_ms", 20_000),  # and so do we, for clients that went without a word
+            ("grpc.keepalive_timeout_ms", 10_000),
             ("grpc.so_reuseport", 0),  # a port that is in use is an error, not a share of its connections
         ]
         interceptors = [_Bouncer(Gate(security.token))]
@@ -127,6 +141,7 @@ class GrpcTransport:
                 f"cannot listen on {target}: {error}. Is the port in use, or the address not of this machine? "
                 "port=0 takes any free one"
             ) from error
+        self._health = add_services(self._server)
         self._server.start()
 
     def _listen(self, target: str, security: Security) -> int:
@@ -145,22 +160,46 @@ class GrpcTransport:
             self._count.enter()
         except RequestError as error:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.message)
-        session = Session(self._hub)
+        number = next(self._numbers)
+        _log.info("connection=%d peer=%s opened", number, context.peer())
+        version = dict(context.invocation_metadata() or ()).get(HELLO, "")
+        session = Session(self._hub, version if isinstance(version, str) else version.decode(errors="replace"))
         context.add_callback(session.hang_up)  # a request that waits for others ends with its client
         try:
             context.send_initial_metadata(((HELLO, __version__),))
             for request in requests:
-                response = session.handle(request)
-                if len(response) > self._limits.max_message_bytes:
-                    response = self._too_large(len(response))
-                yield response
+                began = time.perf_counter()
+                response = self._serve(session, request)
+                self._note(session, time.perf_counter() - began, number)
+                with self._flight.answer(len(response)):
+                    yield response  # comes back once it is sent
         except grpc.RpcError:
             return  # the client cancelled, or is gone
         finally:
             try:
                 session.close()
             finally:
+                _log.info("connection=%d peer=%s closed", number, context.peer())
                 self._count.leave()
+
+    def _serve(self, session: Session, request: bytes) -> bytes:
+        try:
+            with self._flight.request(len(request)):
+                response = session.handle(request)
+        except RequestError as error:
+            status = pb.Status(code=int(error.code), message=error.message)
+            return pb.EnvironmentResponse(error=status).SerializeToString()
+        return response if len(response) <= self._limits.max_message_bytes else self._too_large(len(response))
+
+    def _note(self, session: Session, seconds: float, number: int) -> None:
+        if session.last_error:
+            name, code = session.world_name, session.last_error
+            _log.info("connection=%d world=%s refused code=%s", number, name, Code.named(code))
+            if self.metrics is not None:
+                self.metrics.refused(code)
+        elif self.metrics is not None and session.last_step is not None:
+            world, steps, episodes = session.last_step
+            self.metrics.stepped(world, seconds, steps, episodes)
 
     def _too_large(self, size: int) -> bytes:
         limit = self._limits.max_message_bytes
@@ -170,6 +209,8 @@ class GrpcTransport:
 
     def stop(self, grace: float) -> bool:
         """Refuse new connections, give open ones `grace` seconds, cut them; return whether their threads ended."""
+        if self._health is not None:
+            self._health.stop()
         self._server.stop(grace).wait(grace + 5.0)
         return self._threads.join(5.0)
 

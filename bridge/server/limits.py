@@ -22,6 +22,10 @@ class Limits:
     """Lanes in a world."""
     max_message_bytes: int = 512 * 1024 * 1024
     """Bytes in a request or response."""
+    max_requests_in_flight: int = 256
+    """Requests being served at a time, over all connections."""
+    max_queued_bytes: int = 2 * 1024 * 1024 * 1024
+    """Bytes of requests being served and of responses being sent at a time, over all connections."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

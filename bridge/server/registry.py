@@ -94,6 +94,12 @@ class Registry:
         with self._guard:
             return [name for name, entry in self._entries.items() if entry is not None]
 
+    @property
+    def worlds(self) -> list[World]:
+        """The worlds that there are."""
+        with self._guard:
+            return [entry.world for entry in self._entries.values() if entry is not None]
+
     def create_world(self, settings: Mapping[str, pb.Tensor], owner: object) -> str:
         """Make a world with a name that nobody else has (D-3)."""
         name = f"world-{secrets.token_hex(8)}"
@@ -135,6 +141,9 @@ class Registry:
             with self._guard:
                 self._refuse_if_closed()
                 entry = self._entries.get(DEFAULT_WORLD)
+            if entry is not None and not entry.world.alive:
+                entry.world.close()
+                entry = None
             if entry is None:
                 entry = _Entry(self._source.make_world(DEFAULT_WORLD, {}, self._environments), None)
                 with self._guard:
@@ -224,6 +233,10 @@ class Registry:
                     del self._entries[name]
         for world in gone:
             _end(world)
+
+    def drain(self) -> None:
+        """Make no more worlds; those that there are go on."""
+        self._closed = True
 
     def close(self) -> None:
         """Destroy every world and make no more."""

@@ -16,15 +16,19 @@ from typing import Any
 from urllib.parse import quote
 
 from bridge import local
-from bridge.credentials import Pem, TokenLike
+from bridge.clock import Clock
+from bridge.credentials import TokenLike
 from bridge.errors import SettingError
 from bridge.forks import forget_in_child, leak, note_grpc_in_use
 from bridge.server.auth import Gate, Security
 from bridge.server.frame_transport import FrameTransport
 from bridge.server.grpc_transport import GrpcTransport
 from bridge.server.limits import ConnectionCount, Limits
+from bridge.server.metrics import Metrics
 from bridge.server.reaper import Reaper
 from bridge.server.registry import Registry, WorldSource
+from bridge.worlds.isolated import CALL_TIMEOUT, Isolation
+from bridge.worlds.realtime import Realtime
 from bridge.worlds.source import EnvLike, EnvSource
 from bridge.worlds.timed import TimeAction
 
@@ -53,6 +57,7 @@ class Server:
         security: Certificates, and the token.
         idle_timeout: Seconds after which a world without agents goes; None: never.
         reset_world_timeout: Seconds that a ResetWorld waits for the other agents.
+        metrics_port: Where to show metrics, 0: any free port; None: nowhere.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class Server:
         security: Security = _OPEN,
         idle_timeout: float | None = None,
         reset_world_timeout: float = RESET_WORLD_TIMEOUT,
+        metrics_port: int | None = None,
     ) -> None:
         seconds = {"reset_world_timeout": reset_world_timeout}
         if idle_timeout is not None:
@@ -113,6 +119,18 @@ class Server:
             raise
         if self._frames is not None and self._frames.unix_path is not None:
             self._offer = local.publish(self._transport.port, self._frames.unix_path, server_id)
+        self._metrics: Metrics | None = None
+        if metrics_port is not None:
+            try:
+                self._metrics = Metrics(host, metrics_port, lambda: self.connections, lambda: self.worlds)
+            except BaseException:
+                self._transport.stop(0.0)
+                if self._frames is not None:
+                    self._frames.stop(0.0)
+                raise
+            self._transport.metrics = self._metrics
+            if self._frames is not None:
+                self._frames.metrics = self._metrics
         self._scheme = "grpcs" if security.tls else "grpc"
         self._reaper = Reaper(self._registry.reap, idle_timeout)
         self._host = host
@@ -169,6 +187,11 @@ class Server:
         return self._transport.port
 
     @property
+    def metrics_port(self) -> int | None:
+        """The port of the metrics; None: there are none."""
+        return None if self._metrics is None else self._metrics.port
+
+    @property
     def connections(self) -> int:
         """The number of open connections."""
         return self._count.value
@@ -215,6 +238,7 @@ class Server:
             if self._stopped.is_set():
                 return
             atexit.unregister(self.stop)
+            self._registry.drain()
             try:
                 if self._offer is not None:
                     self._offer.withdraw()
@@ -226,6 +250,8 @@ class Server:
                         stacklevel=2,
                     )
                 self._reaper.stop()
+                if self._metrics is not None:
+                    self._metrics.close()
                 self._registry.close()
             finally:
                 self._stopped.set()
@@ -252,6 +278,11 @@ def serve_gym(
     time_action: TimeAction | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
+    fps: float | None = None,
+    default_action: Any = None,
+    max_action_age: float | None = None,
+    thread_safe: bool = False,
+    clock: Clock | None = None,
     max_connections: int = _DEFAULTS.max_connections,
     max_worlds: int = _DEFAULTS.max_worlds,
     max_lanes: int = _DEFAULTS.max_lanes,
@@ -259,13 +290,20 @@ def serve_gym(
     unix_path: str | None = None,
     tcp_port: int | None = None,
     processes: int = 1,
+    max_requests_in_flight: int = _DEFAULTS.max_requests_in_flight,
+    max_queued_bytes: int = _DEFAULTS.max_queued_bytes,
     token: TokenLike | None = None,
     token_file: str | os.PathLike[str] | None = None,
-    tls_certificate: Pem | None = None,
-    tls_key: Pem | None = None,
-    tls_client_ca: Pem | None = None,
+    tls_certificate: str | os.PathLike[str] | bytes | None = None,
+    tls_key: str | os.PathLike[str] | bytes | None = None,
+    tls_client_ca: str | os.PathLike[str] | bytes | None = None,
+    isolation: str | None = None,
+    call_timeout: float | None = CALL_TIMEOUT,
+    max_world_bytes: int | None = None,
+    allow_env_factories: bool = False,
     idle_timeout: float | None = IDLE_TIMEOUT,
     reset_world_timeout: float = RESET_WORLD_TIMEOUT,
+    metrics_port: int | None = None,
 ) -> Server:
     """Publish a Gymnasium environment as a world of dm_env_rpc.
 
@@ -288,6 +326,14 @@ def serve_gym(
         time_action: Lets each action say for how many steps, or seconds, its environment advances in one Step.
         host: The address to listen on; anything but loopback warns.
         port: The port to listen on; 0 takes any free one.
+        fps: Frames a second of a real-time world, which goes on while nobody calls `step`; None: lock-step, where
+            every frame waits for an action.
+        default_action: In real time, the action where there is none of the agent; None: zeros, or the first choice.
+        max_action_age: In real time, the seconds after which the default action takes the place of the agent's last;
+            None: the last one goes on.
+        thread_safe: In real time: the environments may be called at the same time, so that a slow reset of one holds
+            up no other. False: one call at a time in this process.
+        clock: In real time, what tells the time, such as `bridge.testing.VirtualClock()`; None: the machine.
         max_connections: Connections at a time.
         max_worlds: Worlds at a time.
         max_lanes: The most lanes in a world that a client may ask for.
@@ -298,14 +344,26 @@ def serve_gym(
         processes: How many full servers to run, each in a process of its own, so that environments step on as many
             cores; `.urls` lists them. Process i listens on `port + i` where a port is given, and at `unix_path` with
             `.i` after it.
+        max_requests_in_flight: Requests being served at a time, over all connections.
+        max_queued_bytes: Bytes of requests being served and of responses being sent at a time, over all connections.
         token: What every client has to show; None: that of `token_file`, or else of the environment variable
             `BRIDGE_TOKEN`; where that is not set either, whoever reaches the port is let in.
         token_file: A file that holds the token.
         tls_certificate: The server's certificate, the path or the bytes of a PEM file: the port then speaks TLS.
         tls_key: The certificate's key, PEM.
         tls_client_ca: The authorities of which every client needs a certificate, PEM; None: clients need none.
+        isolation: `process` puts each world in a process of its own, so that a crash, an endless loop or a leak in
+            one environment ends that world alone; None: all of them live in this process.
+        call_timeout: With isolation, the seconds that one call of an environment may take, its construction too; its
+            process is ended then. None: for ever.
+        max_world_bytes: With isolation, the memory that a world's process may allocate, where the system can limit it;
+            None: no limit.
+        allow_env_factories: Let clients send the function that makes the environment: code that this machine executes.
+            Each runs in a process of its own. Beyond loopback it needs TLS and a token, or certificates of clients.
         idle_timeout: Seconds after which a world without agents goes; None: never.
         reset_world_timeout: Seconds that a ResetWorld waits for the Steps of the world's other agents.
+        metrics_port: Show metrics for Prometheus at this port, by HTTP without TLS or token, 0: any free one;
+            None: nowhere.
 
     Returns:
         The server, which runs in the background: `.url`, `.wait()`, `.stop()`, or a `with` block.
@@ -328,8 +386,14 @@ def serve_gym(
         env_kwargs=env_kwargs,
         max_lanes=max_lanes,
         time_action=time_action,
+        realtime=_realtime(fps, default_action, max_action_age, thread_safe, clock),
     )
-    limits = Limits(max_connections, max_worlds, max_lanes, max_message_bytes)
+    limits = Limits(max_connections, max_worlds, max_lanes, max_message_bytes, max_requests_in_flight, max_queued_bytes)
+    if isolation not in (None, "process"):
+        raise SettingError(f"expected isolation to be 'process' or None, got {isolation!r}")
+    own_process = isolation is not None or allow_env_factories
+    if not own_process and (call_timeout != CALL_TIMEOUT or max_world_bytes is not None):
+        raise SettingError("call_timeout and max_world_bytes are for worlds in processes: give isolation='process' too")
     security = Security.of(
         token=token,
         token_file=token_file,
@@ -337,6 +401,12 @@ def serve_gym(
         tls_key=tls_key,
         tls_client_ca=tls_client_ca,
     )
+    if allow_env_factories and not is_loopback(host) and security.missing():
+        raise SettingError(
+            f"allow_env_factories=True lets clients execute code on this machine, and host={host!r} is reached from "
+            f"others: refused without {security.missing()}; give tls_certificate, tls_key and token"
+        )
+    source.isolate(Isolation(call_timeout, max_world_bytes) if own_process else None, allow_env_factories)
     return Server(
         source,
         host=host,
@@ -347,7 +417,23 @@ def serve_gym(
         security=security,
         idle_timeout=idle_timeout,
         reset_world_timeout=reset_world_timeout,
+        metrics_port=metrics_port,
     )
+
+
+def _realtime(
+    fps: float | None, default_action: Any, max_action_age: float | None, thread_safe: bool, clock: Clock | None
+) -> Realtime | None:
+    """Join the keywords of real time, or raise SettingError where they stand without `fps`."""
+    if fps is None:
+        if default_action is not None or max_action_age is not None or thread_safe or clock is not None:
+            raise SettingError("default_action, max_action_age, thread_safe and clock are of real time: give fps= too")
+        return None
+    options = Realtime(
+        fps, default_action=default_action, max_action_age=max_action_age, thread_safe=thread_safe, clock=clock
+    )
+    options.check()
+    return options
 
 
 def is_loopback(host: str) -> bool:

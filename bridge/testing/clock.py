@@ -3,44 +3,20 @@
 from __future__ import annotations
 
 import math
-import time
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
 
+from bridge.clock import Clock, MonotonicClock
 from bridge.errors import SettingError
 
 __all__ = ["Clock", "MonotonicClock", "VirtualClock"]
 
 
-@runtime_checkable
-class Clock(Protocol):
-    """What tells the time, in seconds that never go back, from an arbitrary zero."""
-
-    def now(self) -> float:
-        """Return the present time, seconds."""
-        ...
-
-    def sleep(self, seconds: float) -> None:
-        """Return when so many seconds have passed; at once where the number is not positive."""
-        ...
-
-
-class MonotonicClock:
-    """The machine's own clock, `time.monotonic`."""
-
-    def now(self) -> float:
-        """Return `time.monotonic()`, seconds."""
-        return time.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        """Block this thread for so many seconds."""
-        if seconds > 0:
-            time.sleep(seconds)
-
-
 class VirtualClock:
     """A clock that stands still until it is advanced: tests of minutes take no time and always run alike.
 
-    `sleep` advances it instead of waiting. It is meant for one thread.
+    `sleep` advances it instead of waiting. It is turned by one thread. Real-time worlds that were given it
+    (`serve_gym(…, fps=30, clock=clock)`) run their frames while it is turned: when `advance` returns, every frame that
+    was due is done.
 
     Example:
         >>> clock = VirtualClock()
@@ -56,6 +32,22 @@ class VirtualClock:
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = float(start)
+        self._subscribers: list[Callable[[float], None]] = []
+
+    def subscribe(self, callback: Callable[[float], None]) -> Callable[[], None]:
+        """Have `callback(time)` called whenever the clock was turned; return what ends that."""
+        self._subscribers.append(callback)
+
+        def unsubscribe() -> None:
+            if callback in self._subscribers:
+                self._subscribers.remove(callback)
+
+        return unsubscribe
+
+    def _tell(self) -> float:
+        for callback in tuple(self._subscribers):
+            callback(self._now)
+        return self._now
 
     def now(self) -> float:
         """Return the time it was advanced to, seconds."""
@@ -70,7 +62,7 @@ class VirtualClock:
         if not (seconds >= 0 and math.isfinite(seconds)):
             raise SettingError(f"expected a finite number of seconds, 0 or more, got {seconds}: time does not go back")
         self._now += seconds
-        return self._now
+        return self._tell()
 
     def advance_to(self, when: float) -> float:
         """Turn the clock on to a time, and return that time. A time that has passed leaves it as it is.
@@ -81,7 +73,7 @@ class VirtualClock:
         if not math.isfinite(when):
             raise SettingError(f"expected a finite time in seconds, got {when}")
         self._now = max(self._now, float(when))
-        return self._now
+        return self._tell()
 
     def sleep(self, seconds: float) -> None:
         """Advance by so many seconds."""

@@ -55,8 +55,16 @@ class Agent(abc.ABC):
     def step(self, actions: Mapping[int, Array]) -> int:
         """Apply actions, already checked against their specs; return the state that follows."""
 
+    def prepare(self, uids: Sequence[int]) -> None:
+        """Learn which observations the Step that follows asks for; called before its `begin` or `step`."""
+        del uids  # of no interest to most worlds
+
     def interrupt(self) -> None:  # noqa: B027 - a world may have nothing to note
         """Take note that the sequence was cut off from outside; `observe` gives its last observations once more."""
+
+    def ended(self, state: int) -> tuple[int, int]:
+        """Return how many environments the last `step` stepped, and how many of them ended their episode by it."""
+        return 1, int(state != pb.RUNNING)
 
     @abc.abstractmethod
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
@@ -97,6 +105,11 @@ class World(abc.ABC):
     @abc.abstractmethod
     def agents(self) -> int:
         """How many agents are in."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still be joined; a world that ended by itself is not."""
+        return True
 
     @abc.abstractmethod
     def close(self) -> None:

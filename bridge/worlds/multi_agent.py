@@ -566,6 +566,11 @@ class MultiAgentWorld(EnvWorld):
             [Family("world.attributes", "an attribute, in a list of one", self._get_attr, self._set_attr)],
         )
 
+    def _render(self) -> Any:
+        if self._sequence == 0:
+            raise RequestError(Code.FAILED_PRECONDITION, "no frame before the first Step: no sequence has begun")
+        return super()._render()
+
     def _set_attr(self, name: str, value: Any) -> None:
         refuse_private(name)
         if not isinstance(value, list) or len(value) != 1:

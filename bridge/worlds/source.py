@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import fnmatch
 import inspect
@@ -10,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
+import cloudpickle
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
@@ -20,10 +22,12 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.tensors import unpack_tensor
 from bridge.worlds.base import Lock, World, environment_failure, read_bytes, refuse_unknown
 from bridge.worlds.gym import GymWorld
+from bridge.worlds.isolated import IsolatedWorld, Isolation
+from bridge.worlds.realtime import Realtime, RealtimeWorld
 from bridge.worlds.timed import TimeAction
 from bridge.worlds.vector import VectorWorld
 
-__all__ = ["EnvLike", "EnvSource"]
+__all__ = ["EnvLike", "EnvSource", "start_method"]
 
 EnvLike: TypeAlias = "str | EnvSpec | Callable[..., Any] | Sequence[str]"
 """What `serve_gym` takes as its environment."""
@@ -57,6 +61,7 @@ class EnvSource:
         env_kwargs: For the environment's constructor; the client's own go on top.
         max_lanes: The most lanes that a client may ask for.
         time_action: Lets an action say how long its environment advances.
+        realtime: How its worlds run on by themselves; None: in lock-step.
 
     Raises:
         SettingError: Something of this cannot be served, such as an id that is not registered.
@@ -73,6 +78,7 @@ class EnvSource:
         env_kwargs: Mapping[str, Any] | None = None,
         max_lanes: int = 4096,
         time_action: TimeAction | None = None,
+        realtime: Realtime | None = None,
     ) -> None:
         if time_action is not None and not isinstance(time_action, TimeAction):
             raise SettingError(f"expected time_action to be a bridge.TimeAction or None, got {time_action!r:.80}")
@@ -87,6 +93,9 @@ class EnvSource:
         self._mode = vectorization_mode
         self._kwargs = dict(env_kwargs or {})
         self._max_lanes = max_lanes
+        self._isolation: Isolation | None = None
+        self._factories = False
+        self._realtime = realtime
         self._callable: Callable[..., Any] | None = None
         self._spec: EnvSpec | None = None
         self._patterns: tuple[str, ...] = ()
@@ -131,7 +140,72 @@ class EnvSource:
         Raises:
             RequestError: Settings that are unknown or invalid, or an environment that could not be made.
         """
-        order = self._read(settings)
+        factory = self._read_factory(settings)
+        source = self if factory is None else self.of_factory(_factory_of_client)
+        order = source._read({key: value for key, value in settings.items() if key != "env_factory"})
+        if self._isolation is not None:
+            return IsolatedWorld(name, source._recipe(order), factory, self._isolation)
+        return self.build(name, order, lock)
+
+    def isolate(self, isolation: Isolation | None, allow_env_factories: bool) -> None:
+        """Make each world in a process of its own from here on.
+
+        Args:
+            isolation: What each process may use; None: worlds live in this process.
+            allow_env_factories: Whether a client may send the environment's factory, which needs isolation.
+
+        Raises:
+            SettingError: What is served cannot be sent to another process.
+        """
+        if isolation is not None and self._realtime is not None:
+            raise SettingError(
+                "a real-time world cannot live in a process of its own yet: expected fps or isolation, got both"
+            )
+        self._isolation, self._factories = isolation, allow_env_factories
+        if isolation is not None:
+            try:
+                self._recipe(None)
+            except Exception as error:  # whatever the pickling of a user's objects raises
+                raise SettingError(
+                    f'isolation="process" sends {self.title} to other processes, and it cannot be pickled: {error!r}. '
+                    "Serve a function that makes everything the environment needs"
+                ) from error
+
+    def _recipe(self, order: Order | None) -> bytes:
+        """Pickle what another process builds a world of, where nothing that was registered here is known."""
+        source = copy.copy(self)
+        source._isolation = None
+        if order is not None and order.env_id is not None and self._callable is None:
+            source._spec, source._patterns = self._spec or gymnasium.spec(order.env_id), ()
+        recipe: bytes = cloudpickle.dumps((source, order))
+        return recipe
+
+    def _read_factory(self, settings: Mapping[str, pb.Tensor]) -> bytes | None:
+        """Return a client's factory, still pickled."""
+        if "env_factory" not in settings:
+            return None
+        if not self._factories:
+            raise RequestError(
+                Code.PERMISSION_DENIED,
+                "this server takes no environment factories from clients: they are code that it would execute; start "
+                "it with allow_env_factories=True if its clients may do that",
+            )
+        if "env_id" in settings:
+            raise RequestError(Code.INVALID_ARGUMENT, "expected env_id or env_factory, got both")
+        tensor = settings["env_factory"]
+        if tensor.WhichOneof("payload") != "uint8s":
+            raise RequestError(Code.INVALID_ARGUMENT, "the setting 'env_factory' travels as uint8 bytes of a pickle")
+        return tensor.uint8s.array
+
+    def of_factory(self, factory: Callable[..., Any]) -> EnvSource:
+        """Return a source that makes its environments by a function in place of what is served."""
+        source = copy.copy(self)
+        source._callable, source._spec, source._patterns = factory, None, ()
+        source._kwargs, source._num_envs, source._mode = {}, 1, "sync"  # those were for the server's own environment
+        return source
+
+    def build(self, name: str, order: Order, lock: Lock) -> World:
+        """Make the environment, in this process, and the world around it."""
         with lock:
             try:
                 env = self._make(order)
@@ -145,6 +219,12 @@ class EnvSource:
                 ) from error
             except (Exception, SystemExit) as error:
                 raise environment_failure("its construction", error) from error
+            if self._realtime is not None:
+                try:
+                    return RealtimeWorld(name, env, lock, self._realtime)
+                except SettingError as error:
+                    env.close()
+                    raise RequestError(Code.FAILED_PRECONDITION, str(error)) from error
             if isinstance(env, VectorEnv):
                 try:
                     return VectorWorld(name, env, lock)
@@ -209,7 +289,7 @@ class EnvSource:
         if order.vectorization_mode == "sync":
             vector_kwargs = {"copy": False}  # what it returns is sent before its next step
         elif order.vectorization_mode == "async":
-            vector_kwargs = {"copy": False, "context": _context()}
+            vector_kwargs = {"copy": False, "context": start_method()}
         vector: VectorEnv[Any, Any, Any] = gymnasium.make_vec(
             spec,
             num_envs=order.num_envs,
@@ -237,7 +317,7 @@ class EnvSource:
                 "async, or a callable that returns a VectorEnv",
             )
         elif order.vectorization_mode == "async":
-            env = AsyncVectorEnv([lambda: function(**kwargs)] * num_envs, copy=False, context=_context())
+            env = AsyncVectorEnv([lambda: function(**kwargs)] * num_envs, copy=False, context=start_method())
         else:
             first = function(**kwargs)
             if isinstance(first, VectorEnv):
@@ -269,6 +349,11 @@ class EnvSource:
             return ""
 
 
+def _factory_of_client(**kwargs: Any) -> Any:
+    """Stand for a client's factory in the process that does not unpickle it."""
+    raise SettingError("a client's factory is called in a world's process only")
+
+
 def _make_timed(function: Callable[..., Any], time_action: TimeAction, **kwargs: Any) -> Any:
     env = function(**kwargs)
     if not isinstance(env, gymnasium.Env):
@@ -290,11 +375,12 @@ def _find(env_id: str) -> EnvSpec:
         ) from error
 
 
-def _context() -> str:
-    """How to start the processes of lanes: never by a fork of this one, which runs gRPC's threads."""
+def start_method() -> str:
+    """How to start the processes of lanes and of worlds: never by a fork of this one, which runs gRPC's threads."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise SettingError(
-            "the main module starts a server while a lane's process imports it; guard it by if __name__ == '__main__':"
+            "the main module starts a server while a process of its environments imports it; guard it by "
+            "if __name__ == '__main__':"
         )
     return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 

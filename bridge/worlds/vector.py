@@ -82,6 +82,10 @@ class VectorAgent(EnvAgent):
             self._truncated[...] = truncated
         return pb.RUNNING
 
+    def ended(self, state: int) -> tuple[int, int]:
+        """Return the number of lanes, and how many of them ended their episode."""
+        return self._env.num_envs, int(np.count_nonzero(self._terminated | self._truncated))
+
 
 class VectorWorld(EnvWorld):
     """The world of the lanes of a vector environment.

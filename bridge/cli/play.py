@@ -1,0 +1,228 @@
+"""`bridge play`: a person plays a remote environment with the keyboard, with the diagnostics on screen."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from bridge.cli.program import OK
+from bridge.client.remote_env import RemoteEnv, make_remote
+from bridge.errors import RefusedError, SettingError
+
+__all__ = ["Keyboard", "add_play_parser", "default_keys", "describe", "read_keys", "register", "run"]
+
+_EPILOG = """keys:
+  An action of a Discrete space is chosen by the digits 0 to 9, by the arrows where the environment tells what its
+  actions mean (Atari) or has few, and by --keys. A Box is steered by the arrows: left and right its first number, down
+  and up its second. Backspace begins anew, Escape ends.
+
+examples:
+  bridge play grpc://localhost:50051/CartPole-v1
+  bridge play grpc://localhost:50051/ALE/Pong-v5
+  bridge play grpc://localhost:50051 --keys a=0 d=1
+  bridge play "grpc://localhost:50051?world=" --role spectator
+"""
+_MEANINGS = {"UP": "up", "DOWN": "down", "LEFT": "left", "RIGHT": "right", "FIRE": "space"}
+
+
+def add_play_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "play",
+        help="play a remote environment with the keyboard",
+        description="Play a remote environment with the keyboard, at its frame rate.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("url", metavar="URL", help="where it is served")
+    parser.add_argument(
+        "--keys", nargs="+", default=[], metavar="KEY=ACTION", help="keys for a Discrete space's actions"
+    )
+    parser.add_argument("--role", choices=["player", "spectator"], help="in a real-time world")
+    parser.add_argument("--fps", type=float, metavar="X", help="frames a second (default: the environment's own)")
+    parser.add_argument("--frames", type=int, metavar="N", help="end after so many frames")
+    parser.add_argument("--scale", type=int, default=0, metavar="N", help="enlarge the picture so many times")
+    parser.set_defaults(run=run)
+
+
+register = add_play_parser
+
+
+def read_keys(pairs: Sequence[str], space: Space[Any]) -> dict[frozenset[str], Any]:
+    """Read KEY=ACTION pairs; KEY may be several keys held together, as in `left+space=3`.
+
+    Raises:
+        SettingError: A pair cannot be read, or the action is not in the space.
+    """
+    found: dict[frozenset[str], Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        try:
+            action = int(text)
+        except ValueError:
+            action = None
+        if not equals or not key or action is None or not space.contains(action):
+            raise SettingError(f"expected --keys KEY=ACTION with an action of {space}, e.g. left=0, got {pair!r}")
+        found[frozenset(key.split("+"))] = action
+    return found
+
+
+def default_keys(space: Space[Any], meanings: Sequence[str] | None) -> dict[frozenset[str], Any]:
+    """Return keys for a Discrete space: digits, and arrows by what the actions mean or where there are up to four."""
+    if not isinstance(space, spaces.Discrete):
+        return {}
+    first, count = int(space.start), int(space.n)
+    keys = {frozenset({str(digit)}): first + digit for digit in range(min(10, count))}
+    if meanings is not None:
+        for action, meaning in enumerate(meanings):
+            held = frozenset(key for word, key in _MEANINGS.items() if word in meaning)
+            if held:
+                keys[held] = first + action
+    elif count <= 4:
+        order = {2: ("left", "right"), 3: ("left", "", "right")}.get(count, ("left", "down", "right", "up"))
+        for action, key in zip(range(count), order, strict=False):
+            if key:
+                keys[frozenset({key})] = first + action
+    return keys
+
+
+class Keyboard:
+    """Turns the keys that are held into an action.
+
+    Args:
+        space: The action space: Discrete or Box; of any other the neutral action is given.
+        keys: Actions of a Discrete space by the keys held.
+        neutral: The action where no key is held.
+    """
+
+    def __init__(self, space: Space[Any], keys: Mapping[frozenset[str], Any], neutral: Any) -> None:
+        self.held: set[str] = set()
+        """The names of the keys that are down."""
+        self._space, self._keys, self._neutral = space, keys, neutral
+
+    def action(self) -> Any:
+        """Return the action of the largest set of keys that is held."""
+        if isinstance(self._space, spaces.Box):
+            return self._steer(self._space)
+        fitting = [keys for keys in self._keys if keys <= self.held]
+        return self._keys[max(fitting, key=len)] if fitting else self._neutral
+
+    def _steer(self, space: spaces.Box) -> Any:
+        action = np.array(self._neutral)
+        if action.dtype.kind != "f":
+            return action
+        flat, low, high = action.reshape(-1), space.low.reshape(-1), space.high.reshape(-1)
+        for index, (less, more) in enumerate((("left", "right"), ("down", "up"))[: flat.size]):
+            if less in self.held and np.isfinite(low[index]):
+                flat[index] = low[index]
+            elif more in self.held and np.isfinite(high[index]):
+                flat[index] = high[index]
+        return flat.reshape(space.shape)
+
+
+def describe(info: Mapping[str, Any], score: float, fps: float) -> list[str]:
+    """Return the lines that are written on the picture."""
+    lines = [f"return {score:g}   {fps:.1f} steps/s"]
+    latency = info.get("latency")
+    if latency is not None:
+        lines.append(f"round trip {latency['round_trip'] * 1e3:.1f} ms   age {latency['observation_age'] * 1e3:.1f} ms")
+        lines.append(
+            f"action delay {latency['action_delay'] * 1e3:.1f} ms   skipped {latency['frames_skipped']}   "
+            f"overruns {latency['overruns']}"
+        )
+    if info.get("episodes"):
+        lines.append("ended: " + ", ".join(f"{record['return']:g}" for record in info["episodes"]))
+    return lines
+
+
+def _connect(arguments: argparse.Namespace) -> RemoteEnv:
+    """Connect with pictures where the environment has them."""
+    keywords = {"role": arguments.role}
+    if "world=" in arguments.url:
+        return make_remote(arguments.url, **keywords)
+    try:
+        return make_remote(arguments.url, render_mode="rgb_array", **keywords)
+    except RefusedError:  # it has no such render mode; its observations are shown
+        return make_remote(arguments.url, **keywords)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Play until Escape, the window's end, or `--frames`."""
+    try:
+        import pygame
+    except ImportError as error:
+        raise SettingError("bridge play needs pygame: pip install 'gymnasium-bridge[play]'") from error
+    from bridge.worlds.realtime import neutral_action
+
+    env = _connect(arguments)
+    try:
+        meanings = None
+        with contextlib.suppress(RefusedError):  # only Atari has them
+            meanings = env.call("get_action_meanings")
+        space = env.action_space
+        keys = {**default_keys(space, meanings), **read_keys(arguments.keys, space)}
+        keyboard = Keyboard(space, keys, neutral_action(space))
+        fps = arguments.fps or env.fps or env.metadata.get("render_fps") or 30.0
+        if not fps > 0:
+            raise SettingError(f"expected --fps to be a positive number, got {fps!r}")
+        pygame.init()
+        try:
+            _loop(pygame, env, keyboard, float(fps), arguments)
+        finally:
+            pygame.quit()
+    finally:
+        env.close()
+    return OK
+
+
+def _loop(pygame: Any, env: RemoteEnv, keyboard: Keyboard, fps: float, arguments: argparse.Namespace) -> None:
+    font = pygame.font.Font(None, 20)
+    clock = pygame.time.Clock()
+    observation, info = env.reset()
+    score, ended, frames, window = 0.0, False, 0, None
+    while arguments.frames is None or frames < arguments.frames:
+        for event in pygame.event.get():
+            if event.type == pygame.QUIT or (event.type == pygame.KEYDOWN and event.key == pygame.K_ESCAPE):
+                return
+            if event.type == pygame.KEYDOWN:
+                keyboard.held.add(pygame.key.name(event.key))
+                ended = ended or event.key == pygame.K_BACKSPACE
+            elif event.type == pygame.KEYUP:
+                keyboard.held.discard(pygame.key.name(event.key))
+        if ended:
+            observation, info = env.reset()
+            score, ended = 0.0, False
+        else:
+            observation, reward, terminated, truncated, info = env.step(keyboard.action())
+            score += reward
+            ended = terminated or truncated
+        picture = env.render() if env.render_mode == "rgb_array" else observation
+        window = _draw(pygame, window, font, picture, describe(info, score, clock.get_fps()), arguments.scale)
+        frames += 1
+        clock.tick(fps)
+        if ended:
+            time.sleep(min(0.5, 10 / fps))  # a person wants to see the end
+
+
+def _draw(pygame: Any, window: Any, font: Any, picture: Any, lines: Sequence[str], scale: int) -> Any:
+    if isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.shape[2] == 3 and picture.dtype == np.uint8:
+        surface = pygame.surfarray.make_surface(picture.swapaxes(0, 1))
+    else:
+        surface = pygame.Surface((480, 120))
+        lines = [*lines, f"{picture}"[:60]]
+    times = scale or max(1, 480 // surface.get_width())
+    surface = pygame.transform.scale(surface, (surface.get_width() * times, surface.get_height() * times))
+    size = surface.get_size()
+    if window is None or window.get_size() != size:
+        window = pygame.display.set_mode(size)
+        pygame.display.set_caption("bridge play")
+    window.blit(surface, (0, 0))
+    for number, line in enumerate(lines):
+        window.blit(font.render(line, True, (255, 255, 255), (0, 0, 0)), (6, 6 + 20 * number))
+    pygame.display.flip()
+    return window

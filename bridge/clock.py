@@ -1,0 +1,34 @@
+"""Time as an object: the machine's, or one that a test turns by hand (`bridge.testing.VirtualClock`)."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol, runtime_checkable
+
+__all__ = ["Clock", "MonotonicClock"]
+
+
+@runtime_checkable
+class Clock(Protocol):
+    """What tells the time, in seconds that never go back, from an arbitrary zero."""
+
+    def now(self) -> float:
+        """Return the present time, seconds."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Return when so many seconds have passed; at once where the number is not positive."""
+        ...
+
+
+class MonotonicClock:
+    """The machine's own clock, `time.monotonic`."""
+
+    def now(self) -> float:
+        """Return `time.monotonic()`, seconds."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Block this thread for so many seconds."""
+        if seconds > 0:
+            time.sleep(seconds)

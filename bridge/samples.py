@@ -1,0 +1,44 @@
+"""The last measurements of something, and their percentiles: a mean would hide what hurts in real time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bridge.errors import SettingError
+
+__all__ = ["Samples"]
+
+
+class Samples:
+    """Keeps the last `capacity` numbers.
+
+    Args:
+        capacity: How many, at least 1.
+    """
+
+    def __init__(self, capacity: int = 1024) -> None:
+        if not isinstance(capacity, int) or capacity < 1:
+            raise SettingError(f"expected a capacity of 1 or more, got {capacity!r}")
+        self._values = np.zeros(capacity)
+        self._count = 0
+
+    def add(self, value: float) -> None:
+        """Keep a number, in the place of the oldest one where there is no room."""
+        self._values[self._count % len(self._values)] = value
+        self._count += 1
+
+    @property
+    def last(self) -> float:
+        """The newest number; NaN where there is none."""
+        return float(self._values[(self._count - 1) % len(self._values)]) if self._count else float("nan")
+
+    def summary(self) -> dict[str, float]:
+        """Return `count` (of all numbers ever added) and, of those kept, `p50`, `p90`, `p99` and `max`.
+
+        Where nothing was added these are NaN.
+        """
+        kept = self._values[: self._count]
+        if not len(kept):
+            return {"count": 0.0, **dict.fromkeys(("p50", "p90", "p99", "max"), float("nan"))}
+        p50, p90, p99 = np.percentile(kept, (50, 90, 99)).tolist()
+        return {"count": float(self._count), "p50": p50, "p90": p90, "p99": p99, "max": float(kept.max())}

@@ -1,0 +1,149 @@
+"""What an agent of a real-time world is still to be told of one lane, however far behind it is.
+
+A letterbox takes frames and ends of episodes as they happen, each with its episode's number, and gives them out when
+the agent asks. Rewards are never attributed to another episode than their own, and every end is told exactly once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from typing import Any
+
+__all__ = ["Ended", "Letterbox", "Taken"]
+
+_MOST_RECORDS = 65536
+_MOST_FINALS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """The end of an episode."""
+
+    episode: int
+    """Its number in its lane, from 1."""
+    reward: float
+    """Its return: the sum of all its rewards, whether an agent saw them or not."""
+    length: int
+    """Its number of frames."""
+    terminated: bool
+    """Whether the environment terminated it."""
+    truncated: bool
+    """Whether it was truncated, by the environment or because it was cut off."""
+    observation: Any
+    """The final one."""
+    info: Any
+    """The final one."""
+    error: str | None = None
+    """Why it was cut off, where the environment failed."""
+    finished: bool = True
+    """False: somebody reset the lane in the midst of it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken:
+    """What one Step tells of one lane."""
+
+    observation: Any
+    """The newest of the agent's episode, or the final one."""
+    info: Any
+    """The one that came with it."""
+    reward: float
+    """The sum since the agent's last Step in this episode."""
+    frames: int
+    """How many frames that sum is of."""
+    terminated: bool
+    truncated: bool
+    observed_at: float
+    """When the observation was made, seconds of the server's clock."""
+    episode: int
+    """The agent's episode."""
+    error: str | None = None
+    """Why the episode was cut off."""
+
+
+class Letterbox:
+    """One agent's mail from one lane."""
+
+    def __init__(self) -> None:
+        self.reading = 0
+        """The episode that the agent is in; 0: none, its next Step is a first one."""
+        self.closing: tuple[Ended, float] | None = None
+        """The end of the agent's episode and its time, not told yet."""
+        self.error: str | None = None
+        """Why the lane has no episode, not told yet."""
+        self.frames_skipped = 0
+        """Frames whose observation the agent never saw."""
+        self.unrecorded = 0
+        """Ended episodes that were never told, because more than 65536 waited."""
+        self._closing_reward, self._closing_frames = 0.0, 0
+        self._reward, self._frames = 0.0, 0
+        self._records: deque[Ended] = deque()
+
+    def began(self) -> None:
+        """An episode begins: rewards from here on are its own."""
+        self._reward, self._frames = 0.0, 0
+        self.error = None
+
+    def frame(self, reward: float) -> None:
+        """A frame of the running episode passed."""
+        self._reward += reward
+        self._frames += 1
+
+    def ended(self, ended: Ended, now: float) -> None:
+        """The running episode ended."""
+        if ended.finished:
+            self._record(ended)
+        if self.reading == ended.episode and self.closing is None:
+            self.closing = ended, now
+            self._closing_reward, self._closing_frames = self._reward, self._frames
+        elif ended.error is not None:
+            self.error = ended.error
+        self._reward, self._frames = 0.0, 0
+
+    def _record(self, ended: Ended) -> None:
+        if len(self._records) == _MOST_RECORDS:
+            self._records.popleft()
+            self.unrecorded += 1
+        self._records.append(ended)
+        if len(self._records) > _MOST_FINALS:  # final observations may be large: the oldest that wait lose theirs
+            old = self._records[-1 - _MOST_FINALS]
+            self._records[-1 - _MOST_FINALS] = dataclasses.replace(old, observation=None, info=None)
+
+    def abandon(self) -> None:
+        """The agent asked for a new episode: what it was in is of no interest any more."""
+        self.reading, self.closing, self.error = 0, None, None
+
+    def take_first(self, episode: int, observation: Any, info: Any, observed_at: float) -> Taken:
+        """Enter the running episode. Its rewards so far stay for the Step that follows."""
+        self.reading = episode
+        return Taken(observation, info, 0.0, 0, False, False, observed_at, episode)
+
+    def take(self, observation: Any, info: Any, observed_at: float) -> Taken:
+        """Give out what came since the last Step; the arguments are the running episode's."""
+        if self.closing is not None:
+            ended, ended_at = self.closing
+            reward, frames = self._closing_reward, self._closing_frames
+            self.reading, self.closing = 0, None
+            self.frames_skipped += max(0, frames - 1)
+            return Taken(
+                ended.observation,
+                ended.info,
+                reward,
+                frames,
+                ended.terminated,
+                ended.truncated,
+                ended_at,
+                ended.episode,
+                ended.error,
+            )
+        reward, frames = self._reward, self._frames
+        self._reward, self._frames = 0.0, 0
+        self.frames_skipped += max(0, frames - 1)
+        return Taken(observation, info, reward, frames, False, False, observed_at, self.reading)
+
+    def take_records(self) -> list[Ended]:
+        """Give out the ends of all finished episodes that were not given out before, the oldest first."""
+        records = list(self._records)
+        self._records.clear()
+        return records

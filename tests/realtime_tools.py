@@ -1,0 +1,114 @@
+"""A network in virtual time between the client's `Remote` and the server's `Session`, over a `bridge.testing` link."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bridge.client.remote import Answer, Batch, Remote, Wish
+from bridge.errors import RemoteError
+from bridge.server.limits import Limits
+from bridge.server.registry import Registry
+from bridge.session import Session
+from bridge.spaces import Layout
+from bridge.testing import Conditions, Duplex, VirtualClock
+from bridge.worlds.realtime import Realtime, RealtimeWorld
+from bridge.worlds.source import EnvSource
+
+
+class Network:
+    """One server, and a connection whose packets take their time. Everything happens in `run_until`."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, env: Any, fps: float, conditions: Conditions, skew: float = 0.0
+    ) -> None:
+        self.clock = VirtualClock(100.0)
+        self.skew = skew
+        server_clock = VirtualClock(100.0 + skew)
+        self.clock.subscribe(lambda now: server_clock.advance_to(now + skew))
+        source = EnvSource(env, realtime=Realtime(fps, clock=server_clock))
+        self.registry = Registry(source, Limits(), threading.RLock())
+        self.duplex: Duplex[bytes] = Duplex(conditions, np.random.default_rng(0))
+        self.session = Session(self.registry)
+        self.inbox: list[tuple[Remote, int, bytes | RemoteError]] = []
+        self.answers: list[Answer] = []
+        self._deliver: Callable[[bytes], None] = lambda what: None
+        monkeypatch.setattr("bridge.client.remote.open_connection", self._connect)
+
+    def _connect(self, address: Any, most: int, *, deliver: Callable[[bytes], None]) -> Any:
+        self._deliver = deliver
+        network = self
+
+        class Connection:
+            server_version = "test"
+
+            def send(self, request: bytes) -> None:
+                network.duplex.a.send(network.clock.now(), request)
+
+            def finish(self) -> None:
+                pass
+
+            def close(self, timeout: float) -> None:
+                pass
+
+        return Connection()
+
+    @property
+    def world(self) -> RealtimeWorld:
+        world = self.registry.find_world(self.registry.names[0])
+        assert isinstance(world, RealtimeWorld)
+        return world
+
+    def remote(self) -> Remote:
+        remote = Remote(Wish.of("grpc://virtual:1"), self.inbox.append, 1 << 20)
+        remote.now = self.clock.now
+        remote.open()
+        self.run_until(lambda: any(answer.kind == "ready" for answer in self.answers))
+        self.answers.clear()
+        return remote
+
+    def run_until(self, done: Callable[[], bool] | float) -> None:
+        """Let time pass until a time, or until something is so."""
+        for _ in range(100_000):
+            if callable(done) and done():
+                return
+            next_arrival = self.duplex.next_arrival()
+            if not callable(done) and (next_arrival is None or next_arrival > done):
+                self.clock.advance_to(done)
+                return
+            assert next_arrival is not None, "nothing is under way, so nothing will happen any more"
+            now = self.clock.advance_to(next_arrival)
+            for request in self.duplex.b.receive(now):
+                self.duplex.b.send(now, self.session.handle(request))
+            for response in self.duplex.a.receive(now):
+                self._deliver(response)
+            while self.inbox:
+                remote, number, what = self.inbox.pop(0)
+                answer = remote.feed(number, what)
+                if answer is not None:
+                    self.answers.append(answer)
+        raise AssertionError("this takes too long")
+
+    def close(self) -> None:
+        self.session.close()
+        self.registry.close()
+
+
+def read(remote: Remote, answer: Answer) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    """Observation, reward, flags and info of an answered Step."""
+    assert remote.facts is not None
+    assert answer.message is not None
+    layout = Layout(remote.facts.observation_space, "observation")
+    batch = Batch(layout.columns(1), np.zeros(1), np.zeros(1, np.bool_), np.zeros(1, np.bool_))
+    info = remote.deliver_step(answer.message, batch, 0)
+    return (
+        layout.row(batch.columns, 0),
+        float(batch.rewards[0]),
+        bool(batch.terminations[0]),
+        bool(batch.truncations[0]),
+        info,
+    )

@@ -1,0 +1,35 @@
+"""Garbled requests of several clients in one server's worlds, and garbled bytes over a real connection."""
+
+from __future__ import annotations
+
+import random
+
+import grpc
+
+from benchmarks.fuzz import garbled, run, valid_requests
+from bridge import make_remote, serve_gym
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.testing import CountingEnv
+from bridge.wire import METHOD, SERVICE
+
+
+def test_each_request_has_one_answer_and_memory_does_not_grow() -> None:
+    report = run(6000, seed=1)
+    assert sum(report.answers.values()) == 6000
+    assert {"create_world", "join_world", "step", "leave_world", "destroy_world", "error 3"} <= set(report.answers)
+    assert report.grown < 30_000_000
+
+
+def test_over_a_connection_garbled_requests_have_one_answer_each_and_the_server_goes_on() -> None:
+    rng = random.Random(2)
+    pool = valid_requests([])
+    requests = [garbled(rng.choice(pool), rng) if rng.random() < 0.5 else rng.randbytes(30) for _ in range(1500)]
+    with serve_gym(lambda: CountingEnv(5)) as server:
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            call = channel.stream_stream(f"/{SERVICE}/{METHOD}")
+            answers = [pb.EnvironmentResponse.FromString(data) for data in call(iter(requests), timeout=60)]
+        assert len(answers) == len(requests)
+        assert all(answer.WhichOneof("payload") for answer in answers)
+        env = make_remote(server.url)
+        env.reset()
+        env.close()

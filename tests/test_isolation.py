@@ -1,0 +1,261 @@
+"""Worlds in processes of their own: what happens in one ends that one alone, is told, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import psutil
+import pytest
+
+from bridge import errors, make_remote, make_vec_remote, serve_gym
+from bridge.client.remote import SlotState
+from bridge.server.server import Server
+from bridge.testing import CountingEnv, FailingEnv
+from bridge.wrappers import BlockingReset
+from tests.support import assert_identical, until
+
+
+class TrickEnv(CountingEnv):
+    """Does what `trick` says in its third step; says in which process it is."""
+
+    def __init__(self, trick: str = "", where: str = "step") -> None:
+        super().__init__(1000)
+        self.trick, self.where = trick, where
+        if where == "init":
+            self.perform()
+
+    def perform(self) -> None:
+        if self.trick == "exit":
+            os._exit(7)
+        if self.trick == "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if self.trick == "loop":
+            while True:
+                pass
+        if self.trick == "leak":
+            hoard = []
+            while True:
+                hoard.append(np.empty(10_000_000))
+        if self.trick == "raise":
+            raise RuntimeError("not today")
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def reset(self, **keywords: Any) -> Any:
+        self.count_of_steps = 0
+        if self.where == "reset":
+            self.perform()
+        return super().reset(**keywords)
+
+    def step(self, action: Any) -> Any:
+        self.count_of_steps += 1
+        if self.count_of_steps == 3 and self.where == "step":
+            self.perform()
+        return super().step(action)
+
+    def close(self) -> None:
+        if self.where == "close":
+            self.perform()
+
+
+def processes_of(server: Server) -> list[int]:
+    return [world.pid for world in server._registry.worlds if getattr(world, "pid", None)]
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.fixture
+def isolated() -> Iterator[Any]:
+    """Serves in processes, with keywords."""
+    with contextlib.ExitStack() as stack:
+
+        def serve(env: Any, **keywords: Any) -> Server:
+            return stack.enter_context(serve_gym(env, isolation="process", **keywords))
+
+        yield serve
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_an_isolated_world_is_bit_for_bit_the_local_one(isolated: Any, lanes: int) -> None:
+    server = isolated("CartPole-v1", num_envs=lanes)
+    with serve_gym("CartPole-v1", num_envs=lanes) as plain:
+        mine, theirs = (BlockingReset(make_vec_remote(each.url)) for each in (server, plain))
+        assert_identical(mine.reset(seed=5), theirs.reset(seed=5))
+        rng = np.random.default_rng(1)
+        for _ in range(60):
+            actions = rng.integers(0, 2, lanes)
+            assert_identical(mine.step(actions), theirs.step(actions))
+        inner = mine.unwrapped
+        assert inner.get_attr("gravity") == theirs.unwrapped.get_attr("gravity")
+        inner.set_attr("gravity", 3.5)
+        assert inner.get_attr("gravity") == (3.5,) * lanes
+        mine.close()
+        theirs.close()
+
+
+def test_each_world_has_its_process_which_ends_with_it(isolated: Any) -> None:
+    server = isolated(TrickEnv)
+    one, two = make_remote(server.url), make_remote(server.url)
+    pids = {one.call("pid"), two.call("pid")}
+    assert len(pids | {os.getpid()}) == 3
+    assert pids == set(processes_of(server))
+    one.close()
+    two.close()
+    until(lambda: all(gone(pid) for pid in pids))
+
+
+@pytest.mark.parametrize(
+    ("trick", "said", "code"),
+    [
+        ("exit", "ended with exit code 7 in step", errors.Code.UNAVAILABLE),
+        ("segfault", "ended by SIGSEGV in step", errors.Code.UNAVAILABLE),
+        ("loop", r"did not return from step within call_timeout=3 s", errors.Code.DEADLINE_EXCEEDED),
+        ("raise", "RuntimeError in step: not today", errors.Code.INTERNAL),
+    ],
+)
+def test_what_one_environment_does_ends_its_world_alone_and_is_told(
+    isolated: Any, trick: str, said: str, code: errors.Code
+) -> None:
+    server = isolated(TrickEnv, call_timeout=3.0)
+    good = make_remote(server.url, env_kwargs={"trick": ""})
+    bad = make_remote(server.url, env_kwargs={"trick": trick})
+    pid = bad.call("pid")
+    good.reset(seed=1)
+    bad.reset(seed=1)
+    for _ in range(2):
+        bad.step(1)
+    with pytest.raises(errors.RefusedError, match=said) as caught:
+        bad.step(1)
+    assert caught.value.code == code
+    if trick != "raise":
+        assert gone(pid)
+    for _ in range(5):
+        good.step(1)
+    bad.reset()  # in a process anew
+    bad.step(1)
+    assert (bad.call("pid") == pid) == (trick == "raise")
+    bad.close()
+    good.close()
+    until(lambda: server.worlds == [])
+
+
+def test_a_leak_ends_at_the_worlds_limit(isolated: Any) -> None:
+    server = isolated(TrickEnv, max_world_bytes=1_500_000_000, call_timeout=30.0)
+    env = make_remote(server.url, env_kwargs={"trick": "leak"})
+    env.reset()
+    env.step(1)
+    env.step(1)
+    with pytest.raises(errors.RefusedError, match=r"MemoryError|ended"):
+        env.step(1)
+    other = make_remote(server.url)
+    other.reset()
+    other.close()
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("trick", "said"), [("exit", "exit code 7 in its construction"), ("loop", "from its construction within")]
+)
+def test_a_construction_that_fails_is_told_and_leaves_no_world(isolated: Any, trick: str, said: str) -> None:
+    server = isolated(TrickEnv, call_timeout=1.5)
+    with pytest.raises(errors.RefusedError, match=said):
+        make_remote(server.url, env_kwargs={"trick": trick, "where": "init"})
+    assert server.worlds == []
+
+
+def test_wrong_kwargs_are_answered_as_without_isolation(isolated: Any) -> None:
+    server = isolated("CartPole-v1")
+    with pytest.raises(errors.RefusedError, match=r"unexpected keyword argument 'gravity'.*sutton_barto_reward"):
+        make_remote(server.url, env_kwargs={"gravity": 3.0})
+
+
+def test_the_vector_goes_on_with_a_world_made_anew(isolated: Any) -> None:
+    server = isolated(TrickEnv)
+    envs = make_vec_remote(server.url, num_envs=2)
+    blocking = BlockingReset(envs)
+    blocking.reset(seed=1)
+    victim, other = envs.call("pid")
+    os.kill(victim, signal.SIGKILL)
+    _, _, terminations, truncations, infos = blocking.step(np.zeros(2, np.int64))
+    assert truncations.tolist() == [True, False]
+    assert not terminations.any()
+    assert "ended by SIGKILL (perhaps out of memory) in step" in infos["error"][0]
+    blocking.step(np.zeros(2, np.int64))
+    assert (envs.slot_states == SlotState.RUNNING).all()
+    assert envs.call("pid")[1] == other
+    blocking.close()
+
+
+def test_the_default_world_is_made_again_once_its_process_is_gone(isolated: Any) -> None:
+    server = isolated(TrickEnv)
+    first = server._registry.find_world("")
+    os.kill(first.pid, signal.SIGKILL)
+    with pytest.raises(errors.RequestError, match="ended by SIGKILL"):
+        first.join({})
+    assert server._registry.find_world("").pid != first.pid
+
+
+def test_stopping_does_not_wait_for_an_environment_that_never_returns(isolated: Any) -> None:
+    server = isolated(TrickEnv, call_timeout=None)
+    env = make_vec_remote(server.url, env_kwargs={"trick": "loop"})
+    env.reset()
+    while env.step(np.zeros(1, np.int64))[0][0] is None:
+        pass
+    pid = env.call("pid")[0]
+    env.step(np.zeros(1, np.int64))
+    env.step_async(np.zeros(1, np.int64))
+    server._registry.close()
+    until(lambda: gone(pid))
+    env.close()
+
+
+def test_an_environment_that_fails_in_close_is_ended_all_the_same(isolated: Any) -> None:
+    server = isolated(TrickEnv, call_timeout=3.0)
+    env = make_remote(server.url, env_kwargs={"trick": "loop", "where": "close"})
+    pid = env.call("pid")
+    env.close()
+    until(lambda: gone(pid))
+
+
+def test_what_an_environment_raises_stays_its_own_error(isolated: Any) -> None:
+    server = isolated(FailingEnv, env_kwargs={"fail_in_step": 2})
+    env = make_remote(server.url)
+    env.reset()
+    env.step(0)
+    with pytest.raises(errors.EnvironmentFailedError, match="step 2 fails on purpose"):
+        env.step(0)
+    env.close()
+
+
+def test_what_cannot_be_sent_to_a_process_is_refused_at_once() -> None:
+    import threading
+
+    lock = threading.Lock()
+
+    def factory() -> gymnasium.Env[Any, Any]:
+        with lock:
+            return CountingEnv(3)
+
+    with pytest.raises(errors.SettingError, match="cannot be pickled"):
+        serve_gym(factory, isolation="process")
+    with pytest.raises(errors.SettingError, match="isolation to be 'process' or None, got 'thread'"):
+        serve_gym("CartPole-v1", isolation="thread")
+    with pytest.raises(errors.SettingError, match="give isolation='process' too"):
+        serve_gym("CartPole-v1", call_timeout=3.0)
+    for value in (0, -1, "soon", True):
+        with pytest.raises(errors.SettingError, match="expected call_timeout to be a positive number"):
+            serve_gym("CartPole-v1", isolation="process", call_timeout=value)  # type: ignore[arg-type]
+    with pytest.raises(errors.SettingError, match="expected max_world_bytes"):
+        serve_gym("CartPole-v1", isolation="process", max_world_bytes=0)

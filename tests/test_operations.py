@@ -1,0 +1,157 @@
+"""Running a server: health, reflection, metrics, logs, draining."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import socket
+import urllib.error
+import urllib.request
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from bridge import errors, make_remote, make_vec_remote, serve_gym
+from bridge.testing import CountingEnv
+from bridge.wire import SERVICE
+from bridge.wrappers import BlockingReset
+from tests.support import server_process, until
+
+
+def scrape(server: Any) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
+
+
+def test_health_says_serving_also_to_who_has_no_token() -> None:
+    with (
+        serve_gym("CartPole-v1", token="secret-token") as server,
+        grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel,
+    ):
+        stub = health_pb2_grpc.HealthStub(channel)
+        for service in ("", SERVICE):
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_health_says_not_serving_while_the_server_drains() -> None:
+    with serve_gym("CartPole-v1") as server, grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=20)
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        import threading
+
+        thread = threading.Thread(target=server.stop, args=(5.0,))
+        thread.start()
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        watch.cancel()
+        thread.join(20)
+
+
+def test_reflection_describes_the_service_but_not_to_strangers() -> None:
+    with (
+        serve_gym("CartPole-v1", token="secret-token") as server,
+        grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel,
+    ):
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        request = reflection_pb2.ServerReflectionRequest(list_services="")
+        with pytest.raises(grpc.RpcError) as caught:
+            list(stub.ServerReflectionInfo(iter([request]), timeout=10))
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        header = (("authorization", "Bearer secret-token"),)
+        answers = list(stub.ServerReflectionInfo(iter([request]), timeout=10, metadata=header))
+        assert SERVICE in [service.name for service in answers[0].list_services_response.service]
+
+
+@pytest.mark.parametrize("isolation", [None, "process"])
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_metrics_count_steps_episodes_and_latency_by_world(lanes: int, isolation: Any) -> None:
+    with serve_gym(CountingEnv, num_envs=lanes, isolation=isolation, metrics_port=0) as server:
+        assert scrape(server)["bridge_connections"] == 0
+        envs = BlockingReset(make_vec_remote(server.url))
+        envs.reset(seed=0)
+        ended = 0
+        for _ in range(12):
+            _, _, terminated, truncated, _ = envs.step(np.zeros(lanes, np.int64))
+            ended += int((terminated | truncated).sum())
+        world = server.worlds[0]
+        found = scrape(server)
+        assert ended > 0
+        # A single environment's reset is no Step of it; a finished lane resets in its next Step.
+        steps = 12 - ended if lanes == 1 else 12 * lanes
+        assert found[f'bridge_steps_total{{world="{world}"}}'] == steps
+        assert found[f'bridge_episodes_total{{world="{world}"}}'] == ended
+        assert found[f'bridge_step_seconds_count{{world="{world}"}}'] == steps / lanes
+        assert (found["bridge_connections"], found["bridge_worlds"]) == (1, 1)
+        envs.close()
+
+
+def test_metrics_count_errors_by_code_and_forget_worlds_that_went() -> None:
+    with serve_gym(CountingEnv, metrics_port=0) as server:
+        first = make_remote(server.url)
+        first.reset(seed=0)
+        first.step(0)
+        with pytest.raises(errors.RefusedError):
+            first.call("no_such_method")
+        name = server.worlds[0]
+        found = scrape(server)
+        assert sum(value for key, value in found.items() if key.startswith("bridge_errors_total")) == 1
+        assert f'bridge_steps_total{{world="{name}"}}' in found
+        first.close()
+        until(lambda: server.worlds == [])
+        second = make_remote(server.url)
+        second.reset(seed=0)
+        second.step(0)
+        assert f'bridge_steps_total{{world="{name}"}}' not in scrape(server)
+        second.close()
+
+
+def test_the_metrics_port_closes_with_the_server_and_a_taken_one_is_named() -> None:
+    with serve_gym("CartPole-v1", metrics_port=0) as server:
+        with pytest.raises(errors.SettingError, match=r"for metrics_port: .*port 0 takes any free one"):
+            serve_gym("CartPole-v1", metrics_port=server.metrics_port)
+        port = server.metrics_port
+    with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), timeout=5):
+        pass
+
+
+def test_logs_carry_connection_and_world(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "bridge.server"), serve_gym(CountingEnv) as server:
+        env = make_remote(server.url)
+        world = server.worlds[0]
+        env.reset()
+        with contextlib.suppress(errors.RefusedError):
+            env.call("_private")
+        env.close()
+        until(lambda: "connection=1 peer=ipv4:127.0.0.1" in caplog.text and "closed" in caplog.text)
+        assert f"connection=1 world={world} refused code=PERMISSION_DENIED" in caplog.text
+        assert "opened" in caplog.text
+
+
+SERVE_SLOWLY = """
+import bridge
+server = bridge.serve_gym("CartPole-v1")
+print(server.url, flush=True)
+server.wait(grace=3.0)
+"""
+
+
+def test_sigterm_drains_lets_running_clients_go_on_and_exits_with_0() -> None:
+    with server_process(SERVE_SLOWLY) as (process, url):
+        env = make_remote(url, timeout=20)
+        env.reset(seed=0)
+        process.send_signal(signal.SIGTERM)
+        refused = None
+        while refused is None:
+            try:
+                make_remote(url, timeout=20).close()
+            except errors.RemoteError as error:
+                refused = error
+        env.step(0)  # within its grace
+        env.close()
+        assert process.wait(20) == 0

@@ -1,0 +1,106 @@
+"""`bridge play` with SDL's dummy driver: no window, no person."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from bridge import serve_gym
+from bridge.cli.play import Keyboard, default_keys, describe, read_keys
+from bridge.cli.program import main
+from bridge.errors import SettingError
+from bridge.testing import CountingEnv
+
+pygame = pytest.importorskip("pygame")
+
+
+class Watched(CountingEnv):
+    """Keeps the actions of all its instances."""
+
+    seen: list[int] = []  # noqa: RUF012
+
+    def step(self, action: Any) -> Any:
+        self.seen.append(int(action))
+        return super().step(action)
+
+
+@pytest.mark.parametrize("fps", [None, 200.0])
+def test_a_key_that_is_held_is_the_action(fps: float | None) -> None:
+    Watched.seen.clear()
+    pygame.init()
+    pygame.event.clear()
+    pygame.event.post(pygame.event.Event(pygame.KEYDOWN, key=pygame.K_RIGHT))
+    with serve_gym(lambda: Watched(7), fps=fps) as server:
+        assert main(["play", server.url, "--frames", "25", "--fps", "100"]) == 0
+    assert Watched.seen.count(1) >= 5, (
+        "in real time its last action goes on for some frames, and the default for others"
+    )
+    assert fps is not None or 0 not in Watched.seen
+
+
+def test_escape_ends() -> None:
+    pygame.init()
+    pygame.event.clear()
+    pygame.event.post(pygame.event.Event(pygame.KEYDOWN, key=pygame.K_ESCAPE))
+    with serve_gym("CartPole-v1", fps=50.0) as server:
+        assert main(["play", server.url]) == 0
+
+
+def test_the_picture_of_the_environment_is_drawn() -> None:
+    with serve_gym("CartPole-v1", fps=50.0) as server:
+        assert main(["play", server.url, "--frames", "3", "--scale", "1"]) == 0
+
+
+def test_keys_that_cannot_be_read_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with serve_gym("CartPole-v1") as server:
+        assert main(["play", server.url, "--keys", "a=7"]) == 2
+    assert "expected --keys KEY=ACTION with an action of Discrete(2)" in capsys.readouterr().err
+
+
+def test_keys_by_digits_arrows_and_meanings() -> None:
+    assert default_keys(spaces.Discrete(2, start=5), None) == {
+        frozenset({"0"}): 5,
+        frozenset({"1"}): 6,
+        frozenset({"left"}): 5,
+        frozenset({"right"}): 6,
+    }
+    keys = default_keys(spaces.Discrete(4), ["NOOP", "FIRE", "RIGHT", "RIGHTFIRE"])
+    keyboard = Keyboard(spaces.Discrete(4), keys, 0)
+    assert keyboard.action() == 0
+    keyboard.held |= {"right"}
+    assert keyboard.action() == 2
+    keyboard.held |= {"space"}
+    assert keyboard.action() == 3, "the largest set of keys that is held"
+    assert read_keys(["a+b=1"], spaces.Discrete(2)) == {frozenset({"a", "b"}): 1}
+    with pytest.raises(SettingError, match="expected --keys"):
+        read_keys(["a"], spaces.Discrete(2))
+
+
+def test_a_box_is_steered_by_the_arrows() -> None:
+    space = spaces.Box(-2.0, 2.0, (3,))
+    keyboard = Keyboard(space, {}, np.zeros(3, np.float32))
+    keyboard.held |= {"left", "up"}
+    action = keyboard.action()
+    assert action.tolist() == [-2.0, 2.0, 0.0]
+    assert space.contains(action)
+
+
+def test_the_diagnostics_are_shown() -> None:
+    """U-11 for a person."""
+    latency = {
+        "round_trip": 0.0123,
+        "observation_age": 0.02,
+        "action_delay": 0.005,
+        "frames_skipped": 3,
+        "overruns": 1,
+    }
+    lines = describe({"latency": latency, "episodes": [{"return": 9.0}]}, 12.0, 59.9)
+    assert lines == [
+        "return 12   59.9 steps/s",
+        "round trip 12.3 ms   age 20.0 ms",
+        "action delay 5.0 ms   skipped 3   overruns 1",
+        "ended: 9",
+    ]

@@ -1,0 +1,162 @@
+"""Properties over real connections, by the public library and by plain messages (D-18)."""
+
+import numpy as np
+import pytest
+from dm_env_rpc.v1.extensions import properties as public_properties
+
+import bridge
+from bridge import values
+from bridge.errors import Code
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.pb import properties_pb2
+from bridge.tensors import pack_tensor, unpack_tensor
+from bridge.testing import CountingEnv
+from bridge.wire import PROPERTY_REQUEST_URL
+from tests.parallel_envs import Relay
+from tests.peers import PublicClient, Stream
+
+
+def ask(stream, **payload):
+    """Send a property request; return its response, or the error's code."""
+    body = properties_pb2.PropertyRequest(**payload)
+    extension = pb.EnvironmentRequest().extension
+    extension.type_url, extension.value = PROPERTY_REQUEST_URL, body.SerializeToString()
+    answer = stream.ask(extension=extension)
+    if answer.WhichOneof("payload") == "error":
+        assert answer.error.message
+        return Code(answer.error.code)
+    return properties_pb2.PropertyResponse.FromString(answer.extension.value)
+
+
+def listing(stream, key=""):
+    return ask(stream, list_property={"key": key})
+
+
+def read(stream, key):
+    return ask(stream, read_property={"key": key})
+
+
+def write(stream, key, value):
+    return ask(stream, write_property={"key": key, "value": value})
+
+
+def encoded(value):
+    return pack_tensor(np.frombuffer(values.encode(value), np.uint8))
+
+
+def tree(stream, key=""):
+    """Every property, by walking down from the root."""
+    found = []
+    for spec in listing(stream, key).list_property.values:
+        found.append(spec)
+        if spec.is_listable:
+            found += tree(stream, spec.spec.name)
+    return found
+
+
+@pytest.fixture
+def stream():
+    with bridge.serve_gym(lambda: CountingEnv(7)) as server:
+        stream = Stream(server)
+        yield stream
+        stream.close()
+
+
+@pytest.fixture
+def drawn():
+    """A world that has a frame too."""
+    with bridge.serve_gym("CartPole-v1", env_kwargs={"render_mode": "rgb_array"}) as server:
+        stream = Stream(server)
+        yield stream
+        stream.close()
+
+
+def test_world_properties_come_with_the_world_and_go_with_it(stream):
+    """D-18: universal ones before the join, a layer of the world's after it, keys unique in the tree."""
+    roots = [spec.spec.name for spec in listing(stream).list_property.values]
+    assert roots == ["server"]
+    assert read(stream, "world.name") == Code.NOT_FOUND
+    stream.join()
+    whole = tree(stream)
+    names = [spec.spec.name for spec in whole]
+    assert len(set(names)) == len(names)
+    assert {"server", "world", "world.name", "world.observation_space", "world.attributes"} <= set(names)
+    stream.ask(leave_world=pb.LeaveWorldRequest())
+    assert read(stream, "world.name") == Code.NOT_FOUND
+
+
+def test_what_is_listed_is_what_can_be_done(drawn):
+    """D-18: each property of the tree is read, written and listed as its flags say."""
+    stream = drawn
+    stream.join()
+    stream.ask(step=pb.StepRequest())
+    for spec in tree(stream):
+        key = spec.spec.name
+        assert spec.description or spec.is_listable, key
+        got = read(stream, key)
+        if spec.is_readable:
+            tensor = got.read_property.value
+            assert unpack_tensor(tensor).ndim == len(spec.spec.shape)
+        else:
+            assert got == Code.PERMISSION_DENIED
+        if not spec.is_writable:
+            assert write(stream, key, pack_tensor(1)) == Code.PERMISSION_DENIED
+        if not spec.is_listable:
+            assert listing(stream, key) == Code.PERMISSION_DENIED
+
+
+def test_attributes_are_read_and_written_and_wrong_ones_refused(stream):
+    """D-18: NOT_FOUND for an unknown one, INVALID_ARGUMENT for a bad value, PERMISSION_DENIED for a private one."""
+    stream.join()
+    key = "world.attributes.length"
+    assert unpack_tensor(read(stream, key).read_property.value).dtype == np.uint8
+    assert write(stream, key, encoded([3])).WhichOneof("payload") == "write_property"
+    assert values.decode(unpack_tensor(read(stream, key).read_property.value).tobytes()) == [3]
+    assert write(stream, key, encoded(3)) == Code.INVALID_ARGUMENT
+    assert write(stream, key, pack_tensor("three")) == Code.INVALID_ARGUMENT
+    assert read(stream, "world.attributes.nothing") == Code.NOT_FOUND
+    assert read(stream, "world.attributes._np_random") == Code.PERMISSION_DENIED
+    assert write(stream, "world.attributes._np_random", encoded([1])) == Code.PERMISSION_DENIED
+    assert values.decode(unpack_tensor(read(stream, key).read_property.value).tobytes()) == [3]
+
+
+def test_unknown_keys_and_empty_requests_are_refused(stream):
+    """D-18, D-2."""
+    for key in ("nothing", "server.nothing", "world"):
+        assert read(stream, key) == Code.NOT_FOUND
+        assert write(stream, key, pack_tensor(1)) == Code.NOT_FOUND
+        assert listing(stream, key) == Code.NOT_FOUND
+    assert ask(stream) == Code.INVALID_ARGUMENT
+    stream.join()
+
+
+def test_each_agent_of_a_world_sees_its_own():
+    """D-18, D-22."""
+    with bridge.serve_parallel(Relay, missing_agent="end") as server:
+        streams = [Stream(server).join() for _ in range(2)]
+        read_all = [
+            [unpack_tensor(read(s, f"world.{key}").read_property.value)[()] for key in ("agent", "missing_agent")]
+            for s in streams
+        ]
+        assert read_all == [["ann", "end"], ["bob", "end"]]
+        spaces = [unpack_tensor(read(s, "world.action_space").read_property.value)[()] for s in streams]
+        assert spaces[0] != spaces[1]
+        for stream in streams:
+            stream.close()
+
+
+def test_the_public_library_reads_writes_and_lists_ours():
+    """D-18: `dm_env_rpc.v1.extensions.properties`."""
+    with bridge.serve_gym(lambda: CountingEnv(7)) as server:
+        client = PublicClient(server)
+        tree = public_properties.PropertiesExtension(client)
+        assert set(tree.specs()) == {"server"}
+        assert tree["server.name"] == "gymnasium-bridge"
+        client.join()
+        assert set(public_properties.PropertiesExtension(client).specs()) == {"server", "world"}
+        assert tree["world.num_envs"] == 0
+        with pytest.raises(PermissionError):
+            tree["world.name"] = "mine"
+        tree["world.attributes.length"] = np.frombuffer(values.encode([2]), np.uint8)
+        assert values.decode(np.asarray(tree["world.attributes.length"]).tobytes()) == [2]
+        client.close()

@@ -1,0 +1,95 @@
+"""The protocol page says what the code does."""
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bridge
+from bridge.session import TRANSITIONS, Event, State
+from bridge.testing import CountingEnv
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "protocol.md"
+
+
+@pytest.fixture(scope="module")
+def generate():
+    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_generated_parts_are_current(generate):
+    page = PAGE.read_text(encoding="utf-8")
+    assert generate.generate(page) == page, "run python docs/generate.py"
+
+
+def test_the_diagram_has_every_transition_and_no_other(generate):
+    drawn = set()
+    for state, following, label in re.findall(r"(\w+) --> (\w+): (.*)", generate.states()):
+        drawn |= {(State(state), Event(event), State(following)) for event in label.split(" / ")}
+    table = {(s, e, f) for (s, e), f in TRANSITIONS.items() if f is not State.CLOSED}
+    assert drawn == table
+    assert all((state, Event.END) in TRANSITIONS for state in State if state is not State.CLOSED)
+
+
+def test_a_page_without_a_mark_is_an_error(generate):
+    with pytest.raises(ValueError, match="'states'"):
+        generate.generate("nothing")
+
+
+def test_the_check_tells_a_stale_page(generate, tmp_path, monkeypatch):
+    stale = tmp_path / "protocol.md"
+    stale.write_text(PAGE.read_text(encoding="utf-8").replace("| LeaveWorld |", "| Leave |"), encoding="utf-8")
+    monkeypatch.setattr(generate, "PAGE", stale)
+    monkeypatch.setattr(sys, "argv", ["generate.py", "--check"])
+    with pytest.raises(SystemExit, match="not current"):
+        generate.main()
+    monkeypatch.setattr(sys, "argv", ["generate.py"])
+    generate.main()
+    assert stale.read_text(encoding="utf-8") == PAGE.read_text(encoding="utf-8")
+
+
+def test_the_keywords_that_the_page_names_are_keywords():
+    page = PAGE.read_text(encoding="utf-8")
+    import inspect
+
+    known = set(inspect.signature(bridge.serve_gym).parameters) | set(
+        inspect.signature(bridge.serve_parallel).parameters
+    )
+    for name in ("max_worlds", "idle_timeout", "reset_world_timeout", "agent_timeout", "missing_agent", "time_action"):
+        assert name in known
+        assert name in page
+
+
+def test_a_client_of_grpc_and_the_proto_alone_plays(tmp_path):
+    """D-4, D-9, D-19: `docs/plain_client.py`, in a process that never imports this package."""
+    protoc = shutil.which("protoc", path=str(Path(sys.executable).parent)) or shutil.which("protoc")
+    assert protoc, "protoc was not found: install the extra `test`"
+    proto = ROOT / "proto" / "bridge" / "pb"
+    subprocess.run(
+        [protoc, f"--proto_path={proto}", f"--python_out={tmp_path}", str(proto / "dm_env_rpc.proto")], check=True
+    )
+    shutil.copy(ROOT / "docs" / "plain_client.py", tmp_path)
+    guarded = (
+        "import sys; sys.modules['bridge'] = None; sys.path.insert(0, '.'); import plain_client; plain_client.main()"
+    )
+    with bridge.serve_gym(lambda: CountingEnv(4)) as server:
+        done = subprocess.run(
+            [sys.executable, "-c", guarded, server.url.removeprefix("grpc://"), "2"],
+            cwd=tmp_path,
+            check=True,
+            timeout=60,
+            capture_output=True,
+            text=True,
+        )
+    assert done.stdout.splitlines() == [
+        "episode 0: 4 steps, return 10, TERMINATED",
+        "episode 1: 4 steps, return 10, TERMINATED",
+    ]

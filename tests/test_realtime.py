@@ -1,0 +1,669 @@
+"""Real-time worlds as a user has them: `serve_gym(fps=…)` and `make_vec_remote` over real connections.
+
+Frames come from a virtual clock that the test turns, so nothing sleeps; only what is about slow resets runs by the
+machine's clock, and waits for events.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import bridge
+from bridge import RemoteVectorEnv, Server, make_remote, make_vec_remote, serve_gym
+from bridge.client.remote import SlotState, property_value
+from bridge.errors import (
+    EnvironmentFailedError,
+    RefusedError,
+    RemoteTimeoutError,
+    ResetNeededError,
+    SettingError,
+)
+from bridge.testing import CountingEnv, FailingEnv, SlowResetEnv, VirtualClock, check_server
+from bridge.worlds.realtime import neutral_action
+from bridge.wrappers import BlockingReset
+
+LONG = 10**9
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def serve(clock: VirtualClock) -> Iterator[Callable[..., Server]]:
+    servers: list[Server] = []
+
+    def start(env: Any = CountingEnv, fps: float = 10.0, **more: Any) -> Server:
+        servers.append(serve_gym(env, fps=fps, clock=clock, **more))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+def counting(length: int = LONG, **more: Any) -> Callable[[], CountingEnv]:
+    return lambda: CountingEnv(length, **more)
+
+
+def ready(envs: RemoteVectorEnv, actions: Any) -> tuple[Any, ...]:
+    """Step until every slot has an observation; at most for 10 s."""
+    deadline = time.monotonic() + 10.0
+    while True:
+        result = envs.step(actions)
+        if all(row is not None for row in result[0]):
+            return result
+        assert time.monotonic() < deadline, "no observation came"
+
+
+def test_the_world_goes_on_while_nobody_calls_step(serve: Any, clock: VirtualClock) -> None:
+    """U-1, U-13: and the count of frames is told, which the original did not."""
+    envs = make_vec_remote(serve(counting()).url)
+    envs.reset(seed=0)
+    ready(envs, [0])
+    clock.advance(2.0)
+    (row,), rewards, terminations, truncations, infos = envs.step([0])
+    assert row.tolist() == [1, 20]
+    assert (rewards[0], infos["frames"][0]) == (sum(range(21)), 20)
+    assert not terminations.any()
+    assert not truncations.any()
+    assert infos["latency"]["frames_skipped"][0] == 19
+    envs.close()
+
+
+def test_reset_returns_at_once_with_none(serve: Any) -> None:
+    """U-2, U-3, U-7."""
+    envs = make_vec_remote(serve(counting()).url, num_envs=3)
+    observations, infos = envs.reset(seed=0)
+    assert observations == (None, None, None)
+    assert len(infos["n"]) == 3
+    assert infos["slot_state"].tolist() == [SlotState.RESETTING] * 3
+    observations, rewards, terminations, truncations, infos = ready(envs, [0, 0, 0])
+    assert len(observations) == len(rewards) == len(terminations) == len(truncations) == len(infos["n"]) == 3
+    assert [info["seed"] for info in infos["n"]] == [0, 1, 2]
+    envs.close()
+
+
+def test_step_before_reset_is_an_error(serve: Any) -> None:
+    """U-8."""
+    envs = make_vec_remote(serve(counting()).url)
+    with pytest.raises(ResetNeededError, match=r"expected reset\(\) before the first step"):
+        envs.step([0])
+    envs.close()
+
+
+def test_an_episode_ends_and_the_next_begins_without_reset(serve: Any, clock: VirtualClock) -> None:
+    """U-4. Mistake: the terminal observation was never delivered."""
+    envs = make_vec_remote(serve(counting(5)).url)
+    envs.reset()
+    ready(envs, [0])
+    clock.advance(0.7)
+    (row,), rewards, terminations, truncations, infos = envs.step([0])
+    assert (row.tolist(), rewards[0], terminations[0], truncations[0]) == ([1, 5], 15.0, True, False)
+    (record,) = infos["episodes"][0]
+    assert (record["episode"], record["return"], record["length"]) == (1, 15.0, 5)
+    (row,), rewards, terminations, _, infos = ready(envs, [0])
+    assert (row.tolist(), rewards[0], terminations[0]) == ([2, 2], 0.0, False)
+    assert "episodes" not in infos
+    envs.close()
+
+
+def test_time_limits_count_from_each_beginning(serve: Any, clock: VirtualClock) -> None:
+    """Mistake: time limits counted from the last explicit reset, ignoring automatic ones."""
+
+    def limited() -> gymnasium.Env[Any, Any]:
+        return gymnasium.wrappers.TimeLimit(CountingEnv(LONG), 4)
+
+    envs = make_vec_remote(serve(limited).url)
+    envs.reset()
+    ready(envs, [0])
+    clock.advance(2.0)
+    _, _, terminations, truncations, infos = envs.step([0])
+    assert (terminations[0], truncations[0]) == (False, True)
+    records = infos["episodes"][0]
+    assert [record["length"] for record in records] == [4] * 5
+    assert all(record["truncated"] and not record["terminated"] for record in records)
+    envs.close()
+
+
+def test_reset_is_allowed_at_any_time_and_names_slots(serve: Any, clock: VirtualClock) -> None:
+    """U-9."""
+    envs = make_vec_remote(serve(counting()).url, num_envs=2)
+    envs.reset(seed=0)
+    ready(envs, [0, 0])
+    clock.advance(0.5)
+    envs.reset(seed=7, options={"reset_mask": np.array([False, True])})
+    rows, _, _, _, infos = ready(envs, [0, 0])
+    assert rows[0].tolist() == [1, 5]
+    assert rows[1].tolist() == [2, 0]
+    assert infos["n"][1]["seed"] == 8
+    envs.close()
+
+
+def test_a_resetting_slot_is_none_and_holds_up_nobody() -> None:
+    """U-5, U-6."""
+    release = threading.Event()
+    made: list[SlowResetEnv] = []
+
+    def slow() -> SlowResetEnv:
+        made.append(SlowResetEnv(release, free_resets=1, length=3, deadline=60.0))
+        return made[-1]
+
+    with (
+        serve_gym(slow, fps=200.0, thread_safe=True) as one,
+        serve_gym(counting(), fps=200.0) as other,
+    ):
+        envs = make_vec_remote([one.url, other.url])
+        envs.reset()
+        assert made[0].in_reset.wait(10.0)
+        seen = 0
+        deadline = time.monotonic() + 10.0
+        ended = False
+        while seen < 20 and time.monotonic() < deadline:
+            rows, rewards, terminations, truncations, infos = envs.step([1, 1])
+            if ended:
+                assert rows[0] is None
+                assert (rewards[0], terminations[0], truncations[0]) == (0.0, False, False)
+                assert infos["slot_state"].tolist() == [SlotState.RESETTING, SlotState.RUNNING]
+                seen += infos["frames"][1] > 0
+            ended = ended or bool(terminations[0])
+        assert seen == 20, "the other slot's frames passed while one was resetting"
+        release.set()
+        rows = ready(envs, [1, 1])[0]
+        assert rows[0][0] == 2
+        envs.close()
+
+
+def test_a_lane_that_resets_slowly_is_none_and_the_other_lanes_go_on() -> None:
+    """U-5, U-6 within one world of lanes."""
+    release = threading.Event()
+    made: list[SlowResetEnv] = []
+
+    def lane() -> SlowResetEnv:
+        first = not made
+        made.append(SlowResetEnv(release, free_resets=1 if first else LONG, length=3 if first else LONG, deadline=60.0))
+        return made[-1]
+
+    with serve_gym(lane, num_envs=2, fps=200.0, thread_safe=True) as server:
+        envs = make_vec_remote(server.url)
+        envs.reset(seed=0)
+        assert made[0].in_reset.wait(10.0)
+        seen = 0
+        deadline = time.monotonic() + 10.0
+        while seen < 20 and time.monotonic() < deadline:
+            rows, rewards, terminations, _, infos = envs.step([1, 1])
+            if rows[0] is None:
+                assert (rewards[0], terminations[0], infos["frames"][0]) == (0.0, False, 0)
+                if rows[1] is not None:
+                    assert infos["slot_state"].tolist() == [SlotState.RESETTING, SlotState.RUNNING]
+                    seen += infos["frames"][1] > 0
+        assert seen == 20
+        release.set()
+        rows = ready(envs, [1, 1])[0]
+        assert rows[0][0] == 2
+        assert rows[1][0] == 1
+        envs.close()
+
+
+def test_lanes_end_each_by_itself(serve: Any, clock: VirtualClock) -> None:
+    """U-4 for lanes: final observation and return on the same step, the beginning on the next."""
+    lengths = iter([3, LONG])
+    envs = make_vec_remote(serve(lambda: CountingEnv(next(lengths)), num_envs=2).url)
+    envs.reset(seed=5)
+    _, _, _, _, infos = ready(envs, [0, 0])
+    assert [info["seed"] for info in infos["n"]] == [5, 6]
+    clock.advance(0.4)
+    rows, rewards, terminations, _, infos = envs.step([0, 0])
+    assert [row.tolist() for row in rows] == [[1, 3], [1, 4]]
+    assert rewards.tolist() == [6.0, 10.0]
+    assert terminations.tolist() == [True, False]
+    assert infos["episodes"][0][0]["return"] == 6.0
+    assert infos["_episodes"].tolist() == [True, False]
+    assert infos["frames"].tolist() == [3, 4]
+    rows, rewards, terminations, _, _ = envs.step([0, 0])
+    assert [row.tolist() for row in rows] == [[2, 1], [1, 4]]
+    assert rewards.tolist() == [0.0, 0.0]
+    envs.close()
+
+
+def test_lanes_are_reset_by_a_mask_and_the_others_keep_their_mail(serve: Any, clock: VirtualClock) -> None:
+    """U-9 for lanes."""
+    envs = make_vec_remote(serve(counting(), num_envs=3).url)
+    envs.reset(seed=0)
+    ready(envs, [0, 0, 0])
+    clock.advance(0.3)
+    envs.reset(seed=[None, 9, None], options={"reset_mask": np.array([False, True, False])})
+    rows, _, _, _, infos = ready(envs, [0, 0, 0])
+    assert [row.tolist() for row in rows] == [[1, 3], [2, 0], [1, 3]]
+    clock.advance(0.1)
+    rows, rewards, _, _, infos = envs.step([0, 0, 0])
+    assert infos["frames"].tolist() == [4, 1, 4], "what passed before the reset of another lane is not lost"
+    assert rewards.tolist() == [10.0, 1.0, 10.0]
+    envs.close()
+
+
+def test_a_crash_of_one_slot_is_that_slots_alone(serve: Any, clock: VirtualClock) -> None:
+    """Mistake: one crash raised for the whole vector."""
+    crashing = iter([lambda: FailingEnv(fail_in_step=2, length=LONG), counting()])
+    servers = [serve(next(crashing)), serve(next(crashing))]
+    envs = make_vec_remote([server.url for server in servers])
+    envs.reset()
+    ready(envs, [0, 0])
+    clock.advance(0.3)
+    rows, _, terminations, truncations, infos = envs.step([0, 0])
+    assert rows[0] is None
+    assert rows[1].tolist() == [1, 3]
+    assert truncations.tolist() == [True, False]
+    assert not terminations.any()
+    assert "TestFailure" in infos["error"][0]
+    clock.advance(0.5)
+    rows, _, _, truncations, _ = ready(envs, [0, 0])
+    assert rows[0][0] > 1
+    assert not truncations.any()
+    envs.close()
+
+
+def test_a_crash_of_one_lane_is_that_lanes_alone(serve: Any, clock: VirtualClock) -> None:
+    """Mistake: one crash raised for the whole vector; here within a world."""
+    made = iter([FailingEnv(fail_in_step=2, length=LONG), CountingEnv(LONG)])
+    envs = make_vec_remote(serve(lambda: next(made), num_envs=2).url)
+    envs.reset()
+    ready(envs, [0, 0])
+    clock.advance(0.2)
+    rows, rewards, terminations, truncations, infos = envs.step([0, 0])
+    assert truncations.tolist() == [True, False]
+    assert not terminations.any()
+    assert rewards.tolist() == [1.0, 3.0]
+    assert "TestFailure" in infos["n"][0]["error"]
+    assert "error" not in infos["n"][1]
+    assert envs.step([0, 0])[0][0] is None, "it pauses before it tries again"
+    clock.advance(0.5)
+    rows = ready(envs, [0, 0])[0]
+    assert rows[0][0] == 2
+    envs.close()
+
+
+def test_an_environment_that_fails_in_every_reset_is_an_error_of_blocking_reset(serve: Any) -> None:
+    class Broken(CountingEnv):
+        def reset(self, **more: Any) -> Any:
+            raise ValueError("no cartridge")
+
+    envs = BlockingReset(make_vec_remote(serve(lambda: Broken()).url), timeout=20.0)
+    with pytest.raises(EnvironmentFailedError, match="no cartridge"):
+        envs.reset()
+    envs.close()
+
+
+def test_blocking_reset_waits_for_every_slot_and_lane(serve: Any, clock: VirtualClock) -> None:
+    """U-10."""
+    single, lanes = serve(counting(5)), serve(counting(5), num_envs=2)
+    envs = BlockingReset(make_vec_remote([single.url, lanes.url]))
+    observations, _ = envs.reset(seed=0)
+    assert observations.tolist() == [[1, 0]] * 3
+    for _ in range(5):
+        clock.advance(0.2)
+        observations, rewards, terminations, truncations, infos = envs.step([0, 0, 0])
+        assert observations.shape == (3, 2)
+        assert rewards.shape == terminations.shape == truncations.shape == (3,)
+        assert infos["frames"].shape == (3,)
+    envs.close()
+
+
+def test_blocking_reset_names_the_urls_that_are_slow() -> None:
+    """U-10: with a deadline."""
+    release = threading.Event()
+    with (
+        serve_gym(lambda: SlowResetEnv(release, deadline=60.0), fps=100.0, thread_safe=True) as slow,
+        serve_gym(counting(), fps=100.0) as quick,
+    ):
+        envs = BlockingReset(make_vec_remote([quick.url, slow.url]), timeout=0.3)
+        with pytest.raises(RemoteTimeoutError, match=r"no observation within 0.3 s") as caught:
+            envs.reset()
+        assert caught.value.url == slow.url
+        release.set()
+        envs.close()
+
+
+def test_versions_are_known_at_both_ends(serve: Any) -> None:
+    """U-12: a remote is versioned."""
+    server = serve(counting())
+    envs = make_vec_remote(server.url)
+    assert envs.server_versions == (bridge.__version__,)
+    envs.close()
+    env = make_remote(server.url)
+    env._remote.read_property("connection.client_version")
+    assert property_value(env._ask("to a property"), server.url, False) == bridge.__version__
+    env.close()
+
+
+def test_diagnostics_are_in_infos_and_properties_and_can_be_switched_off(serve: Any, clock: VirtualClock) -> None:
+    """U-11."""
+    server = serve(counting())
+    envs = make_vec_remote(server.url)
+    envs.reset()
+    ready(envs, [0])
+    clock.advance(0.5)
+    envs.step([1])
+    clock.advance(0.5)
+    latency = envs.step([0])[4]["n"][0]["latency"]
+    assert set(latency) == {
+        "round_trip",
+        "clock_offset_low",
+        "clock_offset_high",
+        "observation_age",
+        "step_time",
+        "action_delay",
+        "episode",
+        "frame",
+        "actions_applied",
+        "actions_replaced",
+        "actions_dropped",
+        "overruns",
+        "frames_dropped",
+        "frames_skipped",
+        "stale",
+    }
+    assert latency["frame"] == 10
+    assert latency["action_delay"] == pytest.approx(0.1)
+    assert latency["actions_applied"] == 1, "no frame has used the second one yet"
+    (summary,) = envs.latency_summary()
+    assert summary["round_trip"]["count"] == 3
+    assert {"p50", "p90", "p99", "max"} <= set(summary["observation_age"])
+    envs.close()
+
+    env = make_remote(server.url, diagnostics=False)
+    env.reset()
+    clock.advance(0.5)
+    info = env.step(0)[4]
+    assert info == {"frames": 5}
+    env._remote.read_property("world.realtime")
+    statistics = property_value(env._ask("to a property"), server.url, True)
+    assert statistics["frames"] == 5
+    assert {"p50", "p90", "p99", "max"} <= set(statistics["step_time"])
+    env.close()
+
+
+def test_a_single_remote_env_plays_in_real_time_too(serve: Any, clock: VirtualClock) -> None:
+    env = make_remote(serve(counting(5)).url)
+    assert env.fps == 10.0
+    env.reset(seed=0)
+    clock.advance(0.3)
+    observation, reward, terminated, _, info = env.step(0)
+    assert (observation.tolist(), reward, terminated, info["frames"]) == ([1, 3], 6.0, False, 3)
+    clock.advance(0.3)
+    observation, reward, terminated, _, info = env.step(0)
+    assert (observation.tolist(), reward, terminated, info["frames"]) == ([1, 5], 9.0, True, 2)
+    observation, info = env.reset(seed=1)
+    assert observation.tolist() == [3, 0]
+    assert info["seed"] == 1
+    env.close()
+
+
+def test_lock_step_worlds_have_no_frame_rate(serve: Any) -> None:
+    with serve_gym(CountingEnv) as server:
+        envs = make_vec_remote(server.url)
+        assert envs.fps is None
+        envs.reset()
+        assert "frames" not in ready(envs, [0])[4]
+        envs.close()
+
+
+def test_one_agent_plays_and_the_others_look_on(serve: Any, clock: VirtualClock) -> None:
+    """An agent may join a running world."""
+    server = serve(counting(5))
+    player = make_vec_remote(f"{server.url}?world=")
+    with pytest.raises(RefusedError, match="role=spectator"):
+        make_vec_remote(f"{server.url}?world=")
+    player.reset(seed=0)
+    ready(player, [0])
+    clock.advance(0.2)
+    watcher = make_vec_remote(f"{server.url}?world=", role="spectator")
+    watcher.reset(seed=99)
+    (row,), rewards, _, _, _ = ready(watcher, [0])
+    assert row.tolist() == [1, 2], "its reset changed nothing"
+    clock.advance(0.2)
+    assert watcher.step([1])[0][0].tolist() == [1, 4]
+    (row,), rewards, _, _, infos = player.step([0])
+    assert (row.tolist(), rewards[0], infos["frames"][0]) == ([1, 4], 10.0, 4)
+    clock.advance(0.1)
+    for envs in (player, watcher):
+        (row,), _, terminations, _, _ = envs.step([0])
+        assert (row.tolist(), terminations[0]) == ([1, 5], True)
+    player.close()
+    clock.advance(1.0)
+    heir = make_vec_remote(f"{server.url}?world=")
+    heir.reset()
+    assert ready(heir, [0])[0][0][0] > 2, "the world went on without a player, and has a seat for another"
+    heir.close()
+    watcher.close()
+
+
+def test_a_reset_of_the_player_cuts_off_the_episode_that_a_spectator_sees(serve: Any, clock: VirtualClock) -> None:
+    server = serve(counting())
+    player = make_vec_remote(f"{server.url}?world=")
+    player.reset()
+    ready(player, [0])
+    watcher = make_vec_remote(f"{server.url}?world=", role="spectator")
+    watcher.reset()
+    ready(watcher, [0])
+    clock.advance(0.2)
+    player.reset()
+    ready(player, [0])
+    (row,), rewards, terminations, truncations, infos = watcher.step([0])
+    assert (row.tolist(), rewards[0], terminations[0], truncations[0]) == ([1, 2], 3.0, False, True)
+    assert "episodes" not in infos, "it did not finish"
+    assert ready(watcher, [0])[0][0].tolist() == [2, 0]
+    player.close()
+    watcher.close()
+
+
+def test_wait_next_frame_gives_one_decision_a_frame(serve: Any, clock: VirtualClock) -> None:
+    envs = make_vec_remote(serve(counting()).url, wait="next_frame")
+    envs.reset()
+    ready(envs, [0])
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(envs.step([1])), name="bridge-test-step")
+    thread.start()
+    deadline = time.monotonic() + 10.0
+    while not results and time.monotonic() < deadline:
+        clock.advance(0.1)  # the first frame after the Step arrives lets it go
+        thread.join(0.02)
+    thread.join(10.0)
+    (row,), _, _, _, infos = results[0]
+    assert infos["frames"][0] == row[1] >= 1
+    assert infos["latency"]["actions_applied"][0] == 1, "the frame that it waited for used its action"
+    envs.close()
+
+
+@pytest.mark.parametrize(("setting", "value"), [("role", "owner"), ("wait", "forever")])
+def test_an_unknown_role_or_wait_names_the_choices(serve: Any, setting: str, value: str) -> None:
+    server = serve(counting())
+    with pytest.raises(RefusedError, match=f"expected the setting {setting} to be one of"):
+        make_vec_remote(server.url, **{setting: value})
+
+
+def test_the_default_action_is_declared(serve: Any, clock: VirtualClock) -> None:
+    seen: list[int] = []
+
+    class Watching(CountingEnv):
+        def step(self, action: Any) -> Any:
+            seen.append(int(action))
+            return super().step(action)
+
+    envs = make_vec_remote(serve(lambda: Watching(LONG), default_action=1, max_action_age=0.15).url)
+    envs.reset()
+    ready(envs, [0])
+    clock.advance(0.1)
+    envs.step([0])
+    clock.advance(0.3)
+    assert seen == [1, 0, 1, 1]
+    envs.close()
+
+
+def test_real_time_keywords_without_fps_and_bad_ones_are_errors() -> None:
+    with pytest.raises(SettingError, match="give fps= too"):
+        serve_gym(CountingEnv, thread_safe=True)
+    with pytest.raises(SettingError, match="expected fps"):
+        serve_gym(CountingEnv, fps=0)
+    with (
+        serve_gym(CountingEnv, fps=10, default_action=7) as server,
+        pytest.raises(RefusedError, match="default_action"),
+    ):
+        make_vec_remote(server.url)
+    with (
+        serve_gym("CartPole-v1", fps=10, num_envs=2, vectorization_mode="vector_entry_point") as server,
+        pytest.raises(RefusedError, match="vectorization_mode='sync'"),
+    ):
+        make_vec_remote(server.url)
+
+
+def test_a_world_goes_with_its_client(serve: Any, clock: VirtualClock) -> None:
+    """Mistake: `close()` left remotes running; and so does the client's death."""
+    made: list[CountingEnv] = []
+
+    def make() -> CountingEnv:
+        made.append(CountingEnv(LONG))
+        return made[-1]
+
+    server = serve(make)
+    envs = make_vec_remote(server.url)
+    envs.reset()
+    ready(envs, [0])
+    assert len(server.worlds) == 1
+    envs.close()
+    wait_for(lambda: not server.worlds and made[0].closed)
+    dying = make_vec_remote(server.url)
+    dying.reset()
+    ready(dying, [0])
+    for seat in dying._seats:  # the connection is cut, nothing is said
+        seat.remote._connection._call.cancel()  # type: ignore[union-attr,no-untyped-call]
+    wait_for(lambda: not server.worlds and made[1].closed)
+    clock.advance(1.0)
+    assert made[1].steps == 0, "and its clock stands"
+    dying.close()
+
+
+def test_a_world_that_is_closed_in_a_reset_closes_its_environment_after_it() -> None:
+    release = threading.Event()
+    made: list[SlowResetEnv] = []
+
+    def make() -> SlowResetEnv:
+        made.append(SlowResetEnv(release, deadline=60.0))
+        return made[-1]
+
+    with serve_gym(make, fps=50.0, thread_safe=True) as server:
+        envs = make_vec_remote(server.url)
+        envs.reset()
+        assert made[0].in_reset.wait(10.0)
+        server.stop()
+        assert not made[0].closed
+        release.set()
+        wait_for(lambda: made[0].closed)
+        envs.close()
+
+
+def test_a_lost_remote_is_truncated_once_and_then_none(clock: VirtualClock) -> None:
+    """A lost remote is never an exception for the whole vector."""
+    first = serve_gym(counting(), fps=10.0, clock=clock)
+    second = serve_gym(counting(), fps=10.0, clock=clock)
+    envs = make_vec_remote([first.url, second.url])
+    envs.reset()
+    ready(envs, [0, 0])
+    first.stop()
+    deadline = time.monotonic() + 10.0
+    truncated = 0
+    while not truncated and time.monotonic() < deadline:
+        rows, _, _, truncations, infos = envs.step([0, 0])
+        truncated += int(truncations[0])
+        assert rows[1] is not None
+    assert truncated == 1
+    assert infos["error"][0]
+    for _ in range(3):
+        rows, rewards, _, truncations, infos = envs.step([0, 0])
+        assert rows[0] is None
+        assert rewards[0] == 0.0
+        assert not truncations[0]
+        assert infos["slot_state"][0] in (SlotState.LOST, SlotState.CONNECTING)
+    envs.close()
+    second.stop()
+
+
+def test_a_loop_over_slots_that_are_all_none_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pacing without busy waiting when all slots are None."""
+    release = threading.Event()
+    with serve_gym(lambda: SlowResetEnv(release, deadline=60.0), fps=100.0, thread_safe=True) as server:
+        envs = make_vec_remote(server.url)
+        envs.reset()
+        waits: list[float] = []
+        gather = envs._gather
+
+        def watched(enough: Any, deadline: float) -> None:
+            waits.append(deadline - time.monotonic())
+            gather(enough, deadline)
+
+        monkeypatch.setattr(envs, "_gather", watched)
+        assert envs.step([0])[0] == (None,)
+        assert waits[-1] > 0.005, "the step waited a moment for an observation"
+        release.set()
+        envs.close()
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        (spaces.Discrete(3, start=-1), -1),
+        (spaces.Box(1.0, 2.0, (2,)), [1.0, 1.0]),
+        (spaces.Box(-1.0, 1.0, (2,)), [0.0, 0.0]),
+        (spaces.MultiBinary(2), [0, 0]),
+        (spaces.MultiDiscrete([2, 3]), [0, 0]),
+        (spaces.Text(3, min_length=2, charset="ab"), "aa"),
+        (spaces.Tuple((spaces.Discrete(2),)), (0,)),
+        (spaces.Dict({"a": spaces.Discrete(2)}), {"a": 0}),
+    ],
+)
+def test_the_neutral_action_is_in_its_space(space: spaces.Space[Any], expected: Any) -> None:
+    action = neutral_action(space)
+    assert space.contains(action)
+    assert (action.tolist() if isinstance(action, np.ndarray) else action) == expected
+
+
+def wait_for(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10.0
+    while not done():
+        assert time.monotonic() < deadline, "it did not happen within 10 s"
+        threading.Event().wait(0.005)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_real_time_world_keeps_to_the_protocol(lanes: int) -> None:
+    """All of dm_env_rpc, by the conformance checks; a player's seat is one, so D-22 is none of its."""
+    with serve_gym("CartPole-v1", fps=300.0, num_envs=lanes) as server:
+        report = check_server(server.url)
+        assert report.ok, str(report)
+
+
+def test_latencies_are_merged_as_gymnasium_merges_infos(serve: Any, clock: VirtualClock) -> None:
+    """U-11: the quick way gives what `VectorEnv._add_info` gives, slot by slot."""
+    envs = make_vec_remote([serve(counting()).url] * 3)
+    envs.reset()
+    ready(envs, [0, 0, 0])
+    clock.advance(0.2)
+    infos = envs.step([0, 1, 0])[4]
+    expected: dict[str, Any] = {}
+    for slot, own in enumerate(infos["n"]):
+        expected = envs._add_info(expected, {"latency": own["latency"]}, slot)
+    assert set(infos["latency"]) == set(expected["latency"])
+    for name, column in expected["latency"].items():
+        np.testing.assert_array_equal(infos["latency"][name], column)
+        assert infos["latency"][name].dtype == column.dtype
+    assert infos["_latency"].tolist() == [True] * 3
+    envs.close()

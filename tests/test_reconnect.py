@@ -1,0 +1,326 @@
+"""Remotes that go and come back: what is told, what is counted, who takes over, when it is tried again."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bridge import errors, make_vec_remote, serve_gym
+from bridge.client import grpc_transport
+from bridge.client.reconnect import BREAKER_LOSSES, BREAKER_REST, BREAKER_WINDOW, RemoteRecord
+from bridge.testing import CountingEnv
+from bridge.wrappers import BlockingReset
+from tests.support import server_process
+
+SERVE_AT = """
+import sys
+import bridge, bridge.testing
+server = bridge.serve_gym(lambda: bridge.testing.CountingEnv(1_000_000), port=int(sys.argv[1]))
+print(server.url, flush=True)
+server.wait(grace=0.0)
+"""
+
+
+def long() -> CountingEnv:
+    """Its episodes end by nothing but failures."""
+    return CountingEnv(1_000_000)
+
+
+def zeros(envs: Any) -> Any:
+    return np.zeros(envs.num_envs, np.int64)
+
+
+def step_until(envs: Any, condition: Any, deadline: float = 30.0) -> None:
+    end = time.monotonic() + deadline
+    while not condition():
+        assert time.monotonic() < end, envs.remotes()
+        envs.step(zeros(envs))
+
+
+def add_up(envs: Any) -> None:
+    """Every step that was asked for was received, or is counted as lost."""
+    for report in envs.remotes():
+        assert report.steps_asked == report.steps_received + report.steps_lost, report
+
+
+def test_a_server_that_restarts_on_its_port_is_joined_again_and_its_absence_counted() -> None:
+    with serve_gym(long) as steady, server_process(SERVE_AT, "0") as (process, url):
+        envs = make_vec_remote([steady.url, url], timeout=20)
+        blocking = BlockingReset(envs)
+        blocking.reset(seed=1)
+        blocking.step(zeros(envs))
+        assert [report.state for report in envs.remotes()] == ["running", "running"]
+        process.kill()
+        process.wait(10)
+        step_until(envs, lambda: envs.remotes()[1].losses == 1)
+        truncations = 0
+        for _ in range(3):
+            _, _, _, truncated, infos = envs.step(zeros(envs))
+            truncations += int(truncated[1])
+        away = envs.remotes()[1]
+        assert away.state in ("lost", "connecting")
+        assert away.away is not None
+        assert away.away > 0
+        assert url in str(away.reason)
+        assert infos["seconds_away"][1] > 0
+        assert infos["seconds_away"][0] == 0
+        assert away.episodes_lost == 1
+        with server_process(SERVE_AT, url.rpartition(":")[2]):
+            step_until(envs, lambda: envs.remotes()[1].state == "running")
+            back = envs.remotes()[1]
+            assert (back.away, back.losses, back.returns) == (None, 1, 1)
+            assert back.seconds_away > 0
+            assert "seconds_away" not in envs.step(zeros(envs))[4]
+            add_up(envs)
+            envs.close()
+
+
+def test_a_spare_takes_over_and_the_lost_remote_becomes_the_spare() -> None:
+    with (
+        serve_gym(long) as one,
+        serve_gym(long) as spare,
+        server_process(SERVE_AT, "0") as (process, url),
+    ):
+        envs = make_vec_remote([one.url, url], spares=[spare.url], timeout=20)
+        blocking = BlockingReset(envs)
+        blocking.reset(seed=1)
+        step_until(envs, lambda: envs.remotes()[2].state == "spare")
+        assert [report.slots for report in envs.remotes()] == [(0,), (1,), ()]
+        process.kill()
+        process.wait(10)
+        ended: list[bool] = []
+        step_until(envs, lambda: ended.append(envs.step(zeros(envs))[3][1]) or any(ended))
+        step_until(envs, lambda: envs.remotes()[1].url == spare.url and envs.remotes()[1].state == "running", 10)
+        assert envs.urls == (one.url, spare.url)
+        last = envs.remotes()[2]
+        assert (last.url, last.slots) == (url, ())
+        assert last.state in ("lost", "connecting")
+        assert last.episodes_lost == 1
+        with server_process(SERVE_AT, url.rpartition(":")[2]):
+            step_until(envs, lambda: envs.remotes()[2].state == "spare")
+            add_up(envs)
+            envs.close()
+
+
+def test_urls_beyond_num_envs_are_spares_and_are_told_of() -> None:
+    with serve_gym(long) as one, serve_gym(long) as two:
+        envs = make_vec_remote([one.url, two.url], num_envs=1)
+        assert envs.num_envs == 1
+        BlockingReset(envs).reset()
+        step_until(envs, lambda: len(two.worlds) == 1 and envs.remotes()[1].state == "spare")
+        envs.close()
+        assert (one.connections, two.connections) == (0, 0)
+
+
+def test_a_spare_of_another_environment_is_not_used_and_says_why() -> None:
+    with serve_gym(long) as one, serve_gym("Acrobot-v1") as other:
+        envs = make_vec_remote(one.url, spares=other.url)
+        BlockingReset(envs).reset()
+        step_until(envs, lambda: "it is no spare" in str(envs.remotes()[1].reason))
+        envs.close()
+
+
+def test_a_spare_that_is_not_there_holds_nobody_up() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        nobody = f"grpc://127.0.0.1:{probe.getsockname()[1]}"
+    with serve_gym(long) as one:
+        envs = make_vec_remote(one.url, spares=[nobody])
+        BlockingReset(envs).reset()
+        step_until(envs, lambda: envs.remotes()[1].state == "lost")
+        assert envs.remotes()[0].losses == 0
+        envs.close()
+
+
+class Proxy:
+    """Passes bytes between one client at a time and a port, until it is told to pass none: a half-open connection."""
+
+    def __init__(self, port: int) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.target = port
+        self.frozen = threading.Event()
+        self.ended = threading.Event()
+        self.sockets: list[socket.socket] = []
+        self.threads = [threading.Thread(target=self.accept, daemon=True)]
+        self.threads[0].start()
+
+    def accept(self) -> None:
+        while True:
+            try:
+                mine, _ = self.listener.accept()
+            except OSError:
+                return
+            if self.frozen.is_set():
+                self.sockets.append(mine)  # taken, and never answered
+                continue
+            theirs = socket.create_connection(("127.0.0.1", self.target))
+            self.sockets += [mine, theirs]
+            for pair in ((mine, theirs), (theirs, mine)):
+                thread = threading.Thread(target=self.pump, args=pair, daemon=True)
+                thread.start()
+                self.threads.append(thread)
+
+    def pump(self, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(65536):
+                if not self.frozen.is_set():
+                    sink.sendall(data)
+        except OSError:
+            return
+
+    def cut(self) -> None:
+        sockets, self.sockets = self.sockets, []
+        for sock in sockets:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+
+    def close(self) -> None:
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        self.cut()
+        for thread in self.threads:
+            thread.join(10)
+
+
+@pytest.fixture
+def proxied() -> Iterator[tuple[Any, Proxy]]:
+    with serve_gym(long) as server:
+        proxy = Proxy(server.port)
+        yield server, proxy
+        proxy.close()
+
+
+def test_a_connection_that_is_cut_is_made_again(proxied: tuple[Any, Proxy]) -> None:
+    _, proxy = proxied
+    envs = make_vec_remote(f"grpc://127.0.0.1:{proxy.port}", timeout=20)
+    BlockingReset(envs).reset(seed=0)
+    proxy.cut()
+    step_until(envs, lambda: envs.remotes()[0].losses == 1)
+    step_until(envs, lambda: envs.remotes()[0].state == "running")
+    add_up(envs)
+    envs.close()
+
+
+def test_a_half_open_connection_is_found_by_keepalive(
+    proxied: tuple[Any, Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_transport, "KEEPALIVE", 0.5)
+    monkeypatch.setattr(grpc_transport, "_PINGS", 0)
+    _, proxy = proxied
+    envs = make_vec_remote(f"grpc://127.0.0.1:{proxy.port}", timeout=300)
+    BlockingReset(envs).reset(seed=0)
+    proxy.frozen.set()
+    envs.step_async(zeros(envs))
+    envs.step_wait()  # long before its timeout of 300 s
+    report = envs.remotes()[0]
+    assert report.losses == 1
+    assert report.steps_lost == 1
+    assert "keepalive" in str(report.reason) or "ping" in str(report.reason)
+    proxy.cut()
+    proxy.frozen.clear()
+    step_until(envs, lambda: envs.remotes()[0].state == "running")
+    envs.close()
+
+
+def test_a_server_that_stands_still_is_lost_after_the_timeout_and_comes_back() -> None:
+    with server_process(SERVE_AT, "0") as (process, url):
+        envs = make_vec_remote(url, timeout=1.0)
+        BlockingReset(envs).reset(seed=0)
+        process.send_signal(signal.SIGSTOP)
+        try:
+            truncated = envs.step(zeros(envs))[3]
+            assert truncated.tolist() == [True]
+            assert "no answer to a step within 1 s" in str(envs.remotes()[0].reason)
+        finally:
+            process.send_signal(signal.SIGCONT)
+        step_until(envs, lambda: envs.remotes()[0].state == "running")
+        add_up(envs)
+        envs.close()
+
+
+def test_a_step_that_is_refused_is_counted_as_lost() -> None:
+    class Sometimes(CountingEnv):
+        def step(self, action: Any) -> Any:
+            raise RuntimeError("no")
+
+    with serve_gym(lambda: Sometimes(5)) as server:
+        envs = make_vec_remote(server.url, timeout=20)
+        BlockingReset(envs).reset()
+        _, _, _, truncated, _ = envs.step(zeros(envs))
+        assert truncated.tolist() == [True]
+        report = envs.remotes()[0]
+        assert (report.steps_asked, report.steps_received, report.steps_lost) == (1, 0, 1)
+        assert report.episodes_lost == 1
+        envs.close()
+
+
+def test_the_breaker_leaves_alone_a_remote_that_goes_too_often() -> None:
+    record = RemoteRecord()
+    now = 100.0
+    for count in range(1, BREAKER_LOSSES):
+        assert record.lost(now, 0.1, "gone", established=True) == now + 0.1, count
+        record.back(now + 1.0)
+        now += 2.0
+    assert record.lost(now, 0.1, "gone", established=True) == now + BREAKER_REST
+    assert record.report(now + 1.0, "url", (0,), "lost").state == "resting"
+    assert record.report(now + BREAKER_REST, "url", (0,), "lost").state == "lost"
+    # Attempts that fail do not count: a server that is down is tried again as soon as the backoff says.
+    fresh = RemoteRecord()
+    for attempt in range(50):
+        assert fresh.lost(now + attempt, 0.1, "nobody", established=False) == now + attempt + 0.1
+    # Nor do losses that lie far apart.
+    for visit in range(50):
+        moment = now + visit * BREAKER_WINDOW / (BREAKER_LOSSES - 1.5)
+        assert fresh.lost(moment, 0.1, "gone", established=True) == moment + 0.1
+
+
+def test_the_time_away_adds_up_over_absences() -> None:
+    record = RemoteRecord()
+    record.lost(10.0, 0.1, "gone", established=True)
+    record.lost(12.0, 0.1, "still nobody", established=False)
+    assert record.report(13.0, "url", (), "lost").away == 3.0
+    record.back(15.0)
+    record.back(16.0)
+    record.lost(20.0, 0.1, "gone again", established=True)
+    report = record.report(21.5, "url", (), "connecting")
+    assert (report.seconds_away, report.away, report.losses, report.returns) == (6.5, 1.5, 2, 1)
+    assert report.reason == "gone again"
+
+
+def test_a_reset_gives_up_the_step_that_is_under_way_and_counts_it() -> None:
+    with serve_gym(long) as server:
+        envs = make_vec_remote(server.url, num_envs=2)
+        blocking = BlockingReset(envs)
+        blocking.reset(seed=0)
+        for _ in range(4):
+            blocking.step(zeros(envs))
+        blocking.reset(seed=1)
+        add_up(envs)
+        assert sum(report.steps_received for report in envs.remotes()) == 8
+        envs.close()
+    with pytest.raises(errors.ClosedError):
+        envs.step(zeros(envs))
+
+
+def test_a_pickled_copy_has_spares_of_its_own() -> None:
+    import pickle
+
+    with serve_gym(long) as one, serve_gym(long) as two:
+        envs = make_vec_remote(one.url, spares=[two.url])
+        copy = pickle.loads(pickle.dumps(envs))
+        for each in (envs, copy):
+            BlockingReset(each).reset()
+            step_until(each, lambda each=each: each.remotes()[1].state == "spare")
+        assert (one.connections, two.connections) == (2, 2)
+        copy.close()
+        envs.close()

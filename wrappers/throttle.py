@@ -1,0 +1,101 @@
+"""A frame rate for the agent's loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+from bridge.client.remote_vector_env import Results
+from bridge.clock import Clock, MonotonicClock
+from bridge.errors import SettingError
+from bridge.tensors import Array
+
+from .transparent import Transparent
+
+__all__ = ["Throttle"]
+
+
+class Throttle(Transparent):
+    """Makes `step` take one frame: the actions go out at once, and the results are those of the frame's end.
+
+    Observations, rewards and ends of episodes are asked for when the frame is over, so they are new, and none surfaces
+    a step late. Frame n ends at `start + n / fps`, where `reset` starts the count: lateness does not add up. A loop
+    that is late does not wait; `infos["late"]` says by how many seconds, 0.0 where it is in time.
+
+    Args:
+        env: What `make_vec_remote` returns. `BlockingReset` goes outside: `BlockingReset(Throttle(env))`.
+        fps: Steps a second; None: the frame rate of the remote real-time worlds.
+        clock: What tells the time; tests give a `VirtualClock`.
+
+    Raises:
+        SettingError: `fps` is no positive number, or not given where the worlds are in lock-step.
+    """
+
+    def __init__(
+        self, env: VectorEnv[Any, Any, Array], fps: float | None = None, *, clock: Clock | None = None
+    ) -> None:
+        super().__init__(env)
+        fps = self.remote.fps if fps is None else fps
+        if fps is None:
+            raise SettingError("expected fps=, since the remote worlds are in lock-step and have no frame rate")
+        if not isinstance(fps, (int, float)) or isinstance(fps, bool) or not 0 < fps < math.inf:
+            raise SettingError(f"expected fps to be a positive number of steps a second, got {fps!r}")
+        self.fps = float(fps)
+        self.late = 0
+        """Steps that came too late."""
+        self._clock: Clock = MonotonicClock() if clock is None else clock
+        self._start: float | None = None
+        self._count = 0
+        self._lateness = 0.0
+        self.remote.pacer = self._pace
+
+    def _pace(self) -> None:
+        """Wait for the end of the frame; called when the actions are out."""
+        now = self._clock.now()
+        if self._start is None:
+            self._start = now
+        self._count += 1
+        due = self._start + self._count / self.fps
+        self._lateness = max(0.0, now - due)
+        if self._lateness > 0.0:
+            self.late += 1
+            self._count = int((now - self._start) * self.fps)  # the frames that passed are not made up for
+        else:
+            self._clock.sleep(due - now)
+
+    def begin_reset(self, *args: Any, **kwargs: Any) -> None:
+        """Send the Resets, and begin to count anew."""
+        self._start, self._count, self._lateness = self._clock.now(), 0, 0.0
+        self.env.begin_reset(*args, **kwargs)  # type: ignore[attr-defined]
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin episodes, as the remote environment does, and the count of frames."""
+        self._start, self._count, self._lateness = self._clock.now(), 0, 0.0
+        observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
+        return observations, self._report(infos)
+
+    def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+        """Send the actions, wait for the end of the frame, and return what there is then."""
+        observations, rewards, terminations, truncations, infos = self.env.step(actions)
+        return observations, rewards, terminations, truncations, self._report(infos)
+
+    def merged_infos(self, results: Results) -> dict[str, Any]:
+        """Return the infos of a `BlockingReset` around this wrapper."""
+        infos: dict[str, Any] = self.env.merged_infos(results)  # type: ignore[attr-defined]
+        return self._report(infos)
+
+    def _report(self, infos: dict[str, Any]) -> dict[str, Any]:
+        infos["late"] = np.full(self.num_envs, self._lateness)
+        infos["_late"] = np.ones(self.num_envs, np.bool_)
+        return infos
+
+    def close(self, **kwargs: Any) -> None:
+        """Close the environments."""
+        self.remote.pacer = None
+        super().close(**kwargs)

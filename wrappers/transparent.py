@@ -1,0 +1,45 @@
+"""What wrappers are that change when something happens, and nothing of what is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gymnasium.vector import VectorEnv, VectorWrapper
+
+from bridge.client.remote_vector_env import RemoteVectorEnv
+from bridge.errors import SettingError
+from bridge.tensors import Array
+
+__all__ = ["Transparent"]
+
+
+class Transparent(VectorWrapper[Any, Any, Any, Any, Array]):
+    """Passes every attribute on, so that `BlockingReset` can stand on it as on the remote environment itself.
+
+    Args:
+        env: What `make_vec_remote` returns, or another of these wrappers around it.
+
+    Raises:
+        SettingError: `env` is another kind of environment.
+    """
+
+    def __init__(self, env: VectorEnv[Any, Any, Array]) -> None:
+        if not isinstance(env, (RemoteVectorEnv, Transparent)):
+            raise SettingError(
+                f"expected what make_vec_remote returns, got {env!r} of type {type(env).__name__}; "
+                "BlockingReset goes outside of this wrapper"
+            )
+        super().__init__(env)
+
+    @property
+    def remote(self) -> RemoteVectorEnv:
+        """The remote environment at the bottom."""
+        base = self.env.unwrapped
+        if not isinstance(base, RemoteVectorEnv):
+            raise SettingError(f"expected a RemoteVectorEnv at the bottom, got {base!r}")
+        return base
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("env", "__setstate__"):  # while it is unpickled there is none yet
+            raise AttributeError(name)
+        return getattr(self.env, name)
