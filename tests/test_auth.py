@@ -309,3 +309,14 @@ def test_the_command_makes_what_serves_and_overwrites_nothing(tmp_path: Path, ca
         plays(server.url, tls_ca=files["ca.pem"], **own(files))
     with pytest.raises(errors.SettingError, match="is there already"):
         arguments.run(arguments)
+
+
+def test_a_world_of_several_agents_asks_for_the_token_too(certs: dict[str, Path]) -> None:
+    from bridge.server.parallel import serve_parallel
+    from tests.parallel_envs import Relay
+
+    with serve_parallel(Relay, token=SECRET, **tls(certs)) as server:
+        assert server.url.startswith("grpcs://")
+        with pytest.raises(errors.RefusedError, match="none came"):
+            make_remote(server.url, tls_ca=certs["ca.pem"], timeout=20)
+        make_remote(server.url, tls_ca=certs["ca.pem"], token=SECRET, timeout=20).close()

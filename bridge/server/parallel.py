@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from bridge.credentials import TokenLike
+from bridge.server.auth import Security
 from bridge.server.limits import Limits
 from bridge.server.server import IDLE_TIMEOUT, RESET_WORLD_TIMEOUT, Server
 from bridge.worlds.multi_agent import Teamwork
@@ -29,6 +32,12 @@ def serve_parallel(
     max_message_bytes: int = _DEFAULTS.max_message_bytes,
     idle_timeout: float | None = IDLE_TIMEOUT,
     reset_world_timeout: float = RESET_WORLD_TIMEOUT,
+    token: TokenLike | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    tls_certificate: str | os.PathLike[str] | bytes | None = None,
+    tls_key: str | os.PathLike[str] | bytes | None = None,
+    tls_client_ca: str | os.PathLike[str] | bytes | None = None,
+    metrics_port: int | None = None,
 ) -> Server:
     """Publish a PettingZoo environment as a world of dm_env_rpc in which each connection is an agent.
 
@@ -51,6 +60,12 @@ def serve_parallel(
         max_message_bytes: The largest request or response, in bytes.
         idle_timeout: Seconds after which a world without agents goes; None: never, as for a single environment.
         reset_world_timeout: Seconds that a ResetWorld waits for the Steps of the world's other agents.
+        token: What every client has to show, as for `serve_gym`.
+        token_file: A file that holds the token.
+        tls_certificate: The server's certificate, PEM: the port then speaks TLS.
+        tls_key: The certificate's key, PEM.
+        tls_client_ca: The authorities of which every client needs a certificate, PEM; None: clients need none.
+        metrics_port: Where to show metrics, 0: any free port; None: nowhere.
 
     Returns:
         The server, as `serve_gym` returns it.
@@ -60,11 +75,20 @@ def serve_parallel(
     """
     source = ParallelSource(env, Teamwork(missing_agent, agent_timeout, default_action), env_kwargs)
     limits = Limits(max_connections, max_worlds, max_message_bytes=max_message_bytes)
+    security = Security.of(
+        token=token,
+        token_file=token_file,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+        tls_client_ca=tls_client_ca,
+    )
     return Server(
         source,
         host=host,
         port=port,
         limits=limits,
         idle_timeout=None if source.single else idle_timeout,
+        security=security,
+        metrics_port=metrics_port,
         reset_world_timeout=reset_world_timeout,
     )

@@ -37,7 +37,7 @@ CALL_TIMEOUT = 300.0
 _GRACE = 2.0
 """Seconds that a world's process has for closing its environment, once it is idle."""
 _START = 120.0
-"""Seconds that a process has for its start, before the environment is made."""
+"""Seconds that a process has for its start and its imports, before the environment is made."""
 _starting = threading.Lock()
 
 
@@ -170,7 +170,7 @@ class IsolatedWorld(World):
             self._process.start()
         theirs.close()
         try:
-            self.ask(b"h", b"", "its start", _START)  # what the system needs for it is not the environment's time
+            self.ask(b"h", b"", "its start", _START)  # imports are not the environment's time
             self.ask(b"?", b"", "its construction")
             self._properties = self._learn_properties()
         except BaseException:

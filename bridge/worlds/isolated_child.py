@@ -50,7 +50,8 @@ class _Child:
 
     def __init__(self, pipe: Any, name: str, recipe: bytes, factory: bytes | None, max_bytes: int | None) -> None:
         self._pipe = pipe
-        self._build: Callable[[], EnvWorld] = lambda: _build(name, recipe, factory, max_bytes)
+        self._load: Callable[[], Callable[[], EnvWorld]] = lambda: _load(name, recipe, factory, max_bytes)
+        self._build: Callable[[], EnvWorld] | None = None
         self._world: EnvWorld | None = None
         self._agent: Agent | None = None
 
@@ -79,9 +80,12 @@ class _Child:
         return self._agent
 
     def _greet(self, payload: bytes) -> bytes:
+        self._build = self._load()  # imports what it refers to
         return b""
 
     def _start(self, payload: bytes) -> bytes:
+        if self._build is None:
+            raise RequestError(Code.FAILED_PRECONDITION, "nothing was loaded to build the world of")
         self._world = self._build()
         return b""
 
@@ -175,7 +179,8 @@ class _Child:
     }
 
 
-def _build(name: str, recipe: bytes, factory: bytes | None, max_bytes: int | None) -> EnvWorld:
+def _load(name: str, recipe: bytes, factory: bytes | None, max_bytes: int | None) -> Callable[[], EnvWorld]:
+    """Read what the world is built of; return what builds it."""
     if max_bytes is not None:
         try:
             import resource
@@ -199,6 +204,10 @@ def _build(name: str, recipe: bytes, factory: bytes | None, max_bytes: int | Non
         what = "the environment factory" if factory is not None else "what makes the environment"
         problem = environment_failure(f"unpickling {what} on Python {version}", error)
         raise problem from error
+    return lambda: _build(source, name, order)
+
+
+def _build(source: EnvSource, name: str, order: Any) -> EnvWorld:
     world = source.build(name, order, threading.RLock())
     if not isinstance(world, EnvWorld):
         raise RequestError(Code.UNIMPLEMENTED, f"a {type(world).__name__} cannot live in a process of its own")
