@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.chart import draw
 from benchmarks.registry import GOALS, SUBJECTS, load
 from benchmarks.runner import as_table, chosen, judge, machine, run_group, write_json
 
@@ -51,6 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(as_table(results, verdicts))
     path = write_json(arguments.results, results, verdicts, arguments.rounds, arguments.seconds)
     print(f"\nwritten to {os.path.relpath(path)}")
+    title = f"{arguments.rounds} rounds of {arguments.seconds:g} s each, in turns; {facts}"
+    try:
+        draw(path.with_suffix(".svg"), results, title)
+        print(f"drawn in {os.path.relpath(path.with_suffix('.svg'))}")
+    except ImportError as error:
+        print(f"not drawn: {error.name} is not installed")
     return int(arguments.strict and not all(verdict.met for verdict in verdicts))
 
 

@@ -3,6 +3,9 @@
 `grpc://HOST:PORT`, `grpcs://HOST:PORT` (TLS) or bare `HOST:PORT`. An optional path is the environment id
 (`grpc://host:50051/ALE/Pong-v5`), query parameters are CreateWorld settings (`?num_envs=8`), and `?world=NAME` joins
 a world that exists.
+
+`tcp://HOST:PORT` is the same over a plain socket, and `unix:///PATH` over a Unix socket of this machine, whose path is
+the URL's, so that the environment id is the query parameter `env_id`.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from bridge.errors import AddressError
 
 __all__ = ["Address", "parse_address"]
 
-SCHEMES = ("grpc", "grpcs")
+SCHEMES = ("grpc", "grpcs", "tcp", "unix")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,23 +28,27 @@ class Address:
     url: str
     """The URL as it was given."""
     scheme: str
-    """`grpc` or `grpcs`."""
+    """`grpc`, `grpcs`, `tcp` or `unix`."""
     host: str
-    """A host name or an IP address; IPv6 without its brackets."""
+    """A host name or an IP address; IPv6 without its brackets; empty for `unix`."""
     port: int
-    """A TCP port, 1 to 65535."""
+    """A TCP port, 1 to 65535; 0 for `unix`."""
     env_id: str | None = None
     """The environment that the path names."""
     world: str | None = None
     """The existing world to join; None: make one."""
     settings: tuple[tuple[str, str], ...] = ()
     """The other query parameters, in order, as text."""
+    path: str = ""
+    """The socket's path for `unix`."""
     credentials: ClientCredentials = dataclasses.field(default_factory=ClientCredentials)
     """What is shown there; no part of the URL."""
 
     @property
     def target(self) -> str:
-        """`host:port` with brackets around an IPv6 address, as gRPC wants it."""
+        """`host:port` with brackets around an IPv6 address, as gRPC wants it; the path of a Unix socket."""
+        if self.path:
+            return self.path
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
@@ -69,12 +76,18 @@ def parse_address(url: str) -> Address:
         raise AddressError(url, str(error)) from error
     if parts.scheme not in SCHEMES:
         raise AddressError(url, f"the scheme {parts.scheme!r} is none of {', '.join(SCHEMES)}")
-    if not parts.hostname:
-        raise AddressError(url, "it names no host")
-    if port is None:
-        raise AddressError(url, "it names no port")
-    if port == 0:
-        raise AddressError(url, "port 0 is for servers; a client needs the port that the server printed")
+    local = parts.scheme == "unix"
+    if local and (parts.netloc or not parts.path.strip("/")):
+        raise AddressError(url, "a Unix socket is named by its absolute path: unix:///PATH, with three slashes")
+    if not local:
+        if not parts.hostname:
+            raise AddressError(url, "it names no host")
+        if port is None:
+            raise AddressError(url, "it names no port")
+        if port == 0:
+            raise AddressError(url, "port 0 is for servers; a client needs the port that the server printed")
+        if parts.username is not None:
+            raise AddressError(url.replace(parts.netloc, f"…@{parts.hostname}:{port}"), "it holds a user name")
     if parts.fragment:
         raise AddressError(url, f"the fragment #{parts.fragment} has no meaning")
     try:
@@ -87,7 +100,8 @@ def parse_address(url: str) -> Address:
             raise AddressError(url, f"the query gives {name!r} twice")
     settings = dict(query)
     world = settings.pop("world", None)
-    env_id = unquote(parts.path.lstrip("/")) or None
+    env_id = (settings.pop("env_id", None) if local else unquote(parts.path.lstrip("/"))) or None
     if world is not None and (env_id or settings):
         raise AddressError(url, "?world=NAME joins a world that exists, so an environment or settings cannot be given")
-    return Address(url, parts.scheme, parts.hostname, port, env_id, world, tuple(settings.items()))
+    path = unquote(parts.path) if local else ""
+    return Address(url, parts.scheme, parts.hostname or "", port or 0, env_id, world, tuple(settings.items()), path)

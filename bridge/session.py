@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
@@ -18,6 +18,7 @@ from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.properties import TEXT, Property, PropertyTree
+from bridge.step_codec import StepCodec
 from bridge.tensors import Array
 from bridge.wire import CALL_REQUEST_URL, CALL_RESPONSE_URL, PROPERTY_REQUEST_URL, PROPERTY_RESPONSE_URL
 from bridge.worlds.base import Agent, World, fill_observations
@@ -163,6 +164,8 @@ class Session:
         self._state = State.UNJOINED
         self._world: World | None = None
         self._agent: Agent | None = None
+        self._codec: StepCodec | None = None
+        self._wanted: tuple[int, ...] | None = None
         self._gone = False
         self.last_step: tuple[str, int, int] | None = None
         """Of a request that was a Step with actions: its world, the environments stepped, and the episodes ended."""
@@ -181,14 +184,83 @@ class Session:
 
     def handle(self, data: bytes) -> bytes:
         """Answer a serialized EnvironmentRequest by a serialized EnvironmentResponse, whatever the bytes are."""
+        return b"".join(self.handle_parts(data) or ())
+
+    def handle_parts(self, data: bytes | bytearray, *, wait: bool = True) -> list[bytes | memoryview] | None:
+        """Answer as `handle`; the response is in parts, which are to be sent before the next request is handled.
+
+        Args:
+            data: A serialized EnvironmentRequest.
+            wait: Whether the request may wait for other connections; False: None is returned for one that may, and
+                nothing has happened.
+        """
+        codec, agent, world = self._codec, self._agent, self._world
+        if not wait and agent is not None and agent.may_wait:
+            return None
+        if codec is not None and agent is not None and world is not None and self._state is State.RUNNING:
+            arrays = codec.read_request(data)
+            if arrays is not None:
+                return self._step_fast(codec, agent, world, arrays)
         try:
-            request = pb.EnvironmentRequest.FromString(data)
+            request = pb.EnvironmentRequest.FromString(bytes(data))
         except (DecodeError, ValueError) as error:
             problem = RequestError(
                 Code.INVALID_ARGUMENT, f"expected an EnvironmentRequest, got {len(data)} bytes that are none: {error}"
             )
-            return _error(problem).SerializeToString()
-        return self.answer(request).SerializeToString()
+            return [_error(problem).SerializeToString()]
+        if not wait and request.WhichOneof("payload") == "reset_world":
+            return None  # D-15: for the Steps of the world's other agents
+        return [self.answer(request).SerializeToString()]
+
+    def _step_fast(self, codec: StepCodec, agent: Agent, world: World, arrays: list[Array]) -> list[bytes | memoryview]:
+        """Do what `_step` does for a request that was read without protobuf."""
+        wanted = self._wanted or ()
+        self.last_step, self.last_error = None, 0
+        try:
+            agent.prepare(wanted)
+            actions: dict[int, Array] = {}
+            for (uid, spec), array in zip(agent.actions.items(), arrays, strict=True):
+                spec.check_range(array)
+                actions[uid] = array if array.flags.writeable else array.copy()
+            state, observed = self._run(agent, world, actions, wanted)
+        except RequestError as error:
+            return [self._refused(error).SerializeToString()]
+        except TensorError as error:
+            return [self._refused(RequestError(Code.INVALID_ARGUMENT, str(error))).SerializeToString()]
+        except Exception as error:  # D-1
+            return [self._refused(_failure("step", error)).SerializeToString()]
+        values = [observed[uid] for uid in wanted]
+        info = values.pop().tobytes() if codec.has_info else None
+        parts = codec.write_response(state, values, info)
+        if parts is not None:
+            return parts
+        message = pb.EnvironmentResponse()
+        message.step.state = state  # type: ignore[assignment]
+        fill_observations(message.step, observed)
+        return [message.SerializeToString()]
+
+    def _run(
+        self, agent: Agent, world: World, actions: Mapping[int, Array], wanted: Sequence[int]
+    ) -> tuple[int, Mapping[int, Array]]:
+        """Step a running sequence; return its state and the observations wanted."""
+        if world.resets.closed:  # D-17
+            raise _destroyed(world)
+        if world.resets.take(agent):  # D-15: once, with its observations
+            agent.interrupt()
+            state: int = pb.INTERRUPTED
+        else:
+            state = agent.step(actions)
+        self.last_step = (world.name, *agent.ended(state))
+        if state != pb.RUNNING:  # STEP_RAN leads from RUNNING to RUNNING
+            self._move(_STEP_EVENTS[state])
+            world.resets.end(agent)
+        return state, agent.observe(wanted)
+
+    def _remember(self, agent: Agent, wanted: tuple[int, ...]) -> None:
+        """Make what reads the next Steps like this one, as our own client sends them."""
+        self._wanted = wanted
+        specs = agent.observations
+        self._codec = StepCodec.make(list(agent.actions.items()), [(uid, specs[uid]) for uid in wanted])
 
     def answer(self, request: pb.EnvironmentRequest) -> pb.EnvironmentResponse:
         """Answer one request."""
@@ -207,8 +279,7 @@ class Session:
         except TensorError as error:
             return self._refused(RequestError(Code.INVALID_ARGUMENT, str(error)))
         except Exception as error:  # D-1: whatever went wrong, this request is answered, and with the cause
-            frames = "".join(traceback.format_exception(error))
-            return self._refused(RequestError(Code.INTERNAL, f"the server failed at {kind}: {error!r}\n{frames}"))
+            return self._refused(_failure(str(kind), error))
         return response
 
     def _refused(self, error: RequestError) -> pb.EnvironmentResponse:
@@ -254,6 +325,7 @@ class Session:
         world = self._hub.find_world(request.join_world.world_name)
         agent = world.join(request.join_world.settings)
         self._world, self._agent = world, agent
+        self._codec = self._wanted = None
         self._hub.joined(world, self)
         self._move(Event.JOIN_WORLD)
         response.join_world.specs.CopyFrom(agent.specs())
@@ -264,10 +336,7 @@ class Session:
             self._require(Event.STEP_BEGAN)  # D-8
             return
         if world.resets.closed:  # D-17
-            raise RequestError(
-                Code.FAILED_PRECONDITION,
-                f"the world {world.name!r} was destroyed; send LeaveWorld, and create or join another",
-            )
+            raise _destroyed(world)
         step = request.step
         wanted = list(dict.fromkeys(step.requested_observations))
         observations = agent.observations
@@ -277,26 +346,22 @@ class Session:
                 raise RequestError(Code.INVALID_ARGUMENT, f"unknown observation UID {uid}; there are {known}")  # D-10
         agent.prepare(wanted)
         if self._state is State.RUNNING:
-            actions = self._read_actions(agent, step.actions)
-            if world.resets.take(agent):  # D-15: once, with its observations
-                agent.interrupt()
-                state: int = pb.INTERRUPTED
-            else:
-                state = agent.step(actions)
-            event = _STEP_EVENTS[state]
-            self.last_step = (world.name, *agent.ended(state))
+            state, observed = self._run(agent, world, self._read_actions(agent, step.actions), wanted)
         else:
             world.resets.start(agent)
             try:
-                state, event = agent.begin(), Event.STEP_BEGAN  # D-9: whatever actions it came with
+                state = agent.begin()  # D-9: whatever actions it came with
             except RequestError:
                 world.resets.end(agent)
                 raise
-        self._move(event)
-        if state != pb.RUNNING:
-            world.resets.end(agent)
+            self._move(Event.STEP_BEGAN)
+            if state != pb.RUNNING:
+                world.resets.end(agent)
+            observed = agent.observe(wanted)
         response.step.state = state  # type: ignore[assignment]
-        fill_observations(response.step, agent.observe(wanted))
+        fill_observations(response.step, observed)
+        if self._wanted != tuple(wanted):
+            self._remember(agent, tuple(wanted))
 
     def _read_actions(self, agent: Agent, actions: Mapping[int, pb.Tensor]) -> dict[int, Array]:
         read: dict[int, Array] = {}
@@ -395,3 +460,15 @@ class Session:
 
 def _error(error: RequestError) -> pb.EnvironmentResponse:
     return pb.EnvironmentResponse(error=pb.Status(code=int(error.code), message=error.message))
+
+
+def _failure(kind: str, error: Exception) -> RequestError:
+    frames = "".join(traceback.format_exception(error))
+    return RequestError(Code.INTERNAL, f"the server failed at {kind}: {error!r}\n{frames}")
+
+
+def _destroyed(world: World) -> RequestError:
+    return RequestError(
+        Code.FAILED_PRECONDITION,
+        f"the world {world.name!r} was destroyed; send LeaveWorld, and create or join another",
+    )

@@ -313,7 +313,7 @@ class Layout:
             for leaf, part in zip(self.leaves, parts, strict=True):
                 if check and leaf.kind not in ("array", "scalar"):
                     leaf.check(part)
-            return _assemble(self.space, iter(parts))
+            return parts[0] if self.single else _assemble(self.space, iter(parts))
         columns = self.columns(self.lanes)
         for index, array in enumerate(arrays):
             self.write(columns, index, 0, array)

@@ -422,6 +422,10 @@ class Spec:
             (self.maximum, np.less_equal, "above the maximum"),
         ):
             if bound is not None:
+                if not array.ndim and not bound.ndim:  # Python compares a number many times faster
+                    value, limit = array.item(), bound.item()
+                    if value >= limit if holds is np.greater_equal else value <= limit:
+                        continue
                 inside = holds(array, bound)
                 if not inside.all():
                     bad = np.broadcast_to(array, inside.shape)[~inside].ravel()[0]

@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode, VectorWrapper
 
 from bridge.client.remote_env import checked_timeout
 from bridge.client.remote_vector_env import RemoteVectorEnv, Results, make_vec_remote
+from bridge.client.send_recv import Received
 from bridge.errors import ResetNeededError, SettingError
 from bridge.tensors import Array
 
@@ -192,6 +193,14 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
                 self.env.take(results, begun, self._finished)
             batch = results.batch
             return self.env.batched(results), batch.rewards, batch.terminations, batch.truncations, infos
+
+    def send(self, actions: Any, slots: Any = None) -> None:
+        """Apply actions to some slots and return at once; as `RemoteVectorEnv.send`."""
+        self.env.send(actions, slots)
+
+    def recv(self, at_least: int = 1) -> Received:
+        """Wait until at least this many slots have answered, and return all that have; as `RemoteVectorEnv.recv`."""
+        return self.env.recv(at_least)
 
     def finish_step(self, seconds: float) -> tuple[Results, Results | None]:
         """Wait for a step's results, and in the mode SAME_STEP for those of the episodes that begin after it.

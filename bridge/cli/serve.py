@@ -19,6 +19,7 @@ from typing import Any
 
 from bridge.cli.program import OK
 from bridge.errors import SettingError
+from bridge.server.processes import ServerGroup
 from bridge.server.server import Server, serve_gym
 
 __all__ = ["SERVED_AT", "announce", "read_pairs", "register", "serve_options"]
@@ -178,7 +179,9 @@ def announce(server: Server, ids: Sequence[str], lanes: bool) -> None:
     """Print where the environments are, and how to connect; `lanes`: whether its worlds are of lanes."""
     print(f"{', '.join(ids)}{SERVED_AT}{' '.join(server.urls)}", flush=True)
     print("Connect from Python:")
-    for line in connecting_lines(server.urls, server.env_ids, lanes):
+    # The URLs of one server lead to the same worlds; those of several processes are joined as one vector.
+    urls = server.urls if isinstance(server, ServerGroup) else [server.url]
+    for line in connecting_lines(urls, server.env_ids, lanes):
         print(f"  {line}")
     print("Ctrl-C stops.", flush=True)
 

@@ -23,7 +23,7 @@ from bridge.forks import forget_in_child, leak, must_relay, note_grpc_in_use
 from bridge.version import __version__
 from bridge.wire import HELLO, METHOD, SERVICE
 
-__all__ = ["KEEPALIVE", "GrpcConnection", "open_connection"]
+__all__ = ["KEEPALIVE", "GrpcConnection", "open_connection", "shown_token"]
 
 KEEPALIVE = 20.0
 """Seconds without a sign of the server after which it is asked for one; it then has half of them for it."""
@@ -79,7 +79,10 @@ class GrpcConnection:
     """
 
     def __init__(
-        self, address: Address, deliver: Callable[[bytes | RemoteError], None], max_message_bytes: int
+        self,
+        address: Address,
+        deliver: Callable[[bytes | RemoteError], None],
+        max_message_bytes: int,
     ) -> None:
         note_grpc_in_use()
         self._url = address.url
@@ -216,17 +219,23 @@ def _withholds(address: Address) -> bool:
     )
 
 
-def _metadata(address: Address) -> tuple[tuple[str, str], ...]:
+def shown_token(address: Address) -> str | None:
+    """Return the token that is shown to a server; None: there is none, or it is not for everybody to read."""
     token = address.credentials.token
     if token is None or _withholds(address):
-        return ()
+        return None
     if address.scheme != "grpcs" and not _is_loopback(address.host):
         warnings.warn(
             f"the token travels unencrypted to {address.host}; use a server with TLS, and grpcs://",
             RuntimeWarning,
             stacklevel=2,
         )
-    return (("authorization", f"Bearer {token.reveal()}"),)
+    return token.reveal()
+
+
+def _metadata(address: Address) -> tuple[tuple[str, str], ...]:
+    token = shown_token(address)
+    return () if token is None else (("authorization", f"Bearer {token}"),)
 
 
 def _open_channel(address: Address, options: list[tuple[str, Any]]) -> grpc.Channel:

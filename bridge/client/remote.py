@@ -14,7 +14,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import cloudpickle
 import numpy as np
@@ -23,11 +23,11 @@ from gymnasium import Space
 
 from bridge import values
 from bridge.address import Address, parse_address
-from bridge.client.grpc_transport import GrpcConnection, open_connection
+from bridge.client.connect import Connection, connect, disconnect
+from bridge.client.inbox import Inbox
 from bridge.client.realtime import SIGNALS as REALTIME_SIGNALS
 from bridge.client.realtime import RealtimeReader
 from bridge.client.reconnect import RemoteRecord
-from bridge.client.relay import RelayConnection
 from bridge.credentials import ClientCredentials
 from bridge.errors import Code, EnvironmentFailedError, PeerError, RefusedError, RemoteError, SettingError, TensorError
 from bridge.forks import leak
@@ -36,10 +36,11 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.properties import read_encoded
 from bridge.space_json import space_from_json
 from bridge.spaces import Column, Layout, space_from_specs
+from bridge.step_codec import StepAnswer, StepCodec
 from bridge.tensors import Array, Spec, fill_tensor, pack_tensor, unpack_tensor
 from bridge.wire import CALL_REQUEST_URL, NO_SEED, PROPERTY_REQUEST_URL
 
-__all__ = ["ENDED", "Answer", "Batch", "Facts", "Remote", "SlotState", "Wish", "reset_settings"]
+__all__ = ["ENDED", "Answer", "Batch", "Delivery", "Facts", "Remote", "SlotState", "Wish", "reset_settings"]
 
 
 class SlotState(enum.IntEnum):
@@ -206,7 +207,7 @@ class Answer:
 
     kind: str
     """`ready` (joined), `step` (a Step was answered), `failed` (a Step or Reset was refused), `lost`, or `other`."""
-    message: pb.EnvironmentResponse | None = None
+    message: pb.EnvironmentResponse | StepAnswer | None = None
     error: RemoteError | None = None
 
 
@@ -221,6 +222,8 @@ class _Pending:
     """Seconds."""
 
 
+Delivery: TypeAlias = "tuple[Remote, int, bytes | bytearray | RemoteError]"
+"""What an inbox holds: for whom, the number of the connection, and what came."""
 ENDED = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
 """With what a Step or Reset is refused where the world is gone."""
 _MAX_RENUMBERED = 3
@@ -233,15 +236,17 @@ class Remote:
 
     Args:
         wish: The world wanted.
-        deliver: Called from other threads with this remote, its connection's number, and what came.
+        inbox: Gets this remote, its connection's number, and what came.
         max_message_bytes: The largest request or answer.
+        transport: `grpc` to use gRPC also where the server offers a Unix socket of this machine; None: what is best.
     """
 
     def __init__(
         self,
         wish: Wish,
-        deliver: Callable[[tuple[Remote, int, bytes | RemoteError]], None],
+        inbox: Inbox[Delivery],
         max_message_bytes: int,
+        transport: str | None = None,
     ) -> None:
         self.wish = wish
         self.url = wish.address.url
@@ -250,11 +255,12 @@ class Remote:
         """The name of the world that was asked for last."""
         self.stale = 0
         """Answers of episodes that had been given up, dropped."""
+        self._inbox = inbox
+        self._transport = transport
         self.record = RemoteRecord()
         """Its failures, and what they cost."""
-        self._deliver = deliver
         self._max_message_bytes = max_message_bytes
-        self._connection: GrpcConnection | RelayConnection | None = None
+        self._connection: Connection | None = None
         self._number = 0
         self._script: Script | None = None
         self._pending: deque[_Pending] = deque()
@@ -262,6 +268,8 @@ class Remote:
         self._asked = 0
         self._created: str | None = None
         self._first_step = b""
+        self._codec: StepCodec | None = None
+        self._flags: tuple[str, ...] = ()
         self._observation_layout: Layout
         self._action_layout: Layout
         self._action_uids: tuple[int, ...] = ()
@@ -289,11 +297,12 @@ class Remote:
     def of_parts(
         cls,
         parts: tuple[Wish, int, Facts | None],
-        deliver: Callable[[tuple[Remote, int, bytes | RemoteError]], None],
+        inbox: Inbox[Delivery],
+        transport: str | None = None,
     ) -> Remote:
         """Make a remote that knows what another one knew, and has no connection."""
         wish, max_message_bytes, facts = parts
-        remote = cls(wish, deliver, max_message_bytes)
+        remote = cls(wish, inbox, max_message_bytes, transport)
         remote.facts = facts
         return remote
 
@@ -307,11 +316,11 @@ class Remote:
         self._created = None
         arrivals = self._arrivals = deque()
 
-        def came(what: bytes | RemoteError) -> None:
+        def came(what: bytes | bytearray | RemoteError) -> Delivery:
             arrivals.append(self.now())
-            self._deliver((self, number, what))
+            return self, number, what
 
-        self._connection = open_connection(self.wish.address, self._max_message_bytes, deliver=came)
+        self._connection = connect(self.wish.address, self._inbox, came, self._max_message_bytes, self._transport)
         self._script = self._join()
         self._send(next(self._script), "script")
 
@@ -390,6 +399,13 @@ class Remote:
             if self._waits_for_all:
                 self.realtime.wait_for_all()
         self._request_observations()
+        self._codec = None
+        if not foreign and self.realtime is None:  # others write their messages in another way
+            plain = ("reward", "terminated", "truncated", "info")
+            wanted = [uid for uid, _ in self._leaf_uids] + [self._uids[name] for name in plain if name in self._uids]
+            order = [(uid, observations[uid]) for uid in wanted]
+            self._codec = StepCodec.make([(uid, actions[uid]) for uid in self._action_uids], order)
+            self._flags = tuple(observations[uid].name for uid in wanted[len(self._leaf_uids) :])
         self.facts = Facts(
             observation_space,
             action_space,
@@ -417,9 +433,11 @@ class Remote:
             self.realtime.wait_for_all()
             self._request_observations()
 
-    def salvage(self, message: pb.EnvironmentResponse | None) -> None:
+    def salvage(self, message: pb.EnvironmentResponse | StepAnswer | None) -> None:
         """Keep the ends of episodes out of a Step's answer that nobody will read."""
-        if message is not None and self.realtime is not None and message.WhichOneof("payload") == "step":
+        if not isinstance(message, pb.EnvironmentResponse) or self.realtime is None:
+            return
+        if message.WhichOneof("payload") == "step":
             self.realtime.stale += 1
             self.realtime.salvage(message)
 
@@ -461,6 +479,10 @@ class Remote:
 
     def step(self, arrays: Sequence[Array]) -> None:
         """Ask for a Step with the arrays of the action's tensors."""
+        data = self._codec.write_request(arrays) if self._codec is not None else None
+        if data is not None:
+            self._send(data, "step")
+            return
         request = pb.EnvironmentRequest()
         actions = request.step.actions
         for uid, array in zip(self._action_uids, arrays, strict=True):
@@ -512,7 +534,7 @@ class Remote:
 
     # Answers
 
-    def feed(self, number: int, what: bytes | RemoteError) -> Answer | None:
+    def feed(self, number: int, what: bytes | bytearray | RemoteError) -> Answer | None:
         """Take what was delivered; return what it means, or None where it means nothing any more."""
         if number != self._number or self._connection is None:
             self.stale += 1
@@ -521,8 +543,18 @@ class Remote:
         if isinstance(what, RemoteError):
             self.drop()
             return Answer("lost", error=what)
+        pending = self._pending[0] if self._pending else None
+        if self._codec is not None and pending is not None and pending.kind == "step":
+            found = self._codec.read_response(what)
+            if found is not None:
+                self._pending.popleft()
+                if pending.episode == self._episode:
+                    self._renumbered = 0
+                    return Answer("step", found)
+                self.stale += 1
+                return None
         try:
-            message = pb.EnvironmentResponse.FromString(what)
+            message = pb.EnvironmentResponse.FromString(bytes(what))
         except DecodeError as problem:
             return self._broken(f"it sent {len(what)} bytes that are no EnvironmentResponse: {problem}")
         if not self._pending:
@@ -602,7 +634,7 @@ class Remote:
         self._finish(0.0)
         return Answer("lost", error=PeerError(self.url, f"it broke the protocol: {reason}"))
 
-    def deliver_step(self, message: pb.EnvironmentResponse, batch: Batch, slot: int) -> Any:
+    def deliver_step(self, message: pb.EnvironmentResponse | StepAnswer, batch: Batch, slot: int) -> Any:
         """Write a Step's answer into a batch, from `slot` on.
 
         Returns:
@@ -611,6 +643,8 @@ class Remote:
         Raises:
             PeerError: An observation is missing, or not of its spec.
         """
+        if isinstance(message, StepAnswer):
+            return self._deliver_fast(message, batch, slot)
         response = message.step
         observations = response.observations
         try:
@@ -635,17 +669,42 @@ class Remote:
         except (TensorError, KeyError, ValueError) as error:
             raise PeerError(self.url, f"its observations cannot be read: {error}") from error
 
+    def _deliver_fast(self, answer: StepAnswer, batch: Batch, slot: int) -> Any:
+        """Do what `deliver_step` does for an answer that was read without protobuf."""
+        codec = self._codec
+        if codec is None:
+            raise PeerError(self.url, "its answer is of a world that it left")
+        arrays = codec.arrays(answer)
+        leaves = len(self._leaf_uids)
+        for index in range(leaves):
+            self._observation_layout.write(batch.columns, index, slot, arrays[index])
+        flags = dict(zip(self._flags, arrays[leaves:], strict=False))
+        if self.facts is not None and self.facts.lanes is not None:
+            stop = slot + self.facts.lanes
+            batch.rewards[slot:stop] = flags["reward"]
+            batch.terminations[slot:stop] = flags["terminated"]
+            batch.truncations[slot:stop] = flags["truncated"]
+        else:
+            batch.rewards[slot] = flags["reward"]
+            batch.terminations[slot] = answer.state == pb.TERMINATED
+            batch.truncations[slot] = flags["truncated"]
+        try:
+            return {} if answer.info is None else values.decode(answer.info)
+        except TensorError as error:
+            raise PeerError(self.url, f"its info cannot be read: {error}") from error
+
     # The end
 
-    def disown(self, deliver: Callable[[tuple[Remote, int, bytes | RemoteError]], None]) -> None:
+    def disown(self, inbox: Inbox[Delivery]) -> None:
         """In a forked process: leave the connection to the parent process, untouched, and have none."""
         if self._connection is not None:
             leak(self._connection)
+            leak(self._inbox)
         self._connection = None
         self._script = None
         self._created = None
         self._pending.clear()
-        self._deliver = deliver
+        self._inbox = inbox
 
     def drop(self) -> None:
         """Give up a connection that has ended."""
@@ -673,7 +732,7 @@ class Remote:
         self._script = None
         self._pending.clear()
         if connection is not None:
-            connection.close(timeout)
+            disconnect(connection, self._inbox, timeout)
 
 
 def _changes(before: pb.ActionObservationSpecs, after: pb.ActionObservationSpecs) -> str:

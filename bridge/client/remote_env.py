@@ -14,8 +14,10 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from bridge import values
+from bridge.client.connect import checked_transport
 from bridge.client.guard import OneThread
-from bridge.client.remote import Answer, Batch, Facts, Remote, Wish, property_value, reset_settings
+from bridge.client.inbox import Inbox
+from bridge.client.remote import Answer, Batch, Delivery, Facts, Remote, Wish, property_value, reset_settings
 from bridge.credentials import ClientCredentials, Pem, TokenLike
 from bridge.errors import (
     AlreadyPendingError,
@@ -78,6 +80,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         agent: The agent to join as, in a world of several; None: the first that is free.
         timeout: Seconds to wait for any answer.
         max_message_bytes: The largest request or answer, in bytes.
+        transport: None: where a server on this machine offers a Unix socket, that; `grpc`: what the URL says.
         token: What the server wants to see; None: that of `token_file`, or else of the environment variable
             `BRIDGE_TOKEN`.
         token_file: A file that holds the token.
@@ -112,6 +115,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         agent: str | None = None,
         timeout: float = TIMEOUT,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        transport: str | None = None,
         token: TokenLike | None = None,
         token_file: str | os.PathLike[str] | None = None,
         tls_ca: Pem | None = None,
@@ -124,7 +128,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     ) -> None:
         self._guard = OneThread("environment")
         self._timeout = checked_timeout(timeout)
-        self._inbox: queue.SimpleQueue[tuple[Remote, int, bytes | RemoteError]] = queue.SimpleQueue()
+        self._inbox: Inbox[Delivery] = Inbox()
+        self._transport = checked_transport(transport)
         credentials = ClientCredentials.of(
             token=token, token_file=token_file, tls_ca=tls_ca, tls_certificate=tls_certificate, tls_key=tls_key
         )
@@ -132,7 +137,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         wish = Wish.of(
             url, env_id, render_mode, env_kwargs, agent, place, diagnostics, credentials=credentials, env=env
         )
-        self._remote = Remote(wish, self._inbox.put, max_message_bytes)
+        self._remote = Remote(wish, self._inbox, max_message_bytes, transport)
         self._closed = False
         self._running = False
         self._lazy = False
@@ -144,6 +149,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             "agent": agent,
             "timeout": timeout,
             "max_message_bytes": max_message_bytes,
+            "transport": checked_transport(transport),
             **credentials.keywords(),
             "env": env,
             **place,
@@ -172,8 +178,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         parts = state.pop("_parts")
         self.__dict__.update(state)
         self._guard = OneThread("environment")
-        self._inbox = queue.SimpleQueue()
-        self._remote = Remote.of_parts(parts, self._inbox.put)
+        self._inbox = Inbox()
+        self._remote = Remote.of_parts(parts, self._inbox, self._transport)
         self._lazy, self._running = True, False
         self._needs_reset = "it is a copy, which connects by itself"
         forget_in_child(self)
@@ -181,8 +187,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     def after_fork(self) -> None:
         """Leave the connection to the parent process; the next call makes one for this process."""
         self._guard = OneThread("environment")
-        self._inbox = queue.SimpleQueue()
-        self._remote.disown(self._inbox.put)
+        self._inbox = Inbox()
+        self._remote.disown(self._inbox)
         self._lazy, self._running = True, False
         self._needs_reset = "this process was forked, and connects by itself"
 
@@ -385,7 +391,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
 
     def _ask(self, purpose: str) -> pb.EnvironmentResponse:
         message = self._await("other", purpose).message
-        if message is None:
+        if not isinstance(message, pb.EnvironmentResponse):
             raise PeerError(self.url, f"nothing was answered {purpose}")
         return message
 
@@ -466,7 +472,7 @@ def make_remote(url: str, **kwargs: Any) -> RemoteEnv:
         url: `grpc://HOST:PORT`, optionally with the environment id as its path; or `perlert://HOST:PORT/NAME:NUMBER`,
             which gives a `bridge.perlert.PerlertEnv`.
         kwargs: As for `RemoteEnv`: `env_id`, `env_kwargs`, `render_mode`, `agent`, `timeout`,
-            `max_message_bytes`; of a `perlert://` URL as for `bridge.perlert.make_perlert_env`.
+            `max_message_bytes`, `transport`; of a `perlert://` URL as for `bridge.perlert.make_perlert_env`.
 
     Raises:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError: As `RemoteEnv`.

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from bridge.client.guard import OneThread
-from bridge.client.remote import Answer, Batch, Facts, Remote, Wish, property_value, reset_settings
+from bridge.client.inbox import Inbox
+from bridge.client.remote import Answer, Batch, Delivery, Facts, Remote, Wish, property_value, reset_settings
 from bridge.client.remote_env import MAX_MESSAGE_BYTES, TIMEOUT, call_results, checked_timeout, remote_metadata
 from bridge.errors import (
     ClosedError,
@@ -70,7 +71,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         self._closed = False
         self._started = False
         self._max_message_bytes = max_message_bytes
-        self._inbox: queue.SimpleQueue[tuple[Remote, int, bytes | RemoteError]] = queue.SimpleQueue()
+        self._inbox: Inbox[Delivery] = Inbox()
         self._wish = Wish.of(url, None, render_mode, env_kwargs)
         self._remotes: dict[str, Remote] = {}
         self._by_remote: dict[Remote, str] = {}
@@ -99,7 +100,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
 
     def _connect(self) -> None:
         """Join as the first free agent, ask it for the others' names, and join as them."""
-        first = Remote(self._wish, self._inbox.put, self._max_message_bytes)
+        first = Remote(self._wish, self._inbox, self._max_message_bytes)
         self._by_remote = {first: ""}
         first.open()
         try:
@@ -117,9 +118,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
             raise
         address = dataclasses.replace(self._wish.address, world=first.world, settings=())
         self._remotes = {
-            agent: first
-            if agent == name
-            else Remote(Wish(address, agent=agent), self._inbox.put, self._max_message_bytes)
+            agent: first if agent == name else Remote(Wish(address, agent=agent), self._inbox, self._max_message_bytes)
             for agent in names
         }
         self._by_remote = {remote: agent for agent, remote in self._remotes.items()}

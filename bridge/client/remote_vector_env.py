@@ -19,11 +19,24 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from bridge.client.connect import checked_transport
 from bridge.client.guard import OneThread
+from bridge.client.inbox import Inbox
 from bridge.client.infos import lane_info, merge_lanes
 from bridge.client.realtime import merge_latency
 from bridge.client.reconnect import RemoteReport
-from bridge.client.remote import ENDED, Answer, Batch, Facts, Remote, SlotState, Wish, property_value, reset_settings
+from bridge.client.remote import (
+    ENDED,
+    Answer,
+    Batch,
+    Delivery,
+    Facts,
+    Remote,
+    SlotState,
+    Wish,
+    property_value,
+    reset_settings,
+)
 from bridge.client.remote_env import (
     MAX_MESSAGE_BYTES,
     TIMEOUT,
@@ -33,6 +46,7 @@ from bridge.client.remote_env import (
     remote_metadata,
     remote_spec,
 )
+from bridge.client.send_recv import Received, receive, send
 from bridge.credentials import ClientCredentials, Pem, TokenLike
 from bridge.errors import (
     AlreadyPendingError,
@@ -52,9 +66,10 @@ from bridge.forks import forget_in_child
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.random_state import generator_of
 from bridge.spaces import Layout
+from bridge.step_codec import StepAnswer
 from bridge.tensors import Array, pack_tensor
 
-__all__ = ["RemoteVectorEnv", "Results", "make_vec_remote"]
+__all__ = ["RemoteVectorEnv", "Results", "Seat", "make_vec_remote"]
 
 # Seconds that `step` and `reset` wait where no slot has an observation: a loop over them does not spin.
 _PACE = 0.02
@@ -68,7 +83,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
-class _Seat:
+class Seat:
     """One remote, the slots that it fills, and where they are."""
 
     remote: Remote
@@ -77,9 +92,9 @@ class _Seat:
     lanes: int
     """The number of its slots."""
     state: SlotState = SlotState.CONNECTING
-    answer: pb.EnvironmentResponse | None = None
+    answer: pb.EnvironmentResponse | StepAnswer | None = None
     """A Step's answer that has come and was not handed out yet."""
-    last: pb.EnvironmentResponse | None = None
+    last: pb.EnvironmentResponse | StepAnswer | None = None
     """The last Step's answer that was handed out."""
     stepping: bool = False
     """Whether the outstanding answer is that of an action."""
@@ -139,7 +154,7 @@ class _Question:
     """Requests for a property or a call that are outstanding."""
 
     purpose: str
-    missing: dict[int, _Seat]
+    missing: dict[int, Seat]
     """Those that have not answered, by their first slot."""
     answers: dict[int, pb.EnvironmentResponse] = dataclasses.field(default_factory=dict)
     """What came, by the first slot."""
@@ -155,7 +170,7 @@ class Results:
     """Columns and flags over all slots; the columns of slots that are not `valid` hold nothing."""
     valid: Array
     """Which slots have an observation, `(num_envs,)`."""
-    infos: list[tuple[_Seat, Any]]
+    infos: list[tuple[Seat, Any]]
     """The infos as they came: a dict a slot, or of arrays over a world's lanes."""
     errors: dict[int, RemoteError]
     """Why an episode was cut off, by slot."""
@@ -186,6 +201,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         render_mode: The render mode to make it with.
         timeout: Seconds to wait for any answer.
         max_message_bytes: The largest request or answer, in bytes.
+        transport: None: where a server on this machine offers a Unix socket, that; `grpc`: what the URL says.
         token: What the server wants to see; None: that of `token_file`, or else of the environment variable
             `BRIDGE_TOKEN`.
         token_file: A file that holds the token.
@@ -218,6 +234,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         render_mode: str | None = None,
         timeout: float = TIMEOUT,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        transport: str | None = None,
         token: TokenLike | None = None,
         token_file: str | os.PathLike[str] | None = None,
         tls_ca: Pem | None = None,
@@ -230,16 +247,21 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         diagnostics: bool = True,
     ) -> None:
         self.closed = False
-        self._seats: list[_Seat] = []
+        self._seats: list[Seat] = []
         self._guard = OneThread("vector environment")
         self._timeout = checked_timeout(timeout)
         self._max_message_bytes = max_message_bytes
-        self._inbox: queue.SimpleQueue[tuple[Remote, int, bytes | RemoteError]] = queue.SimpleQueue()
-        self._seat_of: dict[Remote, _Seat] = {}
+        self._transport = checked_transport(transport)
+        self._inbox: Inbox[Delivery] = Inbox()
+        self._seat_of: dict[Remote, Seat] = {}
         self._pending: str | None = None
         self._overdue = False
         self._question: _Question | None = None
         self._was_reset = False
+        self._sent = False
+        """Whether answers to `send` may be outstanding."""
+        self._trouble = False
+        """Whether a seat may have an error."""
         self._waits_for_lanes = False
         self.pacer: Callable[[], None] | None = None
         """Called in each step between the sending of actions and the request for what came of them."""
@@ -258,7 +280,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         standing_by = [wish_of(url) for url in ([spares] if isinstance(spares, str) else spares)]
         if isinstance(num_envs, int) and 0 < num_envs < len(wishes):
             wishes, standing_by = wishes[:num_envs], wishes[num_envs:] + standing_by
-        self._spares: list[_Seat] = []
+        self._spares: list[Seat] = []
         try:
             self._connect_all(wishes, num_envs)
             for wish in standing_by:
@@ -267,6 +289,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             self._close_seats(0.5)
             raise
         facts = self._facts()
+        self._seat_at = [seat for seat in self._seats for _ in range(seat.lanes)]
         self.num_envs = sum(seat.lanes for seat in self._seats)
         self.single_observation_space: Space[Any] = facts.observation_space
         self.single_action_space: Space[Any] = facts.action_space
@@ -279,6 +302,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             "env_kwargs": env_kwargs,
             "timeout": timeout,
             "max_message_bytes": max_message_bytes,
+            "transport": checked_transport(transport),
             **credentials.keywords(),
             "env": env,
             "spares": list(spares) or None,
@@ -303,7 +327,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy needs: its remotes connect anew in its first `reset`."""
-        own = ("_guard", "_inbox", "_seats", "_seat_of", "_question", "_spares")
+        own = ("_guard", "_inbox", "_seats", "_seat_of", "_seat_at", "_question", "_spares")
         state = {key: value for key, value in self.__dict__.items() if key not in own}
         everybody = (*self._seats, *self._spares)
         return {**state, "_parts": [(seat.remote.parts(), seat.start, seat.lanes) for seat in everybody]}
@@ -313,13 +337,16 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         parts = state.pop("_parts")
         self.__dict__.update(state)
         self._guard = OneThread("vector environment")
-        self._inbox = queue.SimpleQueue()
+        self._inbox = Inbox()
         everybody = [
-            _Seat(Remote.of_parts(of, self._inbox.put), start, lanes, SlotState.LOST) for of, start, lanes in parts
+            Seat(Remote.of_parts(of, self._inbox, self._transport), start, lanes, SlotState.LOST)
+            for of, start, lanes in parts
         ]
         self._seats = [seat for seat in everybody if seat.start != _SPARE]
         self._spares = [seat for seat in everybody if seat.start == _SPARE]
         self._seat_of = {seat.remote: seat for seat in everybody}
+        self._seat_at = [seat for seat in self._seats for _ in range(seat.lanes)]
+        self._sent, self._trouble = False, True
         self._pending, self._overdue, self._question, self._was_reset = None, False, None, False
         if self._waits_for_lanes:
             self.wait_for_lanes()
@@ -328,12 +355,14 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
     def after_fork(self) -> None:
         """Leave the connections to the parent process; the next `reset` makes some for this process."""
         self._guard = OneThread("vector environment")
-        self._inbox = queue.SimpleQueue()
+        self._inbox = Inbox()
         for seat in (*self._seats, *self._spares):
-            seat.remote.disown(self._inbox.put)
-        self._seats = [_Seat(seat.remote, seat.start, seat.lanes, SlotState.LOST) for seat in self._seats]
-        self._spares = [_Seat(spare.remote, _SPARE, spare.lanes, SlotState.LOST) for spare in self._spares]
+            seat.remote.disown(self._inbox)
+        self._seats = [Seat(seat.remote, seat.start, seat.lanes, SlotState.LOST) for seat in self._seats]
+        self._spares = [Seat(spare.remote, _SPARE, spare.lanes, SlotState.LOST) for spare in self._spares]
         self._seat_of = {seat.remote: seat for seat in (*self._seats, *self._spares)}
+        self._seat_at = [seat for seat in self._seats for _ in range(seat.lanes)]
+        self._sent, self._trouble = False, True
         self._pending, self._overdue, self._question, self._was_reset = None, False, None, False
 
     # Connecting
@@ -358,7 +387,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
     def _add_seats(self, wishes: list[Wish]) -> None:
         first = len(self._seats)
         for wish in wishes:
-            seat = _Seat(Remote(wish, self._inbox.put, self._max_message_bytes), 0, 1)
+            seat = Seat(Remote(wish, self._inbox, self._max_message_bytes, self._transport), 0, 1)
             self._seats.append(seat)
             self._seat_of[seat.remote] = seat
             seat.remote.open()
@@ -382,13 +411,13 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def _add_spare(self, wish: Wish) -> None:
         """Connect a world that stands by, without waiting for it."""
-        spare = _Seat(Remote(wish, self._inbox.put, self._max_message_bytes), _SPARE, 1)
+        spare = Seat(Remote(wish, self._inbox, self._max_message_bytes, self._transport), _SPARE, 1)
         self._spares.append(spare)
         self._seat_of[spare.remote] = spare
         spare.deadline = time.monotonic() + self._timeout
         spare.remote.open()
 
-    def _replace(self, seat: _Seat) -> bool:
+    def _replace(self, seat: Seat) -> bool:
         """Let a spare that stands ready take over the slots of a remote that is lost; return whether there was one."""
         for spare in self._spares:
             if spare.state is SlotState.RUNNING and spare.lanes == seat.lanes and spare.single == seat.single:
@@ -402,7 +431,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
                 return True
         return False
 
-    def _check_spaces(self, seat: _Seat) -> None:
+    def _check_spaces(self, seat: Seat) -> None:
         mine, first = seat.remote.facts, self._facts()
         if mine is None or (mine.observation_space, mine.action_space) != (first.observation_space, first.action_space):
             got = (mine.observation_space, mine.action_space) if mine else None
@@ -419,7 +448,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     # What comes in
 
-    def _next_answer(self, deadline: float) -> tuple[Answer | None, _Seat | None]:
+    def _next_answer(self, deadline: float) -> tuple[Answer | None, Seat | None]:
         """Take one delivery; (None, None) once the deadline has passed."""
         try:
             remote, number, what = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -427,7 +456,15 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             return None, None
         return remote.feed(number, what), self._seat_of[remote]
 
-    def _handle(self, answer: Answer, seat: _Seat) -> None:
+    def _here(self) -> tuple[Answer | None, Seat | None]:
+        """Take one delivery that is here already; (None, None): there is none."""
+        try:
+            remote, number, what = self._inbox.get_here()
+        except queue.Empty:
+            return None, None
+        return remote.feed(number, what), self._seat_of[remote]
+
+    def _handle(self, answer: Answer, seat: Seat) -> None:
         """Let an answer change the seat that it came for."""
         if seat.start == _SPARE:
             self._handle_spare(answer, seat)
@@ -447,6 +484,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             # A world that is new has no lanes to leave as they are.
             self._begin(seat, {key: value for key, value in (seat.settings or {}).items() if key != "reset_mask"})
         elif answer.kind == "failed":
+            self._trouble = True
             seat.error = answer.error
             seat.give_up_step()
             seat.stepping, seat.idle, seat.state = False, True, SlotState.RESETTING
@@ -455,7 +493,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         elif answer.kind == "lost":
             self._lose(seat, answer.error)
 
-    def _handle_spare(self, answer: Answer, spare: _Seat) -> None:
+    def _handle_spare(self, answer: Answer, spare: Seat) -> None:
         """Let an answer change a spare: `RUNNING` is one that stands ready."""
         if answer.kind == "ready":
             spare.lanes = spare.remote.slots
@@ -470,7 +508,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         elif answer.kind == "lost":
             self._lose(spare, answer.error)
 
-    def _lose(self, seat: _Seat, error: RemoteError | None) -> None:
+    def _lose(self, seat: Seat, error: RemoteError | None) -> None:
+        self._trouble = True
         established = seat.state in (SlotState.RESETTING, SlotState.RUNNING)
         seat.give_up_step()
         seat.state = SlotState.LOST
@@ -488,7 +527,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         least, most = _BACKOFF
         return min(most, least * 2.0 ** min(failures - 1, 10)) * self._jitter.uniform(0.5, 1.5)
 
-    def _begin(self, seat: _Seat, settings: Mapping[str, pb.Tensor] | None, *, reset: bool = True) -> None:
+    def _begin(self, seat: Seat, settings: Mapping[str, pb.Tensor] | None, *, reset: bool = True) -> None:
         """Ask for a seat's next episode."""
         seat.give_up_step()
         seat.state = SlotState.RESETTING
@@ -544,15 +583,20 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
     def _gather(self, enough: Callable[[], bool], deadline: float) -> None:
         """Handle deliveries until `enough`, or until the deadline."""
         self._drain()
+        tend_at = 0.0
         while not enough():
             now = time.monotonic()
-            self._tend(now)
+            if now >= tend_at or now >= deadline:
+                self._tend(now)
+                tend_at = now + 0.02
             if now >= deadline:
                 return
             # Wakes for what is due in between: a retry, or an answer that is late.
             answer, seat = self._next_answer(min(deadline, now + 0.1))
-            if seat is not None and answer is not None:
-                self._handle(answer, seat)
+            while seat is not None:
+                if answer is not None:
+                    self._handle(answer, seat)
+                answer, seat = self._here()
 
     def _results(self) -> Results:
         """Hand out what has come."""
@@ -571,28 +615,36 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
                 _log.warning("the episode of slot %d is cut off: %s", slot, error)
         return results
 
-    def _hand_out(self, seat: _Seat, message: pb.EnvironmentResponse, results: Results) -> None:
+    def _hand_out(self, seat: Seat, message: pb.EnvironmentResponse | StepAnswer, results: Results) -> None:
         try:
-            info = seat.remote.deliver_step(message, results.batch, seat.start)
+            info = self.hand_over(seat, message, results.batch, seat.start)
         except RemoteError as error:
             seat.remote.close(0.0)
             self._lose(seat, error)
             self._cut_off(seat, results)
             return
+        resetting = seat.remote.realtime.resetting if seat.remote.realtime is not None else None
+        results.valid[seat.slots] = True if resetting is None else ~resetting
+        results.infos.append((seat, info))
+
+    def hand_over(self, seat: Seat, message: pb.EnvironmentResponse | StepAnswer, batch: Batch, position: int) -> Any:
+        """Hand out a seat's answer into a batch, from `position` on; return the info.
+
+        Raises:
+            PeerError: The answer cannot be read.
+        """
+        info = seat.remote.deliver_step(message, batch, position)
         seat.last, seat.answer = message, None
         if seat.stepping:
             seat.remote.record.steps_received += seat.lanes
         seat.stepping = False
         seat.error = None
-        resetting = seat.remote.realtime.resetting if seat.remote.realtime is not None else None
-        results.valid[seat.slots] = True if resetting is None else ~resetting
-        results.infos.append((seat, info))
-        batch = results.batch
         # Lanes begin their next episodes by themselves.
-        seat.ended = seat.single and bool(batch.terminations[seat.start] or batch.truncations[seat.start])
+        seat.ended = seat.single and bool(batch.terminations[position] or batch.truncations[position])
         seat.in_episode = not seat.ended
+        return info
 
-    def _cut_off(self, seat: _Seat, results: Results) -> None:
+    def _cut_off(self, seat: Seat, results: Results) -> None:
         """End the episode of a seat whose remote failed: truncated once, and then None until it is back."""
         error = seat.error
         if error is None:
@@ -665,6 +717,51 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         with self.exclusive("step_wait", "step"):
             self._pending = None
             return self._as_universe(self.finish_step())
+
+    def send(self, actions: Any, slots: Any = None) -> None:
+        """Apply actions to some slots and return at once; `recv` takes the answers, whichever come first.
+
+        So a straggler holds up nobody: step the slots that have answered, and leave the others to their time:
+
+            envs = BlockingReset(make_vec_remote(urls))
+            observations, infos = envs.reset(seed=0)
+            envs.send(policy(observations))
+            while training:
+                slots, observations, *_ = envs.recv(at_least=48)
+                envs.send(policy(observations), slots)
+
+        A slot whose episode ended begins its next one instead (NEXT_STEP), as does one whose remote was lost, once it
+        is back; the action is not applied then.
+
+        Args:
+            actions: A batch of as many actions as there are `slots`, in their order.
+            slots: Slot numbers, each once; all lanes of a world side by side, as `recv` returns them. None: all slots.
+
+        Raises:
+            InvalidActionError: An action is not in its space; nothing was sent.
+            AlreadyPendingError: A slot has an action already whose answer was not taken; nothing was sent.
+            ResetNeededError: `reset` was never called.
+        """
+        with self.exclusive("send"):
+            send(self, actions, slots)
+
+    def recv(self, at_least: int = 1) -> Received:
+        """Wait until at least this many slots have answered, and return all that have.
+
+        Args:
+            at_least: A number of slots, at most those that an answer is coming for.
+
+        Returns:
+            The slots, an int64 array `(k,)` in rising order; and for these k slots a batch of observations, float64
+            rewards, bool terminations and truncations, each `(k,)`, and infos, arrays `(k,)` with `_key` masks. A slot
+            whose remote was lost is truncated, with its last observation and `infos["error"]`.
+
+        Raises:
+            RemoteTimeoutError: Too few answered within `timeout` seconds; their answers stay for the next call.
+            SettingError: Fewer answers are coming than `at_least`.
+        """
+        with self.exclusive("recv"):
+            return receive(self, at_least)
 
     @contextmanager
     def exclusive(self, call: str, pending: str | None = None) -> Iterator[None]:
@@ -739,7 +836,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         if mask is not None:
             check_mask(mask, self.num_envs)
         self._drain()
-        plans: list[tuple[_Seat, Mapping[str, pb.Tensor]]] = []
+        plans: list[tuple[Seat, Mapping[str, pb.Tensor]]] = []
         for seat in self._seats:
             chosen = None if mask is None or not self._was_reset else mask[seat.slots]
             if chosen is not None and not chosen.any():
@@ -777,6 +874,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         """Check and send the Steps; what `step_async` does without its bookkeeping."""
         if not self._was_reset:
             raise ResetNeededError("expected reset() before the first step()")
+        if self._sent:
+            if any(seat.stepping for seat in self._seats):
+                raise AlreadyPendingError("step while answers to send are outstanding; take them by recv first", "recv")
+            self._sent = False
         columns = self._action_layout.split(actions, self.num_envs)
         self._drain()
         if self.pacer is not None:
@@ -809,7 +910,16 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def finish_step(self) -> Results:
         """Wait for every slot that was stepped; where none has an observation, wait a moment for one."""
-        self._gather(lambda: not any(seat.waiting for seat in self._seats), time.monotonic() + self._timeout + 1.0)
+        seats = self._seats
+        first = 0
+
+        def answered() -> bool:
+            nonlocal first
+            while first < len(seats) and not seats[first].waiting:  # who is not waiting now will not be in this step
+                first += 1
+            return first == len(seats)
+
+        self._gather(answered, time.monotonic() + self._timeout + 1.0)
         if not any(seat.answer is not None for seat in self._seats):
             self._gather(lambda: any(seat.answer is not None for seat in self._seats), time.monotonic() + _PACE)
         return self._results()
@@ -836,9 +946,17 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             EnvironmentFailedError: A remote environment fails in every attempt to reset it.
         """
 
+        seats = self._seats
+        first = 0
+
         def enough() -> bool:
-            self._raise_hopeless()
-            return all(seat.settled for seat in self._seats)
+            nonlocal first
+            if self._trouble:
+                self._raise_hopeless()
+                first = 0
+            while first < len(seats) and seats[first].settled:
+                first += 1
+            return first == len(seats)
 
         self._gather(enough, time.monotonic() + timeout)
         if not enough():
@@ -863,6 +981,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
                     continue
                 error, seat.error, seat.failures, seat.settings = seat.error, None, 0, None
                 raise error
+        self._trouble = any(seat.error is not None for seat in self._seats)
 
     # The forms of results
 
@@ -1029,7 +1148,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     # Calls
 
-    def _ask(self, purpose: str, seats: Sequence[_Seat], send: Callable[[_Seat], None]) -> None:
+    def _ask(self, purpose: str, seats: Sequence[Seat], send: Callable[[Seat], None]) -> None:
         """Send one request to each of some remotes; `_answers` waits for what they say."""
         self._drain()
         for seat in seats:
@@ -1041,7 +1160,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             send(seat)
         self._question = _Question(purpose, {seat.start: seat for seat in seats})
 
-    def _answers(self, timeout: float | None = None) -> list[tuple[_Seat, pb.EnvironmentResponse]]:
+    def _answers(self, timeout: float | None = None) -> list[tuple[Seat, pb.EnvironmentResponse]]:
         """Wait for all answers to the question; after the environment's own timeout those that are late are lost."""
         question = self._question
         if question is None:
@@ -1056,7 +1175,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             if answer is None:
                 continue
             if answer.kind == "other":
-                if missing.pop(source.start, None) is not None and answer.message is not None:
+                if missing.pop(source.start, None) is not None and isinstance(answer.message, pb.EnvironmentResponse):
                     question.answers[source.start] = answer.message
                 question.failure = question.failure or answer.error
                 continue
@@ -1080,7 +1199,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         self._question = None
         return RemoteTimeoutError(urls, reason)
 
-    def _ask_all(self, send: Callable[[_Seat], None], purpose: str) -> list[tuple[_Seat, pb.EnvironmentResponse]]:
+    def _ask_all(self, send: Callable[[Seat], None], purpose: str) -> list[tuple[Seat, pb.EnvironmentResponse]]:
         """Send one request to every remote and wait for all answers."""
         with self.exclusive(purpose):
             self._ask(purpose, self._seats, send)
@@ -1292,7 +1411,7 @@ def make_vec_remote(urls: str | Sequence[str], **kwargs: Any) -> RemoteVectorEnv
         urls: A URL for each world, or one URL of which `num_envs` slots are made. `perlert://` URLs are a slot each and
             do not mix with others; they give a `bridge.perlert.PerlertVectorEnv`.
         kwargs: As for `RemoteVectorEnv`: `num_envs`, `env_id`, `env_kwargs`, `render_mode`, `timeout`,
-            `max_message_bytes`; of `perlert://` URLs as for `bridge.perlert.PerlertVectorEnv`.
+            `max_message_bytes`, `transport`; of `perlert://` URLs as for `bridge.perlert.PerlertVectorEnv`.
 
     Raises:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError, SettingError: As `RemoteVectorEnv`.

@@ -20,7 +20,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.auth import Gate, Security
 from bridge.server.flight import Flight
 from bridge.server.grpc_services import add_services
-from bridge.server.limits import Limits
+from bridge.server.limits import ConnectionCount, Limits
 from bridge.server.metrics import Metrics
 from bridge.session import Hub, Session
 from bridge.version import __version__
@@ -101,19 +101,21 @@ class GrpcTransport:
         hub: The worlds.
         host: The address to listen on.
         port: The port to listen on; 0: any free one.
-        limits: `max_connections` and `max_message_bytes`.
+        limits: `max_message_bytes`.
+        count: Admits connections.
         security: Certificates, and the token.
 
     Raises:
         SettingError: The address cannot be listened on.
     """
 
-    def __init__(self, hub: Hub, host: str, port: int, limits: Limits, security: Security = _OPEN) -> None:
+    def __init__(
+        self, hub: Hub, host: str, port: int, limits: Limits, count: ConnectionCount, security: Security = _OPEN
+    ) -> None:
         self._hub = hub
         self._limits = limits
+        self._count = count
         self._flight = Flight(limits)
-        self._guard = threading.Lock()
-        self._connections = 0
         self._threads = _ThreadPerCall()
         self.metrics: Metrics | None = None
         """Where to count; None: nowhere."""
@@ -153,22 +155,11 @@ class GrpcTransport:
         )
         return self._server.add_secure_port(target, credentials)
 
-    @property
-    def connections(self) -> int:
-        """The number of open connections."""
-        with self._guard:
-            return self._connections
-
     def _process(self, requests: Iterable[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        with self._guard:
-            admitted = self._connections < self._limits.max_connections
-            self._connections += admitted
-        if not admitted:
-            context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"this server has max_connections={self._limits.max_connections} connections already; "
-                "close one, or start another server",
-            )
+        try:
+            self._count.enter()
+        except RequestError as error:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.message)
         number = next(self._numbers)
         _log.info("connection=%d peer=%s opened", number, context.peer())
         version = dict(context.invocation_metadata() or ()).get(HELLO, "")
@@ -189,8 +180,7 @@ class GrpcTransport:
                 session.close()
             finally:
                 _log.info("connection=%d peer=%s closed", number, context.peer())
-                with self._guard:
-                    self._connections -= 1
+                self._count.leave()
 
     def _serve(self, session: Session, request: bytes) -> bytes:
         try:

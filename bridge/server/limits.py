@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 
-from bridge.errors import SettingError
+from bridge.errors import Code, RequestError, SettingError
 
-__all__ = ["Limits"]
+__all__ = ["ConnectionCount", "Limits"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,3 +32,38 @@ class Limits:
             value = getattr(self, field.name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise SettingError(f"expected {field.name} to be a positive integer, got {value!r}")
+
+
+class ConnectionCount:
+    """Counts the connections of a server over all its transports, and admits no more than a limit."""
+
+    def __init__(self, max_connections: int) -> None:
+        self._limit = max_connections
+        self._guard = threading.Lock()
+        self._value = 0
+
+    @property
+    def value(self) -> int:
+        """The number of open connections."""
+        with self._guard:
+            return self._value
+
+    def enter(self) -> None:
+        """Admit a connection.
+
+        Raises:
+            RequestError: RESOURCE_EXHAUSTED: there are as many as there may be.
+        """
+        with self._guard:
+            if self._value >= self._limit:
+                raise RequestError(
+                    Code.RESOURCE_EXHAUSTED,
+                    f"this server has max_connections={self._limit} connections already; "
+                    "close one, or start another server",
+                )
+            self._value += 1
+
+    def leave(self) -> None:
+        """Take note that a connection ended."""
+        with self._guard:
+            self._value -= 1

@@ -78,6 +78,8 @@ class Registry:
     ) -> None:
         self._idle_timeout = idle_timeout
         self._reset_world_timeout = reset_world_timeout
+        self.unix_path: str | None = None
+        """Where this server listens on a Unix socket."""
         self._source = source
         self._limits = limits
         self._environments = lock
@@ -267,6 +269,12 @@ class Registry:
                     ENCODED,
                     "the settings that CreateWorld takes",
                     lambda: [*self._source.SETTINGS, "kwargs.NAME"],
+                ),
+                Property(
+                    "server.unix_path",
+                    TEXT,
+                    "the Unix socket that clients on the same machine may use; empty: there is none",
+                    lambda: self.unix_path or "",
                 ),
                 Property("server.worlds", NUMBER, "the number of worlds now", lambda: len(self.names)),
                 *limits,

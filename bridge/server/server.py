@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ipaddress
 import os
+import secrets
 import signal
 import socket
 import threading
@@ -12,14 +13,17 @@ import warnings
 from collections.abc import Mapping
 from types import FrameType, TracebackType
 from typing import Any
+from urllib.parse import quote
 
+from bridge import local
 from bridge.clock import Clock
 from bridge.credentials import TokenLike
 from bridge.errors import SettingError
 from bridge.forks import forget_in_child, leak, note_grpc_in_use
-from bridge.server.auth import Security
+from bridge.server.auth import Gate, Security
+from bridge.server.frame_transport import FrameTransport
 from bridge.server.grpc_transport import GrpcTransport
-from bridge.server.limits import Limits
+from bridge.server.limits import ConnectionCount, Limits
 from bridge.server.metrics import Metrics
 from bridge.server.reaper import Reaper
 from bridge.server.registry import Registry, WorldSource
@@ -48,6 +52,8 @@ class Server:
         host: The address to listen on.
         port: The port to listen on; 0: any free one.
         limits: What it refuses beyond.
+        unix_path: Where to listen on a Unix socket too; None: nowhere.
+        tcp_port: The port to serve frames at too, 0: any free one; None: none.
         security: Certificates, and the token.
         idle_timeout: Seconds after which a world without agents goes; None: never.
         reset_world_timeout: Seconds that a ResetWorld waits for the other agents.
@@ -61,6 +67,8 @@ class Server:
         host: str = "127.0.0.1",
         port: int = 0,
         limits: Limits = _DEFAULTS,
+        unix_path: str | None = None,
+        tcp_port: int | None = None,
         security: Security = _OPEN,
         idle_timeout: float | None = None,
         reset_world_timeout: float = RESET_WORLD_TIMEOUT,
@@ -75,6 +83,10 @@ class Server:
         if not isinstance(port, int) or not 0 <= port <= 65535:
             raise SettingError(f"expected a port from 0 to 65535, got {port!r}")
         self._source = source
+        if tcp_port is not None and (not isinstance(tcp_port, int) or not 0 <= tcp_port <= 65535):
+            raise SettingError(f"expected tcp_port from 0 to 65535, got {tcp_port!r}")
+        if tcp_port is not None and security.tls:
+            raise SettingError("tcp_port serves without TLS, beside a port with TLS: leave one of them out")
         self._registry = Registry(
             source,
             limits,
@@ -82,15 +94,43 @@ class Server:
             idle_timeout=idle_timeout,
             reset_world_timeout=reset_world_timeout,
         )
-        self._transport = GrpcTransport(self._registry, host, port, limits, security)
+        self._count = ConnectionCount(limits.max_connections)
+        self._frames: FrameTransport | None = None
+        self._offer: local.Offer | None = None
+        if unix_path is not None or tcp_port is not None:
+            path = None if unix_path is None else os.path.abspath(unix_path)
+            server_id = secrets.token_hex(16)
+            self._frames = FrameTransport(
+                self._registry,
+                limits,
+                count=self._count,
+                server_id=server_id,
+                unix_path=path,
+                host=host,
+                tcp_port=tcp_port,
+                gate=Gate(security.token),
+            )
+            self._registry.unix_path = path
+        try:
+            self._transport = GrpcTransport(self._registry, host, port, limits, self._count, security)
+        except BaseException:
+            if self._frames is not None:
+                self._frames.stop(0.0)
+            raise
+        if self._frames is not None and self._frames.unix_path is not None:
+            self._offer = local.publish(self._transport.port, self._frames.unix_path, server_id)
         self._metrics: Metrics | None = None
         if metrics_port is not None:
             try:
                 self._metrics = Metrics(host, metrics_port, lambda: self.connections, lambda: self.worlds)
             except BaseException:
                 self._transport.stop(0.0)
+                if self._frames is not None:
+                    self._frames.stop(0.0)
                 raise
             self._transport.metrics = self._metrics
+            if self._frames is not None:
+                self._frames.metrics = self._metrics
         self._scheme = "grpcs" if security.tls else "grpc"
         self._reaper = Reaper(self._registry.reap, idle_timeout)
         self._host = host
@@ -122,15 +162,24 @@ class Server:
     @property
     def url(self) -> str:
         """The URL that a client on this machine, or on one that reaches it by its name, connects to."""
+        return f"{self._scheme}://{self._reachable}:{self.port}"
+
+    @property
+    def _reachable(self) -> str:
         host = self._host
         if host in ("0.0.0.0", "::", ""):
             host = socket.gethostname()
-        return f"{self._scheme}://[{host}]:{self.port}" if ":" in host else f"{self._scheme}://{host}:{self.port}"
+        return f"[{host}]" if ":" in host else host
 
     @property
     def urls(self) -> list[str]:
         """All URLs that this server listens on."""
-        return [self.url]
+        urls = [self.url]
+        if self._frames is not None and self._frames.unix_path is not None:
+            urls.append(f"unix://{quote(self._frames.unix_path)}")
+        if self._frames is not None and self._frames.tcp_port is not None:
+            urls.append(f"tcp://{self._reachable}:{self._frames.tcp_port}")
+        return urls
 
     @property
     def port(self) -> int:
@@ -145,7 +194,7 @@ class Server:
     @property
     def connections(self) -> int:
         """The number of open connections."""
-        return self._transport.connections
+        return self._count.value
 
     @property
     def worlds(self) -> list[str]:
@@ -191,7 +240,10 @@ class Server:
             atexit.unregister(self.stop)
             self._registry.drain()
             try:
-                if not self._transport.stop(grace):
+                if self._offer is not None:
+                    self._offer.withdraw()
+                ended = self._frames is None or self._frames.stop(grace)
+                if not self._transport.stop(grace) or not ended:
                     warnings.warn(
                         "an environment is still in a call after the deadline; its thread is left behind",
                         RuntimeWarning,
@@ -235,6 +287,9 @@ def serve_gym(
     max_worlds: int = _DEFAULTS.max_worlds,
     max_lanes: int = _DEFAULTS.max_lanes,
     max_message_bytes: int = _DEFAULTS.max_message_bytes,
+    unix_path: str | None = None,
+    tcp_port: int | None = None,
+    processes: int = 1,
     max_requests_in_flight: int = _DEFAULTS.max_requests_in_flight,
     max_queued_bytes: int = _DEFAULTS.max_queued_bytes,
     token: TokenLike | None = None,
@@ -283,6 +338,12 @@ def serve_gym(
         max_worlds: Worlds at a time.
         max_lanes: The most lanes in a world that a client may ask for.
         max_message_bytes: The largest request or response, in bytes.
+        unix_path: Listen on a Unix socket at this path too, for clients on this machine: many times cheaper than gRPC.
+            Clients of this package that are given the gRPC URL find and use it by themselves.
+        tcp_port: Serve the same messages as frames on a plain TCP port too, 0: any free one.
+        processes: How many full servers to run, each in a process of its own, so that environments step on as many
+            cores; `.urls` lists them. Process i listens on `port + i` where a port is given, and at `unix_path` with
+            `.i` after it.
         max_requests_in_flight: Requests being served at a time, over all connections.
         max_queued_bytes: Bytes of requests being served and of responses being sent at a time, over all connections.
         token: What every client has to show; None: that of `token_file`, or else of the environment variable
@@ -310,6 +371,14 @@ def serve_gym(
     Raises:
         SettingError: The environment is not registered, a keyword is out of its range, the port is in use.
     """
+    arguments = dict(locals())
+    count = arguments.pop("processes")
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 1024:
+        raise SettingError(f"expected processes from 1 to 1024, got {count!r}")
+    if count > 1:
+        from bridge.server.processes import ServerGroup
+
+        return ServerGroup(arguments.pop("env"), count, arguments)
     source = EnvSource(
         env,
         num_envs=num_envs,
@@ -343,6 +412,8 @@ def serve_gym(
         host=host,
         port=port,
         limits=limits,
+        unix_path=unix_path,
+        tcp_port=tcp_port,
         security=security,
         idle_timeout=idle_timeout,
         reset_world_timeout=reset_world_timeout,

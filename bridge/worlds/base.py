@@ -33,6 +33,8 @@ class Agent(abc.ABC):
     """Action specs by UID."""
     observations: Mapping[int, Spec]
     """Observation specs by UID."""
+    may_wait = True
+    """Whether a call may wait for a clock or for other agents; False: it takes what its environment takes."""
 
     def specs(self) -> pb.ActionObservationSpecs:
         """Return the specs as they travel."""

@@ -107,6 +107,7 @@ class _Joint:
 class MultiAgent(EnvAgent):
     """The seat of one agent."""
 
+    may_wait = True
     _world: MultiAgentWorld
 
     def __init__(self, world: MultiAgentWorld, env: Any, name: str, observation_space: Any, action_space: Any) -> None:

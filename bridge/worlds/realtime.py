@@ -86,6 +86,8 @@ class _AllOf(contextlib.AbstractContextManager[None]):
 class RealtimeAgent(EnvAgent):
     """A seat in a real-time world: the player's, or a spectator's."""
 
+    may_wait = True
+
     def __init__(
         self,
         world: RealtimeWorld,

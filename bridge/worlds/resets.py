@@ -50,6 +50,8 @@ class ResetBook:
 
     def take(self, agent: Any) -> bool:
         """Whether this Step of the agent is to be answered INTERRUPTED; it is told so once."""
+        if not self._orders:  # what comes in this moment counts for the next Step
+            return False
         with self.changed:
             due = any(agent in order for order in self._orders)
             if due:

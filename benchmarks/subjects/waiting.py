@@ -1,0 +1,80 @@
+"""Remotes that keep one waiting: behind links with delay, and with environments that are slow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+from benchmarks.loops import vector_stepping
+from benchmarks.registry import Measure, goal, subject
+from benchmarks.serving import Script, joined, server_on
+from benchmarks.subjects.cartpole import ENV_ID, LANES
+from benchmarks.subjects.lanes import sending
+
+DELAY_MS = 20.0
+"""What each link adds to a round trip."""
+SLOW = 4
+PROXY = """
+import asyncio, sys, threading, os
+host, port, delay = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+async def forward(reader, writer):
+    loop = asyncio.get_running_loop()
+    while data := await reader.read(65536):
+        loop.call_later(delay, writer.write, data)
+    loop.call_later(delay, writer.close)
+async def serve(reader, writer):
+    far_reader, far_writer = await asyncio.open_connection(host, port)
+    await asyncio.gather(forward(reader, far_writer), forward(far_reader, writer), return_exceptions=True)
+async def main():
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    os._exit(0)
+asyncio.run(main())
+"""
+
+
+@subject(
+    "far-64",
+    f"TCP socket: a vector step of {LANES} worlds behind links of {DELAY_MS:g} ms",
+    group="far",
+    unit="ms",
+    higher_is_better=False,
+)
+def far_worlds() -> Iterator[Measure]:
+    with server_on("tcp", ENV_ID) as url:
+        host, _, port = url.removeprefix("tcp://").rpartition(":")
+        with (
+            Script(PROXY, host, port, str(DELAY_MS / 2000.0)) as near,
+            joined(f"tcp://127.0.0.1:{near}", num_envs=LANES) as envs,
+        ):
+            steps = vector_stepping(envs)
+            yield lambda seconds: 1000.0 * LANES / steps(seconds)
+
+
+goal("B-9", "far-64", against=DELAY_MS, at_most=1.25)
+
+
+def with_stragglers() -> Iterator[list[str]]:
+    with ExitStack() as stack:
+        fast = stack.enter_context(server_on("unix", ENV_ID))
+        arguments = ("benchmarks.envs:SlowCartPole-v0",)
+        slow = [stack.enter_context(server_on("unix", *arguments)) for _ in range(SLOW)]
+        yield [fast] * (LANES - SLOW) + slow
+
+
+@subject("stragglers-step", f"{LANES} worlds of which {SLOW} take 50 ms a step: lock-step", group="stragglers")
+def stragglers_in_step() -> Iterator[Measure]:
+    for urls in with_stragglers():
+        with joined(urls) as envs:
+            yield vector_stepping(envs)
+
+
+@subject("stragglers-recv", f"the same by send and recv(at_least={LANES * 3 // 4})", group="stragglers")
+def stragglers_by_recv() -> Iterator[Measure]:
+    for urls in with_stragglers():
+        with joined(urls) as envs:
+            yield sending(envs, LANES * 3 // 4)
+
+
+goal("B-12", "stragglers-recv", against="stragglers-step", at_least=5.0)

@@ -1,0 +1,162 @@
+"""`send` and `recv` of a vector environment: step whichever slots have answered, so that slow ones hold up nobody."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+from bridge.client.infos import merge_lanes
+from bridge.client.remote import Batch, SlotState
+from bridge.errors import AlreadyPendingError, RemoteError, RemoteTimeoutError, ResetNeededError, SettingError
+from bridge.tensors import Array
+
+if TYPE_CHECKING:
+    from bridge.client.remote_vector_env import RemoteVectorEnv, Seat
+
+__all__ = ["Received", "receive", "send"]
+
+Received = tuple[Array, Any, Array, Array, Array, dict[str, Any]]
+"""Slots, observations, rewards, terminations, truncations and infos."""
+
+
+def send(envs: RemoteVectorEnv, actions: Any, slots: Any) -> None:
+    """Do what `RemoteVectorEnv.send` says."""
+    if not envs._was_reset:
+        raise ResetNeededError("expected reset() before the first send()")
+    order = _checked_slots(slots, envs.num_envs)
+    plan = _plan(envs, order)
+    columns = envs._action_layout.split(actions, len(order))
+    envs._drain()
+    now = time.monotonic()
+    for seat, _ in plan:
+        if seat.stepping:
+            raise AlreadyPendingError(
+                f"the slots {seat.start} to {seat.start + seat.lanes - 1} have an action already whose answer was not "
+                "taken; call recv first",
+                "recv",
+            )
+    for seat, position in plan:
+        if seat.state is not SlotState.RUNNING or seat.answer is not None:
+            continue  # its next episode begins by itself
+        if seat.ended:
+            envs._begin(seat, None, reset=False)
+        else:
+            seat.stepping = True
+            seat.deadline = now + envs._timeout
+            seat.remote.step_columns(columns, position)
+    envs._sent = True
+    envs._tend(now)
+
+
+def _checked_slots(slots: Any, num_envs: int) -> list[int]:
+    array = np.arange(num_envs) if slots is None else np.asarray(slots)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or not array.size:
+        raise SettingError(f"expected slots to be a list of slot numbers, with at least one, got {slots!r:.80}")
+    order: list[int] = array.tolist()
+    if len(set(order)) != len(order) or min(order) < 0 or max(order) >= num_envs:
+        raise SettingError(f"expected different slots from 0 to {num_envs - 1}, got {order}")
+    return order
+
+
+def _plan(envs: RemoteVectorEnv, order: list[int]) -> list[tuple[Seat, int]]:
+    """Return the seats that `order` names, each with the position of its first slot."""
+    plan: list[tuple[Seat, int]] = []
+    seat_at, position = envs._seat_at, 0
+    while position < len(order):
+        seat = seat_at[order[position]]
+        stop = position + seat.lanes
+        if seat.lanes > 1 and order[position:stop] != list(range(seat.start, seat.start + seat.lanes)):
+            raise SettingError(
+                f"the slots {seat.start} to {seat.start + seat.lanes - 1} are lanes of one world, which one message "
+                "steps: name all of them, in order and side by side, as recv returns them"
+            )
+        plan.append((seat, position))
+        position = stop
+    return plan
+
+
+def receive(envs: RemoteVectorEnv, at_least: int) -> Received:
+    """Do what `RemoteVectorEnv.recv` says."""
+    if not envs._was_reset:
+        raise ResetNeededError("expected reset() before recv()")
+    if not isinstance(at_least, (int, np.integer)) or isinstance(at_least, bool) or at_least < 1:
+        raise SettingError(f"expected at_least to be a positive number of slots, got {at_least!r}")
+    envs._drain()
+    coming = sum(seat.lanes for seat in envs._seats if seat.answer is not None or seat.cut_off or not seat.settled)
+    if coming < at_least:
+        raise SettingError(
+            f"expected at_least to be at most the {coming} slots that an answer is coming for, got {at_least}; call "
+            "send for more slots first"
+        )
+
+    def ready() -> int:
+        return sum(seat.lanes for seat in envs._seats if seat.answer is not None or seat.cut_off)
+
+    def enough() -> bool:
+        if envs._trouble:
+            envs._raise_hopeless()
+        return ready() >= at_least
+
+    envs._gather(enough, time.monotonic() + envs._timeout + 1.0)
+    found = ready()
+    if found < at_least:
+        late = [seat for seat in envs._seats if not seat.settled]
+        raise RemoteTimeoutError(
+            ", ".join(dict.fromkeys(seat.remote.url for seat in late)),
+            f"{found} slots answered within {envs._timeout:g} s, where recv(at_least={at_least}) waits for more",
+        )
+    return _results(envs, [seat for seat in envs._seats if seat.answer is not None or seat.cut_off])
+
+
+def _results(envs: RemoteVectorEnv, seats: Sequence[Seat]) -> Received:
+    """Hand out the answers of some seats, side by side."""
+    size = sum(seat.lanes for seat in seats)
+    batch = Batch(
+        envs._observation_layout.columns(size), np.zeros(size), np.zeros(size, np.bool_), np.zeros(size, np.bool_)
+    )
+    joiner: VectorEnv[Any, Any, Any] = VectorEnv()  # joins infos over as many slots as there are here
+    joiner.num_envs = size
+    infos: dict[str, Any] = {}
+    position = 0
+    for seat in seats:
+        block = slice(position, position + seat.lanes)
+        info, error = _hand_out(envs, seat, batch, position)
+        if error is not None:
+            batch.truncations[block] = True
+            for slot in range(block.start, block.stop):
+                infos = joiner._add_info(infos, {"error": str(error)}, slot)
+        elif isinstance(info, list):
+            for lane, own in enumerate(info):
+                infos = joiner._add_info(infos, own, position + lane)
+        elif info and seat.single:
+            infos = joiner._add_info(infos, dict(info), position)
+        elif info:
+            merge_lanes(infos, info, position, seat.lanes, size)
+        position = block.stop
+    slots = np.concatenate([np.arange(seat.start, seat.start + seat.lanes) for seat in seats])
+    observations = envs._observation_layout.batch(batch.columns)
+    return slots, observations, batch.rewards, batch.terminations, batch.truncations, infos
+
+
+def _hand_out(
+    envs: RemoteVectorEnv, seat: Seat, batch: Batch, position: int
+) -> tuple[Mapping[str, Any] | list[Any], RemoteError | None]:
+    """Write a seat's answer into a batch; or its last observation where it was cut off, and why."""
+    if seat.answer is not None:
+        try:
+            return envs.hand_over(seat, seat.answer, batch, position), None
+        except RemoteError as problem:
+            seat.remote.close(0.0)
+            envs._lose(seat, problem)
+    error = seat.error
+    seat.in_episode = False
+    if seat.last is not None:
+        seat.remote.deliver_step(seat.last, batch, position)
+        block = slice(position, position + seat.lanes)
+        batch.rewards[block] = 0.0
+        batch.terminations[block] = False
+    return {}, error

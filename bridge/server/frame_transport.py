@@ -1,0 +1,549 @@
+"""dm_env_rpc as frames over Unix and TCP sockets: a file of the server that touches the network.
+
+One thread looks after all connections and serves them one after the other, as the lock around the environments would
+have it anyway: so nothing is handed from thread to thread. Only a connection whose agent may wait (for a clock, for
+other agents) gets a thread of its own once it has joined.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import logging
+import os
+import queue
+import selectors
+import socket
+import stat
+import threading
+import time
+from collections import deque
+
+from bridge.errors import Code, RequestError, SettingError
+from bridge.frames import HEADER, SEND_BUFFER, FrameReader, Hello, pack_frame
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.server.auth import Gate
+from bridge.server.limits import ConnectionCount, Limits
+from bridge.server.metrics import Metrics
+from bridge.session import Hub, Session
+
+__all__ = ["FrameTransport"]
+
+_log = logging.getLogger(__name__)
+_numbers = itertools.count(1)
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+_CHUNK = 65536
+_BACKLOG = 1024
+# Seconds that a client has for its hello, and that one which was refused has for reading why.
+_HELLO_TIMEOUT = 10.0
+_LINGER = 1.0
+# Requests that are kept while an earlier one of the same connection waits for other agents.
+_MAX_WAITING = 1024
+
+
+class _Connection:
+    """One client's socket and session."""
+
+    def __init__(self, sock: socket.socket, max_message_bytes: int) -> None:
+        self.sock = sock
+        self.reader = FrameReader(max_message_bytes)
+        self.session: Session | None = None
+        self.requests: deque[bytes | bytearray] = deque()
+        self.out: deque[memoryview] = deque()
+        self.events = _READ
+        self.until: float | None = time.monotonic() + _HELLO_TIMEOUT
+        """When it is closed unless something changes; monotonic seconds."""
+        self.number = 0
+        """For the log."""
+        self.ending = False
+        """Nothing more is read; it closes once what it has to say is sent."""
+        self.waiting: queue.SimpleQueue[bytes | bytearray | None] | None = None
+        """Where its requests go once it has a thread of its own."""
+
+
+class FrameTransport:
+    """Listens on a Unix socket, a TCP port or both, and serves a session for each connection.
+
+    Args:
+        hub: The worlds.
+        limits: `max_message_bytes`.
+        count: Admits connections.
+        server_id: What the hello calls this server.
+        unix_path: Where to make the socket; None: nowhere.
+        host: The address to listen on.
+        tcp_port: The port to listen on, 0: any free one; None: none.
+        gate: Asks each client for the token.
+
+    Raises:
+        SettingError: The path or the address cannot be listened on.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        limits: Limits,
+        *,
+        count: ConnectionCount,
+        server_id: str,
+        unix_path: str | None = None,
+        host: str = "127.0.0.1",
+        tcp_port: int | None = None,
+        gate: Gate,
+    ) -> None:
+        self._hub = hub
+        self._limits = limits
+        self._hello = pack_frame(Hello(server=server_id).pack())
+        self._count = count
+        self._gate = gate
+        self.metrics: Metrics | None = None
+        """Where to count; None: nowhere."""
+        self._guard = threading.Lock()
+        self._timed = 0  # connections with an `until`
+        self._own: dict[threading.Thread, _Connection] = {}
+        self._connections: dict[socket.socket, _Connection] = {}
+        self._listeners: list[socket.socket] = []
+        self._inode: tuple[int, int] | None = None
+        self._stop_at: float | None = None
+        self.unix_path = unix_path
+        self.tcp_port: int | None = None
+        self._wake, self._waker = socket.socketpair()
+        try:
+            if unix_path is not None:
+                self._listeners.append(_listen_unix(unix_path))
+                self._inode = _inode(unix_path)
+            if tcp_port is not None:
+                self._listeners.append(_listen_tcp(host, tcp_port))
+                self.tcp_port = self._listeners[-1].getsockname()[1]
+        except BaseException:
+            self._close_listeners()
+            self._wake.close()
+            self._waker.close()
+            raise
+        self._selector = selectors.DefaultSelector()
+        for sock in (*self._listeners, self._wake):
+            sock.setblocking(False)
+            self._selector.register(sock, _READ, None)
+        self._thread = threading.Thread(target=self._run, name="bridge-frames", daemon=True)
+        self._thread.start()
+
+    # The one thread
+
+    def _run(self) -> None:
+        try:
+            while True:
+                for key, events in self._selector.select(self._patience()):
+                    connection = key.data
+                    if connection is not None:
+                        self._attend(connection, events)
+                    elif key.fileobj is self._wake:
+                        self._on_wake()
+                    else:
+                        self._accept(key.fileobj)  # type: ignore[arg-type]
+                if self._expire():
+                    return
+        finally:
+            for connection in list(self._connections.values()):
+                self._close(connection)
+            self._selector.close()
+
+    def _patience(self) -> float | None:
+        """Seconds until something is due; None: nothing is."""
+        due = [c.until for c in self._connections.values() if c.until is not None] if self._timed else []
+        if self._stop_at is not None:
+            due.append(self._stop_at)
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def _expire(self) -> bool:
+        """Close what is overdue; return whether it is time to end."""
+        if self._timed:
+            now = time.monotonic()
+            for connection in list(self._connections.values()):
+                if connection.until is not None and now >= connection.until:
+                    self._close(connection)
+        if self._stop_at is None:
+            return False
+        return not self._connections or time.monotonic() >= self._stop_at
+
+    def _on_wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wake.recv(64)
+        self._close_listeners()
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return  # it went again, or there are no descriptors left for it
+        sock.setblocking(False)
+        if sock.family == getattr(socket, "AF_UNIX", None):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        else:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = _Connection(sock, self._limits.max_message_bytes)
+        self._connections[sock] = connection
+        self._timed += 1
+        self._selector.register(sock, _READ, connection)
+
+    def _attend(self, connection: _Connection, events: int) -> None:
+        if events & _WRITE and not self._flush(connection):
+            return
+        if events & _READ and connection.sock.fileno() >= 0:
+            self._receive(connection)
+
+    def _receive(self, connection: _Connection) -> None:
+        try:
+            if connection.ending:  # it was refused; what it had sent before it knew is dropped
+                if not connection.sock.recv(_CHUNK):
+                    self._close(connection)
+                return
+            frames, count = _read(connection)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._close(connection)
+            return
+        except RequestError as error:
+            if connection.waiting is not None:
+                self._close(connection)  # its own thread may be in the midst of an answer
+            else:
+                self._refuse(connection, error)
+            return
+        connection.requests.extend(frames)
+        self._serve(connection)
+        if len(frames) and connection.waiting is not None and connection.waiting.qsize() > _MAX_WAITING:
+            self._close(connection)  # it sends and sends while an earlier request of it waits
+            return
+        if not count:
+            if connection.requests or connection.out:
+                connection.ending = True
+                self._arrange(connection)
+            else:
+                self._close(connection)
+
+    def _serve(self, connection: _Connection) -> None:
+        """Answer what has come, as long as the client takes the answers."""
+        while connection.requests and not connection.out and connection.sock.fileno() >= 0:
+            frame = connection.requests.popleft()
+            session = connection.session
+            if session is None:
+                if not self._greet(connection, frame):
+                    return
+                continue
+            if connection.waiting is not None:
+                connection.waiting.put(frame)
+                continue
+            began = time.perf_counter()
+            parts = session.handle_parts(frame, wait=False)
+            if parts is None:
+                connection.waiting = queue.SimpleQueue()
+                connection.waiting.put(frame)
+                self._detach(connection, connection.waiting)
+                continue
+            self._note(session, time.perf_counter() - began, connection.number)
+            self._say(connection, self._framed(parts))
+
+    def _note(self, session: Session, seconds: float, number: int) -> None:
+        """Count a request, and log one that was refused."""
+        if session.last_error:
+            name, code = session.world_name, session.last_error
+            _log.info("connection=frames-%d world=%s refused code=%s", number, name, Code.named(code))
+            if self.metrics is not None:
+                self.metrics.refused(code)
+        elif self.metrics is not None and session.last_step is not None:
+            world, steps, episodes = session.last_step
+            self.metrics.stepped(world, seconds, steps, episodes)
+
+    def _framed(self, parts: list[bytes | memoryview]) -> list[bytes | memoryview]:
+        size = sum(map(len, parts))
+        if size > self._limits.max_message_bytes:
+            limit = self._limits.max_message_bytes
+            text = f"the response has {size} bytes, more than max_message_bytes={limit}; request fewer observations"
+            parts = [_error(Code.RESOURCE_EXHAUSTED, text)]
+            size = len(parts[0])
+        return [HEADER.pack(size), *parts]
+
+    def _greet(self, connection: _Connection, frame: bytes | bytearray) -> bool:
+        """Admit a client by its first frame."""
+        try:
+            hello = Hello.unpack(frame)
+            self._gate.check(hello.token, "a client of the local transport")
+            self._count.enter()
+        except RequestError as error:
+            self._refuse(connection, error)
+            return False
+        connection.session = Session(self._hub, hello.version)
+        connection.number = next(_numbers)
+        _log.info("connection=frames-%d opened", connection.number)
+        connection.until = None
+        self._timed -= 1
+        self._say(connection, [self._hello])
+        return True
+
+    def _refuse(self, connection: _Connection, error: RequestError) -> None:
+        """Say why and close: nothing that follows on the stream could be read, or may be."""
+        connection.requests.clear()
+        if connection.session is None:
+            payload = Hello(code=int(error.code), message=error.message).pack()
+        else:
+            payload = _error(error.code, error.message)
+        connection.ending = True
+        if connection.until is None:
+            self._timed += 1
+        connection.until = time.monotonic() + _LINGER
+        self._say(connection, [pack_frame(payload)])
+
+    def _say(self, connection: _Connection, parts: list[bytes | memoryview]) -> None:
+        """Send, and keep what the socket does not take."""
+        if connection.sock.fileno() < 0:
+            return
+        if not connection.out:
+            small = len(parts) == 1 or sum(map(len, parts)) <= _CHUNK
+            data = b"".join(parts) if small else b""
+            try:
+                sent = connection.sock.send(data) if small else _send_parts(connection.sock, parts)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                self._close(connection)
+                return
+            if small:
+                if sent < len(data):
+                    connection.out.append(memoryview(data)[sent:])
+            else:
+                for part in parts:
+                    if sent >= len(part):
+                        sent -= len(part)
+                    else:
+                        connection.out.append(memoryview(part)[sent:])
+                        sent = 0
+        else:
+            connection.out.extend(map(memoryview, parts))
+        self._arrange(connection)
+
+    def _flush(self, connection: _Connection) -> bool:
+        """Send what is kept; return whether the connection is still there."""
+        try:
+            while connection.out:
+                sent = _send_parts(connection.sock, list(connection.out))
+                while sent:
+                    first = connection.out[0]
+                    if sent >= len(first):
+                        connection.out.popleft()
+                        sent -= len(first)
+                    else:
+                        connection.out[0] = first[sent:]
+                        sent = 0
+        except BlockingIOError:
+            return True
+        except OSError:
+            self._close(connection)
+            return False
+        self._serve(connection)
+        self._arrange(connection)
+        return connection.sock.fileno() >= 0
+
+    def _arrange(self, connection: _Connection) -> None:
+        """Watch for what the connection needs: room to send, or else the next request."""
+        if connection.sock.fileno() < 0 or connection.sock not in self._connections:
+            return
+        if connection.ending and not connection.out and not connection.requests:
+            if connection.until is None:
+                self._close(connection)
+                return
+            # Whoever was refused is read on for a moment: closing on unread bytes would take our last words away.
+            with contextlib.suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_WR)
+        # No new request is read while answers wait: a client that does not read cannot make us keep without end.
+        events = _WRITE if connection.out else _READ
+        if events != connection.events:
+            connection.events = events
+            self._selector.modify(connection.sock, events, connection)
+
+    def _close(self, connection: _Connection) -> None:
+        if self._connections.pop(connection.sock, None) is None:
+            return
+        if connection.until is not None:
+            self._timed -= 1
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(connection.sock)
+        self._finish(connection)
+
+    def _finish(self, connection: _Connection) -> None:
+        """End a connection's session, then close its socket, so that who sees the end sees the world gone."""
+        connection.requests.clear()
+        connection.out.clear()
+        if connection.waiting is not None:
+            if connection.session is not None:
+                connection.session.hang_up()
+            connection.waiting.put(None)  # its thread ends the session
+        else:
+            self._release(connection)
+        connection.sock.close()
+
+    def _release(self, connection: _Connection) -> None:
+        """End a connection's session, once."""
+        session, connection.session = connection.session, None
+        if session is not None:
+            try:
+                session.close()
+            except RequestError:
+                pass  # an environment that fails in close; there is nobody left to tell
+            finally:
+                self._count.leave()
+
+    # Connections with a thread of their own
+
+    def _detach(self, connection: _Connection, requests: queue.SimpleQueue[bytes | bytearray | None]) -> None:
+        """Give a connection whose requests may wait a thread of its own; what it sends is still read by this one."""
+        thread = threading.Thread(
+            target=self._run_own, args=(connection, requests), name="bridge-connection", daemon=True
+        )
+        with self._guard:
+            self._own[thread] = connection
+        thread.start()
+
+    def _run_own(self, connection: _Connection, requests: queue.SimpleQueue[bytes | bytearray | None]) -> None:
+        session = connection.session
+        try:
+            while session is not None and (request := requests.get()) is not None:
+                began = time.perf_counter()
+                parts = session.handle_parts(request) or []
+                self._note(session, time.perf_counter() - began, connection.number)
+                _send_all(connection.sock, self._framed(parts))
+        except OSError:
+            pass  # the client is gone
+        finally:
+            self._release(connection)
+            with contextlib.suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)  # the thread that reads it then closes it
+            with self._guard:
+                self._own.pop(threading.current_thread(), None)
+
+    # The end
+
+    def _close_listeners(self) -> None:
+        for listener in self._listeners:
+            if hasattr(self, "_selector"):
+                with contextlib.suppress(KeyError, ValueError):
+                    self._selector.unregister(listener)
+            listener.close()
+        self._listeners.clear()
+        if self._inode is not None and self.unix_path is not None:
+            with contextlib.suppress(OSError):
+                if _inode(self.unix_path) == self._inode:  # another server may have its own there by now
+                    os.unlink(self.unix_path)
+            self._inode = None
+
+    def stop(self, grace: float) -> bool:
+        """Refuse new connections, give open ones `grace` seconds, cut them; return whether their threads ended."""
+        self._stop_at = time.monotonic() + grace
+        with contextlib.suppress(OSError):
+            self._waker.send(b"\0")
+        self._thread.join(grace + 5.0)
+        with self._guard:
+            own = dict(self._own)
+        deadline = time.monotonic() + 5.0
+        for thread in own:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        ended = not any(thread.is_alive() for thread in (self._thread, *own))
+        if ended:
+            self._wake.close()
+            self._waker.close()
+        return ended
+
+
+def _read(connection: _Connection) -> tuple[list[bytes | bytearray], int]:
+    """Receive once; return the frames that are complete, and the number of bytes: 0 at the end of the stream."""
+    space = connection.reader.space
+    if space is not None:
+        count = connection.sock.recv_into(space)
+        return connection.reader.filled(count), count
+    data = connection.sock.recv(_CHUNK)
+    return connection.reader.feed(data), len(data)
+
+
+def _send_parts(sock: socket.socket, parts: list[bytes | memoryview] | list[memoryview]) -> int:
+    if hasattr(sock, "sendmsg"):
+        return sock.sendmsg(parts[:64])
+    return sock.send(parts[0])
+
+
+def _send_all(sock: socket.socket, parts: list[bytes | memoryview]) -> None:
+    """Send from a connection's own thread, however long its client takes to read."""
+    data = memoryview(b"".join(parts))
+    with selectors.DefaultSelector() as selector:
+        selector.register(sock, _WRITE)
+        while data:
+            try:
+                data = data[sock.send(data) :]
+            except BlockingIOError:
+                selector.select(1.0)
+
+
+def _error(code: Code, message: str) -> bytes:
+    return pb.EnvironmentResponse(error=pb.Status(code=int(code), message=message)).SerializeToString()
+
+
+def _inode(path: str) -> tuple[int, int]:
+    info = os.stat(path)
+    return info.st_dev, info.st_ino
+
+
+def _listen_unix(path: str) -> socket.socket:
+    """Make a Unix socket that this user alone may connect to; a socket file that nobody listens at is replaced."""
+    family = getattr(socket, "AF_UNIX", None)
+    if family is None:
+        raise SettingError("this platform has no Unix sockets, so unix_path cannot be given; use tcp_port")
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        try:
+            _bind_unix(sock, path)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not _stale(family, path):
+                raise
+            os.unlink(path)
+            _bind_unix(sock, path)
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        hint = " (a server listens there, or the file is not ours)" if error.errno == errno.EADDRINUSE else ""
+        raise SettingError(
+            f"cannot listen on unix_path={path!r}: {error.strerror or error}{hint}. Expected a path of "
+            "at most about 100 bytes in a directory that exists and is yours"
+        ) from error
+    return sock
+
+
+def _bind_unix(sock: socket.socket, path: str) -> None:
+    sock.bind(path)
+    os.chmod(path, 0o600)  # nobody can connect before `listen`
+
+
+def _stale(family: int, path: str) -> bool:
+    """Whether a path is a socket that nobody listens at, as a killed server leaves it."""
+    if not stat.S_ISSOCK(os.stat(path).st_mode):
+        return False
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(path) == errno.ECONNREFUSED
+
+
+def _listen_tcp(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind, protocol)
+        try:
+            if os.name == "posix":
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(target)
+            sock.listen(_BACKLOG)
+        except BaseException:
+            sock.close()
+            raise
+    except OSError as error:
+        raise SettingError(
+            f"cannot listen on tcp_port={port} of {host}: {error.strerror or error}. Is the port in use, or "
+            "the address not of this machine? tcp_port=0 takes any free one"
+        ) from error
+    return sock

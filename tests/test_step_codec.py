@@ -1,0 +1,164 @@
+"""The Step by hand: the same messages as protobuf's, and protobuf where they are not as expected to the byte."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.step_codec import StepCodec
+from bridge.tensors import Spec, fill_tensor, unpack_tensor
+
+DTYPES = ("f4", "f8", "i1", "i4", "i8", "u1", "u4", "u8", "?")
+INFO = Spec.number("info", (-1,), np.uint8)
+
+
+def numbers(dtype: str, shape: tuple[int, ...], seed: int = 0, high: int = 128) -> Any:
+    random = np.random.default_rng(seed)
+    if dtype == "?":
+        return random.random(shape) < 0.5
+    if dtype[0] == "f":
+        return np.asarray(random.normal(size=shape), dtype)
+    return np.asarray(random.integers(-100 if dtype == "i1" else 0, high, shape), dtype)
+
+
+def make(dtypes: tuple[str, ...], shape: tuple[int, ...], info: bool = True) -> StepCodec:
+    specs = [(uid, Spec.number(f"t{uid}", shape, dtype)) for uid, dtype in enumerate(dtypes, start=1)]
+    codec = StepCodec.make(specs, [*specs, (300, INFO)] if info else specs)
+    assert codec is not None
+    return codec
+
+
+def response_of(arrays: list[Any], state: int, info: bytes) -> pb.EnvironmentResponse:
+    message = pb.EnvironmentResponse()
+    message.step.state = state  # type: ignore[assignment]
+    for uid, array in enumerate(arrays, start=1):
+        fill_tensor(message.step.observations[uid], array)
+    fill_tensor(message.step.observations[300], np.frombuffer(info, np.uint8))
+    return message
+
+
+SHAPES = [(), (1,), (3,), (2, 5), (64, 4), (210, 160, 3)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_is_written_by_hand_is_what_protobuf_would_say(shape: tuple[int, ...]) -> None:
+    codec = make(DTYPES, shape)
+    arrays = [numbers(dtype, shape, seed) for seed, dtype in enumerate(DTYPES)]
+    request = codec.write_request(arrays)
+    assert request is not None
+    message = pb.EnvironmentRequest.FromString(request)
+    assert list(message.step.requested_observations) == [*range(1, 10), 300]
+    for uid, array in enumerate(arrays, start=1):
+        back = unpack_tensor(message.step.actions[uid])
+        assert (back.dtype, back.shape, back.tobytes()) == (array.dtype, array.shape, array.tobytes())
+    for info in (b"", b"x", b"y" * 300):
+        parts = codec.write_response(pb.TERMINATED, arrays, info)
+        assert parts is not None
+        assert pb.EnvironmentResponse.FromString(b"".join(parts)) == response_of(arrays, pb.TERMINATED, info)
+
+
+@pytest.mark.parametrize("container", [bytes, bytearray])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_is_written_by_hand_is_read_by_hand(shape: tuple[int, ...], container: Any) -> None:
+    writer, reader = make(DTYPES, shape), make(DTYPES, shape)
+    arrays = [numbers(dtype, shape, seed) for seed, dtype in enumerate(DTYPES)]
+    request = writer.write_request(arrays)
+    assert request is not None
+    got = reader.read_request(container(request))
+    assert got is not None
+    for info in (b"", b"x", b"y" * 300, b"x"):
+        parts = writer.write_response(pb.RUNNING, arrays, info)
+        assert parts is not None
+        answer = reader.read_response(container(b"".join(parts)))
+        assert answer is not None
+        assert (answer.state, answer.info) == (pb.RUNNING, info)
+        for found in (got, reader.arrays(answer)):
+            for mine, array in zip(found, arrays, strict=True):
+                assert (mine.dtype, mine.shape, mine.tobytes()) == (array.dtype, array.shape, array.tobytes())
+
+
+@pytest.mark.parametrize("value", [-1, 128, 2**40])
+def test_integers_of_several_bytes_are_left_to_protobuf(value: int) -> None:
+    for shape in [(), (3,)]:
+        codec = make(("i8",), shape)
+        array = np.full(shape, value, np.int64)
+        assert codec.write_request([array]) is None
+        assert codec.write_response(1, [array], b"") is None
+        message = response_of([array], pb.RUNNING, b"").SerializeToString()
+        assert codec.read_response(message) is None
+
+
+def test_what_has_no_fixed_size_has_no_codec() -> None:
+    plain = (1, Spec.number("a", (2,), np.float32))
+    text, variable = (2, Spec.text("b", ())), (3, Spec.number("c", (-1, 2), np.float32))
+    empty = (4, Spec.number("d", (0, 2), np.float32))
+    for other in (text, variable, empty):
+        assert StepCodec.make([plain], [plain, other]) is None
+        assert StepCodec.make([other], [plain]) is None
+    assert StepCodec.make([plain], []) is None
+    assert StepCodec.make([plain], [plain]) is not None
+
+
+def test_arrays_of_another_shape_or_type_are_not_written() -> None:
+    codec = make(("f4",), (3,))
+    assert codec.write_request([np.zeros(4, np.float32)]) is None
+    assert codec.write_request([np.zeros(3, np.float64)]) is None
+    assert codec.write_response(1, [np.zeros((3, 1), np.float32)], b"") is None
+
+
+def test_every_truncation_is_left_to_protobuf() -> None:
+    codec = make(("f4", "i8", "?"), (3,))
+    arrays = [numbers("f4", (3,)), numbers("i8", (3,)), numbers("?", (3,))]
+    request, parts = codec.write_request(arrays), codec.write_response(1, arrays, b"some info")
+    assert request is not None
+    assert parts is not None
+    response = b"".join(parts)
+    for stop in range(len(request)):
+        assert codec.read_request(request[:stop]) is None
+    for stop in range(len(response)):
+        assert codec.read_response(response[:stop]) is None
+    assert codec.read_response(response + b"\0") is None
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_what_is_read_from_damaged_bytes_is_what_protobuf_reads(data: st.DataObject) -> None:
+    codec = make(("f4", "i8", "?"), (3,))
+    arrays = [numbers("f4", (3,)), numbers("i8", (3,)), numbers("?", (3,))]
+    parts = codec.write_response(data.draw(st.integers(1, 3)), arrays, data.draw(st.sampled_from([b"", b"info"])))
+    request = codec.write_request(arrays)
+    assert parts is not None
+    assert request is not None
+    damaged = []
+    for original in (b"".join(parts), request):
+        changed = bytearray(original)
+        for _ in range(data.draw(st.integers(1, 3))):
+            changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
+        damaged.append(bytes(changed))
+    answer = codec.read_response(damaged[0])
+    if answer is not None:
+        message = pb.EnvironmentResponse.FromString(damaged[0]).step
+        assert message.state == answer.state
+        assert message.observations[300].uint8s.array == answer.info
+        for uid, mine in enumerate(codec.arrays(answer), start=1):
+            theirs = unpack_tensor(message.observations[uid])
+            assert (mine.dtype, mine.shape, mine.tobytes()) == (theirs.dtype, theirs.shape, theirs.tobytes())
+    found = codec.read_request(damaged[1])
+    if found is not None:
+        read = pb.EnvironmentRequest.FromString(damaged[1]).step
+        assert list(read.requested_observations) == [1, 2, 3, 300]
+        for uid, mine in enumerate(found, start=1):
+            assert mine.tobytes() == unpack_tensor(read.actions[uid]).tobytes()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=80))
+def test_garbage_is_left_to_protobuf(garbage: bytes) -> None:
+    codec = make(("f4", "i8"), (3,))
+    assert codec.read_request(garbage) is None
+    assert codec.read_response(garbage) is None
