@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge.client.remote import Answer, Batch, Remote, Wish
-from bridge.errors import RemoteError
+from bridge.client.inbox import Inbox
+from bridge.client.remote import Answer, Batch, Delivery, Remote, Wish
 from bridge.server.limits import Limits
 from bridge.server.registry import Registry
 from bridge.session import Session
@@ -34,10 +35,10 @@ class Network:
         self.registry = Registry(source, Limits(), threading.RLock())
         self.duplex: Duplex[bytes] = Duplex(conditions, np.random.default_rng(0))
         self.session = Session(self.registry)
-        self.inbox: list[tuple[Remote, int, bytes | RemoteError]] = []
+        self.inbox: Inbox[Delivery] = Inbox()
         self.answers: list[Answer] = []
         self._deliver: Callable[[bytes], None] = lambda what: None
-        monkeypatch.setattr("bridge.client.remote.open_connection", self._connect)
+        monkeypatch.setattr("bridge.client.connect.open_connection", self._connect)
 
     def _connect(self, address: Any, most: int, *, deliver: Callable[[bytes], None]) -> Any:
         self._deliver = deliver
@@ -64,7 +65,7 @@ class Network:
         return world
 
     def remote(self) -> Remote:
-        remote = Remote(Wish.of("grpc://virtual:1"), self.inbox.append, 1 << 20)
+        remote = Remote(Wish.of("grpc://virtual:1"), self.inbox, 1 << 20)
         remote.now = self.clock.now
         remote.open()
         self.run_until(lambda: any(answer.kind == "ready" for answer in self.answers))
@@ -86,8 +87,11 @@ class Network:
                 self.duplex.b.send(now, self.session.handle(request))
             for response in self.duplex.a.receive(now):
                 self._deliver(response)
-            while self.inbox:
-                remote, number, what = self.inbox.pop(0)
+            while True:
+                try:
+                    remote, number, what = self.inbox.get(0.0)
+                except queue.Empty:
+                    break
                 answer = remote.feed(number, what)
                 if answer is not None:
                     self.answers.append(answer)

@@ -573,8 +573,9 @@ class Remote:
                 self.stale += 1
                 self.salvage(message)
                 return None
-            if isinstance(error, RefusedError) and error.code in ENDED:
-                self._finish(0.0)  # connecting again makes another world
+            ours = self.facts is not None and self.facts.server_version is not None
+            if ours and isinstance(error, RefusedError) and error.code in ENDED:
+                self._finish(0.0)  # connecting again makes another world; of other servers an error ends nothing (D-2)
                 return Answer("lost", error=error)
             if error is not None:
                 if pending.kind == "reset":
