@@ -192,6 +192,8 @@ class _EnvironmentCall:
             return
         if isinstance(error, gymnasium.error.ResetNeeded):
             raise RequestError(Code.FAILED_PRECONDITION, f"no {self._where} before the first Step: {error}") from error
+        if isinstance(error, NotImplementedError) and self._where == "render":
+            raise RequestError(Code.FAILED_PRECONDITION, "this environment has no frames to render") from error
         if isinstance(error, (Exception, SystemExit)):
             raise environment_failure(self._where, error) from error
 
