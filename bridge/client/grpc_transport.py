@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import queue
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -187,8 +188,8 @@ class GrpcConnection:
 
     def close(self, timeout: float) -> None:
         """End the stream. Waits for the server at most `timeout` seconds, then cuts it."""
-        if self._inherited:
-            return
+        if self._inherited or sys.is_finalizing():
+            return  # at the interpreter's end gRPC's threads stand still: a wait for them would have no end
         self.finish()
         self._reader.join(timeout)
         if self._reader.is_alive():
