@@ -1,5 +1,6 @@
 # make demo    watch an agent learn CartPole in environments behind gRPC
 # make test    run the tests
+# make test-floors   run the core tests on the lowest versions that are allowed
 # make check   format, lint, types, generated code
 # make bench   steps per second, side by side with peers
 # make chaos   step for 20 minutes, twice, while servers are killed and stopped; make fuzz   a million random requests
@@ -14,7 +15,12 @@ BIN = $(VENV)/bin
 TRAINERS ?= .venv-trainers
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test test-trainers notebooks notebooks-short check bench chaos fuzz proto clean
+# The lowest versions that pyproject.toml allows, and tests that need nothing else.
+FLOORS = gymnasium[classic-control]==1.4.0 numpy==1.26.0 grpcio==1.66.0 protobuf==5.29.4 cloudpickle==3.0.0
+FLOOR_TESTS = $(addprefix tests/test_,values.py spaces.py space_json.py session.py worlds_gym.py worlds_vector.py registry.py \
+	source.py failures.py leaks.py send_recv.py frames.py)
+
+.PHONY: demo test test-floors test-trainers notebooks notebooks-short check bench chaos fuzz proto clean
 
 # One stamp a set of extras; a changed pyproject.toml installs again.
 $(VENV)/.installed-%: pyproject.toml
@@ -35,6 +41,12 @@ demo: $(VENV)/.installed-demo
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest
+
+test-floors:
+	rm -rf .venv-floors && $(PYTHON) -m venv .venv-floors
+	.venv-floors/bin/python -m pip install --quiet --upgrade pip
+	PYTHONWARNINGS=ignore .venv-floors/bin/python -m pip install --quiet --editable . $(FLOORS) pytest hypothesis psutil dm-env-rpc
+	.venv-floors/bin/python -m pytest -k "not Pong and not MiniGrid" $(FLOOR_TESTS)
 
 test-trainers: $(TRAINERS)/.installed-test $(TRAINERS)/.installed-trainers
 	$(TRAINERS)/bin/python -m pytest tests/trainers
