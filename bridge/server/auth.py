@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 
 from bridge.credentials import Pem, Token, TokenLike, read_pem, read_token
 from bridge.errors import Code, RequestError, SettingError
+from bridge.logs import SafeLog
 
 __all__ = ["Gate", "Security"]
 
-_log = logging.getLogger(__name__)
+_log = SafeLog(__name__)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import logging
 import os
 import queue
 import selectors
@@ -21,16 +20,18 @@ import time
 from collections import deque
 
 from bridge.errors import Code, RequestError, SettingError
-from bridge.frames import HEADER, SEND_BUFFER, FrameReader, Hello, pack_frame
+from bridge.frames import HEADER, FrameReader, Hello, pack_frame
+from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.auth import Gate
 from bridge.server.limits import ConnectionCount, Limits
 from bridge.server.metrics import Metrics
 from bridge.session import Hub, Session
+from bridge.sockets import prepare
 
 __all__ = ["FrameTransport"]
 
-_log = logging.getLogger(__name__)
+_log = SafeLog(__name__)
 _numbers = itertools.count(1)
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _CHUNK = 65536
@@ -145,6 +146,7 @@ class FrameTransport:
         finally:
             for connection in list(self._connections.values()):
                 self._close(connection)
+            self._close_listeners()  # a stop may come between two looks at the sockets
             self._selector.close()
 
     def _patience(self) -> float | None:
@@ -175,11 +177,7 @@ class FrameTransport:
             sock, _ = listener.accept()
         except OSError:
             return  # it went again, or there are no descriptors left for it
-        sock.setblocking(False)
-        if sock.family == getattr(socket, "AF_UNIX", None):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
-        else:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        prepare(sock)
         connection = _Connection(sock, self._limits.max_message_bytes)
         self._connections[sock] = connection
         self._timed += 1
