@@ -409,8 +409,8 @@ class FrameTransport:
                 parts = session.handle_parts(request) or []
                 self._note(session, time.perf_counter() - began, connection.number)
                 _send_all(connection.sock, self._framed(parts))
-        except OSError:
-            pass  # the client is gone
+        except (OSError, ValueError):
+            pass  # the client is gone, and its socket perhaps closed
         finally:
             self._release(connection)
             with contextlib.suppress(OSError):
