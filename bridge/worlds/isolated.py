@@ -160,7 +160,7 @@ class WorldProcess:
 
     @property
     def end(self) -> RequestError | None:
-        """What ended it, as an answer; None where nothing did, or its world was destroyed in order."""
+        """What ended it, as an answer; None where nothing did but the end of its world."""
         if self._end is None or self._closing:
             return None
         code, how = self._end
@@ -260,9 +260,10 @@ class WorldProcess:
         pipe, busy = self._channels[0]
         failure: RequestError | None = None
         free = busy.acquire(timeout=_GRACE)
-        self._closing, again = True, self._closing
+        again = self._closing or self._end is not None
+        self._closing = self._closing or not again  # a process that had ended by itself is told of as such
         try:
-            if free and not again and self._end is None:
+            if free and not again:
                 asked = False
                 with contextlib.suppress(EOFError, OSError):
                     pipe.send_bytes(b"x")
