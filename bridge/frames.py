@@ -15,14 +15,12 @@ from bridge.errors import Code, RequestError
 from bridge.version import __version__
 from bridge.wire import HELLO
 
-__all__ = ["HEADER", "MAX_HELLO_BYTES", "SEND_BUFFER", "FrameReader", "Hello", "pack_frame"]
+__all__ = ["HEADER", "MAX_HELLO_BYTES", "FrameReader", "Hello", "pack_frame"]
 
 HEADER = struct.Struct(">I")
 """The length before each frame."""
 MAX_HELLO_BYTES = 16384
 """Bytes in a hello, which is read before anybody has shown a token."""
-SEND_BUFFER = 1 << 20
-"""Bytes that a Unix socket is asked to hold, so that a large frame takes few turns; the system may grant less."""
 _LARGE = 65536
 
 

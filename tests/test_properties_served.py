@@ -160,3 +160,37 @@ def test_the_public_library_reads_writes_and_lists_ours():
         tree["world.attributes.length"] = np.frombuffer(values.encode([2]), np.uint8)
         assert values.decode(np.asarray(tree["world.attributes.length"]).tobytes()) == [2]
         client.close()
+
+
+@pytest.mark.parametrize(
+    "serve",
+    [
+        pytest.param(lambda: bridge.serve_gym(lambda: CountingEnv(3)), id="one"),
+        pytest.param(lambda: bridge.serve_gym(lambda: CountingEnv(3), num_envs=2), id="lanes"),
+        pytest.param(lambda: bridge.serve_gym("CartPole-v1", isolation="process"), id="isolated"),
+        pytest.param(lambda: bridge.serve_parallel(Relay(), missing_agent="default"), id="agents"),
+    ],
+)
+def test_a_world_tells_how_long_its_environment_takes(serve):
+    """D-18 (statistics): counts of the calls, and percentiles in seconds."""
+    with serve() as server:
+        stream = Stream(server)
+        try:
+            specs = stream.join().specs
+            before = values.decode(read_bytes(stream, "world.timing"))
+            assert before["step"]["count"] == before["reset"]["count"] == 0
+            assert np.isnan(before["step"]["p50"])
+            action = {uid: pack_tensor(np.zeros(spec.shape, np.int64)) for uid, spec in specs.actions.items()}
+            for _ in range(4):
+                assert stream.ask(step={"actions": action}).HasField("step")
+            after = values.decode(read_bytes(stream, "world.timing"))
+            assert after["reset"]["count"] >= 1
+            assert after["step"]["count"] + after["reset"]["count"] in (4, 5)  # lanes begin anew within a step
+            for times in after.values():
+                assert 0 < times["p50"] <= times["p90"] <= times["p99"] <= times["max"]
+        finally:
+            stream.close()
+
+
+def read_bytes(stream, key):
+    return unpack_tensor(read(stream, key).read_property.value).tobytes()

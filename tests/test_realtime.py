@@ -389,6 +389,9 @@ def test_diagnostics_are_in_infos_and_properties_and_can_be_switched_off(serve: 
     statistics = property_value(env._ask("to a property"), server.url, True)
     assert statistics["frames"] == 5
     assert {"p50", "p90", "p99", "max"} <= set(statistics["step_time"])
+    env._remote.read_property("world.timing")
+    timing = property_value(env._ask("to a property"), server.url, True)
+    assert (timing["step"]["count"], timing["reset"]["count"]) == (statistics["step_time"]["count"], 1)
     env.close()
 
 

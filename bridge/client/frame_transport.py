@@ -25,7 +25,8 @@ from bridge.errors import (
     RequestError,
     SettingError,
 )
-from bridge.frames import HEADER, SEND_BUFFER, FrameReader, Hello, pack_frame
+from bridge.frames import HEADER, FrameReader, Hello, pack_frame
+from bridge.sockets import prepare
 from bridge.tls import Tls, client_context, explain
 
 __all__ = ["FrameConnection"]
@@ -106,11 +107,7 @@ class FrameConnection:
                 self._sock.close()
             try:
                 self._sock = socket.socket(family, socket.SOCK_STREAM)
-                self._sock.setblocking(False)
-                if family == getattr(socket, "AF_UNIX", None):
-                    self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
-                else:
-                    self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                prepare(self._sock)
                 number = self._sock.connect_ex(target)
             except OSError as problem:  # a name or path that no socket takes
                 error = problem

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import logging
 import os
 import queue
 import random
@@ -63,6 +62,7 @@ from bridge.errors import (
     SettingError,
 )
 from bridge.forks import forget_in_child
+from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.random_state import generator_of
 from bridge.spaces import Layout
@@ -79,7 +79,7 @@ _SPARE = -1
 
 VECTOR_ENTRY_POINT = "bridge.wrappers.blocking_reset:make_blocking"
 
-_log = logging.getLogger(__name__)
+_log = SafeLog(__name__)
 
 
 @dataclasses.dataclass

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 import ssl
 
 from bridge.credentials import Pem, Token, TokenLike, read_pem, read_token
 from bridge.errors import Code, RequestError, SettingError
+from bridge.logs import SafeLog
 from bridge.tls import server_context
 
 __all__ = ["Gate", "Security"]
 
-_log = logging.getLogger(__name__)
+_log = SafeLog(__name__)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import os
 import queue
 import selectors
@@ -20,18 +19,20 @@ import time
 from collections import deque
 
 from bridge.errors import Code, RequestError
-from bridge.frames import HEADER, SEND_BUFFER, FrameReader, Hello, pack_frame
+from bridge.frames import HEADER, FrameReader, Hello, pack_frame
+from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.auth import Gate
 from bridge.server.frame_listeners import inode, listen_tcp, listen_unix
 from bridge.server.limits import ConnectionCount, Limits
 from bridge.server.metrics import Metrics
 from bridge.session import Hub, Session
+from bridge.sockets import prepare
 from bridge.tls import Tls, explain
 
 __all__ = ["FrameTransport"]
 
-_log = logging.getLogger(__name__)
+_log = SafeLog(__name__)
 _numbers = itertools.count(1)
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _CHUNK = 65536
@@ -150,9 +151,9 @@ class FrameTransport:
                 if self._expire():
                     return
         finally:
-            self._close_listeners()
             for connection in list(self._connections.values()):
                 self._close(connection)
+            self._close_listeners()  # a stop may come between two looks at the sockets
             self._selector.close()
 
     def _patience(self) -> float | None:
@@ -187,12 +188,13 @@ class FrameTransport:
             sock, name = listener.accept()
         except OSError:
             return  # it went again, or there are no descriptors left for it
-        sock.setblocking(False)
+        try:
+            prepare(sock)
+        except OSError:  # it was reset meanwhile, which some systems tell here
+            sock.close()
+            return
         peer, tls = "unix", None
-        if sock.family == getattr(socket, "AF_UNIX", None):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
-        else:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if isinstance(name, tuple):
             peer = f"ipv6:[{name[0]}]:{name[1]}" if ":" in name[0] else f"ipv4:{name[0]}:{name[1]}"
             tls = None if self._tls is None else Tls(self._tls)
         connection = _Connection(sock, peer, tls, self._limits.max_message_bytes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import itertools
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +12,7 @@ from typing import Any
 import grpc
 
 from bridge.errors import Code, RequestError, SettingError
+from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.auth import Gate, Security
 from bridge.server.flight import Flight
@@ -26,7 +26,7 @@ from bridge.wire import HELLO, METHOD, SERVICE
 __all__ = ["GrpcTransport"]
 
 _OPEN = Security()
-_log = logging.getLogger(__name__)
+_log = SafeLog(__name__)
 
 
 class _ThreadPerCall(concurrent.futures.Executor):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -19,6 +20,7 @@ from bridge.pb import bridge_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.properties import ENCODED, NUMBER, TEXT, Family, Property, PropertyTree
 from bridge.random_state import state_of
+from bridge.samples import Samples
 from bridge.space_json import published_space, space_to_json
 from bridge.spaces import Layout
 from bridge.tensors import Array, Spec, unpack_tensor
@@ -172,10 +174,11 @@ class GymAgent(EnvAgent):
 class _EnvironmentCall:
     """What `EnvWorld.environment` returns; a generator in its place would cost each step a microsecond more."""
 
-    __slots__ = ("_where", "_world")
+    __slots__ = ("_began", "_where", "_world")
 
     def __init__(self, world: EnvWorld, where: str) -> None:
         self._world, self._where = world, where
+        self._began = 0.0
 
     def __enter__(self) -> None:
         world = self._world
@@ -183,10 +186,14 @@ class _EnvironmentCall:
         if world._closed:
             world._lock.__exit__(None, None, None)
             raise world._destroyed()
+        self._began = time.perf_counter()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        times = self._world._times.get(self._where)
+        if times is not None:
+            times.add(time.perf_counter() - self._began)
         self._world._lock.__exit__(kind, error, trace)
         if error is None or isinstance(error, RequestError):
             return
@@ -216,6 +223,7 @@ class EnvWorld(World):
         self._closed = False
         self._carried: tuple[Any, Any] = (None, None)
         self._lanes: int | None = env.num_envs if isinstance(env, VectorEnv) else None
+        self._times = {"step": Samples(), "reset": Samples()}
 
     def environment(self, where: str) -> AbstractContextManager[None]:
         """Hold the lock around a call of the environment; what it raises becomes the answer."""
@@ -326,9 +334,14 @@ class EnvWorld(World):
                 leaf("frame", ENCODED, "what render() gives now, a value for each lane", self._render),
                 leaf("random", ENCODED, "seed and state of the random generator, a dict for each lane", self._random),
                 leaf("wrappers", ENCODED, "the classes of the wrappers around one environment", self._wrappers),
+                leaf("timing", ENCODED, "seconds in the environment's step and reset, a dict for each", self._timing),
             ],
             [Family("world.attributes", "an attribute, a value for each lane", self._get_attr, self._set_attr)],
         )
+
+    def _timing(self) -> dict[str, dict[str, float]]:
+        """Return `count`, `p50`, `p90`, `p99` and `max` of the calls of `step` and of `reset`, in seconds."""
+        return {where: times.summary() for where, times in self._times.items()}
 
     def _render(self) -> Any:
         with self.environment("render"):

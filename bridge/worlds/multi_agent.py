@@ -562,6 +562,7 @@ class MultiAgentWorld(EnvWorld):
                 ),
                 leaf("spec", ENCODED, "what the environment's registration says", lambda: None),
                 leaf("frame", ENCODED, "what render() gives now, in a list", self._render),
+                leaf("timing", ENCODED, "seconds in the environment's step and reset, a dict for each", self._timing),
             ],
             [Family("world.attributes", "an attribute, in a list of one", self._get_attr, self._set_attr)],
         )

@@ -650,6 +650,7 @@ class RealtimeWorld(EnvWorld):
                 spent = time.perf_counter() - began
         with self.mailroom:
             now = self.now() if at is None else at
+            self._times[job.kind].add(spent)
             if self._closed:
                 self.loop.lanes[job.lane].busy = False
             elif error is not None:
