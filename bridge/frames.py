@@ -15,14 +15,12 @@ from bridge.errors import Code, RequestError
 from bridge.version import __version__
 from bridge.wire import HELLO
 
-__all__ = ["HEADER", "MAX_HELLO_BYTES", "SEND_BUFFER", "FrameReader", "Hello", "pack_frame"]
+__all__ = ["HEADER", "MAX_HELLO_BYTES", "FrameReader", "Hello", "pack_frame"]
 
 HEADER = struct.Struct(">I")
 """The length before each frame."""
 MAX_HELLO_BYTES = 16384
 """Bytes in a hello, which is read before anybody has shown a token."""
-SEND_BUFFER = 1 << 20
-"""Bytes that a Unix socket is asked to hold, so that a large frame takes few turns; the system may grant less."""
 _LARGE = 65536
 
 
@@ -145,6 +143,16 @@ class FrameReader:
             start = stop
         self._rest = data[start:]
         return frames
+
+    def take(self, data: bytes) -> list[bytes | bytearray]:
+        """Take bytes that were not received into `space`; return the frames that they complete. Raises as `feed`."""
+        frames: list[bytes | bytearray] = []
+        while (space := self.space) is not None and data:
+            count = min(len(space), len(data))
+            space[:count] = data[:count]
+            frames += self.filled(count)
+            data = data[count:]
+        return frames + self.feed(data) if data else frames
 
     def _refusal(self, length: int) -> str:
         if self._limit != self._max_bytes:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +14,7 @@ import pytest
 from bridge import errors, make_vec_remote, serve_gym
 from bridge.client import grpc_transport
 from bridge.client.reconnect import BREAKER_LOSSES, BREAKER_REST, BREAKER_WINDOW, RemoteRecord
-from bridge.testing import CountingEnv
+from bridge.testing import CountingEnv, Proxy
 from bridge.wrappers import BlockingReset
 from tests.support import server_process
 
@@ -140,64 +138,10 @@ def test_a_spare_that_is_not_there_holds_nobody_up() -> None:
         envs.close()
 
 
-class Proxy:
-    """Passes bytes between one client at a time and a port, until it is told to pass none: a half-open connection."""
-
-    def __init__(self, port: int) -> None:
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        self.target = port
-        self.frozen = threading.Event()
-        self.ended = threading.Event()
-        self.sockets: list[socket.socket] = []
-        self.threads = [threading.Thread(target=self.accept, daemon=True)]
-        self.threads[0].start()
-
-    def accept(self) -> None:
-        while True:
-            try:
-                mine, _ = self.listener.accept()
-            except OSError:
-                return
-            if self.frozen.is_set():
-                self.sockets.append(mine)  # taken, and never answered
-                continue
-            theirs = socket.create_connection(("127.0.0.1", self.target))
-            self.sockets += [mine, theirs]
-            for pair in ((mine, theirs), (theirs, mine)):
-                thread = threading.Thread(target=self.pump, args=pair, daemon=True)
-                thread.start()
-                self.threads.append(thread)
-
-    def pump(self, source: socket.socket, sink: socket.socket) -> None:
-        try:
-            while data := source.recv(65536):
-                if not self.frozen.is_set():
-                    sink.sendall(data)
-        except OSError:
-            return
-
-    def cut(self) -> None:
-        sockets, self.sockets = self.sockets, []
-        for sock in sockets:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-            sock.close()
-
-    def close(self) -> None:
-        self.listener.shutdown(socket.SHUT_RDWR)
-        self.listener.close()
-        self.cut()
-        for thread in self.threads:
-            thread.join(10)
-
-
 @pytest.fixture
 def proxied() -> Iterator[tuple[Any, Proxy]]:
-    with serve_gym(long) as server:
-        proxy = Proxy(server.port)
+    with serve_gym(long) as server, Proxy(server.port) as proxy:
         yield server, proxy
-        proxy.close()
 
 
 def test_a_connection_that_is_cut_is_made_again(proxied: tuple[Any, Proxy]) -> None:
@@ -219,7 +163,7 @@ def test_a_half_open_connection_is_found_by_keepalive(
     make_vec_remote(f"grpc://127.0.0.1:{proxy.port}", timeout=20).close()  # tells that the server is one of ours
     envs = make_vec_remote(f"grpc://127.0.0.1:{proxy.port}", timeout=300)
     BlockingReset(envs).reset(seed=0)
-    proxy.frozen.set()
+    proxy.stall()
     envs.step_async(zeros(envs))
     envs.step_wait()  # long before its timeout of 300 s
     report = envs.remotes()[0]
@@ -227,7 +171,7 @@ def test_a_half_open_connection_is_found_by_keepalive(
     assert report.steps_lost == 1
     assert "keepalive" in str(report.reason) or "ping" in str(report.reason)
     proxy.cut()
-    proxy.frozen.clear()
+    proxy.resume()
     step_until(envs, lambda: envs.remotes()[0].state == "running")
     envs.close()
 

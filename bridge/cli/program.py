@@ -8,6 +8,7 @@ function that takes the parsed arguments and returns an exit code. To add one, w
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import io
 import os
@@ -20,7 +21,7 @@ from typing import TextIO
 from bridge.errors import BridgeError, EnvironmentFailedError, UsageError
 from bridge.version import __version__
 
-__all__ = ["COMMANDS", "FAILED", "INTERRUPTED", "OK", "USAGE", "main", "make_parser"]
+__all__ = ["COMMANDS", "FAILED", "INTERRUPTED", "OK", "USAGE", "main", "make_parser", "say"]
 
 COMMANDS = (
     "bridge.cli.serve",
@@ -88,15 +89,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
             return code
     except KeyboardInterrupt:
-        print("bridge: interrupted", file=sys.stderr)
+        _complain("interrupted")
         return INTERRUPTED
     except BrokenPipeError:  # whoever read the output has enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return OK
     except Exception as error:
         if arguments.debug:
             traceback.print_exc()
-        print(f"bridge: {explain(error, arguments.debug)}", file=sys.stderr)
+        _complain(explain(error, arguments.debug))
         return USAGE if isinstance(error, UsageError) else FAILED
 
 
@@ -118,4 +119,28 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     """Write a warning as a line, without the place in the code that a user of the command did not write."""
-    print(f"bridge: warning: {' '.join(str(message).split())}", file=sys.stderr)
+    _complain(f"warning: {' '.join(str(message).split())}")
+
+
+def say(line: str) -> None:
+    """Print a line of a command that goes on where its output cannot be written, because the disk is full."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _drop_output()
+        _complain(f"warning: the output cannot be written, and is dropped from here on: {error.strerror or error}")
+
+
+def _complain(line: str) -> None:
+    """Write a line to standard error; where that cannot be, there is nobody to tell."""
+    with contextlib.suppress(OSError):
+        print(f"bridge: {line}", file=sys.stderr)
+
+
+def _drop_output() -> None:
+    """Let nothing come of what is printed, nor of what waits to be written at the end."""
+    sink = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, sys.stdout.fileno())
+    os.close(sink)

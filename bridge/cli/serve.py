@@ -13,11 +13,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from types import FrameType
 from typing import Any
 
-from bridge.cli.program import OK
+from bridge.cli.program import OK, say
 from bridge.errors import SettingError
 from bridge.server.processes import ServerGroup
 from bridge.server.server import Server, serve_gym
@@ -154,7 +153,7 @@ def run(arguments: argparse.Namespace) -> int:
             server.wait()
         except KeyboardInterrupt:  # a signal before `wait` took over, or a second one while it drained
             server.stop()
-        print("stopped: connections and environments are closed", flush=True)
+        say("stopped: connections and environments are closed")
     return OK
 
 
@@ -171,19 +170,19 @@ def _run_perlert(env: str | list[str], port: int, keywords: dict[str, Any]) -> i
             f"--{name.replace('_', '-')}" for name in [*unknown, *(["port"] if "port" in keywords else [])]
         )
         raise SettingError(f"{refused} cannot be given with --perlert, which names its own port")
-    serve_perlert_until_signal(env, say=partial(print, flush=True), port=port, **keywords)
+    serve_perlert_until_signal(env, say=say, port=port, **keywords)
     return OK
 
 
 def announce(server: Server, ids: Sequence[str], lanes: bool) -> None:
     """Print where the environments are, and how to connect; `lanes`: whether its worlds are of lanes."""
-    print(f"{', '.join(ids)}{SERVED_AT}{' '.join(server.urls)}", flush=True)
-    print("Connect from Python:")
+    say(f"{', '.join(ids)}{SERVED_AT}{' '.join(server.urls)}")
+    say("Connect from Python:")
     # The URLs of one server lead to the same worlds; those of several processes are joined as one vector.
     urls = server.urls if isinstance(server, ServerGroup) else [server.url]
     for line in connecting_lines(urls, server.env_ids, lanes):
-        print(f"  {line}")
-    print("Ctrl-C stops.", flush=True)
+        say(f"  {line}")
+    say("Ctrl-C stops.")
 
 
 def connecting_lines(urls: Sequence[str], ids: Sequence[str], lanes: bool) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import logging
 import os
 import queue
 import random
@@ -63,6 +62,7 @@ from bridge.errors import (
     SettingError,
 )
 from bridge.forks import forget_in_child
+from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.random_state import generator_of
 from bridge.spaces import Layout
@@ -79,7 +79,7 @@ _SPARE = -1
 
 VECTOR_ENTRY_POINT = "bridge.wrappers.blocking_reset:make_blocking"
 
-_log = logging.getLogger(__name__)
+_log = SafeLog(__name__)
 
 
 @dataclasses.dataclass
@@ -205,8 +205,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         token: What the server wants to see; None: that of `token_file`, or else of the environment variable
             `BRIDGE_TOKEN`.
         token_file: A file that holds the token.
-        tls_ca: For `grpcs://`: the authorities of the server's certificate, the path or the bytes of a PEM file; None:
-            those of the system.
+        tls_ca: For `grpcs://` and `tcps://`: the authorities of the server's certificate, the path or the bytes of a
+            PEM file; None: those of the system.
         tls_certificate: For a server that asks for one: the client's certificate, PEM.
         tls_key: The key of `tls_certificate`, PEM.
         env: A function that makes the environment: sent to the server, which executes it if it was started with

@@ -6,13 +6,13 @@ The owner gives `open_port` and `close_port` for rollouts, calls `receive` and `
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from bridge.errors import InvalidActionError, PacketError, SettingError, UnsupportedSpaceError
+from bridge.logs import SafeLog
 from bridge.perlert import lobby, packet, profile, rollout
 from bridge.perlert.codec import TextCodec, default_action, space_to_text
 from bridge.perlert.guard import Address, Guard, GuardConfig
@@ -25,7 +25,7 @@ Policy: TypeAlias = Callable[[Any], Any]
 Send: TypeAlias = tuple[int | None, bytes, Address]
 """From which rollout port (None: the lobby's), what, to whom."""
 
-_log = logging.getLogger(__name__)
+_log = SafeLog(__name__)
 
 # What stands in an S5 besides header and observation: timestamp, step, reward, done, and the profile's counters.
 _AROUND = 240

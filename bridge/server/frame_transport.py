@@ -8,34 +8,35 @@ other agents) gets a thread of its own once it has joined.
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
-import logging
 import os
 import queue
 import selectors
 import socket
-import stat
+import ssl
 import threading
 import time
 from collections import deque
 
-from bridge.errors import Code, RequestError, SettingError
-from bridge.frames import HEADER, SEND_BUFFER, FrameReader, Hello, pack_frame
+from bridge.errors import Code, RequestError
+from bridge.frames import HEADER, FrameReader, Hello, pack_frame
+from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.auth import Gate
+from bridge.server.frame_listeners import inode, listen_tcp, listen_unix
 from bridge.server.limits import ConnectionCount, Limits
 from bridge.server.metrics import Metrics
 from bridge.session import Hub, Session
+from bridge.sockets import prepare
+from bridge.tls import Tls, explain
 
 __all__ = ["FrameTransport"]
 
-_log = logging.getLogger(__name__)
+_log = SafeLog(__name__)
 _numbers = itertools.count(1)
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _CHUNK = 65536
-_BACKLOG = 1024
-# Seconds that a client has for its hello, and that one which was refused has for reading why.
+# Seconds that a client has for its handshake and hello, and that one which was refused has for reading why.
 _HELLO_TIMEOUT = 10.0
 _LINGER = 1.0
 # Requests that are kept while an earlier one of the same connection waits for other agents.
@@ -45,8 +46,12 @@ _MAX_WAITING = 1024
 class _Connection:
     """One client's socket and session."""
 
-    def __init__(self, sock: socket.socket, max_message_bytes: int) -> None:
+    def __init__(self, sock: socket.socket, peer: str, tls: Tls | None, max_message_bytes: int) -> None:
         self.sock = sock
+        self.peer = peer
+        """Where the client is, for the log."""
+        self.tls = tls
+        """What stands between the socket and the frames; None: nothing."""
         self.reader = FrameReader(max_message_bytes)
         self.session: Session | None = None
         self.requests: deque[bytes | bytearray] = deque()
@@ -55,7 +60,7 @@ class _Connection:
         self.until: float | None = time.monotonic() + _HELLO_TIMEOUT
         """When it is closed unless something changes; monotonic seconds."""
         self.number = 0
-        """For the log."""
+        """For the log, once it was let in."""
         self.ending = False
         """Nothing more is read; it closes once what it has to say is sent."""
         self.waiting: queue.SimpleQueue[bytes | bytearray | None] | None = None
@@ -74,6 +79,7 @@ class FrameTransport:
         host: The address to listen on.
         tcp_port: The port to listen on, 0: any free one; None: none.
         gate: Asks each client for the token.
+        tls: What the TCP port speaks TLS with; None: it speaks none. The Unix socket never does: it is its user's own.
 
     Raises:
         SettingError: The path or the address cannot be listened on.
@@ -90,12 +96,14 @@ class FrameTransport:
         host: str = "127.0.0.1",
         tcp_port: int | None = None,
         gate: Gate,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._hub = hub
         self._limits = limits
         self._hello = pack_frame(Hello(server=server_id).pack())
         self._count = count
         self._gate = gate
+        self._tls = tls
         self.metrics: Metrics | None = None
         """Where to count; None: nowhere."""
         self._guard = threading.Lock()
@@ -110,10 +118,10 @@ class FrameTransport:
         self._wake, self._waker = socket.socketpair()
         try:
             if unix_path is not None:
-                self._listeners.append(_listen_unix(unix_path))
-                self._inode = _inode(unix_path)
+                self._listeners.append(listen_unix(unix_path))
+                self._inode = inode(unix_path)
             if tcp_port is not None:
-                self._listeners.append(_listen_tcp(host, tcp_port))
+                self._listeners.append(listen_tcp(host, tcp_port))
                 self.tcp_port = self._listeners[-1].getsockname()[1]
         except BaseException:
             self._close_listeners()
@@ -145,6 +153,7 @@ class FrameTransport:
         finally:
             for connection in list(self._connections.values()):
                 self._close(connection)
+            self._close_listeners()  # a stop may come between two looks at the sockets
             self._selector.close()
 
     def _patience(self) -> float | None:
@@ -160,6 +169,10 @@ class FrameTransport:
             now = time.monotonic()
             for connection in list(self._connections.values()):
                 if connection.until is not None and now >= connection.until:
+                    if not connection.ending:
+                        late = connection.tls is not None and not connection.tls.ready
+                        what = "TLS handshake" if late else "hello"
+                        _log.warning("refused %s: no %s within %g s", connection.peer, what, _HELLO_TIMEOUT)
                     self._close(connection)
         if self._stop_at is None:
             return False
@@ -172,15 +185,19 @@ class FrameTransport:
 
     def _accept(self, listener: socket.socket) -> None:
         try:
-            sock, _ = listener.accept()
+            sock, name = listener.accept()
         except OSError:
             return  # it went again, or there are no descriptors left for it
-        sock.setblocking(False)
-        if sock.family == getattr(socket, "AF_UNIX", None):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
-        else:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = _Connection(sock, self._limits.max_message_bytes)
+        try:
+            prepare(sock)
+        except OSError:  # it was reset meanwhile, which some systems tell here
+            sock.close()
+            return
+        peer, tls = "unix", None
+        if isinstance(name, tuple):
+            peer = f"ipv6:[{name[0]}]:{name[1]}" if ":" in name[0] else f"ipv4:{name[0]}:{name[1]}"
+            tls = None if self._tls is None else Tls(self._tls)
+        connection = _Connection(sock, peer, tls, self._limits.max_message_bytes)
         self._connections[sock] = connection
         self._timed += 1
         self._selector.register(sock, _READ, connection)
@@ -200,6 +217,9 @@ class FrameTransport:
             frames, count = _read(connection)
         except BlockingIOError:
             return
+        except ssl.SSLError as error:
+            self._on_tls_error(connection, error)
+            return
         except OSError:
             self._close(connection)
             return
@@ -209,6 +229,8 @@ class FrameTransport:
             else:
                 self._refuse(connection, error)
             return
+        if connection.tls is not None and connection.tls.owes and connection.waiting is None:
+            self._say(connection, [])
         connection.requests.extend(frames)
         self._serve(connection)
         if len(frames) and connection.waiting is not None and connection.waiting.qsize() > _MAX_WAITING:
@@ -220,6 +242,17 @@ class FrameTransport:
                 self._arrange(connection)
             else:
                 self._close(connection)
+
+    def _on_tls_error(self, connection: _Connection, error: ssl.SSLError) -> None:
+        """Log a client that was refused by its handshake, send it the alert, and close."""
+        if connection.session is None:
+            _log.warning("refused %s: no TLS handshake: %s", connection.peer, explain(error))
+        if connection.waiting is not None:
+            self._close(connection)  # its own thread may be in the midst of an answer
+            return
+        connection.requests.clear()
+        self._linger(connection)
+        self._say(connection, [])
 
     def _serve(self, connection: _Connection) -> None:
         """Answer what has come, as long as the client takes the answers."""
@@ -267,14 +300,14 @@ class FrameTransport:
         """Admit a client by its first frame."""
         try:
             hello = Hello.unpack(frame)
-            self._gate.check(hello.token, "a client of the local transport")
+            self._gate.check(hello.token, connection.peer)
             self._count.enter()
         except RequestError as error:
             self._refuse(connection, error)
             return False
         connection.session = Session(self._hub, hello.version)
         connection.number = next(_numbers)
-        _log.info("connection=frames-%d opened", connection.number)
+        _log.info("connection=frames-%d peer=%s opened", connection.number, connection.peer)
         connection.until = None
         self._timed -= 1
         self._say(connection, [self._hello])
@@ -287,16 +320,22 @@ class FrameTransport:
             payload = Hello(code=int(error.code), message=error.message).pack()
         else:
             payload = _error(error.code, error.message)
+        self._linger(connection)
+        self._say(connection, [pack_frame(payload)])
+
+    def _linger(self, connection: _Connection) -> None:
+        """Read nothing more, and close a moment after what is to be said has been sent."""
         connection.ending = True
         if connection.until is None:
             self._timed += 1
         connection.until = time.monotonic() + _LINGER
-        self._say(connection, [pack_frame(payload)])
 
     def _say(self, connection: _Connection, parts: list[bytes | memoryview]) -> None:
         """Send, and keep what the socket does not take."""
         if connection.sock.fileno() < 0:
             return
+        if connection.tls is not None:
+            parts = [connection.tls.send(parts)]
         if not connection.out:
             small = len(parts) == 1 or sum(map(len, parts)) <= _CHUNK
             data = b"".join(parts) if small else b""
@@ -410,8 +449,8 @@ class FrameTransport:
                 began = time.perf_counter()
                 parts = session.handle_parts(request) or []
                 self._note(session, time.perf_counter() - began, connection.number)
-                _send_all(connection.sock, self._framed(parts))
-        except OSError:
+                _send_all(connection, self._framed(parts))
+        except (OSError, ValueError):  # ValueError: of a selector, where the socket was closed meanwhile
             pass  # the client is gone
         finally:
             self._release(connection)
@@ -431,7 +470,7 @@ class FrameTransport:
         self._listeners.clear()
         if self._inode is not None and self.unix_path is not None:
             with contextlib.suppress(OSError):
-                if _inode(self.unix_path) == self._inode:  # another server may have its own there by now
+                if inode(self.unix_path) == self._inode:  # another server may have its own there by now
                     os.unlink(self.unix_path)
             self._inode = None
 
@@ -455,6 +494,9 @@ class FrameTransport:
 
 def _read(connection: _Connection) -> tuple[list[bytes | bytearray], int]:
     """Receive once; return the frames that are complete, and the number of bytes: 0 at the end of the stream."""
+    if connection.tls is not None:
+        data = connection.sock.recv(_CHUNK)
+        return connection.reader.take(connection.tls.receive(data) if data else b""), len(data)
     space = connection.reader.space
     if space is not None:
         count = connection.sock.recv_into(space)
@@ -469,9 +511,10 @@ def _send_parts(sock: socket.socket, parts: list[bytes | memoryview] | list[memo
     return sock.send(parts[0])
 
 
-def _send_all(sock: socket.socket, parts: list[bytes | memoryview]) -> None:
+def _send_all(connection: _Connection, parts: list[bytes | memoryview]) -> None:
     """Send from a connection's own thread, however long its client takes to read."""
-    data = memoryview(b"".join(parts))
+    sock, tls = connection.sock, connection.tls
+    data = memoryview(b"".join(parts) if tls is None else tls.send(parts))
     with selectors.DefaultSelector() as selector:
         selector.register(sock, _WRITE)
         while data:
@@ -483,67 +526,3 @@ def _send_all(sock: socket.socket, parts: list[bytes | memoryview]) -> None:
 
 def _error(code: Code, message: str) -> bytes:
     return pb.EnvironmentResponse(error=pb.Status(code=int(code), message=message)).SerializeToString()
-
-
-def _inode(path: str) -> tuple[int, int]:
-    info = os.stat(path)
-    return info.st_dev, info.st_ino
-
-
-def _listen_unix(path: str) -> socket.socket:
-    """Make a Unix socket that this user alone may connect to; a socket file that nobody listens at is replaced."""
-    family = getattr(socket, "AF_UNIX", None)
-    if family is None:
-        raise SettingError("this platform has no Unix sockets, so unix_path cannot be given; use tcp_port")
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        try:
-            _bind_unix(sock, path)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE or not _stale(family, path):
-                raise
-            os.unlink(path)
-            _bind_unix(sock, path)
-        sock.listen(_BACKLOG)
-    except OSError as error:
-        sock.close()
-        hint = " (a server listens there, or the file is not ours)" if error.errno == errno.EADDRINUSE else ""
-        raise SettingError(
-            f"cannot listen on unix_path={path!r}: {error.strerror or error}{hint}. Expected a path of "
-            "at most about 100 bytes in a directory that exists and is yours"
-        ) from error
-    return sock
-
-
-def _bind_unix(sock: socket.socket, path: str) -> None:
-    sock.bind(path)
-    os.chmod(path, 0o600)  # nobody can connect before `listen`
-
-
-def _stale(family: int, path: str) -> bool:
-    """Whether a path is a socket that nobody listens at, as a killed server leaves it."""
-    if not stat.S_ISSOCK(os.stat(path).st_mode):
-        return False
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex(path) == errno.ECONNREFUSED
-
-
-def _listen_tcp(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        sock = socket.socket(family, kind, protocol)
-        try:
-            if os.name == "posix":
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(target)
-            sock.listen(_BACKLOG)
-        except BaseException:
-            sock.close()
-            raise
-    except OSError as error:
-        raise SettingError(
-            f"cannot listen on tcp_port={port} of {host}: {error.strerror or error}. Is the port in use, or "
-            "the address not of this machine? tcp_port=0 takes any free one"
-        ) from error
-    return sock

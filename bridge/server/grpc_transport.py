@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import itertools
-import logging
-import os
-import ssl
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +12,7 @@ from typing import Any
 import grpc
 
 from bridge.errors import Code, RequestError, SettingError
+from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.auth import Gate, Security
 from bridge.server.flight import Flight
@@ -29,7 +26,7 @@ from bridge.wire import HELLO, METHOD, SERVICE
 __all__ = ["GrpcTransport"]
 
 _OPEN = Security()
-_log = logging.getLogger(__name__)
+_log = SafeLog(__name__)
 
 
 class _ThreadPerCall(concurrent.futures.Executor):
@@ -147,7 +144,7 @@ class GrpcTransport:
     def _listen(self, target: str, security: Security) -> int:
         if security.tls_certificate is None or security.tls_key is None:
             return self._server.add_insecure_port(target)
-        _check_pair(security.tls_certificate, security.tls_key)
+        security.context()  # gRPC itself says to nobody what is wrong with them
         credentials = grpc.ssl_server_credentials(
             [(security.tls_key, security.tls_certificate)],
             security.tls_client_ca,
@@ -213,21 +210,3 @@ class GrpcTransport:
             self._health.stop()
         self._server.stop(grace).wait(grace + 5.0)
         return self._threads.join(5.0)
-
-
-def _check_pair(certificate: bytes, key: bytes) -> None:
-    """Raise SettingError where a certificate and a key do not belong together, which gRPC says to nobody."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    with tempfile.TemporaryDirectory() as folder:  # readable by this user alone
-        paths = os.path.join(folder, "certificate"), os.path.join(folder, "key")
-        for path, data in zip(paths, (certificate, key), strict=True):
-            with open(path, "wb") as file:
-                file.write(data)
-        try:
-            # An encrypted key would ask for its password on the terminal, and wait.
-            context.load_cert_chain(*paths, password=lambda: b"")
-        except (ssl.SSLError, ValueError) as error:
-            raise SettingError(
-                f"tls_certificate and tls_key cannot be used: {error}. Expected a PEM certificate and its own key, "
-                "not encrypted by a password"
-            ) from error

@@ -16,6 +16,7 @@ from bridge.testing.envs import (
     make_info,
 )
 from bridge.testing.link import Conditions, Duplex, End, Link, LinkStats
+from bridge.testing.proxy import Proxy
 from bridge.testing.report import CheckResult, Report, Status
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Link",
     "LinkStats",
     "MonotonicClock",
+    "Proxy",
     "Report",
     "SlowResetEnv",
     "SpaceEnv",

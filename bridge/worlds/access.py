@@ -16,6 +16,7 @@ from bridge.pb import bridge_pb2
 from bridge.properties import ENCODED, NUMBER, TEXT, Family, Property, PropertyTree
 from bridge.random_state import state_of
 from bridge.space_json import space_to_json
+from bridge.worlds.attributes import find_attribute, list_attributes
 
 __all__ = ["Access", "EnvAccess", "ParallelAccess"]
 
@@ -80,7 +81,7 @@ class EnvAccess:
                 _leaf("random", ENCODED, "seed and state of the random generator, a dict for each lane", self._random),
                 _leaf("wrappers", ENCODED, "the classes of the wrappers around one environment", self._wrappers),
             ],
-            [Family("world.attributes", "an attribute, a value for each lane", self._get_attr, self._set_attr)],
+            [self._attributes("an attribute, a value for each lane")],
         )
 
     def frame(self) -> Any:
@@ -113,6 +114,18 @@ class EnvAccess:
             names.update((f"{kind.__module__}:{kind.__qualname__}", None) for kind in type(env).__mro__)
             env = env.env
         return list(names)
+
+    def _attributes(self, description: str) -> Family:
+        def names() -> list[str]:
+            with self._guard("listing its attributes"):
+                return list_attributes(self._env)
+
+        def find(name: str) -> None:
+            refuse_private(name)
+            with self._guard(f"looking for {name}"):
+                find_attribute(self._env, name)
+
+        return Family("world.attributes", description, self._get_attr, self._set_attr, names, find)
 
     def _get_attr(self, name: str) -> Any:
         response = self.call(bridge_pb2.CallRequest(name=name))
@@ -202,7 +215,7 @@ class ParallelAccess(EnvAccess):
                 _leaf("spec", ENCODED, "what the environment's registration says", lambda: None),
                 _leaf("frame", ENCODED, "what render() gives now, in a list", self.frame),
             ],
-            [Family("world.attributes", "an attribute, in a list of one", self._get_attr, self._set_attr)],
+            [self._attributes("an attribute, in a list of one")],
         )
 
     def _set(self, name: str, value: list[Any]) -> None:

@@ -295,6 +295,11 @@ class _Child:
         with self._whole:
             return self._hosted().access.call(bridge_pb2.CallRequest.FromString(payload)).SerializeToString()
 
+    def _list(self, payload: bytes) -> bytes:
+        with self._whole:
+            found = self._hosted().access.properties().list(payload.decode())
+        return values.encode([item.spec.name for item in found])
+
     def _read(self, payload: bytes) -> bytes:
         with self._whole:
             return self._hosted().access.properties().read(payload.decode()).SerializeToString()
@@ -320,6 +325,7 @@ class _Child:
         b"r": _reset,
         b"s": _step,
         b"c": _call,
+        b"L": _list,
         b"R": _read,
         b"W": _write,
         b"x": _close,

@@ -52,7 +52,16 @@ class RemoteAccess:
             text,
             lambda name: self._read(f"{key}.{name}", ENCODED),
             lambda name, value: self._write(f"{key}.{name}", ENCODED, value),
+            lambda: [found.rpartition(".")[2] for found in self._list(key)],
+            lambda name: self._find(f"{key}.{name}"),
         )
+
+    def _list(self, key: str) -> list[str]:
+        keys: list[str] = values.decode(self._process.ask(b"L", key.encode(), f"listing {key}"))
+        return keys
+
+    def _find(self, key: str) -> None:
+        self._list(key)  # of a leaf it is refused, by NOT_FOUND where there is none
 
     def _read(self, key: str, kind: str) -> Any:
         tensor = pb.Tensor.FromString(self._process.ask(b"R", key.encode(), f"reading {key}"))

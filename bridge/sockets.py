@@ -1,0 +1,26 @@
+"""What both ends of the frames' transport ask of their sockets."""
+
+from __future__ import annotations
+
+import socket
+
+__all__ = ["prepare"]
+
+SEND_BUFFER = 1 << 20
+"""Bytes that a Unix socket is asked to hold, so that a large frame takes few turns; the system may grant less."""
+# As over gRPC: after 20 s without a sign the other end is asked for one, and has 10 s for it.
+_KEEPALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPALIVE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2}
+
+
+def prepare(sock: socket.socket) -> None:
+    """Set what a stream of frames needs: no wait before small ones, and a look for ends that went without a word."""
+    sock.setblocking(False)
+    if sock.family == getattr(socket, "AF_UNIX", None):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        option = getattr(socket, name, None)  # each system has its own selection
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
