@@ -24,6 +24,7 @@ from bridge.samples import Samples
 from bridge.space_json import published_space, space_to_json
 from bridge.spaces import Layout
 from bridge.tensors import Array, Spec, unpack_tensor
+from bridge.worlds.attributes import find_attribute, list_attributes
 from bridge.worlds.base import Agent, Lock, World, environment_failure, read_bytes, refuse_unknown
 
 __all__ = ["EnvAgent", "EnvWorld", "GymAgent", "GymWorld"]
@@ -336,7 +337,7 @@ class EnvWorld(World):
                 leaf("wrappers", ENCODED, "the classes of the wrappers around one environment", self._wrappers),
                 leaf("timing", ENCODED, "seconds in the environment's step and reset, a dict for each", self._timing),
             ],
-            [Family("world.attributes", "an attribute, a value for each lane", self._get_attr, self._set_attr)],
+            [self._attributes("an attribute, a value for each lane")],
         )
 
     def _timing(self) -> dict[str, dict[str, float]]:
@@ -372,6 +373,18 @@ class EnvWorld(World):
             names.update((f"{kind.__module__}:{kind.__qualname__}", None) for kind in type(env).__mro__)
             env = env.env
         return list(names)
+
+    def _attributes(self, description: str) -> Family:
+        def names() -> list[str]:
+            with self.environment("listing its attributes"):
+                return list_attributes(self._env)
+
+        def find(name: str) -> None:
+            refuse_private(name)
+            with self.environment(f"looking for {name}"):
+                find_attribute(self._env, name)
+
+        return Family("world.attributes", description, self._get_attr, self._set_attr, names, find)
 
     def _get_attr(self, name: str) -> Any:
         response = self.call(bridge_pb2.CallRequest(name=name))

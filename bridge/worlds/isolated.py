@@ -313,7 +313,16 @@ class IsolatedWorld(World):
             text,
             lambda name: self._read_property(f"{key}.{name}", ENCODED),
             lambda name, value: self._write_property(f"{key}.{name}", ENCODED, value),
+            lambda: [found.rpartition(".")[2] for found in self._list_properties(key)],
+            lambda name: self._find_property(f"{key}.{name}"),
         )
+
+    def _list_properties(self, key: str) -> list[str]:
+        keys: list[str] = values.decode(self.ask(b"L", key.encode(), f"listing {key}"))
+        return keys
+
+    def _find_property(self, key: str) -> None:
+        self._list_properties(key)  # of a leaf it is refused, by NOT_FOUND where there is none
 
     def _read_property(self, key: str, kind: str) -> Any:
         tensor = pb.Tensor.FromString(self.ask(b"R", key.encode(), f"reading {key}"))

@@ -146,6 +146,9 @@ class _Child:
     def _call(self, payload: bytes) -> bytes:
         return self._seated().call(bridge_pb2.CallRequest.FromString(payload)).SerializeToString()
 
+    def _list(self, payload: bytes) -> bytes:
+        return values.encode([item.spec.name for item in self._world_of().properties().list(payload.decode())])
+
     def _read(self, payload: bytes) -> bytes:
         return self._world_of().properties().read(payload.decode()).SerializeToString()
 
@@ -173,6 +176,7 @@ class _Child:
         b"o": _observe,
         b"i": _interrupt,
         b"c": _call,
+        b"L": _list,
         b"R": _read,
         b"W": _write,
         b"x": _close,

@@ -22,7 +22,7 @@ from gymnasium import spaces
 
 from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.properties import ENCODED, NUMBER, TEXT, Family, Property, PropertyTree
+from bridge.properties import ENCODED, NUMBER, TEXT, Property, PropertyTree
 from bridge.space_json import published_space, space_to_json
 from bridge.tensors import Array, unpack_tensor
 from bridge.worlds.base import Agent, Lock, refuse_unknown
@@ -564,7 +564,7 @@ class MultiAgentWorld(EnvWorld):
                 leaf("frame", ENCODED, "what render() gives now, in a list", self._render),
                 leaf("timing", ENCODED, "seconds in the environment's step and reset, a dict for each", self._timing),
             ],
-            [Family("world.attributes", "an attribute, in a list of one", self._get_attr, self._set_attr)],
+            [self._attributes("an attribute, in a list of one")],
         )
 
     def _render(self) -> Any:
