@@ -21,6 +21,7 @@ from bridge.credentials import TokenLike
 from bridge.errors import SettingError
 from bridge.forks import forget_in_child, leak, note_grpc_in_use
 from bridge.server.auth import Gate, Security
+from bridge.server.flight import Flight
 from bridge.server.frame_transport import FrameTransport
 from bridge.server.grpc_transport import GrpcTransport
 from bridge.server.limits import ConnectionCount, Limits
@@ -93,6 +94,7 @@ class Server:
             reset_world_timeout=reset_world_timeout,
         )
         self._count = ConnectionCount(limits.max_connections)
+        flight = Flight(limits)
         self._frames: FrameTransport | None = None
         self._offer: local.Offer | None = None
         if unix_path is not None or tcp_port is not None:
@@ -102,6 +104,7 @@ class Server:
                 self._registry,
                 limits,
                 count=self._count,
+                flight=flight,
                 server_id=server_id,
                 unix_path=path,
                 host=host,
@@ -111,7 +114,7 @@ class Server:
             )
             self._registry.unix_path = path
         try:
-            self._transport = GrpcTransport(self._registry, host, port, limits, self._count, security)
+            self._transport = GrpcTransport(self._registry, host, port, limits, self._count, security, flight)
         except BaseException:
             if self._frames is not None:
                 self._frames.stop(0.0)
