@@ -228,6 +228,15 @@ def test_a_real_time_world_whose_reset_never_returns_is_closed_all_the_same(isol
     envs.close()
 
 
+def test_a_clients_own_factory_plays_in_real_time(clock: VirtualClock) -> None:
+    with serve_gym("CartPole-v1", fps=10, clock=clock, allow_env_factories=True) as server:
+        envs = make_vec_remote(server.url, env=lambda: CountingEnv(10**9))
+        begin(envs, [0])
+        clock.advance(0.5)
+        assert envs.step([0])[0][0].tolist() == [1, 5]
+        envs.close()
+
+
 # Several agents
 
 
