@@ -4,8 +4,8 @@
 (`grpc://host:50051/ALE/Pong-v5`), query parameters are CreateWorld settings (`?num_envs=8`), and `?world=NAME` joins
 a world that exists.
 
-`tcp://HOST:PORT` is the same over a plain socket, and `unix:///PATH` over a Unix socket of this machine, whose path is
-the URL's, so that the environment id is the query parameter `env_id`.
+`tcp://HOST:PORT` is the same over a plain socket, `tcps://HOST:PORT` over one with TLS, and `unix:///PATH` over a Unix
+socket of this machine, whose path is the URL's, so that the environment id is the query parameter `env_id`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bridge.errors import AddressError
 
 __all__ = ["Address", "parse_address"]
 
-SCHEMES = ("grpc", "grpcs", "tcp", "unix")
+SCHEMES = ("grpc", "grpcs", "tcp", "tcps", "unix")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Address:
     url: str
     """The URL as it was given."""
     scheme: str
-    """`grpc`, `grpcs`, `tcp` or `unix`."""
+    """`grpc`, `grpcs`, `tcp`, `tcps` or `unix`."""
     host: str
     """A host name or an IP address; IPv6 without its brackets; empty for `unix`."""
     port: int
@@ -43,6 +43,11 @@ class Address:
     """The socket's path for `unix`."""
     credentials: ClientCredentials = dataclasses.field(default_factory=ClientCredentials)
     """What is shown there; no part of the URL."""
+
+    @property
+    def tls(self) -> bool:
+        """Whether what travels is encrypted, and the server proves who it is."""
+        return self.scheme in ("grpcs", "tcps")
 
     @property
     def target(self) -> str:

@@ -55,6 +55,10 @@ class Family:
     """Gives the value of one name."""
     write: Callable[[str, Any], None]
     """Takes the value of one name."""
+    names: Callable[[], Iterable[str]]
+    """Gives the names to list; there may be others."""
+    find: Callable[[str], None]
+    """Raises RequestError where there is no leaf of a name."""
 
 
 class PropertyTree:
@@ -105,14 +109,19 @@ class PropertyTree:
 
     def list(self, key: str) -> list[properties_pb2.PropertySpec]:
         """Describe the children of a node."""
-        if key in self._leaves:
+        if (member := self._member(key)) is not None:
+            family, name = member
+            family.find(name)
+        if member is not None or key in self._leaves:
             raise RequestError(Code.PERMISSION_DENIED, f"the property {key!r} has no children to list; read it")
         prefix = f"{key}." if key else ""
         names: dict[str, None] = {}
         for path in (*self._leaves, *self._families):
             if path.startswith(prefix):
                 names.setdefault(prefix + path[len(prefix) :].split(".")[0])
-        if not names and key not in self._families:
+        if key in self._families:
+            names.update(dict.fromkeys(f"{prefix}{name}" for name in self._families[key].names()))
+        elif not names:
             raise self._unknown(key)
         return [self._describe(name) for name in names]
 
@@ -150,13 +159,24 @@ class PropertyTree:
             ) from error
         leaf.write(value)
 
-    def _find(self, key: str) -> Property:
-        if key in self._leaves:
-            return self._leaves[key]
+    def _member(self, key: str) -> tuple[Family, str] | None:
         above, _, name = key.rpartition(".")
         family = self._families.get(above)
-        if family is not None and name:
-            return Property(key, ENCODED, "", lambda: family.read(name), lambda value: family.write(name, value))
+        return (family, name) if family is not None and name else None
+
+    def _leaf(self, key: str) -> Property | None:
+        if key in self._leaves:
+            return self._leaves[key]
+        if (member := self._member(key)) is None:
+            return None
+        family, name = member
+        return Property(
+            key, ENCODED, family.description, lambda: family.read(name), lambda value: family.write(name, value)
+        )
+
+    def _find(self, key: str) -> Property:
+        if (leaf := self._leaf(key)) is not None:
+            return leaf
         if any(path == key or path.startswith(f"{key}.") for path in (*self._leaves, *self._families)) or not key:
             return Property(key, TEXT, "")
         raise self._unknown(key)
@@ -166,7 +186,7 @@ class PropertyTree:
         return RequestError(Code.NOT_FOUND, f"there is no property {key!r}; there are {known}")
 
     def _describe(self, key: str) -> properties_pb2.PropertySpec:
-        leaf = self._leaves.get(key)
+        leaf = self._leaf(key)
         if leaf is None:
             family = self._families.get(key)
             text = family.description if family else ""

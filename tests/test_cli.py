@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -278,6 +279,7 @@ def test_info_tells_all_of_a_server_of_ours_and_leaves_nothing_behind(capsys: py
         "world.attributes",
     ):
         assert text in out
+    assert re.search(r"^  world\.attributes\.gravity +rw-  \[9\.8\] ", out, re.MULTILINE)
 
 
 def test_info_lists_the_property_tree_whole_each_node_before_its_children(

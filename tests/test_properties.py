@@ -23,6 +23,10 @@ class Store:
 def make_tree():
     store = Store()
 
+    def find(name):
+        if name not in store.attributes:
+            raise RequestError(Code.NOT_FOUND, f"no attribute {name}")
+
     def setter(name):
         return lambda value: setattr(store, name, value)
 
@@ -34,7 +38,16 @@ def make_tree():
             Property("server.facts", ENCODED, "anything", lambda: store.facts, setter("facts")),
             Property("server.secret", TEXT, "write only", None, setter("title")),
         ],
-        [Family("attributes", "of the environment", store.attributes.__getitem__, store.attributes.__setitem__)],
+        [
+            Family(
+                "attributes",
+                "of the environment",
+                store.attributes.__getitem__,
+                store.attributes.__setitem__,
+                lambda: store.attributes,
+                find,
+            )
+        ],
     )
 
 
@@ -46,6 +59,11 @@ def refused(tree, **fields):
     with pytest.raises(RequestError) as caught:
         tree.answer(request(**fields))
     return caught.value
+
+
+def family(key, read):
+    """A family whose names are not known."""
+    return Family(key, "", read, print, list, print)
 
 
 def encoded(value):
@@ -64,7 +82,7 @@ def test_the_root_is_the_empty_key_and_every_key_is_found_once_from_there():
     assert len(found) == len(set(found))
     assert set(found) == {
         *("server", "server.title", "server.limits", "server.limits.speed", "server.limits.count", "server.facts"),
-        *("server.secret", "attributes"),
+        *("server.secret", "attributes", "attributes.gravity"),
     }
 
 
@@ -78,6 +96,9 @@ def test_a_listing_says_type_permissions_and_description():
     assert (limits.is_readable, limits.is_writable, limits.is_listable) == (False, False, True)
     assert (facts.spec.dtype, list(facts.spec.shape)) == (pb.UINT8, [-1])
     assert (secret.is_readable, secret.is_writable) == (False, True)
+    (gravity,) = tree.list("attributes")
+    assert (gravity.is_readable, gravity.is_writable, gravity.is_listable) == (True, True, False)
+    assert (gravity.spec.dtype, gravity.description) == (pb.UINT8, "of the environment")
     (speed, count) = tree.list("server.limits")
     assert (speed.spec.dtype, list(speed.spec.shape)) == (pb.INT64, [])
     assert not count.is_writable
@@ -128,6 +149,9 @@ def test_every_request_gets_an_answer_of_its_kind():
         ({"write_property": {"key": "server.limits.count"}}, Code.PERMISSION_DENIED, "cannot be written"),
         ({"write_property": {"key": "server"}}, Code.PERMISSION_DENIED, "cannot be written"),
         ({"list_property": {"key": "server.title"}}, Code.PERMISSION_DENIED, "has no children to list; read it"),
+        ({"list_property": {"key": "attributes.gravity"}}, Code.PERMISSION_DENIED, "has no children to list; read it"),
+        ({"list_property": {"key": "attributes.wind"}}, Code.NOT_FOUND, "no attribute wind"),
+        ({"list_property": {"key": "attributes."}}, Code.NOT_FOUND, "no property"),
         ({"write_property": {"key": "server.title"}}, Code.INVALID_ARGUMENT, "holds nothing"),
         ({"write_property": {"key": "server.title", "value": pack_tensor(5)}}, Code.INVALID_ARGUMENT, "scalar text"),
         (
@@ -182,9 +206,7 @@ def test_a_value_that_cannot_be_sent_is_an_error_of_the_server():
 def test_merged_trees_have_the_keys_of_both():
     # D-18: world-specific ones are added after join
     tree = PropertyTree([Property("server.a", NUMBER, "", lambda: 1)])
-    world = PropertyTree(
-        [Property("world.b", NUMBER, "", lambda: 2)], [Family("world.attributes", "", lambda name: name, print)]
-    )
+    world = PropertyTree([Property("world.b", NUMBER, "", lambda: 2)], [family("world.attributes", lambda name: name)])
     both = tree.merged(world)
     assert [spec.spec.name for spec in both.list("")] == ["server", "world"]
     assert unpack_tensor(both.read("server.a")) == 1
@@ -197,9 +219,10 @@ def test_a_family_that_has_no_such_name_tells_so_itself():
     def read(name):
         raise RequestError(Code.NOT_FOUND, f"no attribute {name}")
 
-    error = refused(PropertyTree([], [Family("f", "", read, print)]), read_property={"key": "f.x"})
+    tree = PropertyTree([], [family("f", read)])
+    error = refused(tree, read_property={"key": "f.x"})
     assert (error.code, error.message) == (Code.NOT_FOUND, "no attribute x")
-    assert PropertyTree([], [Family("f", "", read, print)]).list("f") == []
+    assert tree.list("f") == []
 
 
 def test_the_public_library_reads_our_specs():

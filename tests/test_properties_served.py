@@ -1,5 +1,6 @@
 """Properties over real connections, by the public library and by plain messages (D-18)."""
 
+import gymnasium
 import numpy as np
 import pytest
 from dm_env_rpc.v1.extensions import properties as public_properties
@@ -14,6 +15,7 @@ from bridge.testing import CountingEnv
 from bridge.wire import PROPERTY_REQUEST_URL
 from tests.parallel_envs import Relay
 from tests.peers import PublicClient, Stream
+from tests.support import everywhere
 
 
 def ask(stream, **payload):
@@ -55,17 +57,17 @@ def tree(stream, key=""):
 
 
 @pytest.fixture
-def stream():
-    with bridge.serve_gym(lambda: CountingEnv(7)) as server:
+def stream(isolation):
+    with bridge.serve_gym(lambda: CountingEnv(7), isolation=isolation) as server:
         stream = Stream(server)
         yield stream
         stream.close()
 
 
 @pytest.fixture
-def drawn():
+def drawn(isolation):
     """A world that has a frame too."""
-    with bridge.serve_gym("CartPole-v1", env_kwargs={"render_mode": "rgb_array"}) as server:
+    with bridge.serve_gym("CartPole-v1", env_kwargs={"render_mode": "rgb_array"}, isolation=isolation) as server:
         stream = Stream(server)
         yield stream
         stream.close()
@@ -85,6 +87,7 @@ def test_world_properties_come_with_the_world_and_go_with_it(stream):
     assert read(stream, "world.name") == Code.NOT_FOUND
 
 
+@everywhere
 def test_what_is_listed_is_what_can_be_done(drawn):
     """D-18: each property of the tree is read, written and listed as its flags say."""
     stream = drawn
@@ -105,6 +108,7 @@ def test_what_is_listed_is_what_can_be_done(drawn):
             assert listing(stream, key) == Code.PERMISSION_DENIED
 
 
+@everywhere
 def test_attributes_are_read_and_written_and_wrong_ones_refused(stream):
     """D-18: NOT_FOUND for an unknown one, INVALID_ARGUMENT for a bad value, PERMISSION_DENIED for a private one."""
     stream.join()
@@ -120,6 +124,82 @@ def test_attributes_are_read_and_written_and_wrong_ones_refused(stream):
     assert values.decode(unpack_tensor(read(stream, key).read_property.value).tobytes()) == [3]
 
 
+class Dressed(gymnasium.Wrapper):
+    """A wrapper with attributes of its own; one is of no use elsewhere, one takes its time."""
+
+    LEVELS = (1, 2)
+    looked = 0
+
+    def __init__(self):
+        super().__init__(CountingEnv(7))
+        self.colour, self._hidden, self.window, self.engine = "red", 1, None, object()
+        self.grid = np.zeros((2, 2))
+        self.map = dict.fromkeys(map(str, range(5000)))
+
+    @property
+    def slow(self):
+        self.looked += 1
+        return self.looked
+
+    def shout(self):
+        return "hey"
+
+
+@pytest.mark.parametrize("options", [{}, {"num_envs": 2}, {"isolation": "process"}], ids=str)
+def test_attributes_are_listed_as_far_as_they_travel(options):
+    """D-18: data of the wrappers and of the environment, without calling anything; a leaf has nothing to list."""
+    with bridge.serve_gym(Dressed, **options) as server:
+        stream = Stream(server)
+        stream.join()
+        listed = {spec.spec.name.rpartition(".")[2]: spec for spec in tree(stream, "world.attributes")}
+        assert {"colour", "grid", "LEVELS", "looked", "length", "truncates", "episode"} <= set(listed)
+        assert not {"_hidden", "window", "engine", "map", "slow", "shout", "step", "env", "action_space"} & set(listed)
+        assert all((spec.is_readable, spec.is_writable, spec.is_listable) == (1, 1, 0) for spec in listed.values())
+        for name in listed:
+            assert read(stream, f"world.attributes.{name}").WhichOneof("payload") == "read_property", name
+        for name in ("colour", "window", "slow", "shout", "unwrapped", "_hidden"):
+            assert listing(stream, f"world.attributes.{name}") == Code.PERMISSION_DENIED
+        for name in ("nothing", "colour.red"):
+            assert listing(stream, f"world.attributes.{name}") == Code.NOT_FOUND
+        assert values.decode(read_bytes(stream, "world.attributes.looked")) == [0] * options.get("num_envs", 1)
+        stream.close()
+
+
+def test_no_more_than_a_hundred_attributes_are_listed():
+    """D-18: a listing is bounded; what is not in it can be read all the same."""
+    env = CountingEnv(3)
+    for number in range(300):
+        setattr(env, f"a{number}", number)
+    with bridge.serve_gym(lambda: env) as server:
+        stream = Stream(server)
+        stream.join()
+        assert len(tree(stream, "world.attributes")) == 100
+        assert values.decode(read_bytes(stream, "world.attributes.a299")) == [299]
+        stream.close()
+
+
+def test_lanes_in_other_processes_list_no_attributes():
+    """D-18: their names are not known here, but they are read by name."""
+    with bridge.serve_gym("CartPole-v1", num_envs=2, vectorization_mode="async") as server:
+        stream = Stream(server)
+        stream.join()
+        assert not tree(stream, "world.attributes")
+        assert values.decode(read_bytes(stream, "world.attributes.gravity")) == [9.8, 9.8]
+        assert listing(stream, "world.attributes.gravity") == Code.PERMISSION_DENIED
+        stream.close()
+
+
+def test_the_attributes_of_a_world_of_agents_are_listed():
+    """D-18, D-22."""
+    with bridge.serve_parallel(Relay) as server:
+        stream = Stream(server).join()
+        names = {spec.spec.name for spec in tree(stream, "world.attributes")}
+        assert {"world.attributes.horizon", "world.attributes.distances"} <= names
+        assert listing(stream, "world.attributes.horizon") == Code.PERMISSION_DENIED
+        assert listing(stream, "world.attributes.nothing") == Code.NOT_FOUND
+        stream.close()
+
+
 def test_unknown_keys_and_empty_requests_are_refused(stream):
     """D-18, D-2."""
     for key in ("nothing", "server.nothing", "world"):
@@ -130,9 +210,10 @@ def test_unknown_keys_and_empty_requests_are_refused(stream):
     stream.join()
 
 
-def test_each_agent_of_a_world_sees_its_own():
+@everywhere
+def test_each_agent_of_a_world_sees_its_own(isolation):
     """D-18, D-22."""
-    with bridge.serve_parallel(Relay, missing_agent="end") as server:
+    with bridge.serve_parallel(Relay, missing_agent="end", isolation=isolation) as server:
         streams = [Stream(server).join() for _ in range(2)]
         read_all = [
             [unpack_tensor(read(s, f"world.{key}").read_property.value)[()] for key in ("agent", "missing_agent")]

@@ -36,7 +36,7 @@ def checked_transport(transport: Any) -> str | None:
     """Return a choice of transport, or raise SettingError where it is none."""
     if transport not in (None, "grpc"):
         raise SettingError(
-            f"expected transport to be None or 'grpc', got {transport!r}; unix:// and tcp:// URLs name theirs"
+            f"expected transport to be None or 'grpc', got {transport!r}; unix://, tcp:// and tcps:// URLs name theirs"
         )
     return "grpc" if transport else None
 
@@ -66,10 +66,11 @@ def connect(
         offer = local.find(address.host, address.port)
         if offer is not None:
             address, server_id = offer.applied(address), offer.server_id
-    if address.scheme in ("unix", "tcp"):
-        if address.credentials.has_tls and server_id is None:
+    if address.scheme in ("unix", "tcp", "tcps"):
+        if address.credentials.has_tls and not address.tls and server_id is None:
+            remedy = "write tcps://" if address.scheme == "tcp" else "a Unix socket needs none, leave them out"
             raise SettingError(
-                f"tls_ca, tls_certificate and tls_key are for TLS, but {address.url!r} is without: write grpcs://"
+                f"tls_ca, tls_certificate and tls_key are for TLS, but {address.url!r} is without: {remedy}"
             )
         token = address.credentials.token
         # A Unix socket is this machine's own, where nobody reads along.

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import selectors
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from typing import Any
 
 from bridge.address import Address
 from bridge.client.inbox import Inbox
+from bridge.client.remedies import remedy
+from bridge.credentials import TOKEN_VARIABLE
 from bridge.errors import (
+    Code,
     ConnectError,
     ConnectionLostError,
     PeerError,
@@ -22,11 +27,13 @@ from bridge.errors import (
 )
 from bridge.frames import HEADER, FrameReader, Hello, pack_frame
 from bridge.sockets import prepare
+from bridge.tls import Tls, client_context, explain
 
 __all__ = ["FrameConnection"]
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _CHUNK = 65536
+_ALERT = b"\x15\x03"  # how an end that speaks TLS answers to what is none
 # Seconds that `send` waits for a server that takes nothing off the socket before the rest is left to `Inbox.get`.
 _STALL = 5.0
 
@@ -35,12 +42,15 @@ class FrameConnection:
     """A stream of requests and answers; used by one thread, the one that takes from `inbox`.
 
     Args:
-        address: A `unix` or `tcp` address.
+        address: A `unix`, `tcp` or `tcps` address.
         inbox: Looks after the socket.
         deliver: Called with each answer's bytes, and at the end of the stream once with the RemoteError that says why.
         max_message_bytes: The largest request or answer.
         token: Shown to the server.
         server_id: The id that the server must have; None: any.
+
+    Raises:
+        SettingError: The certificates of a `tcps` address cannot be used.
     """
 
     def __init__(
@@ -52,7 +62,7 @@ class FrameConnection:
         token: str | None = None,
         server_id: str | None = None,
     ) -> None:
-        self._url = address.url
+        self._url, self._scheme = address.url, address.scheme
         self._inbox = inbox
         self._deliver = deliver
         self._max_message_bytes = max_message_bytes
@@ -65,7 +75,15 @@ class FrameConnection:
         self._finished = False
         self._connecting = True
         self._watched = 0
+        self._withheld = token is None and address.credentials.token is not None
         self._out = bytearray(pack_frame(Hello(token=token).pack()))
+        self._early = bytearray()
+        """What is to be said once the handshake is done."""
+        self._tls: Tls | None = None
+        if address.tls:
+            self._tls = Tls(client_context(address.credentials), address.host)
+            self._tls.receive(b"")
+            self._early, self._out = self._out, bytearray(self._tls.send())
         self._sock: socket.socket | None = None
         self._candidates: list[tuple[int, Any]] = []
         try:
@@ -111,6 +129,29 @@ class FrameConnection:
             )
         )
 
+    def _unmet(self, details: str) -> ConnectError:
+        return ConnectError(self._url, f"no connection: {details}. {remedy(self._scheme, details)}")
+
+    def _sealed(self, tls: Tls, data: bytes) -> bytes:
+        """Return what goes over the wire for a piece of the stream."""
+        if tls.ready:
+            return tls.send((data,))
+        self._early += data
+        return b""
+
+    def _opened(self, data: bytes) -> bytes:
+        """Return the piece of the stream that came over the wire; what the handshake says to it is added to `_out`."""
+        tls = self._tls
+        if tls is None or not data:
+            return data
+        plain = tls.receive(data)
+        if tls.ready and self._early:
+            early, self._early = self._early, bytearray()
+            self._out += tls.send((bytes(early),))
+        elif tls.owes:
+            self._out += tls.send()
+        return plain
+
     def _watch(self, events: int) -> None:
         if self._sock is not None and events != self._watched:
             self._watched = events
@@ -146,6 +187,8 @@ class FrameConnection:
         if sock is None:
             return  # how it ended was delivered
         frame = HEADER.pack(len(request)) + request
+        if self._tls is not None:
+            frame = self._sealed(self._tls, frame)
         if self._out or self._connecting:
             self._out += frame
             return
@@ -190,7 +233,7 @@ class FrameConnection:
             self._lost(error)
             return
         self._watch(_READ)
-        if self._finished:
+        if self._finished and not self._early:
             self._shut()
 
     def _receive(self) -> None:
@@ -199,11 +242,12 @@ class FrameConnection:
             return
         reader = self._reader
         space = reader.space
+        data = b""
         try:
-            if space is None:
+            if space is None or self._tls is not None:
                 data = sock.recv(_CHUNK)
                 count = len(data)
-                frames = reader.feed(data)
+                frames = reader.feed(data) if self._tls is None else reader.take(self._opened(data))
             else:
                 count = sock.recv_into(space)
                 frames = reader.filled(count)
@@ -213,14 +257,23 @@ class FrameConnection:
             self._lost(error)
             return
         except RequestError as error:
-            self._end(PeerError(self._url, error.message))
+            if self._greeted:
+                self._end(PeerError(self._url, error.message))
+            elif data[:2] == _ALERT:
+                self._end(self._unmet("it answered by a TLS alert"))
+            else:
+                self._end(ConnectError(self._url, f"no server of this package: {error.message}"))
             return
         for frame in frames:
             if self._greeted:
                 self._deliver(frame)
             elif not self._greet(frame):
                 return
-        if not count:
+        if self._out and self._tls is not None:
+            self._flush()
+        if not count and not self._greeted:
+            self._end(self._unmet("it closed the connection without a word"))
+        elif not count:
             cut = " in the midst of a frame" if reader.partial else ""
             self._end(ConnectionLostError(self._url, f"the server ended the stream{cut}"))
 
@@ -231,7 +284,10 @@ class FrameConnection:
             self._end(ConnectError(self._url, f"no server of this package: {error.message}"))
             return False
         if hello.code:
-            self._end(RefusedError(self._url, f"the stream was ended: {hello.message}", hello.code))
+            hint = ""
+            if hello.code == Code.UNAUTHENTICATED and self._withheld:
+                hint = f" ({TOKEN_VARIABLE} is not sent unencrypted to another machine: use tcps://, or pass token=)"
+            self._end(RefusedError(self._url, f"the stream was ended: {hello.message}{hint}", hello.code))
             return False
         if self._server_id is not None and hello.server != self._server_id:
             self._end(ConnectError(self._url, "another server answers at its Unix socket; use transport='grpc'"))
@@ -241,22 +297,36 @@ class FrameConnection:
         return True
 
     def _lost(self, error: OSError) -> None:
-        if isinstance(error, (BrokenPipeError, ConnectionResetError)) and self._sock is not None and not self._greeted:
-            self._last_words()
-        if not self._ended:
-            self._end(ConnectionLostError(self._url, f"the connection was lost: {error.strerror or error}"))
+        if isinstance(error, (BrokenPipeError, ConnectionResetError)) and not self._greeted:
+            error = self._last_words() or error
+        if self._ended:
+            return
+        reason = error.strerror or str(error)
+        if isinstance(error, ssl.SSLError):
+            reason = explain(error)
+            if self._tls is not None and self._sock is not None:
+                with contextlib.suppress(OSError):
+                    self._sock.send(self._tls.send())  # tells the server why, for its log
+        self._end(
+            ConnectionLostError(self._url, f"the connection was lost: {reason}")
+            if self._greeted
+            else self._unmet(reason)
+        )
 
-    def _last_words(self) -> None:
+    def _last_words(self) -> ssl.SSLError | None:
         """Read why a server refused that closed before it took our first request."""
         sock = self._sock
         if sock is None:
-            return
+            return None
         try:
-            for frame in self._reader.feed(sock.recv(_CHUNK)):
+            for frame in self._reader.take(self._opened(sock.recv(_CHUNK))):
                 self._greet(frame)
-                return
+                return None
+        except ssl.SSLError as error:
+            return error
         except (OSError, RequestError):
-            return
+            pass
+        return None
 
     def _end(self, ending: RemoteError) -> None:
         """Close the socket and say why, once."""
@@ -279,7 +349,7 @@ class FrameConnection:
         self._closing = True
         if not self._finished:
             self._finished = True
-            if not self._out:
+            if not self._out and not self._early:
                 self._shut()
 
     def _shut(self) -> None:

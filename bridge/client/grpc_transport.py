@@ -18,6 +18,7 @@ import grpc
 
 from bridge.address import Address
 from bridge.client.relay import RelayConnection
+from bridge.client.remedies import remedy
 from bridge.credentials import TOKEN_VARIABLE
 from bridge.errors import Code, ConnectError, ConnectionLostError, RefusedError, RemoteError, SettingError
 from bridge.forks import forget_in_child, leak, must_relay, note_grpc_in_use
@@ -171,7 +172,7 @@ class GrpcConnection:
         if code is grpc.StatusCode.UNAVAILABLE and not self._answered:
             return ConnectError(
                 self._url,
-                f"no connection: {details}. {_remedy(self._scheme, details)}",
+                f"no connection: {details}. {remedy(self._scheme, details)}",
             )
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             return ConnectionLostError(self._url, f"the connection was lost: {details}")
@@ -212,12 +213,7 @@ def _is_loopback(host: str) -> bool:
 def _withholds(address: Address) -> bool:
     """Whether the token is kept back: it was given for any server there is, and would travel for all to read."""
     held = address.credentials
-    return (
-        held.token is not None
-        and held.from_environment
-        and address.scheme != "grpcs"
-        and not _is_loopback(address.host)
-    )
+    return held.token is not None and held.from_environment and not address.tls and not _is_loopback(address.host)
 
 
 def shown_token(address: Address) -> str | None:
@@ -225,9 +221,9 @@ def shown_token(address: Address) -> str | None:
     token = address.credentials.token
     if token is None or _withholds(address):
         return None
-    if address.scheme != "grpcs" and not _is_loopback(address.host):
+    if not address.tls and not _is_loopback(address.host):
         warnings.warn(
-            f"the token travels unencrypted to {address.host}; use a server with TLS, and grpcs://",
+            f"the token travels unencrypted to {address.host}; use a server with TLS, and {address.scheme}s://",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -249,37 +245,6 @@ def _open_channel(address: Address, options: list[tuple[str, Any]]) -> grpc.Chan
             f"tls_ca, tls_certificate and tls_key are for TLS, but {address.url!r} is without: write grpcs://"
         )
     return grpc.insecure_channel(address.target, options=options)
-
-
-_REMEDIES = (
-    (
-        "WRONG_VERSION_NUMBER",
-        "The port is there but speaks no TLS: use grpc://, or serve with tls_certificate and tls_key",
-    ),
-    ("certificate has expired", "The server's certificate has expired: renew it (`bridge cert` makes one)"),
-    (
-        "CERTIFICATE_VERIFY_FAILED",
-        "The server's certificate is of no authority that is trusted here: pass its as tls_ca=",
-    ),
-    ("Hostname Verification", "The server's certificate is not for this name: connect to a name that it holds"),
-)
-
-_CLOSED = ("socket closed", "connection reset", "broken pipe", "end of tcp")
-
-
-def _remedy(scheme: str, details: str) -> str:
-    """What to do about a connection that did not come about."""
-    for sign, remedy in _REMEDIES:
-        if sign.lower() in details.lower():
-            return remedy
-    if any(sign in details.lower() for sign in _CLOSED):
-        if scheme == "grpcs":
-            return (
-                "A server is there and closed the connection: perhaps it asks for a client's certificate, and none "
-                "came, or one that has expired or is of another authority: pass tls_certificate= and tls_key="
-            )
-        return "Something is there and closed the connection: does it speak TLS? Then use grpcs://"
-    return "Is the server running there, and its port reachable from this machine?"
 
 
 def open_connection(

@@ -207,8 +207,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         token: What the server wants to see; None: that of `token_file`, or else of the environment variable
             `BRIDGE_TOKEN`.
         token_file: A file that holds the token.
-        tls_ca: For `grpcs://`: the authorities of the server's certificate, the path or the bytes of a PEM file; None:
-            those of the system.
+        tls_ca: For `grpcs://` and `tcps://`: the authorities of the server's certificate, the path or the bytes of a
+            PEM file; None: those of the system.
         tls_certificate: For a server that asks for one: the client's certificate, PEM.
         tls_key: The key of `tls_certificate`, PEM.
         env: A function that makes the environment: sent to the server, which executes it if it was started with

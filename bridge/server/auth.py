@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import ssl
 
 from bridge.credentials import Pem, Token, TokenLike, read_pem, read_token
 from bridge.errors import Code, RequestError, SettingError
 from bridge.logs import SafeLog
+from bridge.tls import server_context
 
 __all__ = ["Gate", "Security"]
 
@@ -59,6 +61,16 @@ class Security:
     def tls(self) -> bool:
         """Whether what travels is encrypted, and the server proves who it is."""
         return self.tls_certificate is not None
+
+    def context(self) -> ssl.SSLContext | None:
+        """Return what a socket speaks TLS with; None: it speaks none.
+
+        Raises:
+            SettingError: The certificate and its key cannot be used.
+        """
+        if self.tls_certificate is None or self.tls_key is None:
+            return None
+        return server_context(self.tls_certificate, self.tls_key, self.tls_client_ca)
 
     @property
     def authenticates(self) -> bool:

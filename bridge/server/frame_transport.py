@@ -8,59 +8,39 @@ other agents) gets a thread of its own once it has joined.
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import os
 import queue
 import selectors
 import socket
-import stat
+import ssl
 import threading
 import time
-from collections import deque
 
-from bridge.errors import Code, RequestError, SettingError
-from bridge.frames import HEADER, FrameReader, Hello, pack_frame
+from bridge.errors import Code, RequestError
+from bridge.frames import HEADER, Hello, RefusedFrame, pack_frame
 from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.auth import Gate
+from bridge.server.flight import Flight
+from bridge.server.frame_connection import CHUNK, Connection, read, send_all, send_parts
+from bridge.server.frame_listeners import inode, listen_tcp, listen_unix
 from bridge.server.limits import ConnectionCount, Limits
 from bridge.server.metrics import Metrics
 from bridge.session import Hub, Session
 from bridge.sockets import prepare
+from bridge.tls import Tls, explain
 
 __all__ = ["FrameTransport"]
 
 _log = SafeLog(__name__)
 _numbers = itertools.count(1)
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-_CHUNK = 65536
-_BACKLOG = 1024
-# Seconds that a client has for its hello, and that one which was refused has for reading why.
+# Seconds that a client has for its handshake and hello, and that one which was refused has for reading why.
 _HELLO_TIMEOUT = 10.0
 _LINGER = 1.0
-# Requests that are kept while an earlier one of the same connection waits for other agents.
-_MAX_WAITING = 1024
-
-
-class _Connection:
-    """One client's socket and session."""
-
-    def __init__(self, sock: socket.socket, max_message_bytes: int) -> None:
-        self.sock = sock
-        self.reader = FrameReader(max_message_bytes)
-        self.session: Session | None = None
-        self.requests: deque[bytes | bytearray] = deque()
-        self.out: deque[memoryview] = deque()
-        self.events = _READ
-        self.until: float | None = time.monotonic() + _HELLO_TIMEOUT
-        """When it is closed unless something changes; monotonic seconds."""
-        self.number = 0
-        """For the log."""
-        self.ending = False
-        """Nothing more is read; it closes once what it has to say is sent."""
-        self.waiting: queue.SimpleQueue[bytes | bytearray | None] | None = None
-        """Where its requests go once it has a thread of its own."""
+# Refusals that are kept while an earlier request of the same connection waits for other agents.
+_MAX_REFUSALS = 64
 
 
 class FrameTransport:
@@ -68,13 +48,15 @@ class FrameTransport:
 
     Args:
         hub: The worlds.
-        limits: `max_message_bytes`.
+        limits: `max_message_bytes`, and `max_requests_in_flight` for a connection's own queue.
         count: Admits connections.
+        flight: Admits requests.
         server_id: What the hello calls this server.
         unix_path: Where to make the socket; None: nowhere.
         host: The address to listen on.
         tcp_port: The port to listen on, 0: any free one; None: none.
         gate: Asks each client for the token.
+        tls: What the TCP port speaks TLS with; None: it speaks none. The Unix socket never does: it is its user's own.
 
     Raises:
         SettingError: The path or the address cannot be listened on.
@@ -86,23 +68,27 @@ class FrameTransport:
         limits: Limits,
         *,
         count: ConnectionCount,
+        flight: Flight,
         server_id: str,
         unix_path: str | None = None,
         host: str = "127.0.0.1",
         tcp_port: int | None = None,
         gate: Gate,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._hub = hub
         self._limits = limits
         self._hello = pack_frame(Hello(server=server_id).pack())
         self._count = count
+        self._flight = flight
         self._gate = gate
+        self._tls = tls
         self.metrics: Metrics | None = None
         """Where to count; None: nowhere."""
         self._guard = threading.Lock()
         self._timed = 0  # connections with an `until`
-        self._own: dict[threading.Thread, _Connection] = {}
-        self._connections: dict[socket.socket, _Connection] = {}
+        self._own: dict[threading.Thread, Connection] = {}
+        self._connections: dict[socket.socket, Connection] = {}
         self._listeners: list[socket.socket] = []
         self._inode: tuple[int, int] | None = None
         self._stop_at: float | None = None
@@ -111,10 +97,10 @@ class FrameTransport:
         self._wake, self._waker = socket.socketpair()
         try:
             if unix_path is not None:
-                self._listeners.append(_listen_unix(unix_path))
-                self._inode = _inode(unix_path)
+                self._listeners.append(listen_unix(unix_path))
+                self._inode = inode(unix_path)
             if tcp_port is not None:
-                self._listeners.append(_listen_tcp(host, tcp_port))
+                self._listeners.append(listen_tcp(host, tcp_port))
                 self.tcp_port = self._listeners[-1].getsockname()[1]
         except BaseException:
             self._close_listeners()
@@ -162,6 +148,10 @@ class FrameTransport:
             now = time.monotonic()
             for connection in list(self._connections.values()):
                 if connection.until is not None and now >= connection.until:
+                    if not connection.ending:
+                        late = connection.tls is not None and not connection.tls.ready
+                        what = "TLS handshake" if late else "hello"
+                        _log.warning("refused %s: no %s within %g s", connection.peer, what, _HELLO_TIMEOUT)
                     self._close(connection)
         if self._stop_at is None:
             return False
@@ -174,29 +164,41 @@ class FrameTransport:
 
     def _accept(self, listener: socket.socket) -> None:
         try:
-            sock, _ = listener.accept()
+            sock, name = listener.accept()
         except OSError:
             return  # it went again, or there are no descriptors left for it
-        prepare(sock)
-        connection = _Connection(sock, self._limits.max_message_bytes)
+        try:
+            prepare(sock)
+        except OSError:  # it was reset meanwhile, which some systems tell here
+            sock.close()
+            return
+        peer, tls = "unix", None
+        if isinstance(name, tuple):
+            peer = f"ipv6:[{name[0]}]:{name[1]}" if ":" in name[0] else f"ipv4:{name[0]}:{name[1]}"
+            tls = None if self._tls is None else Tls(self._tls)
+        connection = Connection(sock, peer, tls, self._limits.max_message_bytes, self._flight)
+        connection.until = time.monotonic() + _HELLO_TIMEOUT
         self._connections[sock] = connection
         self._timed += 1
         self._selector.register(sock, _READ, connection)
 
-    def _attend(self, connection: _Connection, events: int) -> None:
+    def _attend(self, connection: Connection, events: int) -> None:
         if events & _WRITE and not self._flush(connection):
             return
         if events & _READ and connection.sock.fileno() >= 0:
             self._receive(connection)
 
-    def _receive(self, connection: _Connection) -> None:
+    def _receive(self, connection: Connection) -> None:
         try:
             if connection.ending:  # it was refused; what it had sent before it knew is dropped
-                if not connection.sock.recv(_CHUNK):
+                if not connection.sock.recv(CHUNK):
                     self._close(connection)
                 return
-            frames, count = _read(connection)
+            frames, count = read(connection)
         except BlockingIOError:
+            return
+        except ssl.SSLError as error:
+            self._on_tls_error(connection, error)
             return
         except OSError:
             self._close(connection)
@@ -207,11 +209,15 @@ class FrameTransport:
             else:
                 self._refuse(connection, error)
             return
+        if connection.tls is not None and connection.tls.owes and connection.waiting is None:
+            self._say(connection, [])
         connection.requests.extend(frames)
         self._serve(connection)
-        if len(frames) and connection.waiting is not None and connection.waiting.qsize() > _MAX_WAITING:
-            self._close(connection)  # it sends and sends while an earlier request of it waits
-            return
+        if connection.waiting is not None:
+            most = self._limits.max_requests_in_flight + _MAX_REFUSALS
+            if connection.waiting.qsize() > most:
+                self._close(connection)  # it sends and sends while an earlier request of it waits
+                return
         if not count:
             if connection.requests or connection.out:
                 connection.ending = True
@@ -219,7 +225,18 @@ class FrameTransport:
             else:
                 self._close(connection)
 
-    def _serve(self, connection: _Connection) -> None:
+    def _on_tls_error(self, connection: Connection, error: ssl.SSLError) -> None:
+        """Log a client that was refused by its handshake, send it the alert, and close."""
+        if connection.session is None:
+            _log.warning("refused %s: no TLS handshake: %s", connection.peer, explain(error))
+        if connection.waiting is not None:
+            self._close(connection)  # its own thread may be in the midst of an answer
+            return
+        connection.requests.clear()
+        self._linger(connection)
+        self._say(connection, [])
+
+    def _serve(self, connection: Connection) -> None:
         """Answer what has come, as long as the client takes the answers."""
         while connection.requests and not connection.out and connection.sock.fileno() >= 0:
             frame = connection.requests.popleft()
@@ -229,17 +246,34 @@ class FrameTransport:
                     return
                 continue
             if connection.waiting is not None:
-                connection.waiting.put(frame)
+                connection.enqueue(frame)
+                continue
+            if (type(frame) is not bytes or len(frame) > self._flight.room) and not self._admit(connection, frame):
                 continue
             began = time.perf_counter()
             parts = session.handle_parts(frame, wait=False)
             if parts is None:
-                connection.waiting = queue.SimpleQueue()
-                connection.waiting.put(frame)
-                self._detach(connection, connection.waiting)
+                self._detach(connection)
+                connection.enqueue(frame)
                 continue
             self._note(session, time.perf_counter() - began, connection.number)
             self._say(connection, self._framed(parts))
+
+    def _admit(self, connection: Connection, frame: bytes | bytearray) -> bool:
+        """Tell whether a request that is large, or comes where there is no room, may be served; else refuse it.
+
+        One that is served here is not counted: it is the only one of all these connections.
+        """
+        if type(frame) is bytearray:
+            connection.hold(-len(frame))
+        try:
+            if isinstance(frame, RefusedFrame):
+                raise frame.error
+            self._flight.check(len(frame))
+        except RequestError as error:
+            self._say(connection, self._framed([_error(error.code, error.message)]))
+            return False
+        return True
 
     def _note(self, session: Session, seconds: float, number: int) -> None:
         """Count a request, and log one that was refused."""
@@ -261,45 +295,51 @@ class FrameTransport:
             size = len(parts[0])
         return [HEADER.pack(size), *parts]
 
-    def _greet(self, connection: _Connection, frame: bytes | bytearray) -> bool:
+    def _greet(self, connection: Connection, frame: bytes | bytearray) -> bool:
         """Admit a client by its first frame."""
         try:
             hello = Hello.unpack(frame)
-            self._gate.check(hello.token, "a client of the local transport")
+            self._gate.check(hello.token, connection.peer)
             self._count.enter()
         except RequestError as error:
             self._refuse(connection, error)
             return False
         connection.session = Session(self._hub, hello.version)
         connection.number = next(_numbers)
-        _log.info("connection=frames-%d opened", connection.number)
+        _log.info("connection=frames-%d peer=%s opened", connection.number, connection.peer)
         connection.until = None
         self._timed -= 1
         self._say(connection, [self._hello])
         return True
 
-    def _refuse(self, connection: _Connection, error: RequestError) -> None:
+    def _refuse(self, connection: Connection, error: RequestError) -> None:
         """Say why and close: nothing that follows on the stream could be read, or may be."""
         connection.requests.clear()
         if connection.session is None:
             payload = Hello(code=int(error.code), message=error.message).pack()
         else:
             payload = _error(error.code, error.message)
+        self._linger(connection)
+        self._say(connection, [pack_frame(payload)])
+
+    def _linger(self, connection: Connection) -> None:
+        """Read nothing more, and close a moment after what is to be said has been sent."""
         connection.ending = True
         if connection.until is None:
             self._timed += 1
         connection.until = time.monotonic() + _LINGER
-        self._say(connection, [pack_frame(payload)])
 
-    def _say(self, connection: _Connection, parts: list[bytes | memoryview]) -> None:
+    def _say(self, connection: Connection, parts: list[bytes | memoryview]) -> None:
         """Send, and keep what the socket does not take."""
         if connection.sock.fileno() < 0:
             return
+        if connection.tls is not None:
+            parts = [connection.tls.send(parts)]
         if not connection.out:
-            small = len(parts) == 1 or sum(map(len, parts)) <= _CHUNK
+            small = len(parts) == 1 or sum(map(len, parts)) <= CHUNK
             data = b"".join(parts) if small else b""
             try:
-                sent = connection.sock.send(data) if small else _send_parts(connection.sock, parts)
+                sent = connection.sock.send(data) if small else send_parts(connection.sock, parts)
             except BlockingIOError:
                 sent = 0
             except OSError:
@@ -308,7 +348,9 @@ class FrameTransport:
             if small:
                 if sent < len(data):
                     connection.out.append(memoryview(data)[sent:])
+                    connection.hold(len(data) - sent)
             else:
+                connection.hold(sum(map(len, parts)) - sent)
                 for part in parts:
                     if sent >= len(part):
                         sent -= len(part)
@@ -317,13 +359,15 @@ class FrameTransport:
                         sent = 0
         else:
             connection.out.extend(map(memoryview, parts))
+            connection.hold(sum(map(len, parts)))
         self._arrange(connection)
 
-    def _flush(self, connection: _Connection) -> bool:
+    def _flush(self, connection: Connection) -> bool:
         """Send what is kept; return whether the connection is still there."""
         try:
             while connection.out:
-                sent = _send_parts(connection.sock, list(connection.out))
+                sent = send_parts(connection.sock, list(connection.out))
+                connection.hold(-sent)
                 while sent:
                     first = connection.out[0]
                     if sent >= len(first):
@@ -341,7 +385,7 @@ class FrameTransport:
         self._arrange(connection)
         return connection.sock.fileno() >= 0
 
-    def _arrange(self, connection: _Connection) -> None:
+    def _arrange(self, connection: Connection) -> None:
         """Watch for what the connection needs: room to send, or else the next request."""
         if connection.sock.fileno() < 0 or connection.sock not in self._connections:
             return
@@ -358,7 +402,7 @@ class FrameTransport:
             connection.events = events
             self._selector.modify(connection.sock, events, connection)
 
-    def _close(self, connection: _Connection) -> None:
+    def _close(self, connection: Connection) -> None:
         if self._connections.pop(connection.sock, None) is None:
             return
         if connection.until is not None:
@@ -367,10 +411,11 @@ class FrameTransport:
             self._selector.unregister(connection.sock)
         self._finish(connection)
 
-    def _finish(self, connection: _Connection) -> None:
+    def _finish(self, connection: Connection) -> None:
         """End a connection's session, then close its socket, so that who sees the end sees the world gone."""
         connection.requests.clear()
         connection.out.clear()
+        connection.hold(-connection.held)
         if connection.waiting is not None:
             if connection.session is not None:
                 connection.session.hang_up()
@@ -379,7 +424,7 @@ class FrameTransport:
             self._release(connection)
         connection.sock.close()
 
-    def _release(self, connection: _Connection) -> None:
+    def _release(self, connection: Connection) -> None:
         """End a connection's session, once."""
         session, connection.session = connection.session, None
         if session is not None:
@@ -392,31 +437,51 @@ class FrameTransport:
 
     # Connections with a thread of their own
 
-    def _detach(self, connection: _Connection, requests: queue.SimpleQueue[bytes | bytearray | None]) -> None:
+    def _detach(self, connection: Connection) -> None:
         """Give a connection whose requests may wait a thread of its own; what it sends is still read by this one."""
+        connection.waiting = queue.SimpleQueue()
         thread = threading.Thread(
-            target=self._run_own, args=(connection, requests), name="bridge-connection", daemon=True
+            target=self._run_own, args=(connection, connection.waiting), name="bridge-connection", daemon=True
         )
         with self._guard:
             self._own[thread] = connection
         thread.start()
 
-    def _run_own(self, connection: _Connection, requests: queue.SimpleQueue[bytes | bytearray | None]) -> None:
-        session = connection.session
+    def _run_own(
+        self, connection: Connection, requests: queue.SimpleQueue[bytes | bytearray | RequestError | None]
+    ) -> None:
+        session, gone = connection.session, False
         try:
-            while session is not None and (request := requests.get()) is not None:
-                began = time.perf_counter()
-                parts = session.handle_parts(request) or []
-                self._note(session, time.perf_counter() - began, connection.number)
-                _send_all(connection.sock, self._framed(parts))
-        except (OSError, ValueError):
-            pass  # the client is gone, and its socket perhaps closed
+            while (request := requests.get()) is not None:
+                if isinstance(request, RequestError):
+                    parts: list[bytes | memoryview] = [_error(request.code, request.message)]
+                else:
+                    try:
+                        if gone or session is None:
+                            continue
+                        began = time.perf_counter()
+                        parts = session.handle_parts(request) or []
+                        self._note(session, time.perf_counter() - began, connection.number)
+                    finally:
+                        self._flight.leave(len(request))
+                gone = gone or not self._send_own(connection, self._framed(parts))
         finally:
             self._release(connection)
             with contextlib.suppress(OSError):
                 connection.sock.shutdown(socket.SHUT_RDWR)  # the thread that reads it then closes it
             with self._guard:
                 self._own.pop(threading.current_thread(), None)
+
+    def _send_own(self, connection: Connection, parts: list[bytes | memoryview]) -> bool:
+        """Send from a connection's own thread; return whether the client is still there."""
+        with self._flight.answer(sum(map(len, parts))):
+            try:
+                send_all(connection, parts)
+            except (OSError, ValueError):  # ValueError: of a selector, where the socket was closed meanwhile
+                with contextlib.suppress(OSError):
+                    connection.sock.shutdown(socket.SHUT_RDWR)  # the thread that reads it then ends it
+                return False
+        return True
 
     # The end
 
@@ -429,7 +494,7 @@ class FrameTransport:
         self._listeners.clear()
         if self._inode is not None and self.unix_path is not None:
             with contextlib.suppress(OSError):
-                if _inode(self.unix_path) == self._inode:  # another server may have its own there by now
+                if inode(self.unix_path) == self._inode:  # another server may have its own there by now
                     os.unlink(self.unix_path)
             self._inode = None
 
@@ -451,97 +516,5 @@ class FrameTransport:
         return ended
 
 
-def _read(connection: _Connection) -> tuple[list[bytes | bytearray], int]:
-    """Receive once; return the frames that are complete, and the number of bytes: 0 at the end of the stream."""
-    space = connection.reader.space
-    if space is not None:
-        count = connection.sock.recv_into(space)
-        return connection.reader.filled(count), count
-    data = connection.sock.recv(_CHUNK)
-    return connection.reader.feed(data), len(data)
-
-
-def _send_parts(sock: socket.socket, parts: list[bytes | memoryview] | list[memoryview]) -> int:
-    if hasattr(sock, "sendmsg"):
-        return sock.sendmsg(parts[:64])
-    return sock.send(parts[0])
-
-
-def _send_all(sock: socket.socket, parts: list[bytes | memoryview]) -> None:
-    """Send from a connection's own thread, however long its client takes to read."""
-    data = memoryview(b"".join(parts))
-    with selectors.DefaultSelector() as selector:
-        selector.register(sock, _WRITE)
-        while data:
-            try:
-                data = data[sock.send(data) :]
-            except BlockingIOError:
-                selector.select(1.0)
-
-
 def _error(code: Code, message: str) -> bytes:
     return pb.EnvironmentResponse(error=pb.Status(code=int(code), message=message)).SerializeToString()
-
-
-def _inode(path: str) -> tuple[int, int]:
-    info = os.stat(path)
-    return info.st_dev, info.st_ino
-
-
-def _listen_unix(path: str) -> socket.socket:
-    """Make a Unix socket that this user alone may connect to; a socket file that nobody listens at is replaced."""
-    family = getattr(socket, "AF_UNIX", None)
-    if family is None:
-        raise SettingError("this platform has no Unix sockets, so unix_path cannot be given; use tcp_port")
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        try:
-            _bind_unix(sock, path)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE or not _stale(family, path):
-                raise
-            os.unlink(path)
-            _bind_unix(sock, path)
-        sock.listen(_BACKLOG)
-    except OSError as error:
-        sock.close()
-        hint = " (a server listens there, or the file is not ours)" if error.errno == errno.EADDRINUSE else ""
-        raise SettingError(
-            f"cannot listen on unix_path={path!r}: {error.strerror or error}{hint}. Expected a path of "
-            "at most about 100 bytes in a directory that exists and is yours"
-        ) from error
-    return sock
-
-
-def _bind_unix(sock: socket.socket, path: str) -> None:
-    sock.bind(path)
-    os.chmod(path, 0o600)  # nobody can connect before `listen`
-
-
-def _stale(family: int, path: str) -> bool:
-    """Whether a path is a socket that nobody listens at, as a killed server leaves it."""
-    if not stat.S_ISSOCK(os.stat(path).st_mode):
-        return False
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex(path) == errno.ECONNREFUSED
-
-
-def _listen_tcp(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        sock = socket.socket(family, kind, protocol)
-        try:
-            if os.name == "posix":
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(target)
-            sock.listen(_BACKLOG)
-        except BaseException:
-            sock.close()
-            raise
-    except OSError as error:
-        raise SettingError(
-            f"cannot listen on tcp_port={port} of {host}: {error.strerror or error}. Is the port in use, or "
-            "the address not of this machine? tcp_port=0 takes any free one"
-        ) from error
-    return sock

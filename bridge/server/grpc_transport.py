@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import itertools
-import os
-import ssl
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -104,18 +101,26 @@ class GrpcTransport:
         limits: `max_message_bytes`.
         count: Admits connections.
         security: Certificates, and the token.
+        flight: Admits requests; None: those of this transport alone count.
 
     Raises:
         SettingError: The address cannot be listened on.
     """
 
     def __init__(
-        self, hub: Hub, host: str, port: int, limits: Limits, count: ConnectionCount, security: Security = _OPEN
+        self,
+        hub: Hub,
+        host: str,
+        port: int,
+        limits: Limits,
+        count: ConnectionCount,
+        security: Security = _OPEN,
+        flight: Flight | None = None,
     ) -> None:
         self._hub = hub
         self._limits = limits
         self._count = count
-        self._flight = Flight(limits)
+        self._flight = Flight(limits) if flight is None else flight
         self._threads = _ThreadPerCall()
         self.metrics: Metrics | None = None
         """Where to count; None: nowhere."""
@@ -147,7 +152,7 @@ class GrpcTransport:
     def _listen(self, target: str, security: Security) -> int:
         if security.tls_certificate is None or security.tls_key is None:
             return self._server.add_insecure_port(target)
-        _check_pair(security.tls_certificate, security.tls_key)
+        security.context()  # gRPC itself says to nobody what is wrong with them
         credentials = grpc.ssl_server_credentials(
             [(security.tls_key, security.tls_certificate)],
             security.tls_client_ca,
@@ -213,21 +218,3 @@ class GrpcTransport:
             self._health.stop()
         self._server.stop(grace).wait(grace + 5.0)
         return self._threads.join(5.0)
-
-
-def _check_pair(certificate: bytes, key: bytes) -> None:
-    """Raise SettingError where a certificate and a key do not belong together, which gRPC says to nobody."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    with tempfile.TemporaryDirectory() as folder:  # readable by this user alone
-        paths = os.path.join(folder, "certificate"), os.path.join(folder, "key")
-        for path, data in zip(paths, (certificate, key), strict=True):
-            with open(path, "wb") as file:
-                file.write(data)
-        try:
-            # An encrypted key would ask for its password on the terminal, and wait.
-            context.load_cert_chain(*paths, password=lambda: b"")
-        except (ssl.SSLError, ValueError) as error:
-            raise SettingError(
-                f"tls_certificate and tls_key cannot be used: {error}. Expected a PEM certificate and its own key, "
-                "not encrypted by a password"
-            ) from error

@@ -21,6 +21,7 @@ from bridge.credentials import TokenLike
 from bridge.errors import SettingError
 from bridge.forks import forget_in_child, leak, note_grpc_in_use
 from bridge.server.auth import Gate, Security
+from bridge.server.flight import Flight
 from bridge.server.frame_transport import FrameTransport
 from bridge.server.grpc_transport import GrpcTransport
 from bridge.server.limits import ConnectionCount, Limits
@@ -85,8 +86,6 @@ class Server:
         self._source = source
         if tcp_port is not None and (not isinstance(tcp_port, int) or not 0 <= tcp_port <= 65535):
             raise SettingError(f"expected tcp_port from 0 to 65535, got {tcp_port!r}")
-        if tcp_port is not None and security.tls:
-            raise SettingError("tcp_port serves without TLS, beside a port with TLS: leave one of them out")
         self._registry = Registry(
             source,
             limits,
@@ -95,6 +94,7 @@ class Server:
             reset_world_timeout=reset_world_timeout,
         )
         self._count = ConnectionCount(limits.max_connections)
+        flight = Flight(limits)
         self._frames: FrameTransport | None = None
         self._offer: local.Offer | None = None
         if unix_path is not None or tcp_port is not None:
@@ -104,15 +104,17 @@ class Server:
                 self._registry,
                 limits,
                 count=self._count,
+                flight=flight,
                 server_id=server_id,
                 unix_path=path,
                 host=host,
                 tcp_port=tcp_port,
                 gate=Gate(security.token),
+                tls=security.context(),
             )
             self._registry.unix_path = path
         try:
-            self._transport = GrpcTransport(self._registry, host, port, limits, self._count, security)
+            self._transport = GrpcTransport(self._registry, host, port, limits, self._count, security, flight)
         except BaseException:
             if self._frames is not None:
                 self._frames.stop(0.0)
@@ -131,18 +133,19 @@ class Server:
             self._transport.metrics = self._metrics
             if self._frames is not None:
                 self._frames.metrics = self._metrics
-        self._scheme = "grpcs" if security.tls else "grpc"
+        self._tls = security.tls
         self._reaper = Reaper(self._registry.reap, idle_timeout)
         self._host = host
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
         if not is_loopback(host) and security.missing():
+            ports = f"port {self.port}" if tcp_port is None else f"ports {self.port} and {self._tcp_port}"
             warnings.warn(
                 f"listening on {host} without {security.missing()}: "
                 + (
-                    f"what travels over port {self.port} can be read and changed on its way"
+                    f"what travels over {ports} can be read and changed on its way"
                     if security.authenticates
-                    else f"whoever reaches port {self.port} can use the environments"
+                    else f"whoever reaches {ports} can use the environments"
                 ),
                 RuntimeWarning,
                 stacklevel=3,
@@ -162,7 +165,7 @@ class Server:
     @property
     def url(self) -> str:
         """The URL that a client on this machine, or on one that reaches it by its name, connects to."""
-        return f"{self._scheme}://{self._reachable}:{self.port}"
+        return f"{'grpcs' if self._tls else 'grpc'}://{self._reachable}:{self.port}"
 
     @property
     def _reachable(self) -> str:
@@ -177,14 +180,19 @@ class Server:
         urls = [self.url]
         if self._frames is not None and self._frames.unix_path is not None:
             urls.append(f"unix://{quote(self._frames.unix_path)}")
-        if self._frames is not None and self._frames.tcp_port is not None:
-            urls.append(f"tcp://{self._reachable}:{self._frames.tcp_port}")
+        if self._tcp_port is not None:
+            urls.append(f"{'tcps' if self._tls else 'tcp'}://{self._reachable}:{self._tcp_port}")
         return urls
 
     @property
     def port(self) -> int:
         """The port that it listens on."""
         return self._transport.port
+
+    @property
+    def _tcp_port(self) -> int | None:
+        """The port of the frames; None: there is none."""
+        return None if self._frames is None else self._frames.tcp_port
 
     @property
     def metrics_port(self) -> int | None:
@@ -340,7 +348,7 @@ def serve_gym(
         max_message_bytes: The largest request or response, in bytes.
         unix_path: Listen on a Unix socket at this path too, for clients on this machine: many times cheaper than gRPC.
             Clients of this package that are given the gRPC URL find and use it by themselves.
-        tcp_port: Serve the same messages as frames on a plain TCP port too, 0: any free one.
+        tcp_port: Serve the same messages as frames on a TCP port too, 0: any free one; with TLS where it is given.
         processes: How many full servers to run, each in a process of its own, so that environments step on as many
             cores; `.urls` lists them. Process i listens on `port + i` where a port is given, and at `unix_path` with
             `.i` after it.
@@ -349,7 +357,7 @@ def serve_gym(
         token: What every client has to show; None: that of `token_file`, or else of the environment variable
             `BRIDGE_TOKEN`; where that is not set either, whoever reaches the port is let in.
         token_file: A file that holds the token.
-        tls_certificate: The server's certificate, the path or the bytes of a PEM file: the port then speaks TLS.
+        tls_certificate: The server's certificate, the path or the bytes of a PEM file: the ports then speak TLS.
         tls_key: The certificate's key, PEM.
         tls_client_ca: The authorities of which every client needs a certificate, PEM; None: clients need none.
         isolation: `process` puts each world in a process of its own, so that a crash, an endless loop or a leak in
@@ -389,11 +397,7 @@ def serve_gym(
         realtime=_realtime(fps, default_action, max_action_age, thread_safe, clock),
     )
     limits = Limits(max_connections, max_worlds, max_lanes, max_message_bytes, max_requests_in_flight, max_queued_bytes)
-    if isolation not in (None, "process"):
-        raise SettingError(f"expected isolation to be 'process' or None, got {isolation!r}")
-    own_process = isolation is not None or allow_env_factories
-    if not own_process and (call_timeout != CALL_TIMEOUT or max_world_bytes is not None):
-        raise SettingError("call_timeout and max_world_bytes are for worlds in processes: give isolation='process' too")
+    own_processes = Isolation.of(isolation, call_timeout, max_world_bytes, always=allow_env_factories)
     security = Security.of(
         token=token,
         token_file=token_file,
@@ -406,7 +410,7 @@ def serve_gym(
             f"allow_env_factories=True lets clients execute code on this machine, and host={host!r} is reached from "
             f"others: refused without {security.missing()}; give tls_certificate, tls_key and token"
         )
-    source.isolate(Isolation(call_timeout, max_world_bytes) if own_process else None, allow_env_factories)
+    source.isolate(own_processes, allow_env_factories)
     return Server(
         source,
         host=host,

@@ -1,0 +1,56 @@
+"""What to do about a connection that did not come about, by what the library below says of it."""
+
+from __future__ import annotations
+
+__all__ = ["remedy"]
+
+_PLAIN = {"grpcs": "grpc", "tcps": "tcp"}
+_SECURE = {
+    "grpc": "does it speak TLS? Then use grpcs://",
+    "tcp": "does it speak TLS? Then use tcps://; or gRPC? Then use grpc://",
+}
+_CLIENT = (
+    "perhaps it asks for a client's certificate, and none came, or one that has expired or is of another authority: "
+    "pass tls_certificate= and tls_key="
+)
+_REMEDIES = (
+    (
+        ("wrong_version_number", "packet length too long", "record layer failure"),
+        "The port is there but speaks no TLS: use {plain}://, or serve with tls_certificate and tls_key",
+    ),
+    (
+        ("certificate has expired",),
+        "The server's certificate has expired: renew it (`bridge cert` makes one)",
+    ),
+    (
+        ("hostname verification", "certificate is not valid for"),
+        "The server's certificate is not for this name: connect to a name that it holds",
+    ),
+    (
+        ("certificate_verify_failed",),
+        "The server's certificate is of no authority that is trusted here: pass its as tls_ca=",
+    ),
+    (
+        ("alert certificate", "alert bad certificate", "alert unknown ca", "alert unsupported certificate"),
+        f"A server is there and refused: {_CLIENT}",
+    ),
+)
+_CLOSED = ("socket closed", "connection reset", "broken pipe", "end of tcp", "closed the connection", "alert")
+
+
+def remedy(scheme: str, details: str) -> str:
+    """Say what to do.
+
+    Args:
+        scheme: The URL's.
+        details: What gRPC, OpenSSL or the system says.
+    """
+    said = details.lower()
+    for signs, text in _REMEDIES:
+        if any(sign in said for sign in signs):
+            return text.format(plain=_PLAIN.get(scheme, scheme))
+    if any(sign in said for sign in _CLOSED):
+        if scheme in _PLAIN:
+            return f"A server is there and closed the connection: {_CLIENT}"
+        return f"Something is there and closed the connection: {_SECURE.get(scheme, 'is it a server of this package?')}"
+    return "Is the server running there, and its port reachable from this machine?"

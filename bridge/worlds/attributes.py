@@ -1,0 +1,78 @@
+"""Which attributes of an environment can be listed, and which there are."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import SyncVectorEnv, VectorEnv
+
+from bridge import values
+from bridge.errors import Code, RequestError, TensorError
+
+__all__ = ["find_attribute", "list_attributes"]
+
+_MOST_NAMES = 100
+_MOST_ITEMS = 1000  # a longer list or dict is not looked through
+_MISSING = object()
+
+
+def list_attributes(env: Any) -> list[str]:
+    """Name the public attributes that are data and travel, at most 100 of them. Nothing of the environment is called.
+
+    Args:
+        env: An environment, or a vector of them, whose first lane is looked at.
+
+    Returns:
+        The names, those of the outermost wrapper first; none where the lanes live in other processes.
+    """
+    found: dict[str, Any] = {}
+    for layer in _layers(env):
+        for owner in (layer, *type(layer).__mro__):
+            if owner not in (object, gymnasium.Env, gymnasium.Wrapper):
+                for name, value in getattr(owner, "__dict__", {}).items():
+                    found.setdefault(name, value)
+    return [name for name, value in found.items() if not name.startswith("_") and _travels(value)][:_MOST_NAMES]
+
+
+def find_attribute(env: Any, name: str) -> None:
+    """Raise NOT_FOUND where an environment has no attribute or method of a name."""
+    layers = _layers(env)
+    # A property may take its time: only what is there in no plain way is asked for.
+    if layers and not any(
+        inspect.getattr_static(layer, name, _MISSING) is not _MISSING or hasattr(layer, name) for layer in layers
+    ):
+        raise RequestError(Code.NOT_FOUND, f"the environment has no method or attribute {name!r}")
+
+
+def _layers(env: Any) -> Sequence[Any]:
+    """The wrappers, the outermost first, and the environment in them; nothing where that lives in another process."""
+    if isinstance(env, VectorEnv):
+        vector = env.unwrapped
+        if not isinstance(vector, SyncVectorEnv):
+            return []
+        env = vector.envs[0]
+    layers = [env]
+    while isinstance(env, gymnasium.Wrapper):
+        env = env.env
+        layers.append(env)
+    return layers
+
+
+def _travels(value: Any) -> bool:
+    """Whether the values codec carries a value, found out without copying a large one.
+
+    What is None may be anything by and by, such as the window of an environment that has drawn nothing yet.
+    """
+    if value is None or (isinstance(value, (list, tuple, dict)) and len(value) > _MOST_ITEMS):
+        return False
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        value = np.empty(0, value.dtype)
+    try:
+        values.to_value(value)
+    except TensorError:
+        return False
+    return True

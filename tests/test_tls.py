@@ -1,0 +1,286 @@
+"""TLS under the frames: one end without a socket, and what strangers at the port can do to the others: nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import queue
+import random
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bridge import make_remote, make_vec_remote, serve_gym
+from bridge.address import parse_address
+from bridge.certificates import make_certificates
+from bridge.client.frame_transport import FrameConnection
+from bridge.client.inbox import Inbox
+from bridge.credentials import TOKEN_VARIABLE, ClientCredentials
+from bridge.errors import Code, ConnectError, ConnectionLostError
+from bridge.frames import Hello, pack_frame
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.server import frame_transport
+from bridge.tls import Tls, client_context, server_context
+from bridge.wrappers import BlockingReset
+from tests import test_fidelity
+from tests.support import until
+from tests.test_frames import Frames
+
+
+@pytest.fixture(scope="module")
+def certs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return make_certificates(tmp_path_factory.mktemp("certs"))
+
+
+@pytest.fixture
+def tls(certs: dict[str, Path]) -> dict[str, Any]:
+    """A server's keywords."""
+    return {"tcp_port": 0, "tls_certificate": certs["server.pem"], "tls_key": certs["server.key"]}
+
+
+@pytest.fixture
+def both(certs: dict[str, Path]) -> tuple[Tls, Tls]:
+    """A client's end and a server's."""
+    held = ClientCredentials(tls_ca=certs["ca.pem"].read_bytes())
+    server = server_context(certs["server.pem"].read_bytes(), certs["server.key"].read_bytes(), None)
+    return Tls(client_context(held), "localhost"), Tls(server)
+
+
+# One end
+
+
+@pytest.mark.parametrize("most", [1, 7, 1 << 20])
+def test_the_stream_comes_out_of_any_cut_of_the_wire(both: tuple[Tls, Tls], most: int) -> None:
+    client, server = both
+    rng = random.Random(most)
+    said = rng.randbytes(3_000 if most < 100 else 200_000)
+    heard = b""
+    client.receive(b"")
+    wire = {client: client.send(), server: b""}
+    spoken = False
+    while any(wire.values()):
+        for end, other in ((client, server), (server, client)):
+            piece, wire[end] = wire[end][:most], wire[end][most:]
+            plain = other.receive(piece)
+            heard += plain if other is server else b""
+            wire[other] += other.send()
+        if client.ready and not spoken:
+            spoken = True
+            wire[client] += client.send([said[:1000], b"", memoryview(said)[1000:]])
+    assert heard == said
+    assert server.ready
+    assert not server.owes
+
+
+def test_what_was_changed_on_its_way_is_an_error(both: tuple[Tls, Tls]) -> None:
+    client, server = both
+    client.receive(b"")
+    while not (client.ready and server.ready):
+        server.receive(client.send())
+        client.receive(server.send())
+    wire = bytearray(client.send([b"left"]))
+    wire[-1] ^= 1
+    with pytest.raises(ssl.SSLError):
+        server.receive(bytes(wire))
+    assert server.owes
+
+
+# Both ends over sockets
+
+
+def test_remote_equals_local(tls: dict[str, Any], certs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def connected(make: Any) -> Any:
+        return lambda url, **keywords: make(url, tls_ca=certs["ca.pem"], **keywords)
+
+    @contextmanager
+    def serve(function: Any, **kwargs: Any) -> Iterator[Any]:
+        with serve_gym(function, **tls, **kwargs) as server:
+            yield SimpleNamespace(url=server.urls[1])
+
+    monkeypatch.setattr(test_fidelity, "serve_gym", serve)
+    for make in (make_remote, make_vec_remote):
+        monkeypatch.setattr(test_fidelity, make.__name__, connected(make))
+    test_fidelity.compare_one(test_fidelity.ZOO["CartPole"][0], 100)
+    test_fidelity.compare_many(test_fidelity.ZOO["CartPole"][0], 3, 1, 30)
+
+
+def test_large_frames_go_both_ways(tls: dict[str, Any], certs: dict[str, Path]) -> None:
+    with serve_gym(Frames, **tls) as server:
+        envs = BlockingReset(make_vec_remote(server.urls[1], num_envs=3, tls_ca=certs["ca.pem"]))
+        envs.reset(seed=0)
+        actions = np.random.default_rng(0).integers(0, 255, (3, 700, 1000), np.uint8)
+        for _ in range(3):
+            observations, rewards, *_ = envs.step(actions)
+            assert np.array_equal(observations, actions + np.uint8(1))
+            assert rewards.tolist() == actions.sum((1, 2), dtype=np.int64).tolist()
+        envs.close()
+        until(lambda: server.connections == 0)
+
+
+def test_a_connection_with_a_thread_of_its_own_speaks_it_too(tls: dict[str, Any], certs: dict[str, Path]) -> None:
+    with serve_gym("CartPole-v1", fps=200.0, **tls) as server:
+        env = make_remote(server.urls[1], tls_ca=certs["ca.pem"], timeout=20)
+        env.reset(seed=0)
+        for _ in range(20):
+            env.step(0)
+        env.close()
+        until(lambda: server.connections == 0)
+
+
+@pytest.mark.parametrize("certificate", ["server", "client"])
+def test_the_servers_end_is_told_and_reset_connects_again(
+    certificate: str, tls: dict[str, Any], certs: dict[str, Path]
+) -> None:
+    given: dict[str, Any] = {"tls_ca": certs["ca.pem"], "timeout": 20}
+    if certificate == "client":
+        tls["tls_client_ca"] = certs["ca.pem"]
+        given |= {"tls_certificate": certs["client.pem"], "tls_key": certs["client.key"]}
+    server = serve_gym("CartPole-v1", **tls)
+    env = make_remote(server.urls[1], **given)
+    env.reset(seed=0)
+    server.stop()
+    with pytest.raises(ConnectionLostError, match=r"ended the stream|was lost"):
+        env.step(0)
+    tls["tcp_port"] = int(server.urls[1].rpartition(":")[2])
+    with serve_gym("CartPole-v1", **tls):
+        env.reset(seed=0)
+        env.step(0)
+        env.close()
+
+
+def test_several_processes_speak_it(tls: dict[str, Any], certs: dict[str, Path]) -> None:
+    with serve_gym("CartPole-v1", processes=2, token="a-token", **tls) as server:
+        urls = [urls[1] for urls in server.all_urls]  # type: ignore[attr-defined]
+        assert all(url.startswith("tcps://") for url in urls)
+        envs = BlockingReset(make_vec_remote(urls, num_envs=4, token="a-token", tls_ca=certs["ca.pem"]))
+        envs.reset(seed=0)
+        envs.step(np.zeros(4, np.int64))
+        envs.close()
+
+
+# Strangers
+
+
+def hello_record(certs: dict[str, Path]) -> bytes:
+    """The first thing that a client says."""
+    client = Tls(client_context(ClientCredentials(tls_ca=certs["ca.pem"].read_bytes())), "localhost")
+    client.receive(b"")
+    return client.send()
+
+
+@pytest.mark.parametrize("said", ["nothing", "half a handshake", "plaintext", "garbage", "HTTP", "a handshake alone"])
+def test_a_stranger_at_the_port_holds_up_nobody_and_is_gone_by_the_deadline(
+    said: str,
+    tls: dict[str, Any],
+    certs: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first = hello_record(certs)
+    words = {
+        "nothing": b"",
+        "half a handshake": first[: len(first) // 2],
+        "plaintext": pack_frame(Hello(token="what-nobody-should-read").pack()),
+        "garbage": random.Random(1).randbytes(70_000),
+        "HTTP": b"GET / HTTP/1.1\r\n\r\n",
+        "a handshake alone": first,
+    }[said]
+    with caplog.at_level(logging.DEBUG), serve_gym("CartPole-v1", **tls) as server:
+        address = ("127.0.0.1", int(server.urls[1].rpartition(":")[2]))
+        with socket.create_connection(address, 10.0) as stranger:
+            stranger.sendall(words)
+            env = make_remote(server.urls[1], tls_ca=certs["ca.pem"], timeout=20)  # while the stranger is there
+            env.reset(seed=0)
+            env.step(0)
+            monkeypatch.setattr(frame_transport, "_HELLO_TIMEOUT", 0.1)
+            with socket.create_connection(address, 10.0) as late:
+                late.sendall(words)
+                try:
+                    while late.recv(1 << 16):
+                        pass
+                except ConnectionResetError:
+                    pass
+            env.step(0)
+            assert server.connections == 1
+            env.close()
+        assert "refused ipv4:127.0.0.1:" in caplog.text
+        assert said not in ("nothing", "half a handshake") or "no TLS handshake within 0.1 s" in caplog.text
+        assert "what-nobody-should-read" not in caplog.text
+
+
+def test_a_client_whose_server_is_silent_waits_no_longer_than_its_timeout(certs: dict[str, Path]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(TimeoutError):
+        make_remote(f"tcps://127.0.0.1:{silent.getsockname()[1]}", tls_ca=certs["ca.pem"], timeout=0.2)
+
+
+def test_what_is_sent_before_the_handshake_is_done_goes_after_it_also_where_it_was_all(
+    tls: dict[str, Any], certs: dict[str, Path]
+) -> None:
+    got: list[Any] = []
+    with serve_gym("CartPole-v1", **tls) as server:
+        address = dataclasses.replace(
+            parse_address(server.urls[1]), credentials=ClientCredentials.of(tls_ca=certs["ca.pem"])
+        )
+        inbox: Inbox[Any] = Inbox()
+        connection = FrameConnection(address, inbox, got.append, 1 << 20)
+        for _ in range(3):
+            connection.send(b"\xff")  # no request: answered by an error
+        connection.finish()
+
+        def answered() -> bool:
+            with contextlib.suppress(queue.Empty):  # nothing is put into the inbox itself
+                inbox.get(0.01)
+            return len(got) == 3
+
+        until(answered)
+        assert all(pb.EnvironmentResponse.FromString(answer).error.code == Code.INVALID_ARGUMENT for answer in got)
+        connection.close(5.0)
+        until(lambda: server.connections == 0)
+
+
+_ALERT = b"\x15\x03\x01\x00\x02\x02\x28"
+_HTTP = b"HTTP/1.1 400 Bad Request\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "answer", "said"),
+    [
+        ("tcp", b"", "closed the connection: does it speak TLS.*tcps://; or gRPC.*grpc://"),
+        ("tcp", _ALERT, "closed the connection: does it speak TLS.*tcps://; or gRPC.*grpc://"),
+        ("tcp", _HTTP, "no server of this package: expected a hello"),
+        ("tcps", b"", "closed the connection: perhaps it asks for a client's certificate"),
+        ("tcps", _ALERT, "alert.*closed the connection: perhaps it asks for a client's certificate"),
+        ("tcps", _HTTP, "speaks no TLS: use tcp://"),
+    ],
+)
+def test_whatever_answers_a_client_is_told_with_what_to_do(
+    scheme: str, answer: bytes, said: str, certs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def respond() -> None:
+            sock, _ = listener.accept()
+            with sock:
+                sock.recv(1)
+                sock.sendall(answer)
+                sock.shutdown(socket.SHUT_WR)
+                while sock.recv(4096):
+                    pass
+
+        thread = threading.Thread(target=respond)
+        thread.start()
+        extra: dict[str, Any] = {"tls_ca": certs["ca.pem"]} if scheme == "tcps" else {}
+        with pytest.raises(ConnectError, match=said):
+            make_remote(f"{scheme}://127.0.0.1:{listener.getsockname()[1]}", timeout=20, **extra)
+        thread.join(10.0)
+        assert not thread.is_alive()
