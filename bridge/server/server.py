@@ -397,11 +397,7 @@ def serve_gym(
         realtime=_realtime(fps, default_action, max_action_age, thread_safe, clock),
     )
     limits = Limits(max_connections, max_worlds, max_lanes, max_message_bytes, max_requests_in_flight, max_queued_bytes)
-    if isolation not in (None, "process"):
-        raise SettingError(f"expected isolation to be 'process' or None, got {isolation!r}")
-    own_process = isolation is not None or allow_env_factories
-    if not own_process and (call_timeout != CALL_TIMEOUT or max_world_bytes is not None):
-        raise SettingError("call_timeout and max_world_bytes are for worlds in processes: give isolation='process' too")
+    own_processes = Isolation.of(isolation, call_timeout, max_world_bytes, always=allow_env_factories)
     security = Security.of(
         token=token,
         token_file=token_file,
@@ -414,7 +410,7 @@ def serve_gym(
             f"allow_env_factories=True lets clients execute code on this machine, and host={host!r} is reached from "
             f"others: refused without {security.missing()}; give tls_certificate, tls_key and token"
         )
-    source.isolate(Isolation(call_timeout, max_world_bytes) if own_process else None, allow_env_factories)
+    source.isolate(own_processes, allow_env_factories)
     return Server(
         source,
         host=host,
