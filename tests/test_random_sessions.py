@@ -1,4 +1,7 @@
-"""Whole sessions of several clients on one server, in any order: each answer, state and world is as a model says."""
+"""Whole sessions of several clients on one server, in any order: each answer, state and world is as a model says.
+
+`BRIDGE_SESSIONS=2000` tries more of them than the usual number.
+"""
 
 from __future__ import annotations
 
