@@ -3,7 +3,7 @@
 # make test-floors   run the core tests on the lowest versions that are allowed
 # make check   format, lint, types, generated code
 # make bench   steps per second, side by side with peers
-# make chaos   step for 20 minutes, twice, while servers are killed and stopped; make fuzz   a million random requests
+# make chaos   step for 20 minutes, twice, while servers are killed and stopped; make fuzz   a million random requests and frames
 # make proto   generate bridge/pb from proto
 # make test-trainers     run the tests that need PyTorch, with the trainers themselves
 # make notebooks         execute the notebooks in place, at full length
@@ -73,6 +73,7 @@ chaos: $(VENV)/.installed-test
 
 fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.fuzz
+	$(BIN)/python -m benchmarks.fuzz_frames
 
 proto: $(VENV)/.installed-check
 	$(BIN)/python proto/generate.py

@@ -60,7 +60,7 @@ class Hello:
             hello = cls(
                 fields[HELLO], fields.get("token"), fields.get("server"), error.get("code", 0), error.get("message", "")
             )
-            texts = (hello.version, hello.token or "", hello.server or "", hello.message)
+            texts = [hello.version, hello.message, *(text for text in (hello.token, hello.server) if text is not None)]
             if not all(isinstance(text, str) for text in texts) or not isinstance(hello.code, int):
                 raise TypeError("a field has another type")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -130,7 +130,19 @@ def test_a_hello_comes_back_as_it_was() -> None:
         assert Hello.unpack(hello.pack()) == hello
 
 
-@pytest.mark.parametrize("payload", [b"", b"\xff", b"[]", b"{}", b'{"gymnasium-bridge": 3}', b"[" * 9000, b"1"])
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"{}",
+        b'{"gymnasium-bridge": 3}',
+        b"[" * 9000,
+        b"1",
+        b'{"gymnasium-bridge": "1", "token": 0}',
+    ],
+)
 def test_what_is_no_hello_is_told(payload: bytes) -> None:
     with pytest.raises(RequestError, match="expected a hello") as caught:
         Hello.unpack(payload)
