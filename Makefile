@@ -3,7 +3,7 @@
 # make test-floors   run the core tests on the lowest versions that are allowed
 # make check   format, lint, types, generated code
 # make bench   steps per second, side by side with peers
-# make chaos   step for 20 minutes, twice, while servers are killed and stopped; make fuzz   a million random requests and frames
+# make chaos   step for 20 minutes, twice, while servers and links fail; make fuzz   a million random requests and frames
 # make proto   generate bridge/pb from proto
 # make test-trainers     run the tests that need PyTorch, with the trainers themselves
 # make notebooks         execute the notebooks in place, at full length
