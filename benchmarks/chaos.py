@@ -25,7 +25,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from benchmarks.chaos_faults import Host, Monkey
+from benchmarks.chaos_faults import FAULTS, Host, Monkey
 from benchmarks.ppo import Ppo
 from bridge import RemoteVectorEnv, make_vec_remote
 from bridge.client.remote import SlotState
@@ -191,6 +191,7 @@ def run(
     spares: int = 0,
     period: float = 5.0,
     stays: float = 3.0,
+    faults: Sequence[str] = FAULTS,
     seed: int = 0,
 ) -> Report:
     """Step through the chaos.
@@ -201,8 +202,9 @@ def run(
         servers: Server processes.
         slots: Slots, a multiple of `servers`.
         spares: Spares, on a server process more.
-        period: Seconds between strikes, which the time for which a server is away comes on top of.
+        period: Seconds from strike to strike; one begins when the one before it is mended.
         stays: Seconds for which a server stands still, or a link is slow or half open.
+        faults: What happens, of `FAULTS`.
         seed: Of the strikes and of the policy.
     """
     report = Report(seconds, policy, servers, spares, slots)
@@ -220,7 +222,7 @@ def run(
         stack.callback(envs.close)
         player = Player(envs, report, seed)
         player.await_all()
-        monkey = Monkey(hosts, period, stays, seed, report.faults)
+        monkey = Monkey(hosts, period, stays, seed, report.faults, faults)
         _play(envs, report, player, monkey)
         _count(envs, report)
         envs.close()
@@ -320,15 +322,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--minutes", type=float, default=20.0, help="of each run (default: 20)")
     parser.add_argument("--policy", choices=sorted(ENVIRONMENTS), default="random", help="who steps (default: random)")
+    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=FAULTS, help="what happens (default: all)")
     parser.add_argument("--spares", type=int, default=2, help="in the second run (default: 2; 0: no second run)")
-    parser.add_argument("--period", type=float, default=5.0, help="seconds between strikes (default: 5)")
+    parser.add_argument("--period", type=float, default=5.0, help="seconds from strike to strike (default: 5)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     given = parser.parse_args(argv)
     reports = []
     for spares in dict.fromkeys((0, given.spares)):
         seconds = given.minutes * 60.0
-        report = run(seconds, policy=given.policy, spares=spares, period=given.period, seed=given.seed)
+        report = run(
+            seconds,
+            policy=given.policy,
+            spares=spares,
+            period=given.period,
+            faults=given.faults,
+            seed=given.seed,
+        )
         reports.append(report)
         print("\n".join(report.lines()), flush=True)
     os.makedirs(given.results, exist_ok=True)

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -100,7 +101,7 @@ class Host:
 
 
 class Monkey:
-    """Lets something happen to a server or its link every `period` seconds, and mends it.
+    """Lets something happen to a server or its link every `period` seconds, one at a time, and mends it.
 
     Args:
         hosts: The servers.
@@ -108,11 +109,20 @@ class Monkey:
         stays: Seconds for which a server stands still, or a link is slow or stalled.
         seed: Of what happens, and to whom; the faults come in shuffled rounds, so that each comes as often.
         counts: Where the faults are counted, by name.
+        faults: Those that happen, of `FAULTS`.
     """
 
-    def __init__(self, hosts: Sequence[Host], period: float, stays: float, seed: int, counts: dict[str, int]) -> None:
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        period: float,
+        stays: float,
+        seed: int,
+        counts: dict[str, int],
+        faults: Sequence[str] = FAULTS,
+    ) -> None:
         self._hosts, self._period, self._stays, self._counts = hosts, period, stays, counts
-        self._random = random.Random(seed)
+        self._faults, self._random = tuple(faults), random.Random(seed)
         self._over = threading.Event()
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="chaos", daemon=True)
@@ -120,12 +130,15 @@ class Monkey:
 
     def _run(self) -> None:
         faults: list[str] = []
+        wait = self._period
         try:
-            while not self._over.wait(self._period):
-                faults = faults or self._random.sample(FAULTS, len(FAULTS))
+            while not self._over.wait(wait):
+                began = time.monotonic()
+                faults = faults or self._random.sample(self._faults, len(self._faults))
                 fault = faults.pop()
                 self._counts[fault] = self._counts.get(fault, 0) + 1
                 self._strike(self._random.choice(self._hosts), fault)
+                wait = max(0.0, self._period - (time.monotonic() - began))
         except BaseException as error:
             self.failure = error
 

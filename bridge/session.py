@@ -124,7 +124,7 @@ class Hub(Protocol):
     def apart(self) -> bool:
         """Whether its worlds are called at the same time, so that each connection may wait for its own."""
 
-    def create_world(self, settings: Mapping[str, pb.Tensor], owner: object) -> str:
+    def create_world(self, settings: Mapping[str, pb.Tensor], owner: object, *, for_others: bool) -> str:
         """Make a world that belongs to the connection `owner`; return its name."""
 
     def find_world(self, name: str) -> World:
@@ -321,7 +321,10 @@ class Session:
 
     def _create_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         self._require(Event.CREATE_WORLD)
-        response.create_world.world_name = self._hub.create_world(request.create_world.settings, self)
+        # A client of ours joins what it makes; gone before it did, it leaves a world that nobody knows of.
+        for_others = not self._client_version
+        name = self._hub.create_world(request.create_world.settings, self, for_others=for_others)
+        response.create_world.world_name = name
         response.create_world.SetInParent()
 
     def _join_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:

@@ -53,7 +53,7 @@ class Place:
     name: str
     owner: int | None = None
     truncates: bool = False
-    joined_by_owner: bool = False
+    goes_with_owner: bool = False
     agent: int | None = None
     destroyed: bool = False
     episode: int = 0
@@ -68,6 +68,8 @@ class Client:
     state: State = State.UNJOINED
     place: Place | None = None
     gone: bool = False
+    ours: bool = False
+    """Whether it says that it is a client of this package, which makes worlds for itself alone."""
 
 
 WHO = st.integers(0, CLIENTS - 1)
@@ -133,7 +135,7 @@ class Sessions(RuleBasedStateMachine):
             name = answer.world_name
             assert name not in self.names
             self.names.append(name)
-            self.places[name] = Place(name, who, truncates)
+            self.places[name] = Place(name, who, truncates, goes_with_owner=self.clients[who].ours)
             self.move(who, Event.CREATE_WORLD)
 
     @rule(who=WHO, where=WHERE)
@@ -150,7 +152,7 @@ class Sessions(RuleBasedStateMachine):
         if answer is not None and place is not None:
             assert {spec.name for spec in answer.specs.actions.values()} == {"action"}
             place.agent = who
-            place.joined_by_owner |= place.owner == who
+            place.goes_with_owner |= place.owner == who
             self.clients[who].place = place
             self.move(who, Event.JOIN_WORLD)
 
@@ -290,14 +292,14 @@ class Sessions(RuleBasedStateMachine):
         for place in list(self.places.values()):
             if place.owner == who:
                 place.owner = None
-                if place.joined_by_owner and place.agent is None:
+                if place.goes_with_owner and place.agent is None:
                     self.destroyed(place)
 
-    @rule(who=WHO)
-    def connect(self, who: int) -> None:
+    @rule(who=WHO, ours=st.booleans())
+    def connect(self, who: int, ours: bool) -> None:
         """Another client takes the place of one whose stream ended."""
         if self.clients[who].state is State.CLOSED:
-            self.clients[who] = Client(Session(self.hub))
+            self.clients[who] = Client(Session(self.hub, "1.0" if ours else ""), ours=ours)
 
     @rule()
     def wait_for_an_hour(self) -> None:

@@ -52,7 +52,8 @@ class _Entry:
     world: World
     owner: object | None
     """The connection that created it, as long as it is there."""
-    joined_by_owner: bool = False
+    goes_with_owner: bool = False
+    """Whether its creator joined it, or made it for nobody else."""
     idle_since: float | None = None
     """When it was first seen without agents, in monotonic seconds."""
 
@@ -61,7 +62,8 @@ class Registry:
     """All worlds of a server; the hub of its sessions.
 
     A world goes by DestroyWorld, or with the connection that created and joined it, unless others are in it then. So
-    what a dead client leaves behind is gone, and a world that was created for others to join stays.
+    what a dead client leaves behind is gone, and a world that was created for others to join stays. Clients of this
+    package create worlds for themselves alone: those go with them joined or not.
 
     Args:
         source: Makes the worlds.
@@ -109,8 +111,14 @@ class Registry:
         with self._guard:
             return [entry.world for entry in self._entries.values() if entry is not None]
 
-    def create_world(self, settings: Mapping[str, pb.Tensor], owner: object) -> str:
-        """Make a world with a name that nobody else has (D-3)."""
+    def create_world(self, settings: Mapping[str, pb.Tensor], owner: object, *, for_others: bool = True) -> str:
+        """Make a world with a name that nobody else has (D-3).
+
+        Args:
+            settings: Of CreateWorld.
+            owner: The connection that asks.
+            for_others: Whether it stays for others to join where its owner goes without having joined it.
+        """
         name = f"world-{secrets.token_hex(8)}"
         with self._guard:
             self._refuse_if_closed()
@@ -129,7 +137,7 @@ class Registry:
             raise
         with self._guard:
             if not self._closed:
-                self._entries[name] = _Entry(world, owner)
+                self._entries[name] = _Entry(world, owner, goes_with_owner=not for_others)
         if self._closed:  # the server stopped while the environment was built
             _end(world)
             self._refuse_if_closed()
@@ -167,7 +175,7 @@ class Registry:
                 return
             entry.idle_since = None
             if entry.owner is owner:
-                entry.joined_by_owner = True
+                entry.goes_with_owner = True
 
     def left(self, world: World, owner: object) -> None:
         """Nothing changes: the world goes on without its agent (D-16)."""
@@ -237,7 +245,7 @@ class Registry:
             gone = []
             for name, entry in mine.items():
                 entry.owner = None
-                if entry.joined_by_owner and (not entry.world.agents or not entry.world.alive):
+                if entry.goes_with_owner and (not entry.world.agents or not entry.world.alive):
                     gone.append(entry.world)
                     del self._entries[name]
         for world in gone:
