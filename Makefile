@@ -3,7 +3,7 @@
 # make test-floors   run the core tests on the lowest versions that are allowed
 # make check   format, lint, types, generated code
 # make bench   steps per second, side by side with peers
-# make chaos   step for 20 minutes, twice, while servers are killed and stopped; make fuzz   a million random requests
+# make chaos   step for 20 minutes, twice, while servers and links fail; make fuzz   a million random requests and frames
 # make mutants break the protocol in many ways, and see a test fail for each
 # make proto   generate bridge/pb from proto
 # make test-trainers     run the tests that need PyTorch, with the trainers themselves
@@ -74,6 +74,7 @@ chaos: $(VENV)/.installed-test
 
 fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.fuzz
+	$(BIN)/python -m benchmarks.fuzz_frames
 
 mutants: $(VENV)/.installed-test
 	$(BIN)/python -m tests.mutate

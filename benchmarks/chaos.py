@@ -1,8 +1,9 @@
-"""`python -m benchmarks.chaos`: servers are killed and stopped while a vector environment steps; does it all add up?
+"""`python -m benchmarks.chaos`: servers and links fail while a vector environment steps; does it all add up?
 
-Every few seconds one server process is killed and started again on its port, or stopped and continued. The environments
-count their steps, so the client sees whether one is missing or came twice. At the end every slot must be back, the
-counters must add up, and no thread, process, file descriptor, connection or world may be left.
+Every few seconds something happens: a server process is killed and started again on its port, or stopped and continued;
+the link to it is cut, slow, half closed or half open. The environments count their steps, so the client sees whether
+one is missing or came twice, and keep a tally that outlives their process. At the end every slot must be back, the
+counters must add up, and no thread, process, port, file descriptor, connection or world may be left.
 """
 
 from __future__ import annotations
@@ -12,38 +13,25 @@ import contextlib
 import dataclasses
 import json
 import os
-import random
-import selectors
-import signal
-import socket
-import subprocess
 import sys
+import tempfile
 import threading
 import time
-import urllib.request
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import psutil
+from numpy.typing import NDArray
 
+from benchmarks.chaos_faults import Host, Monkey
+from benchmarks.ppo import Ppo
 from bridge import RemoteVectorEnv, make_vec_remote
 from bridge.client.remote import SlotState
 
-EPISODE = 200
-"""Steps an episode."""
-STOPPED = 3.0
-"""Seconds for which a server stands still."""
-DOWN = 1.0
-"""Seconds until a server that was killed is started again."""
-
-SCRIPT = """
-import sys
-import bridge, bridge.testing
-server = bridge.serve_gym(lambda: bridge.testing.CountingEnv(int(sys.argv[2])), port=int(sys.argv[1]), metrics_port=0)
-print(server.metrics_port, flush=True)
-server.wait(grace=0.0)
-"""
+ENVIRONMENTS = {"random": "counting", "ppo": "CartPole-v1"}
+"""What is served for each policy."""
 
 
 @dataclasses.dataclass
@@ -51,26 +39,47 @@ class Report:
     """What a run gave."""
 
     seconds: float
+    policy: str
     servers: int
     spares: int
     slots: int
-    kills: int = 0
-    stops: int = 0
+    faults: Counter[str] = dataclasses.field(default_factory=Counter)
+    """How often each happened."""
+    slots_back: int = 0
+    """Slots that ran at the end."""
     slot_steps: int = 0
     """Slots times calls of `step`."""
     observed: int = 0
     """Of those, with an observation."""
     observed_time: float = 0.0
     """The share of slots with an observation, over time rather than over steps."""
-    episodes: int = 0
-    """Episodes that ended by themselves."""
-    truncated: int = 0
-    """Episodes that were cut off, as `step` told."""
-    asked: int = 0
-    received: int = 0
-    lost: int = 0
+    steps_served: int = 0
+    """Steps that the environments made, those of killed servers included."""
+    steps_asked: int = 0
+    steps_received: int = 0
+    steps_lost: int = 0
+    episodes_served: int = 0
+    """Episodes that the environments began."""
+    episodes_begun: int = 0
+    """Episodes whose first observation was received: all of the following."""
+    episodes_ended: int = 0
+    """Episodes that ended by themselves, as `step` told."""
     episodes_lost: int = 0
+    """Episodes that were cut off, as the counters of the remotes say."""
+    episodes_truncated: int = 0
+    """Episodes that were cut off, as `step` told."""
+    episodes_running: int = 0
+    """Episodes that were going on at the end."""
+    losses: int = 0
+    """How often a connection was lost."""
     seconds_away: float = 0.0
+    """Of all remotes together, spares too."""
+    updates: int = 0
+    """How often PPO learned."""
+    returns: tuple[float, float] = (0.0, 0.0)
+    """PPO's mean return over the first and the last tenth of the episodes."""
+    left: dict[str, int] = dataclasses.field(default_factory=dict)
+    """What is left at the end, by kind."""
     problems: list[str] = dataclasses.field(default_factory=list)
 
     @property
@@ -78,135 +87,171 @@ class Report:
         """The share of slot-steps with an observation."""
         return self.observed / max(1, self.slot_steps)
 
-
-class Host:
-    """A server process that is killed and started again on one port."""
-
-    def __init__(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
-        self.url = f"grpc://127.0.0.1:{self.port}"
-        self.process: subprocess.Popen[str] | None = None
-        self.metrics_port = 0
-
-    def start(self) -> None:
-        """Start it and wait until it listens."""
-        arguments = [sys.executable, "-c", SCRIPT, str(self.port), str(EPISODE)]
-        self.process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
-        out = self.process.stdout
-        assert out is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(out, selectors.EVENT_READ)
-            if not selector.select(60.0):
-                raise TimeoutError("a server did not start within 60 s")
-        self.metrics_port = int(out.readline())
-
-    def kill(self) -> None:
-        """End it without a word."""
-        process, self.process = self.process, None
-        if process is not None:
-            process.kill()
-            process.wait(30)
-            if process.stdout is not None:
-                process.stdout.close()
-
-    def metric(self, name: str) -> float:
-        """Read a gauge."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10) as answer:
-            for line in answer.read().decode().splitlines():
-                if line.startswith(f"{name} "):
-                    return float(line.split()[1])
-        raise LookupError(name)
+    def lines(self) -> list[str]:
+        """Return it for people."""
+        faults = ", ".join(f"{name} {count}" for name, count in sorted(self.faults.items()))
+        left = ", ".join(f"{name} {count}" for name, count in self.left.items())
+        lines = [
+            f"{self.seconds:g} s, policy {self.policy}: {self.slots} slots on {self.servers} servers, "
+            f"{self.spares} spares",
+            f"  faults    {sum(self.faults.values())}: {faults}; {self.losses} connections lost",
+            f"  slots     {self.slots_back} of {self.slots} back; {self.seconds_away:.1f} s away in sum",
+            f"  steps     {self.steps_asked} asked = {self.steps_received} received + {self.steps_lost} lost; "
+            f"{self.steps_served} served = {self.steps_received} received + "
+            f"{self.steps_served - self.steps_received} of the lost",
+            f"  episodes  {self.episodes_begun} begun = {self.episodes_ended} ended + {self.episodes_lost} lost + "
+            f"{self.episodes_running} running; {self.episodes_served} served",
+            f"  observed  {self.share:.2%} of slot-steps, {self.observed_time:.2%} of the time",
+            f"  left      {left}",
+            f"  problems  {'; '.join(self.problems) or 'none'}",
+        ]
+        if self.policy == "ppo":
+            before, after = self.returns
+            lines.insert(
+                -2, f"  ppo       {self.updates} updates; mean return {before:.1f} at first, {after:.1f} at last"
+            )
+        return lines
 
 
-class Monkey:
-    """Kills or stops a server every `period` seconds, and brings it back."""
+class Player:
+    """Steps all slots, by chance or by PPO, and holds each observation against the one before it."""
 
-    def __init__(self, hosts: Sequence[Host], period: float, seed: int, report: Report) -> None:
-        self._hosts, self._period, self._report = hosts, period, report
-        self._random = random.Random(seed)
-        self._over = threading.Event()
-        self.failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="chaos", daemon=True)
-        self._thread.start()
+    def __init__(self, envs: RemoteVectorEnv, report: Report, seed: int) -> None:
+        self._envs, self._report = envs, report
+        self._rng = np.random.default_rng(seed)
+        self._last: list[NDArray[np.float64] | None] = [None] * envs.num_envs
+        size = envs.single_observation_space.shape[0] - 1  # without the count
+        self.ppo = Ppo(envs.num_envs, size, 2, seed) if report.policy == "ppo" else None
+        envs.reset(seed=seed)
 
-    def _run(self) -> None:
-        try:
-            while not self._over.wait(self._period):
-                self._strike(self._random.choice(self._hosts))
-        except BaseException as error:
-            self.failure = error
+    def step(self) -> int:
+        """Step once; return how many slots have an observation."""
+        before = list(self._last)
+        actions = self._rng.integers(0, 2, self._envs.num_envs) if self.ppo is None else self.ppo.act(before)
+        rows, rewards, terminated, truncated, _ = self._envs.step(actions)
+        for slot, row in enumerate(rows):
+            self._check(slot, row, bool(terminated[slot]), bool(truncated[slot]))
+        if self.ppo is not None:
+            self.ppo.see(before, rows, rewards, terminated)
+        return sum(row is not None for row in rows)
 
-    def _strike(self, host: Host) -> None:
-        if self._random.random() < 0.5 or host.process is None:
-            self._report.kills += 1
-            host.kill()
-            self._over.wait(DOWN)
-            host.start()
-        else:
-            self._report.stops += 1
-            host.process.send_signal(signal.SIGSTOP)
-            self._over.wait(STOPPED)
-            host.process.send_signal(signal.SIGCONT)
+    def _check(self, slot: int, row: NDArray[np.float64] | None, terminated: bool, truncated: bool) -> None:
+        report, was = self._report, self._last[slot]
+        self._last[slot] = row
+        if row is not None:
+            expected = 0 if was is None else int(was[-1]) + 1
+            if int(row[-1]) != expected:
+                report.problems.append(f"slot {slot} saw step {int(row[-1])} where {expected} was due")
+            report.episodes_begun += was is None
+        if truncated and was is None and row is None:
+            report.problems.append(f"slot {slot} was truncated without an episode")
+        report.episodes_ended += terminated
+        report.episodes_truncated += truncated
+        if terminated or truncated:
+            self._last[slot] = None
+        elif row is None and was is not None:
+            report.problems.append(f"slot {slot} lost its observation in an episode without a word")
 
-    def stop(self) -> None:
-        """Let everything come back, and strike no more."""
-        self._over.set()
-        self._thread.join(90.0)
+    def await_all(self, deadline: float = 120.0) -> None:
+        """Step until every slot runs an episode."""
+        end = time.monotonic() + deadline
+        while not self._all_run():
+            if time.monotonic() > end:
+                away = [item for item in self._envs.remotes() if item.away]
+                self._report.problems.append(f"slots that did not come back: {away}")
+                return
+            self.step()
+            time.sleep(0.005)
+
+    def _all_run(self) -> bool:
+        running = self._envs.slot_states == SlotState.RUNNING
+        return bool(running.all()) and all(row is not None for row in self._last)
+
+    def finish(self) -> None:
+        """Note how it is at the end."""
+        report = self._report
+        report.slots_back = int((self._envs.slot_states == SlotState.RUNNING).sum())
+        report.episodes_running = sum(row is not None for row in self._last)
+        if self.ppo is not None:
+            report.updates, some = self.ppo.updates, max(1, len(self.ppo.returns) // 10)
+            if self.ppo.returns:
+                report.returns = float(np.mean(self.ppo.returns[:some])), float(np.mean(self.ppo.returns[-some:]))
 
 
 def run(
-    seconds: float, *, servers: int = 4, slots: int = 16, spares: int = 0, period: float = 5.0, seed: int = 0
+    seconds: float,
+    *,
+    policy: str = "random",
+    servers: int = 4,
+    slots: int = 16,
+    spares: int = 0,
+    period: float = 5.0,
+    stays: float = 3.0,
+    seed: int = 0,
 ) -> Report:
     """Step through the chaos.
 
     Args:
         seconds: How long it lasts; the time until all slots are back comes on top.
+        policy: Who steps: `random`, or `ppo`, which learns CartPole meanwhile.
         servers: Server processes.
         slots: Slots, a multiple of `servers`.
         spares: Spares, on a server process more.
         period: Seconds between strikes, which the time for which a server is away comes on top of.
-        seed: Of the strikes.
+        stays: Seconds for which a server stands still, or a link is slow or half open.
+        seed: Of the strikes and of the policy.
     """
-    report = Report(seconds, servers, spares, slots)
-    before = psutil.Process().num_fds() if hasattr(psutil.Process, "num_fds") else 0
-    threads = {thread for thread in threading.enumerate() if thread.name.startswith("bridge")}
+    report = Report(seconds, policy, servers, spares, slots)
+    before = _held()
     with contextlib.ExitStack() as stack:
-        hosts = [Host() for _ in range(servers + (1 if spares else 0))]
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bridge-chaos-")))
+        hosts = [Host(folder, number, ENVIRONMENTS[policy]) for number in range(servers + (1 if spares else 0))]
         for host in hosts:
-            stack.callback(host.kill)
+            stack.callback(host.close)
             host.start()
+        for host in hosts:
+            host.wait()
         urls = [host.url for host in hosts[:servers]] * (slots // servers)
         envs = make_vec_remote(urls, spares=[host.url for host in hosts[servers:]] * spares, timeout=1.5)
         stack.callback(envs.close)
-        _play(envs, report, hosts, period, seed)
-        _check_counters(envs, report)
+        player = Player(envs, report, seed)
+        player.await_all()
+        monkey = Monkey(hosts, period, stays, seed, report.faults)
+        _play(envs, report, player, monkey)
+        _count(envs, report)
         envs.close()
         _check_servers(hosts, report)
-        pids = [host.process.pid for host in hosts if host.process is not None]
-    left = {thread for thread in threading.enumerate() if thread.name.startswith("bridge")} - threads
-    if left:
-        report.problems.append(f"threads left: {left}")
-    if any(psutil.pid_exists(pid) for pid in pids):
-        report.problems.append("processes left")
-    after = psutil.Process().num_fds() if hasattr(psutil.Process, "num_fds") else 0
-    if after > before + 8:  # gRPC keeps its own pollers
-        report.problems.append(f"file descriptors grew from {before} to {after}")
+        for host in hosts:
+            host.close()
+            report.steps_served += host.served["steps"]
+            report.episodes_served += host.served["episodes_begun"]
+            if host.served["episodes_ended"] > host.served["episodes_begun"]:
+                report.problems.append(f"{host.url} ended more episodes than it began: {host.served}")
+        report.left["ports"] = sum(host.listens for host in hosts)
+    _check_sums(report)
+    after = _held()
+    report.left |= {name: max(0, after[name] - before[name]) for name in after}
+    report.left["descriptors"] = max(0, report.left["descriptors"] - 8)  # gRPC keeps its own pollers
+    report.problems += [f"left: {count} {name}" for name, count in report.left.items() if count]
     return report
 
 
-def _play(envs: RemoteVectorEnv, report: Report, hosts: Sequence[Host], period: float, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    last: list[np.ndarray | None] = [None] * envs.num_envs
-    envs.reset(seed=seed)
-    _await_all(envs, last, report, rng, count=False)
-    monkey = Monkey(hosts, period, seed, report)
+def _held() -> dict[str, int]:
+    """What this process holds that a run may leave behind."""
+    process = psutil.Process()
+    return {
+        "threads": sum(thread.name.startswith(("bridge", "chaos")) for thread in threading.enumerate()),
+        "processes": len(process.children(recursive=True)),
+        "descriptors": process.num_fds() if hasattr(process, "num_fds") else 0,
+    }
+
+
+def _play(envs: RemoteVectorEnv, report: Report, player: Player, monkey: Monkey) -> None:
     end = time.monotonic() + report.seconds
     weighed = began = time.monotonic()
     total = 0.0
     while time.monotonic() < end and monkey.failure is None:
-        observed = _step(envs, last, report, rng)
+        observed = player.step()
         report.slot_steps += envs.num_envs
         report.observed += observed
         now = time.monotonic()
@@ -217,94 +262,73 @@ def _play(envs: RemoteVectorEnv, report: Report, hosts: Sequence[Host], period: 
     monkey.stop()
     if monkey.failure is not None:
         report.problems.append(f"a server could not be brought back: {monkey.failure!r}")
-    _await_all(envs, last, report, rng, count=True)
+    player.await_all()
+    player.finish()
 
 
-def _step(envs: RemoteVectorEnv, last: list[np.ndarray | None], report: Report, rng: np.random.Generator) -> int:
-    """Step once, hold each observation against the one before it; return how many slots have one."""
-    rows, _, terminated, truncated, _ = envs.step(rng.integers(0, 2, envs.num_envs))
-    for slot, row in enumerate(rows):
-        was = last[slot]
-        if row is not None:
-            expected = 0 if was is None else int(was[1]) + 1
-            if int(row[1]) != expected:
-                report.problems.append(f"slot {slot} saw step {int(row[1])} where {expected} was due")
-            last[slot] = row
-        if truncated[slot] and was is None and row is None:
-            report.problems.append(f"slot {slot} was truncated without an episode")
-        report.episodes += int(terminated[slot])
-        report.truncated += int(truncated[slot])
-        if terminated[slot] or truncated[slot]:
-            last[slot] = None
-        elif row is None and was is not None:
-            report.problems.append(f"slot {slot} lost its observation in an episode without a word")
-            last[slot] = None
-    return sum(row is not None for row in rows)
-
-
-def _await_all(
-    envs: RemoteVectorEnv,
-    last: list[np.ndarray | None],
-    report: Report,
-    rng: np.random.Generator,
-    *,
-    count: bool,
-    deadline: float = 120.0,
-) -> None:
-    """Step until every slot runs."""
-    end = time.monotonic() + deadline
-    while not (envs.slot_states == SlotState.RUNNING).all():
-        if time.monotonic() > end:
-            report.problems.append(f"slots that did not come back: {[item for item in envs.remotes() if item.away]}")
-            return
-        _step(envs, last, report, rng)
-        time.sleep(0.005)
-
-
-def _check_counters(envs: RemoteVectorEnv, report: Report) -> None:
+def _count(envs: RemoteVectorEnv, report: Report) -> None:
     for remote in envs.remotes():
-        report.asked += remote.steps_asked
-        report.received += remote.steps_received
-        report.lost += remote.steps_lost
+        report.steps_asked += remote.steps_asked
+        report.steps_received += remote.steps_received
+        report.steps_lost += remote.steps_lost
         report.episodes_lost += remote.episodes_lost
+        report.losses += remote.losses
         report.seconds_away += remote.seconds_away
-    if report.asked != report.received + report.lost:
-        report.problems.append(f"{report.asked} steps asked, {report.received} received, {report.lost} counted as lost")
-    if report.truncated != report.episodes_lost:
-        report.problems.append(f"{report.truncated} truncations told, {report.episodes_lost} episodes counted as lost")
+
+
+def _check_sums(report: Report) -> None:
+    steps = report.steps_asked, report.steps_received, report.steps_lost
+    for text, holds in (
+        (f"(asked, received, lost) are {steps} steps", steps[0] == steps[1] + steps[2]),
+        (f"{report.steps_served} steps were served of {steps}", steps[1] <= report.steps_served <= steps[0]),
+        (
+            f"{report.episodes_begun} episodes begun, {report.episodes_ended} ended, {report.episodes_lost} lost, "
+            f"{report.episodes_running} running",
+            report.episodes_begun == report.episodes_ended + report.episodes_lost + report.episodes_running,
+        ),
+        (
+            f"{report.episodes_truncated} truncations told, {report.episodes_lost} episodes counted as lost",
+            report.episodes_truncated == report.episodes_lost,
+        ),
+        (
+            f"{report.episodes_begun} episodes begun, but {report.episodes_served} served",
+            report.episodes_begun <= report.episodes_served,
+        ),
+        (f"{report.slots_back} of {report.slots} slots are back", report.slots_back == report.slots),
+    ):
+        if not holds:
+            report.problems.append(f"does not add up: {text}")
 
 
 def _check_servers(hosts: Sequence[Host], report: Report) -> None:
-    for host in hosts:
-        end = time.monotonic() + 60.0  # a client that went while the server stood still is found by keepalive
-        while left := host.metric("bridge_connections") + host.metric("bridge_worlds"):
-            if time.monotonic() > end:
-                report.problems.append(f"{host.url} has {left:g} connections and worlds left")
-                break
+    """Wait until the servers have nothing left; a client that went while one stood still is found by keepalive."""
+    end = time.monotonic() + 60.0
+    for name in ("connections", "worlds"):
+        while (left := sum(host.metric(f"bridge_{name}") for host in hosts)) and time.monotonic() < end:
             time.sleep(0.1)
+        report.left[name] = left
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run with and without spares, print and write the figures; the exit code is 1 where something did not add up."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description="Servers are killed; it goes on.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.chaos", description="Servers and links fail; it goes on, and everything adds up."
+    )
     parser.add_argument("--minutes", type=float, default=20.0, help="of each run (default: 20)")
+    parser.add_argument("--policy", choices=sorted(ENVIRONMENTS), default="random", help="who steps (default: random)")
     parser.add_argument("--spares", type=int, default=2, help="in the second run (default: 2; 0: no second run)")
     parser.add_argument("--period", type=float, default=5.0, help="seconds between strikes (default: 5)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
-    arguments = parser.parse_args(argv)
+    given = parser.parse_args(argv)
     reports = []
-    for spares in dict.fromkeys((0, arguments.spares)):
-        report = run(arguments.minutes * 60.0, spares=spares, period=arguments.period, seed=arguments.seed)
+    for spares in dict.fromkeys((0, given.spares)):
+        seconds = given.minutes * 60.0
+        report = run(seconds, policy=given.policy, spares=spares, period=given.period, seed=given.seed)
         reports.append(report)
-        print(
-            f"{report.seconds:g} s, {report.slots} slots on {report.servers} servers, {spares} spares: "
-            f"{report.kills} kills, {report.stops} stops; {report.asked} steps asked = {report.received} received + "
-            f"{report.lost} lost; {report.episodes} episodes ended, {report.episodes_lost} cut off; an observation in "
-            f"{report.share:.2%} of slot-steps, {report.observed_time:.2%} of the time; problems: {report.problems}"
-        )
-    os.makedirs(arguments.results, exist_ok=True)
-    with open(arguments.results / "chaos.json", "w") as file:
+        print("\n".join(report.lines()), flush=True)
+    os.makedirs(given.results, exist_ok=True)
+    with open(given.results / "chaos.json", "w") as file:
         json.dump([{**dataclasses.asdict(report), "share": report.share} for report in reports], file, indent=1)
     return int(any(report.problems for report in reports))
 

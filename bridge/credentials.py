@@ -1,10 +1,11 @@
-"""What lets a client in: the token, and PEM certificates and keys, from values, files or the environment.
+"""What lets a client in: the token, and PEM certificates and keys, from values, files, options or the environment.
 
 A secret is never shown: `repr` of all that holds one is without it, and so are the messages of errors.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import hmac
 import os
@@ -12,7 +13,17 @@ from typing import Any, TypeAlias
 
 from bridge.errors import SettingError
 
-__all__ = ["TOKEN_VARIABLE", "ClientCredentials", "Pem", "Token", "TokenLike", "read_pem", "read_token"]
+__all__ = [
+    "TOKEN_VARIABLE",
+    "ClientCredentials",
+    "Pem",
+    "Token",
+    "TokenLike",
+    "add_credential_options",
+    "credential_keywords",
+    "read_pem",
+    "read_token",
+]
 
 TOKEN_VARIABLE = "BRIDGE_TOKEN"
 """The environment variable that holds the token where neither `token` nor `token_file` is given."""
@@ -180,3 +191,24 @@ class ClientCredentials:
         if not self.from_environment:
             given["token"] = self.token  # type: ignore[assignment]
         return {name: value for name, value in given.items() if value is not None}
+
+
+_OPTIONS = {
+    "token": ("TEXT", "what the server wants to see; others on this machine can read it in the list of processes"),
+    "token_file": ("FILE", f"a file that holds the token (default: the environment variable {TOKEN_VARIABLE})"),
+    "tls_ca": ("FILE", "for grpcs:// and tcps://: the authorities of the server's certificate (default: the system's)"),
+    "tls_certificate": ("FILE", "for a server that asks for one: the client's certificate"),
+    "tls_key": ("FILE", "the key of --tls-certificate"),
+}
+
+
+def add_credential_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a command that connects: the keywords of `ClientCredentials.of`."""
+    group = parser.add_argument_group("credentials (certificates and keys are PEM files)")
+    for name, (metavar, text) in _OPTIONS.items():
+        group.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=text)
+
+
+def credential_keywords(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what the command line says, as keywords of `ClientCredentials.of`, `make_remote` and `make_vec_remote`."""
+    return {name: value for name in _OPTIONS if (value := getattr(arguments, name)) is not None}

@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
+from collections.abc import Callable
 
 from bridge.errors import Code, RequestError
 from bridge.version import __version__
 from bridge.wire import HELLO
 
-__all__ = ["HEADER", "MAX_HELLO_BYTES", "FrameReader", "Hello", "pack_frame"]
+__all__ = ["HEADER", "MAX_HELLO_BYTES", "FrameReader", "Hello", "RefusedFrame", "pack_frame"]
 
 HEADER = struct.Struct(">I")
 """The length before each frame."""
@@ -59,7 +60,7 @@ class Hello:
             hello = cls(
                 fields[HELLO], fields.get("token"), fields.get("server"), error.get("code", 0), error.get("message", "")
             )
-            texts = (hello.version, hello.token or "", hello.server or "", hello.message)
+            texts = [hello.version, hello.message, *(text for text in (hello.token, hello.server) if text is not None)]
             if not all(isinstance(text, str) for text in texts) or not isinstance(hello.code, int):
                 raise TypeError("a field has another type")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -76,6 +77,19 @@ def pack_frame(payload: bytes) -> bytes:
     return HEADER.pack(len(payload)) + payload
 
 
+class RefusedFrame(bytes):
+    """What stands for a frame that was not admitted, and whose bytes were dropped: empty, with the reason."""
+
+    error: RequestError
+
+    @classmethod
+    def of(cls, error: RequestError) -> RefusedFrame:
+        """Return one with this reason."""
+        frame = cls()
+        frame.error = error
+        return frame
+
+
 class FrameReader:
     """Cuts what comes out of a stream into frames.
 
@@ -85,14 +99,21 @@ class FrameReader:
     Args:
         max_bytes: The largest frame after the first.
         max_first: The largest first frame.
+        admit: Called with the bytes of a large frame before memory is taken for it; where it raises RequestError, a
+            `RefusedFrame` comes in the frame's place. None: all are admitted.
     """
 
-    def __init__(self, max_bytes: int, max_first: int = MAX_HELLO_BYTES) -> None:
+    def __init__(
+        self, max_bytes: int, max_first: int = MAX_HELLO_BYTES, admit: Callable[[int], None] | None = None
+    ) -> None:
         self._max_bytes = max_bytes
         self._limit = max_first
         self._rest = b""
         self._large: bytearray | None = None
         self._have = 0
+        self._admit = admit
+        self._skip = 0
+        self._refused = RefusedFrame()
 
     @property
     def space(self) -> memoryview | None:
@@ -102,7 +123,7 @@ class FrameReader:
     @property
     def partial(self) -> bool:
         """Whether a frame has begun and is not complete."""
-        return self._large is not None or bool(self._rest)
+        return self._large is not None or bool(self._rest) or self._skip > 0
 
     def filled(self, count: int) -> list[bytes | bytearray]:
         """Take note that `count` bytes were received into `space`; return the frame if it is complete."""
@@ -120,11 +141,17 @@ class FrameReader:
         Raises:
             RequestError: RESOURCE_EXHAUSTED: a frame is longer than it may be; the stream cannot be read further.
         """
+        frames: list[bytes | bytearray] = []
+        if self._skip:
+            dropped = min(self._skip, len(data))
+            self._skip -= dropped
+            data = data[dropped:]
+            if not self._skip:
+                frames.append(self._refused)
         if self._rest:
             data = self._rest + data
             self._rest = b""
         size = len(data)
-        frames: list[bytes | bytearray] = []
         start = 0
         while size - start >= 4:
             length = HEADER.unpack_from(data, start)[0]
@@ -134,15 +161,25 @@ class FrameReader:
             stop = start + 4 + length
             if stop > size:
                 if length > _LARGE:
-                    self._large = bytearray(length)
-                    self._have = size - start - 4
-                    self._large[: self._have] = memoryview(data)[start + 4 :]
+                    self._begin(length, memoryview(data)[start + 4 :])
                     return frames
                 break
             frames.append(data[start + 4 : stop])
             start = stop
         self._rest = data[start:]
         return frames
+
+    def _begin(self, length: int, first: memoryview) -> None:
+        """Begin a large frame."""
+        self._have = len(first)
+        try:
+            if self._admit is not None:
+                self._admit(length)
+        except RequestError as error:
+            self._refused, self._skip = RefusedFrame.of(error), length - self._have
+            return
+        self._large = bytearray(length)
+        self._large[: self._have] = first
 
     def take(self, data: bytes) -> list[bytes | bytearray]:
         """Take bytes that were not received into `space`; return the frames that they complete. Raises as `feed`."""

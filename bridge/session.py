@@ -388,12 +388,16 @@ class Session:
     def _reset_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         self._require(Event.RESET_WORLD)
         name = request.reset_world.world_name
-        inside = self._world is not None and self._world.name == name
+        inside = self._is_in(name)
         agent = self._agent if inside else None
         self._hub.reset_world(name, request.reset_world.settings, agent, lambda: self._gone)
         if inside:
             self._move(Event.RESET_WORLD)
         response.reset_world.SetInParent()
+
+    def _is_in(self, name: str) -> bool:
+        """Whether the connection is in the world that has this name now, and not in a destroyed one that had it."""
+        return self._world is not None and self._world.name == name and not self._world.resets.closed
 
     def _leave_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         self._leave()
@@ -411,7 +415,7 @@ class Session:
     def _destroy_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         self._require(Event.DESTROY_WORLD)
         name = request.destroy_world.world_name
-        if self._world is not None and self._world.name == name:
+        if self._is_in(name):
             raise RequestError(
                 Code.FAILED_PRECONDITION,
                 f"this connection is in the world {name!r}; send LeaveWorld before DestroyWorld",

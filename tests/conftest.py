@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -30,3 +31,9 @@ def no_thread_is_left_behind() -> Iterator[None]:
     while (left := ours() - before) and time.monotonic() < deadline:
         next(iter(left)).join(0.1)
     assert not left, f"threads left behind: {left}"
+
+
+@pytest.fixture
+def isolation(request: pytest.FixtureRequest) -> Any:
+    """The keyword `isolation` of the servers of a test; `tests.support.everywhere` runs it with either."""
+    return getattr(request, "param", None)

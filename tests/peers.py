@@ -9,6 +9,7 @@ from dm_env_rpc.v1 import dm_env_rpc_pb2 as public
 from dm_env_rpc.v1 import tensor_utils
 
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.tensors import pack_tensor
 
 TIMEOUT = 20.0
 
@@ -68,8 +69,9 @@ class Stream:
         self.send(**payload)
         return self.take()
 
-    def join(self, world=""):
-        answer = self.ask(join_world=pb.JoinWorldRequest(world_name=world))
+    def join(self, world="", **settings):
+        packed = {name: pack_tensor(value) for name, value in settings.items()}
+        answer = self.ask(join_world=pb.JoinWorldRequest(world_name=world, settings=packed))
         assert answer.WhichOneof("payload") == "join_world", answer
         self.specs = answer.join_world.specs
         self.uids = {spec.name: uid for uid, spec in self.specs.observations.items()}

@@ -14,7 +14,11 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import pytest
 from gymnasium import spaces
+
+everywhere = pytest.mark.parametrize("isolation", [None, "process"], indirect=True, ids=["here", "isolated"])
+"""Runs a test with environments in the server's process, and in processes of their own."""
 
 
 def assert_identical(mine: Any, theirs: Any, where: str = "value") -> None:

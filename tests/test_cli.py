@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import os
 import re
@@ -19,13 +20,16 @@ import pytest
 
 import bridge
 from bridge import serve_gym
+from bridge.certificates import make_certificates
 from bridge.cli import main, program
 from bridge.cli.info import positive
 from bridge.cli.launch import ServerProcess
 from bridge.cli.serve import connecting_lines, read_pairs, serve_options
+from bridge.credentials import TOKEN_VARIABLE
 from bridge.errors import ConnectError, EnvironmentFailedError, SettingError
 from tests.parallel_envs import Relay
 from tests.public_server import PublicServer
+from tests.support import until
 
 DEADLINE = 30.0
 
@@ -280,6 +284,59 @@ def test_info_tells_all_of_a_server_of_ours_and_leaves_nothing_behind(capsys: py
     ):
         assert text in out
     assert re.search(r"^  world\.attributes\.gravity +rw-  \[9\.8\] ", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("over", ["unix", "tcp"])
+def test_info_and_bench_look_over_whatever_the_url_names(
+    over: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serve_gym(["CartPole-v1", "Taxi-v4"], unix_path=str(tmp_path / "s"), tcp_port=0) as server:
+        (url,) = [url for url in server.urls if url.startswith(over)]
+        assert main(["info", url]) == 0
+        command = capsys.readouterr().out.partition("name it: bridge ")[2].splitlines()[0]
+        assert main(command.split()) == 0
+        assert "CartPole-v1, a single environment" in capsys.readouterr().out
+        assert main(["bench", command.split()[1], "--seconds", "0.1"]) == 0
+        assert "env steps/s" in capsys.readouterr().out
+        assert settled(server)
+
+
+def test_every_command_that_connects_shows_a_token_and_a_certificate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    files = make_certificates(tmp_path)
+    token = tmp_path / "token"
+    token.write_text("correct-horse")
+    given = ["--token-file", str(token), "--tls-ca", str(files["ca.pem"])]
+    own = ["--tls-certificate", str(files["client.pem"]), "--tls-key", str(files["client.key"])]
+    with serve_gym(
+        "CartPole-v1",
+        tcp_port=0,
+        token="correct-horse",
+        tls_certificate=files["server.pem"],
+        tls_key=files["server.key"],
+        tls_client_ca=files["ca.pem"],
+    ) as server:
+        commands = [["check", server.url, "--only", "D-8"]]
+        for url in server.urls:
+            commands += [["info", url], ["bench", url, "--seconds", "0.1"]]
+            commands += [["play", url, "--frames", "2"]] if importlib.util.find_spec("pygame") else []
+        for command in commands:
+            assert main([*command, *given, *own]) == 0, command
+            refused = 3 if command[0] == "check" else 1
+            assert main([*command, *given[2:], *own]) == refused, command
+            assert "this server wants a token, and none came" in capsys.readouterr().err
+            assert main([*command, *given]) == refused, command
+            assert "pass tls_certificate= and tls_key=" in capsys.readouterr().err
+        until(lambda: server.connections == 0)
+
+
+def test_check_looks_at_grpc_alone_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "unix:///run/s"]) == 2
+    assert "expected grpc:// or grpcs://, got 'unix:///run/s'" in capsys.readouterr().err
+    assert main(["check", "grpc://localhost:1", "--token", "two words"]) == 2
+    assert "two words" not in capsys.readouterr().err
 
 
 def test_info_lists_the_property_tree_whole_each_node_before_its_children(

@@ -425,7 +425,7 @@ def test_the_command_prints_the_report_and_its_exit_code_says_how_it_went(capsys
     assert "is it a dm_env_rpc server" in capsys.readouterr().err
     assert bridge("check", "nowhere") == 2
     assert "HOST:PORT" in capsys.readouterr().err
-    assert bridge("check", "localhost:1", "--ca", os.devnull + "/none") == 2
+    assert bridge("check", "localhost:1", "--tls-ca", os.devnull + "/none") == 2
     with pytest.raises(SystemExit):
         bridge("check", "localhost:1", "--set", "kind")
     assert "NAME=VALUE" in capsys.readouterr().err

@@ -33,7 +33,7 @@ from bridge.errors import (
     RequestError,
     SettingError,
 )
-from bridge.frames import HEADER, MAX_HELLO_BYTES, FrameReader, Hello, pack_frame
+from bridge.frames import HEADER, MAX_HELLO_BYTES, FrameReader, Hello, RefusedFrame, pack_frame
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import EVERY_SPACE, SpaceEnv
 from bridge.wrappers import BlockingReset
@@ -104,12 +104,45 @@ def test_a_frame_beyond_the_limit_is_refused_before_memory_is_taken() -> None:
         reader.feed(HEADER.pack(1001))
 
 
+@pytest.mark.parametrize("chunk", [7_001, 1 << 16])
+def test_a_large_frame_that_is_not_admitted_is_dropped_and_its_place_is_kept(chunk: int) -> None:
+    asked: list[int] = []
+
+    def admit(size: int) -> None:
+        asked.append(size)
+        if size == 200_000:
+            raise RequestError(Code.RESOURCE_EXHAUSTED, "no room")
+
+    stream = b"".join(map(pack_frame, [b"hello", b"a" * 200_000, b"b", b"c" * 100_000, b"d" * 200_000]))
+    reader = FrameReader(1 << 20, admit=admit)
+    found: list[bytes | bytearray] = []
+    for position in range(0, len(stream), chunk):
+        found += reader.take(stream[position : position + chunk])
+        assert reader.space is None or len(reader.space) <= 100_000
+    assert [bytes(frame) for frame in found] == [b"hello", b"", b"b", b"c" * 100_000, b""]
+    assert [frame.error.message for frame in found if isinstance(frame, RefusedFrame)] == ["no room"] * 2
+    assert asked == [200_000, 100_000, 200_000]
+    assert not reader.partial
+
+
 def test_a_hello_comes_back_as_it_was() -> None:
     for hello in (Hello(), Hello(token="t"), Hello(server="id"), Hello(code=8, message="full")):
         assert Hello.unpack(hello.pack()) == hello
 
 
-@pytest.mark.parametrize("payload", [b"", b"\xff", b"[]", b"{}", b'{"gymnasium-bridge": 3}', b"[" * 9000, b"1"])
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"{}",
+        b'{"gymnasium-bridge": 3}',
+        b"[" * 9000,
+        b"1",
+        b'{"gymnasium-bridge": "1", "token": 0}',
+    ],
+)
 def test_what_is_no_hello_is_told(payload: bytes) -> None:
     with pytest.raises(RequestError, match="expected a hello") as caught:
         Hello.unpack(payload)

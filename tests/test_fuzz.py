@@ -1,11 +1,14 @@
-"""Garbled requests of several clients in one server's worlds, and garbled bytes over a real connection."""
+"""Garbled requests of several clients in one server's worlds, and garbled bytes over real connections."""
 
 from __future__ import annotations
 
 import random
+import socket
 
 import grpc
+import pytest
 
+from benchmarks import fuzz_frames
 from benchmarks.fuzz import garbled, run, valid_requests
 from bridge import make_remote, serve_gym
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -33,3 +36,13 @@ def test_over_a_connection_garbled_requests_have_one_answer_each_and_the_server_
         env = make_remote(server.url)
         env.reset()
         env.close()
+
+
+@pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="this platform has no Unix sockets")
+def test_over_a_socket_each_frame_has_one_answer_or_ends_its_connection_and_nothing_grows() -> None:
+    report = fuzz_frames.run(4000, seed=3)
+    kinds = {"create_world", "step", "reset_world", "error 3", "strangers refused", "strangers closed"}
+    assert kinds <= set(report.answers)
+    assert sum(report.answers.values()) == report.frames >= 4000
+    assert report.grown < 30_000_000
+    assert (report.files, report.threads) == (0, 0)

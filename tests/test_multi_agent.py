@@ -19,7 +19,7 @@ from bridge.testing import check_server
 from bridge.worlds.multi_agent import default_action
 from tests.parallel_envs import NAMES, Relay
 from tests.peers import PublicClient, Stream
-from tests.support import assert_identical
+from tests.support import assert_identical, everywhere
 
 RUNNING, TERMINATED, INTERRUPTED = 1, 2, 3
 
@@ -44,12 +44,12 @@ def play(env, seed, episodes=3):
 
 
 @pytest.fixture
-def remote():
+def remote(isolation):
     """Make servers and remotes, and close them."""
     made = []
 
     def make(env, *, kwargs=None, **options):
-        server = bridge.serve_parallel(env, **options)
+        server = bridge.serve_parallel(env, isolation=isolation, **options)
         made.append(server.stop)
         env = bridge.make_parallel_remote(server.url, timeout=20, **(kwargs or {}))
         made.append(env.close)
@@ -60,6 +60,7 @@ def remote():
         close()
 
 
+@everywhere
 def test_a_remote_world_gives_what_the_local_one_gives(remote):
     """D-22: observations, rewards, both flags and infos of each agent, to the bit, over agents that end early."""
     local = Relay(distances=(3, 8, 100))
@@ -94,6 +95,7 @@ def test_an_aec_environment_is_served_through_pettingzoos_conversion(remote):
             assert mine[4] == theirs[4]
 
 
+@everywhere
 def test_a_turn_based_environment_is_served_with_its_action_masks(remote):
     """D-22: tic-tac-toe, turn by turn; the masks of the observations say what is allowed."""
     far = remote("classic/tictactoe-v3")
@@ -139,6 +141,7 @@ def test_the_environment_is_reset_once_an_episode_and_by_the_seed_that_is_given(
     assert env.time == 2
 
 
+@everywhere
 def test_rendering_state_and_calls_reach_the_environment(remote):
     """D-18, D-22: the properties of a world of several agents."""
     far = remote(Relay, kwargs={"render_mode": "rgb_array"})
@@ -164,6 +167,7 @@ def test_a_step_without_an_agents_action_is_refused_before_it_is_sent(remote):
     far.step({agent: far.action_space(agent).sample() for agent in NAMES})
 
 
+@everywhere
 def test_an_error_of_the_environment_reaches_the_caller_and_the_game_goes_on(remote):
     """D-2, D-22: the failed joint step is a no-op for all."""
     far = remote(lambda: Relay(fail_at=1))
@@ -531,6 +535,7 @@ def test_a_server_stops_while_agents_wait():
     assert server.worlds == []
 
 
+@everywhere
 def test_there_is_no_frame_before_the_first_sequence(remote):
     """D-18."""
     far = remote(Relay, kwargs={"render_mode": "rgb_array"})

@@ -15,6 +15,7 @@ from bridge.testing import CountingEnv
 from bridge.wire import PROPERTY_REQUEST_URL
 from tests.parallel_envs import Relay
 from tests.peers import PublicClient, Stream
+from tests.support import everywhere
 
 
 def ask(stream, **payload):
@@ -56,17 +57,17 @@ def tree(stream, key=""):
 
 
 @pytest.fixture
-def stream():
-    with bridge.serve_gym(lambda: CountingEnv(7)) as server:
+def stream(isolation):
+    with bridge.serve_gym(lambda: CountingEnv(7), isolation=isolation) as server:
         stream = Stream(server)
         yield stream
         stream.close()
 
 
 @pytest.fixture
-def drawn():
+def drawn(isolation):
     """A world that has a frame too."""
-    with bridge.serve_gym("CartPole-v1", env_kwargs={"render_mode": "rgb_array"}) as server:
+    with bridge.serve_gym("CartPole-v1", env_kwargs={"render_mode": "rgb_array"}, isolation=isolation) as server:
         stream = Stream(server)
         yield stream
         stream.close()
@@ -86,6 +87,7 @@ def test_world_properties_come_with_the_world_and_go_with_it(stream):
     assert read(stream, "world.name") == Code.NOT_FOUND
 
 
+@everywhere
 def test_what_is_listed_is_what_can_be_done(drawn):
     """D-18: each property of the tree is read, written and listed as its flags say."""
     stream = drawn
@@ -108,6 +110,7 @@ def test_what_is_listed_is_what_can_be_done(drawn):
             assert listing(stream, key) == Code.PERMISSION_DENIED
 
 
+@everywhere
 def test_attributes_are_read_and_written_and_wrong_ones_refused(stream):
     """D-18: NOT_FOUND for an unknown one, INVALID_ARGUMENT for a bad value, PERMISSION_DENIED for a private one."""
     stream.join()
@@ -209,9 +212,10 @@ def test_unknown_keys_and_empty_requests_are_refused(stream):
     stream.join()
 
 
-def test_each_agent_of_a_world_sees_its_own():
+@everywhere
+def test_each_agent_of_a_world_sees_its_own(isolation):
     """D-18, D-22."""
-    with bridge.serve_parallel(Relay, missing_agent="end") as server:
+    with bridge.serve_parallel(Relay, missing_agent="end", isolation=isolation) as server:
         streams = [Stream(server).join() for _ in range(2)]
         read_all = [
             [unpack_tensor(read(s, f"world.{key}").read_property.value)[()] for key in ("agent", "missing_agent")]

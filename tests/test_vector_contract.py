@@ -21,7 +21,7 @@ import bridge.client.remote_vector_env as vector_module
 from bridge import make_vec_remote, serve_gym
 from bridge.testing import EVERY_SPACE, SpaceEnv
 from bridge.wrappers import BlockingReset
-from tests.support import SmallNumbers, assert_identical, assert_same_space, minigrid
+from tests.support import SmallNumbers, assert_identical, assert_same_space, everywhere, minigrid
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),  # Gymnasium's remarks about its own environments
@@ -395,14 +395,18 @@ def test_the_battery_catches_seeds_that_count_in_the_first_reset_only(monkeypatc
 
 
 @pytest.fixture
-def envs() -> Iterator[BlockingReset]:
+def envs(isolation: Any) -> Iterator[BlockingReset]:
     """Four slots: a world of two lanes, and two of one."""
-    with serve_gym("CartPole-v1", num_envs=2) as lanes, serve_gym("CartPole-v1") as one:
+    with (
+        serve_gym("CartPole-v1", num_envs=2, isolation=isolation) as lanes,
+        serve_gym("CartPole-v1", isolation=isolation) as one,
+    ):
         made = BlockingReset(make_vec_remote([one.url, lanes.url, one.url]))
         yield made
         made.close()
 
 
+@everywhere
 def test_the_callers_options_stay_as_they_are(envs: BlockingReset) -> None:
     envs.reset(seed=1)
     mask = np.array([True, False, True, False])
@@ -436,6 +440,7 @@ def test_a_list_of_seeds_of_another_length_is_refused(envs: BlockingReset, seed:
         envs.reset(seed=seed)
 
 
+@everywhere
 def test_generators_and_seeds_are_those_of_the_slots(envs: BlockingReset) -> None:
     local = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 4)
     for each in (envs, local):
@@ -461,6 +466,7 @@ def test_every_bit_generator_travels_exactly(kind: str) -> None:
     assert copied.random(100).tolist() == generator.random(100).tolist()
 
 
+@everywhere
 def test_attributes_and_methods_are_those_of_sync_vector_env(envs: BlockingReset) -> None:
     local = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 4)
     for each in (envs, local):
@@ -476,6 +482,7 @@ def test_attributes_and_methods_are_those_of_sync_vector_env(envs: BlockingReset
     local.close()
 
 
+@everywhere
 def test_some_slots_alone_are_called_and_set(envs: BlockingReset) -> None:
     envs.reset(seed=1)
     envs.env.set_attr_at([1, 3], "length", 2.0)

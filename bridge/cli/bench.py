@@ -12,6 +12,7 @@ import numpy as np
 from bridge.cli.info import positive
 from bridge.cli.program import OK
 from bridge.client.remote_vector_env import RemoteVectorEnv, make_vec_remote
+from bridge.credentials import add_credential_options, credential_keywords
 
 __all__ = ["register"]
 
@@ -43,12 +44,14 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--timeout", type=positive, default=10.0, metavar="S", help="seconds to wait for each answer (default: 10)"
     )
+    add_credential_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print."""
-    envs = make_vec_remote(arguments.urls, num_envs=arguments.num_envs, timeout=arguments.timeout)
+    held = credential_keywords(arguments)
+    envs = make_vec_remote(arguments.urls, num_envs=arguments.num_envs, timeout=arguments.timeout, **held)
     try:
         latencies, episodes = _measure(envs, arguments.seconds, arguments.seed)
     finally:

@@ -11,6 +11,7 @@ import numpy as np
 from bridge.cli.program import OK
 from bridge.client.dialog import Dialog
 from bridge.client.remote import Wish
+from bridge.credentials import ClientCredentials, add_credential_options, credential_keywords
 from bridge.errors import Code, ConnectionLostError, RefusedError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
@@ -25,6 +26,7 @@ __all__ = ["positive", "register"]
 _EPILOG = """examples:
   bridge info grpc://localhost:50051
   bridge info localhost:50051/CartPole-v1?num_envs=8   of a zoo, the environment; CreateWorld settings
+  bridge info grpcs://gpu-box.lan:50051 --token-file token --tls-ca certs/ca.pem
 
 It makes a world of its own to look at, joins it, steps nothing, and leaves nothing behind.
 """
@@ -42,10 +44,13 @@ def register(commands: Any) -> None:
         description="Say what a dm_env_rpc server is, what it publishes, and the specs, spaces and properties there.",
         epilog=_EPILOG,
     )
-    parser.add_argument("url", metavar="URL", help="grpc://HOST:PORT, optionally with an environment id as its path")
+    parser.add_argument(
+        "url", metavar="URL", help="grpc://HOST:PORT, optionally with an environment id as its path; unix:///PATH"
+    )
     parser.add_argument(
         "--timeout", type=positive, default=10.0, metavar="S", help="seconds to wait for each answer (default: 10)"
     )
+    add_credential_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -63,7 +68,8 @@ def positive(text: str) -> float:
 def run(arguments: argparse.Namespace) -> int:
     """Print what there is to know."""
     url, timeout = arguments.url, arguments.timeout
-    properties, version, environments = _before_joining(url, timeout)
+    credentials = ClientCredentials.of(**credential_keywords(arguments))
+    properties, version, environments = _before_joining(url, timeout, credentials)
     print(url)
     if version is None:
         _row("server", "not a Gymnasium Bridge server; it speaks dm_env_rpc")
@@ -78,10 +84,10 @@ def run(arguments: argparse.Namespace) -> int:
         wish = Wish.of(url)
         named = wish.env_id or wish.address.world is not None or "env_id" in dict(wish.address.settings)
         if len(environments) > 1 and not named:
-            print(f"\nTo see one of the environments, name it: bridge info {url.rstrip('/')}/{environments[0]}")
+            print(f"\nTo see one of the environments, name it: bridge info {_named(wish, environments[0])}")
             _print_properties(properties)
             return OK
-    with Dialog(url, timeout) as dialog:
+    with Dialog(url, timeout, credentials) as dialog:
         specs = dialog.join()
         if properties:
             properties = _properties(dialog)
@@ -90,9 +96,20 @@ def run(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _before_joining(url: str, timeout: float) -> tuple[Properties, str | None, list[str]]:
+def _named(wish: Wish, env_id: str) -> str:
+    """The URL with an environment's id in it, for a shell."""
+    url = wish.address.url
+    if wish.address.scheme != "unix":
+        base, mark, query = url.partition("?")
+        return f"{base.rstrip('/')}/{env_id}{mark}{query}"
+    return f"{url}{'&' if '?' in url else '?'}env_id={env_id}"
+
+
+def _before_joining(
+    url: str, timeout: float, credentials: ClientCredentials
+) -> tuple[Properties, str | None, list[str]]:
     """Return the properties of the server itself, and of one of ours its version and environment ids."""
-    with Dialog(url, timeout) as dialog:
+    with Dialog(url, timeout, credentials) as dialog:
         try:
             properties = _properties(dialog)
         except (RefusedError, ConnectionLostError) as error:

@@ -13,6 +13,7 @@ from gymnasium import Space, spaces
 
 from bridge.cli.program import OK
 from bridge.client.remote_env import RemoteEnv, make_remote
+from bridge.credentials import add_credential_options, credential_keywords
 from bridge.errors import RefusedError, SettingError
 
 __all__ = ["Keyboard", "add_play_parser", "default_keys", "describe", "read_keys", "register", "run"]
@@ -47,6 +48,7 @@ def add_play_parser(commands: Any) -> None:
     parser.add_argument("--fps", type=float, metavar="X", help="frames a second (default: the environment's own)")
     parser.add_argument("--frames", type=int, metavar="N", help="end after so many frames")
     parser.add_argument("--scale", type=int, default=0, metavar="N", help="enlarge the picture so many times")
+    add_credential_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -142,7 +144,7 @@ def describe(info: Mapping[str, Any], score: float, fps: float) -> list[str]:
 
 def _connect(arguments: argparse.Namespace) -> RemoteEnv:
     """Connect with pictures where the environment has them."""
-    keywords = {"role": arguments.role}
+    keywords = {"role": arguments.role, **credential_keywords(arguments)}
     if "world=" in arguments.url:
         return make_remote(arguments.url, **keywords)
     try:

@@ -10,8 +10,10 @@ from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
-from bridge.client.grpc_transport import GrpcConnection
+from bridge.client.connect import connect, disconnect
+from bridge.client.inbox import Inbox
 from bridge.client.remote import Wish
+from bridge.credentials import ClientCredentials
 from bridge.errors import Code, EnvironmentFailedError, PeerError, RefusedError, RemoteError, RemoteTimeoutError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
@@ -30,14 +32,15 @@ class Dialog:
     Args:
         url: The server's URL; what it says of an environment, settings or a world is for `join`.
         timeout: Seconds to wait for any answer.
+        credentials: What is shown to the server; None: the token of the environment, if there is one.
     """
 
-    def __init__(self, url: str, timeout: float) -> None:
-        self.wish = Wish.of(url)
+    def __init__(self, url: str, timeout: float, credentials: ClientCredentials | None = None) -> None:
+        self.wish = Wish.of(url, credentials=ClientCredentials.of() if credentials is None else credentials)
         self.url = url
         self._timeout = timeout
-        self._inbox: queue.SimpleQueue[bytes | RemoteError] = queue.SimpleQueue()
-        self._connection = GrpcConnection(self.wish.address, self._inbox.put, _MAX_MESSAGE_BYTES)
+        self._inbox: Inbox[bytes | bytearray | RemoteError] = Inbox()
+        self._connection = connect(self.wish.address, self._inbox, lambda what: what, _MAX_MESSAGE_BYTES)
         self._created: str | None = None
         self._joined = False
 
@@ -70,7 +73,7 @@ class Dialog:
         if isinstance(what, RemoteError):
             raise what
         try:
-            response = pb.EnvironmentResponse.FromString(what)
+            response = pb.EnvironmentResponse.FromString(bytes(what))
         except DecodeError as error:
             raise PeerError(self.url, f"it answered {kind} by bytes that cannot be read: {error}") from error
         answered = response.WhichOneof("payload")
@@ -144,7 +147,7 @@ class Dialog:
                 raise
         finally:
             self._joined, self._created = False, None
-            self._connection.close(max(0.0, min(2.0, deadline - time.monotonic())))
+            disconnect(self._connection, self._inbox, max(0.0, min(2.0, deadline - time.monotonic())))
 
     def __enter__(self) -> Dialog:
         return self

@@ -76,6 +76,8 @@ _PACE = 0.02
 _BACKOFF = (0.1, 10.0)
 _RESET_ATTEMPTS = 3
 _SPARE = -1
+# Seconds between two looks at what has come, beyond which the remotes are not to blame for what is late.
+_ATTENTION = 1.0
 
 VECTOR_ENTRY_POINT = "bridge.wrappers.blocking_reset:make_blocking"
 
@@ -262,6 +264,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         """Whether answers to `send` may be outstanding."""
         self._trouble = False
         """Whether a seat may have an error."""
+        self._looked = time.monotonic()
+        """When it was last seen what has come."""
         self._waits_for_lanes = False
         self.pacer: Callable[[], None] | None = None
         """Called in each step between the sending of actions and the request for what came of them."""
@@ -569,8 +573,17 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
                     spare, RemoteTimeoutError(spare.remote.url, f"no world was joined within {self._timeout:g} s")
                 )
 
+    def _attend(self, now: float) -> float:
+        """Give the remotes the time in which nobody looked: this process was stopped, or computed; return it."""
+        missed, self._looked = max(0.0, now - self._looked - _ATTENTION), now
+        if missed:
+            for seat in (*self._seats, *self._spares):
+                seat.deadline += missed
+        return missed
+
     def _drain(self) -> None:
         """Handle what has come, without waiting."""
+        self._attend(time.monotonic())
         while True:
             answer, seat = self._next_answer(0.0)
             if seat is None:
@@ -586,6 +599,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         tend_at = 0.0
         while not enough():
             now = time.monotonic()
+            deadline += self._attend(now)
             if now >= tend_at or now >= deadline:
                 self._tend(now)
                 tend_at = now + 0.02

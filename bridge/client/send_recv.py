@@ -46,6 +46,7 @@ def send(envs: RemoteVectorEnv, actions: Any, slots: Any) -> None:
             envs._begin(seat, None, reset=False)
         else:
             seat.stepping = True
+            seat.remote.record.steps_asked += seat.lanes
             seat.deadline = now + envs._timeout
             seat.remote.step_columns(columns, position)
     envs._sent = True

@@ -16,13 +16,14 @@ import socket
 import ssl
 import threading
 import time
-from collections import deque
 
 from bridge.errors import Code, RequestError
-from bridge.frames import HEADER, FrameReader, Hello, pack_frame
+from bridge.frames import HEADER, Hello, RefusedFrame, pack_frame
 from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.auth import Gate
+from bridge.server.flight import Flight
+from bridge.server.frame_connection import CHUNK, Connection, read, send_all, send_parts
 from bridge.server.frame_listeners import inode, listen_tcp, listen_unix
 from bridge.server.limits import ConnectionCount, Limits
 from bridge.server.metrics import Metrics
@@ -35,36 +36,11 @@ __all__ = ["FrameTransport"]
 _log = SafeLog(__name__)
 _numbers = itertools.count(1)
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-_CHUNK = 65536
 # Seconds that a client has for its handshake and hello, and that one which was refused has for reading why.
 _HELLO_TIMEOUT = 10.0
 _LINGER = 1.0
-# Requests that are kept while an earlier one of the same connection waits for other agents.
-_MAX_WAITING = 1024
-
-
-class _Connection:
-    """One client's socket and session."""
-
-    def __init__(self, sock: socket.socket, peer: str, tls: Tls | None, max_message_bytes: int) -> None:
-        self.sock = sock
-        self.peer = peer
-        """Where the client is, for the log."""
-        self.tls = tls
-        """What stands between the socket and the frames; None: nothing."""
-        self.reader = FrameReader(max_message_bytes)
-        self.session: Session | None = None
-        self.requests: deque[bytes | bytearray] = deque()
-        self.out: deque[memoryview] = deque()
-        self.events = _READ
-        self.until: float | None = time.monotonic() + _HELLO_TIMEOUT
-        """When it is closed unless something changes; monotonic seconds."""
-        self.number = 0
-        """For the log, once it was let in."""
-        self.ending = False
-        """Nothing more is read; it closes once what it has to say is sent."""
-        self.waiting: queue.SimpleQueue[bytes | bytearray | None] | None = None
-        """Where its requests go once it has a thread of its own."""
+# Refusals that are kept while an earlier request of the same connection waits for other agents.
+_MAX_REFUSALS = 64
 
 
 class FrameTransport:
@@ -72,8 +48,9 @@ class FrameTransport:
 
     Args:
         hub: The worlds.
-        limits: `max_message_bytes`.
+        limits: `max_message_bytes`, and `max_requests_in_flight` for a connection's own queue.
         count: Admits connections.
+        flight: Admits requests.
         server_id: What the hello calls this server.
         unix_path: Where to make the socket; None: nowhere.
         host: The address to listen on.
@@ -91,6 +68,7 @@ class FrameTransport:
         limits: Limits,
         *,
         count: ConnectionCount,
+        flight: Flight,
         server_id: str,
         unix_path: str | None = None,
         host: str = "127.0.0.1",
@@ -102,14 +80,15 @@ class FrameTransport:
         self._limits = limits
         self._hello = pack_frame(Hello(server=server_id).pack())
         self._count = count
+        self._flight = flight
         self._gate = gate
         self._tls = tls
         self.metrics: Metrics | None = None
         """Where to count; None: nowhere."""
         self._guard = threading.Lock()
         self._timed = 0  # connections with an `until`
-        self._own: dict[threading.Thread, _Connection] = {}
-        self._connections: dict[socket.socket, _Connection] = {}
+        self._own: dict[threading.Thread, Connection] = {}
+        self._connections: dict[socket.socket, Connection] = {}
         self._listeners: list[socket.socket] = []
         self._inode: tuple[int, int] | None = None
         self._stop_at: float | None = None
@@ -197,24 +176,25 @@ class FrameTransport:
         if isinstance(name, tuple):
             peer = f"ipv6:[{name[0]}]:{name[1]}" if ":" in name[0] else f"ipv4:{name[0]}:{name[1]}"
             tls = None if self._tls is None else Tls(self._tls)
-        connection = _Connection(sock, peer, tls, self._limits.max_message_bytes)
+        connection = Connection(sock, peer, tls, self._limits.max_message_bytes, self._flight)
+        connection.until = time.monotonic() + _HELLO_TIMEOUT
         self._connections[sock] = connection
         self._timed += 1
         self._selector.register(sock, _READ, connection)
 
-    def _attend(self, connection: _Connection, events: int) -> None:
+    def _attend(self, connection: Connection, events: int) -> None:
         if events & _WRITE and not self._flush(connection):
             return
         if events & _READ and connection.sock.fileno() >= 0:
             self._receive(connection)
 
-    def _receive(self, connection: _Connection) -> None:
+    def _receive(self, connection: Connection) -> None:
         try:
             if connection.ending:  # it was refused; what it had sent before it knew is dropped
-                if not connection.sock.recv(_CHUNK):
+                if not connection.sock.recv(CHUNK):
                     self._close(connection)
                 return
-            frames, count = _read(connection)
+            frames, count = read(connection)
         except BlockingIOError:
             return
         except ssl.SSLError as error:
@@ -233,9 +213,11 @@ class FrameTransport:
             self._say(connection, [])
         connection.requests.extend(frames)
         self._serve(connection)
-        if len(frames) and connection.waiting is not None and connection.waiting.qsize() > _MAX_WAITING:
-            self._close(connection)  # it sends and sends while an earlier request of it waits
-            return
+        if connection.waiting is not None:
+            most = self._limits.max_requests_in_flight + _MAX_REFUSALS
+            if connection.waiting.qsize() > most:
+                self._close(connection)  # it sends and sends while an earlier request of it waits
+                return
         if not count:
             if connection.requests or connection.out:
                 connection.ending = True
@@ -243,7 +225,7 @@ class FrameTransport:
             else:
                 self._close(connection)
 
-    def _on_tls_error(self, connection: _Connection, error: ssl.SSLError) -> None:
+    def _on_tls_error(self, connection: Connection, error: ssl.SSLError) -> None:
         """Log a client that was refused by its handshake, send it the alert, and close."""
         if connection.session is None:
             _log.warning("refused %s: no TLS handshake: %s", connection.peer, explain(error))
@@ -254,7 +236,7 @@ class FrameTransport:
         self._linger(connection)
         self._say(connection, [])
 
-    def _serve(self, connection: _Connection) -> None:
+    def _serve(self, connection: Connection) -> None:
         """Answer what has come, as long as the client takes the answers."""
         while connection.requests and not connection.out and connection.sock.fileno() >= 0:
             frame = connection.requests.popleft()
@@ -264,17 +246,34 @@ class FrameTransport:
                     return
                 continue
             if connection.waiting is not None:
-                connection.waiting.put(frame)
+                connection.enqueue(frame)
+                continue
+            if (type(frame) is not bytes or len(frame) > self._flight.room) and not self._admit(connection, frame):
                 continue
             began = time.perf_counter()
             parts = session.handle_parts(frame, wait=False)
             if parts is None:
-                connection.waiting = queue.SimpleQueue()
-                connection.waiting.put(frame)
-                self._detach(connection, connection.waiting)
+                self._detach(connection)
+                connection.enqueue(frame)
                 continue
             self._note(session, time.perf_counter() - began, connection.number)
             self._say(connection, self._framed(parts))
+
+    def _admit(self, connection: Connection, frame: bytes | bytearray) -> bool:
+        """Tell whether a request that is large, or comes where there is no room, may be served; else refuse it.
+
+        One that is served here is not counted: it is the only one of all these connections.
+        """
+        if type(frame) is bytearray:
+            connection.hold(-len(frame))
+        try:
+            if isinstance(frame, RefusedFrame):
+                raise frame.error
+            self._flight.check(len(frame))
+        except RequestError as error:
+            self._say(connection, self._framed([_error(error.code, error.message)]))
+            return False
+        return True
 
     def _note(self, session: Session, seconds: float, number: int) -> None:
         """Count a request, and log one that was refused."""
@@ -296,7 +295,7 @@ class FrameTransport:
             size = len(parts[0])
         return [HEADER.pack(size), *parts]
 
-    def _greet(self, connection: _Connection, frame: bytes | bytearray) -> bool:
+    def _greet(self, connection: Connection, frame: bytes | bytearray) -> bool:
         """Admit a client by its first frame."""
         try:
             hello = Hello.unpack(frame)
@@ -313,7 +312,7 @@ class FrameTransport:
         self._say(connection, [self._hello])
         return True
 
-    def _refuse(self, connection: _Connection, error: RequestError) -> None:
+    def _refuse(self, connection: Connection, error: RequestError) -> None:
         """Say why and close: nothing that follows on the stream could be read, or may be."""
         connection.requests.clear()
         if connection.session is None:
@@ -323,24 +322,24 @@ class FrameTransport:
         self._linger(connection)
         self._say(connection, [pack_frame(payload)])
 
-    def _linger(self, connection: _Connection) -> None:
+    def _linger(self, connection: Connection) -> None:
         """Read nothing more, and close a moment after what is to be said has been sent."""
         connection.ending = True
         if connection.until is None:
             self._timed += 1
         connection.until = time.monotonic() + _LINGER
 
-    def _say(self, connection: _Connection, parts: list[bytes | memoryview]) -> None:
+    def _say(self, connection: Connection, parts: list[bytes | memoryview]) -> None:
         """Send, and keep what the socket does not take."""
         if connection.sock.fileno() < 0:
             return
         if connection.tls is not None:
             parts = [connection.tls.send(parts)]
         if not connection.out:
-            small = len(parts) == 1 or sum(map(len, parts)) <= _CHUNK
+            small = len(parts) == 1 or sum(map(len, parts)) <= CHUNK
             data = b"".join(parts) if small else b""
             try:
-                sent = connection.sock.send(data) if small else _send_parts(connection.sock, parts)
+                sent = connection.sock.send(data) if small else send_parts(connection.sock, parts)
             except BlockingIOError:
                 sent = 0
             except OSError:
@@ -349,7 +348,9 @@ class FrameTransport:
             if small:
                 if sent < len(data):
                     connection.out.append(memoryview(data)[sent:])
+                    connection.hold(len(data) - sent)
             else:
+                connection.hold(sum(map(len, parts)) - sent)
                 for part in parts:
                     if sent >= len(part):
                         sent -= len(part)
@@ -358,13 +359,15 @@ class FrameTransport:
                         sent = 0
         else:
             connection.out.extend(map(memoryview, parts))
+            connection.hold(sum(map(len, parts)))
         self._arrange(connection)
 
-    def _flush(self, connection: _Connection) -> bool:
+    def _flush(self, connection: Connection) -> bool:
         """Send what is kept; return whether the connection is still there."""
         try:
             while connection.out:
-                sent = _send_parts(connection.sock, list(connection.out))
+                sent = send_parts(connection.sock, list(connection.out))
+                connection.hold(-sent)
                 while sent:
                     first = connection.out[0]
                     if sent >= len(first):
@@ -382,7 +385,7 @@ class FrameTransport:
         self._arrange(connection)
         return connection.sock.fileno() >= 0
 
-    def _arrange(self, connection: _Connection) -> None:
+    def _arrange(self, connection: Connection) -> None:
         """Watch for what the connection needs: room to send, or else the next request."""
         if connection.sock.fileno() < 0 or connection.sock not in self._connections:
             return
@@ -399,7 +402,7 @@ class FrameTransport:
             connection.events = events
             self._selector.modify(connection.sock, events, connection)
 
-    def _close(self, connection: _Connection) -> None:
+    def _close(self, connection: Connection) -> None:
         if self._connections.pop(connection.sock, None) is None:
             return
         if connection.until is not None:
@@ -408,10 +411,11 @@ class FrameTransport:
             self._selector.unregister(connection.sock)
         self._finish(connection)
 
-    def _finish(self, connection: _Connection) -> None:
+    def _finish(self, connection: Connection) -> None:
         """End a connection's session, then close its socket, so that who sees the end sees the world gone."""
         connection.requests.clear()
         connection.out.clear()
+        connection.hold(-connection.held)
         if connection.waiting is not None:
             if connection.session is not None:
                 connection.session.hang_up()
@@ -420,7 +424,7 @@ class FrameTransport:
             self._release(connection)
         connection.sock.close()
 
-    def _release(self, connection: _Connection) -> None:
+    def _release(self, connection: Connection) -> None:
         """End a connection's session, once."""
         session, connection.session = connection.session, None
         if session is not None:
@@ -433,31 +437,51 @@ class FrameTransport:
 
     # Connections with a thread of their own
 
-    def _detach(self, connection: _Connection, requests: queue.SimpleQueue[bytes | bytearray | None]) -> None:
+    def _detach(self, connection: Connection) -> None:
         """Give a connection whose requests may wait a thread of its own; what it sends is still read by this one."""
+        connection.waiting = queue.SimpleQueue()
         thread = threading.Thread(
-            target=self._run_own, args=(connection, requests), name="bridge-connection", daemon=True
+            target=self._run_own, args=(connection, connection.waiting), name="bridge-connection", daemon=True
         )
         with self._guard:
             self._own[thread] = connection
         thread.start()
 
-    def _run_own(self, connection: _Connection, requests: queue.SimpleQueue[bytes | bytearray | None]) -> None:
-        session = connection.session
+    def _run_own(
+        self, connection: Connection, requests: queue.SimpleQueue[bytes | bytearray | RequestError | None]
+    ) -> None:
+        session, gone = connection.session, False
         try:
-            while session is not None and (request := requests.get()) is not None:
-                began = time.perf_counter()
-                parts = session.handle_parts(request) or []
-                self._note(session, time.perf_counter() - began, connection.number)
-                _send_all(connection, self._framed(parts))
-        except (OSError, ValueError):  # ValueError: of a selector, where the socket was closed meanwhile
-            pass  # the client is gone
+            while (request := requests.get()) is not None:
+                if isinstance(request, RequestError):
+                    parts: list[bytes | memoryview] = [_error(request.code, request.message)]
+                else:
+                    try:
+                        if gone or session is None:
+                            continue
+                        began = time.perf_counter()
+                        parts = session.handle_parts(request) or []
+                        self._note(session, time.perf_counter() - began, connection.number)
+                    finally:
+                        self._flight.leave(len(request))
+                gone = gone or not self._send_own(connection, self._framed(parts))
         finally:
             self._release(connection)
             with contextlib.suppress(OSError):
                 connection.sock.shutdown(socket.SHUT_RDWR)  # the thread that reads it then closes it
             with self._guard:
                 self._own.pop(threading.current_thread(), None)
+
+    def _send_own(self, connection: Connection, parts: list[bytes | memoryview]) -> bool:
+        """Send from a connection's own thread; return whether the client is still there."""
+        with self._flight.answer(sum(map(len, parts))):
+            try:
+                send_all(connection, parts)
+            except (OSError, ValueError):  # ValueError: of a selector, where the socket was closed meanwhile
+                with contextlib.suppress(OSError):
+                    connection.sock.shutdown(socket.SHUT_RDWR)  # the thread that reads it then ends it
+                return False
+        return True
 
     # The end
 
@@ -490,38 +514,6 @@ class FrameTransport:
             self._wake.close()
             self._waker.close()
         return ended
-
-
-def _read(connection: _Connection) -> tuple[list[bytes | bytearray], int]:
-    """Receive once; return the frames that are complete, and the number of bytes: 0 at the end of the stream."""
-    if connection.tls is not None:
-        data = connection.sock.recv(_CHUNK)
-        return connection.reader.take(connection.tls.receive(data) if data else b""), len(data)
-    space = connection.reader.space
-    if space is not None:
-        count = connection.sock.recv_into(space)
-        return connection.reader.filled(count), count
-    data = connection.sock.recv(_CHUNK)
-    return connection.reader.feed(data), len(data)
-
-
-def _send_parts(sock: socket.socket, parts: list[bytes | memoryview] | list[memoryview]) -> int:
-    if hasattr(sock, "sendmsg"):
-        return sock.sendmsg(parts[:64])
-    return sock.send(parts[0])
-
-
-def _send_all(connection: _Connection, parts: list[bytes | memoryview]) -> None:
-    """Send from a connection's own thread, however long its client takes to read."""
-    sock, tls = connection.sock, connection.tls
-    data = memoryview(b"".join(parts) if tls is None else tls.send(parts))
-    with selectors.DefaultSelector() as selector:
-        selector.register(sock, _WRITE)
-        while data:
-            try:
-                data = data[sock.send(data) :]
-            except BlockingIOError:
-                selector.select(1.0)
 
 
 def _error(code: Code, message: str) -> bytes:

@@ -101,18 +101,26 @@ class GrpcTransport:
         limits: `max_message_bytes`.
         count: Admits connections.
         security: Certificates, and the token.
+        flight: Admits requests; None: those of this transport alone count.
 
     Raises:
         SettingError: The address cannot be listened on.
     """
 
     def __init__(
-        self, hub: Hub, host: str, port: int, limits: Limits, count: ConnectionCount, security: Security = _OPEN
+        self,
+        hub: Hub,
+        host: str,
+        port: int,
+        limits: Limits,
+        count: ConnectionCount,
+        security: Security = _OPEN,
+        flight: Flight | None = None,
     ) -> None:
         self._hub = hub
         self._limits = limits
         self._count = count
-        self._flight = Flight(limits)
+        self._flight = Flight(limits) if flight is None else flight
         self._threads = _ThreadPerCall()
         self.metrics: Metrics | None = None
         """Where to count; None: nowhere."""

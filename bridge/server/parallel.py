@@ -10,6 +10,7 @@ from bridge.credentials import TokenLike
 from bridge.server.auth import Security
 from bridge.server.limits import Limits
 from bridge.server.server import IDLE_TIMEOUT, RESET_WORLD_TIMEOUT, Server
+from bridge.worlds.isolated import CALL_TIMEOUT, Isolation
 from bridge.worlds.multi_agent import Teamwork
 from bridge.worlds.multi_agent_source import ParallelSource
 
@@ -37,6 +38,9 @@ def serve_parallel(
     tls_certificate: str | os.PathLike[str] | bytes | None = None,
     tls_key: str | os.PathLike[str] | bytes | None = None,
     tls_client_ca: str | os.PathLike[str] | bytes | None = None,
+    isolation: str | None = None,
+    call_timeout: float | None = CALL_TIMEOUT,
+    max_world_bytes: int | None = None,
     metrics_port: int | None = None,
 ) -> Server:
     """Publish a PettingZoo environment as a world of dm_env_rpc in which each connection is an agent.
@@ -65,6 +69,10 @@ def serve_parallel(
         tls_certificate: The server's certificate, PEM: the port then speaks TLS.
         tls_key: The certificate's key, PEM.
         tls_client_ca: The authorities of which every client needs a certificate, PEM; None: clients need none.
+        isolation: `process` puts each world's environment in a process of its own, so that a crash, an endless loop or
+            a leak in one ends that world alone; it needs a callable. None: all of them live in this process.
+        call_timeout: With isolation, the seconds that one call of an environment may take, as for `serve_gym`.
+        max_world_bytes: With isolation, the memory that a world's process may allocate; None: no limit.
         metrics_port: Where to show metrics, 0: any free port; None: nowhere.
 
     Returns:
@@ -74,6 +82,7 @@ def serve_parallel(
         SettingError: The environment cannot be served, a keyword is out of its range, the port is in use.
     """
     source = ParallelSource(env, Teamwork(missing_agent, agent_timeout, default_action), env_kwargs)
+    source.isolate(Isolation.of(isolation, call_timeout, max_world_bytes))
     limits = Limits(max_connections, max_worlds, max_message_bytes=max_message_bytes)
     security = Security.of(
         token=token,

@@ -12,8 +12,11 @@ __all__ = ["Reaper"]
 class Reaper:
     """Calls `reap(now)` from a thread of its own until `stop`.
 
+    Time in which this process stood still, stopped or suspended, does not count: whoever is to join a world may have
+    stood still with it.
+
     Args:
-        reap: Given monotonic seconds.
+        reap: Given seconds that never go back.
         idle_timeout: A world goes at most a quarter of these seconds late; None: no thread.
     """
 
@@ -28,8 +31,11 @@ class Reaper:
             self._thread.start()
 
     def _run(self, reap: Callable[[float], object], period: float) -> None:
+        now, looked = 0.0, time.monotonic()
         while not self._stopped.wait(period):
-            reap(time.monotonic())
+            before, looked = looked, time.monotonic()
+            now += min(looked - before, 2 * period)
+            reap(now)
 
     def stop(self) -> None:
         """End the thread."""

@@ -228,7 +228,7 @@ class Registry:
             gone = []
             for name, entry in mine.items():
                 entry.owner = None
-                if entry.joined_by_owner and not entry.world.agents:
+                if entry.joined_by_owner and (not entry.world.agents or not entry.world.alive):
                     gone.append(entry.world)
                     del self._entries[name]
         for world in gone:

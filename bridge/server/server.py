@@ -21,6 +21,7 @@ from bridge.credentials import TokenLike
 from bridge.errors import SettingError
 from bridge.forks import forget_in_child, leak, note_grpc_in_use
 from bridge.server.auth import Gate, Security
+from bridge.server.flight import Flight
 from bridge.server.frame_transport import FrameTransport
 from bridge.server.grpc_transport import GrpcTransport
 from bridge.server.limits import ConnectionCount, Limits
@@ -93,6 +94,7 @@ class Server:
             reset_world_timeout=reset_world_timeout,
         )
         self._count = ConnectionCount(limits.max_connections)
+        flight = Flight(limits)
         self._frames: FrameTransport | None = None
         self._offer: local.Offer | None = None
         if unix_path is not None or tcp_port is not None:
@@ -102,6 +104,7 @@ class Server:
                 self._registry,
                 limits,
                 count=self._count,
+                flight=flight,
                 server_id=server_id,
                 unix_path=path,
                 host=host,
@@ -111,7 +114,7 @@ class Server:
             )
             self._registry.unix_path = path
         try:
-            self._transport = GrpcTransport(self._registry, host, port, limits, self._count, security)
+            self._transport = GrpcTransport(self._registry, host, port, limits, self._count, security, flight)
         except BaseException:
             if self._frames is not None:
                 self._frames.stop(0.0)
@@ -394,11 +397,7 @@ def serve_gym(
         realtime=_realtime(fps, default_action, max_action_age, thread_safe, clock),
     )
     limits = Limits(max_connections, max_worlds, max_lanes, max_message_bytes, max_requests_in_flight, max_queued_bytes)
-    if isolation not in (None, "process"):
-        raise SettingError(f"expected isolation to be 'process' or None, got {isolation!r}")
-    own_process = isolation is not None or allow_env_factories
-    if not own_process and (call_timeout != CALL_TIMEOUT or max_world_bytes is not None):
-        raise SettingError("call_timeout and max_world_bytes are for worlds in processes: give isolation='process' too")
+    own_processes = Isolation.of(isolation, call_timeout, max_world_bytes, always=allow_env_factories)
     security = Security.of(
         token=token,
         token_file=token_file,
@@ -411,7 +410,7 @@ def serve_gym(
             f"allow_env_factories=True lets clients execute code on this machine, and host={host!r} is reached from "
             f"others: refused without {security.missing()}; give tls_certificate, tls_key and token"
         )
-    source.isolate(Isolation(call_timeout, max_world_bytes) if own_process else None, allow_env_factories)
+    source.isolate(own_processes, allow_env_factories)
     return Server(
         source,
         host=host,

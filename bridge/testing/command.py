@@ -7,6 +7,7 @@ import json
 import sys
 from typing import Any
 
+from bridge.credentials import add_credential_options, credential_keywords
 from bridge.errors import ConnectError, UsageError
 from bridge.testing.conformance import REQUIREMENTS, check_server
 
@@ -47,9 +48,8 @@ def add_check_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPar
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random actions (0)")
     parser.add_argument("--only", default="", metavar="IDS", help=f"requirements out of {', '.join(REQUIREMENTS)}")
     parser.add_argument("--strict", action="store_true", help="fail on what is lawful but could be better")
-    parser.add_argument("--token", metavar="TEXT", help="sent as the bearer token")
-    parser.add_argument("--ca", metavar="FILE", help="certificates (PEM) to trust for grpcs://")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    add_credential_options(parser)
     parser.set_defaults(run=run)
     return parser
 
@@ -67,10 +67,6 @@ def _named_value(text: str) -> tuple[str, Any]:
 def run(args: argparse.Namespace) -> int:
     """Check the server, print the report to standard output, and return the exit code (see the epilog of `--help`)."""
     try:
-        root_certificates = None
-        if args.ca:
-            with open(args.ca, "rb") as file:
-                root_certificates = file.read()
         report = check_server(
             args.url,
             timeout=args.timeout,
@@ -82,8 +78,7 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
             strict=args.strict,
             only=[part.strip() for part in args.only.split(",") if part.strip()],
-            token=args.token,
-            root_certificates=root_certificates,
+            **credential_keywords(args),
         )
     except (UsageError, OSError) as error:
         print(f"bridge check: {error}", file=sys.stderr)

@@ -6,7 +6,9 @@ It sends what clients send and what they should not, on connections of its own, 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
+import os
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +16,10 @@ from typing import Any
 import grpc
 import numpy as np
 
-from bridge.address import parse_address
+from bridge.address import Address, parse_address
+from bridge.client.grpc_transport import shown_token
+from bridge.client.remedies import remedy
+from bridge.credentials import ClientCredentials, Pem, TokenLike
 from bridge.errors import ConnectError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import (
@@ -77,8 +82,11 @@ def check_server(
     seed: int = 0,
     strict: bool = False,
     only: Sequence[str] = (),
-    token: str | None = None,
-    root_certificates: bytes | None = None,
+    token: TokenLike | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    tls_ca: Pem | None = None,
+    tls_certificate: Pem | None = None,
+    tls_key: Pem | None = None,
 ) -> Report:
     """Check a running dm_env_rpc server against the protocol.
 
@@ -106,19 +114,34 @@ def check_server(
         seed: Where the random actions come from.
         strict: Make failures of what is only noted: what is lawful but could be better, e.g. an ill-fitting error code.
         only: Ids of the requirements to look at; none given: all.
-        token: Sent as `authorization: Bearer …` in the metadata of each connection.
-        root_certificates: For grpcs://: certificates in PEM to trust instead of the system's.
+        token: Sent as `authorization: Bearer …` in the metadata of each connection; None: that of `token_file`, or else
+            of the environment variable `BRIDGE_TOKEN`.
+        token_file: A file that holds the token.
+        tls_ca: For `grpcs://`: the authorities of the server's certificate, the path or the bytes of a PEM file; None:
+            those of the system.
+        tls_certificate: For a server that asks for one: the client's certificate, PEM.
+        tls_key: The key of `tls_certificate`, PEM.
 
     Returns:
         The report; `report.ok` says whether nothing failed, and `str(report)` is for reading.
 
     Raises:
         AddressError: The URL cannot be read.
-        SettingError: A setting has no tensor, the timeout or the number of steps is not positive, or a requirement is
-            not known.
+        SettingError: A setting has no tensor, the timeout or the number of steps is not positive, a requirement is not
+            known, or a token or certificate cannot be used there.
         ConnectError: Nobody is there within the timeout.
     """
-    address = parse_address(url)
+    address = dataclasses.replace(
+        parse_address(url),
+        credentials=ClientCredentials.of(
+            token=token, token_file=token_file, tls_ca=tls_ca, tls_certificate=tls_certificate, tls_key=tls_key
+        ),
+    )
+    if address.scheme not in ("grpc", "grpcs"):
+        raise SettingError(f"the checks look at gRPC: expected grpc:// or grpcs://, got {url!r}")
+    held = address.credentials
+    if held.has_tls and not address.tls:
+        raise SettingError(f"certificates are for TLS, but {url!r} is without: write grpcs://")
     if not timeout > 0 or steps < 1:
         raise SettingError(f"expected a timeout of more than 0 s and 1 step or more, got {timeout} and {steps}")
     unknown = sorted(set(only) - set(REQUIREMENTS))
@@ -136,19 +159,22 @@ def check_server(
         steps=steps,
         seed=seed,
     )
-    credentials = grpc.ssl_channel_credentials(root_certificates) if address.scheme == "grpcs" else None
-    metadata = (("authorization", f"Bearer {token}"),) if token is not None else ()
     chosen = [check for check in CHECKS if not only or check.requirement in only]
     chosen.sort(key=lambda check: list(REQUIREMENTS).index(check.requirement))
+    credentials = None
+    if address.tls:
+        credentials = grpc.ssl_channel_credentials(held.tls_ca, held.tls_key, held.tls_certificate)
+    shown = shown_token(address)
+    metadata = () if shown is None else (("authorization", f"Bearer {shown}"),)
     with open_channel(address.target, credentials) as channel:
-        _see_that_somebody_is_there(channel, metadata, url, timeout)
+        _see_that_somebody_is_there(channel, metadata, address, timeout)
         results = _Run(Bench(channel, metadata, options), strict).all(chosen)
     titles = {requirement: title for requirement, title in REQUIREMENTS.items() if not only or requirement in only}
     return Report(url, titles, tuple(results))
 
 
 def _see_that_somebody_is_there(
-    channel: grpc.Channel, metadata: tuple[tuple[str, str], ...], url: str, timeout: float
+    channel: grpc.Channel, metadata: tuple[tuple[str, str], ...], address: Address, timeout: float
 ) -> None:
     """Ask something; any answer will do, and so will a connection on which none comes: that is for the checks.
 
@@ -164,12 +190,13 @@ def _see_that_somebody_is_there(
                 grpc.StatusCode.UNAUTHENTICATED,
                 grpc.StatusCode.UNIMPLEMENTED,
             ):
-                raise ConnectError(url, f"{error}: is it a dm_env_rpc server, and running?") from None
+                hint = f" {remedy(address.scheme, str(error))}" if error.code is grpc.StatusCode.UNAVAILABLE else ""
+                raise ConnectError(address.url, f"{error}: is it a dm_env_rpc server, and running?{hint}") from None
         except NoAnswerError as error:
             try:
                 grpc.channel_ready_future(channel).result(timeout=1.0)
             except grpc.FutureTimeoutError:
-                raise ConnectError(url, f"{error}, and no connection: is the server running?") from None
+                raise ConnectError(address.url, f"{error}, and no connection: is the server running?") from None
 
 
 def _from_text(text: str) -> Any:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import gymnasium
+
 from bridge import values
 from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import bridge_pb2
@@ -16,10 +18,25 @@ from bridge.properties import PropertyTree
 from bridge.tensors import Array, Spec, fill_tensor
 from bridge.worlds.resets import ResetBook
 
-__all__ = ["Agent", "Lock", "World", "environment_failure"]
+__all__ = ["Agent", "AllOf", "Lock", "World", "answer_to", "environment_failure"]
 
 Lock = AbstractContextManager[Any]
 """What every call of an environment in this process is made under."""
+
+
+class AllOf(AbstractContextManager[None]):
+    """Several locks held together, taken in their order."""
+
+    def __init__(self, locks: Sequence[Lock]) -> None:
+        self._locks = locks
+
+    def __enter__(self) -> None:
+        for lock in self._locks:
+            lock.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for lock in reversed(self._locks):
+            lock.__exit__(None, None, None)
 
 
 class Agent(abc.ABC):
@@ -170,6 +187,15 @@ def environment_failure(where: str, error: BaseException) -> RequestError:
         f"the environment raised {type(error).__name__} in {where}: {error}\n{''.join(frames)}"
         "Mend the environment, or reset to begin a new episode.",
     )
+
+
+def answer_to(where: str, error: BaseException) -> RequestError:
+    """Turn what an environment raised into the answer, with a plain word for what is no failure of it."""
+    if isinstance(error, gymnasium.error.ResetNeeded):
+        return RequestError(Code.FAILED_PRECONDITION, f"no {where} before the first Step: {error}")
+    if isinstance(error, NotImplementedError) and where == "render":
+        return RequestError(Code.FAILED_PRECONDITION, "this environment has no frames to render")
+    return environment_failure(where, error)
 
 
 def read_bytes(settings: Mapping[str, pb.Tensor], name: str) -> Any:

@@ -6,26 +6,25 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from types import TracebackType
 from typing import Any
 
-import gymnasium
 import numpy as np
-from gymnasium.vector import SyncVectorEnv, VectorEnv
+from gymnasium.vector import VectorEnv
 
 from bridge import values
 from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import bridge_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.properties import ENCODED, NUMBER, TEXT, Family, Property, PropertyTree
-from bridge.random_state import state_of
+from bridge.properties import ENCODED, TEXT, Property, PropertyTree
 from bridge.samples import Samples
-from bridge.space_json import published_space, space_to_json
+from bridge.space_json import published_space
 from bridge.spaces import Layout
 from bridge.tensors import Array, Spec, unpack_tensor
-from bridge.worlds.attributes import find_attribute, list_attributes
-from bridge.worlds.base import Agent, Lock, World, environment_failure, read_bytes, refuse_unknown
+from bridge.worlds.access import Access, EnvAccess
+from bridge.worlds.base import Agent, Lock, World, answer_to, environment_failure, read_bytes, refuse_unknown
+from bridge.worlds.isolated import WorldProcess
+from bridge.worlds.isolated_env import Isolated
 
 __all__ = ["EnvAgent", "EnvWorld", "GymAgent", "GymWorld"]
 
@@ -40,6 +39,7 @@ class EnvAgent(Agent):
         self._world = world
         self._env: Any = env
         self._lanes = lanes
+        self.may_wait = self.may_wait or world.isolated  # for a process that others need not wait for
         self._observation_layout = Layout(observation_space, "observation", lanes)
         self._action_layout = Layout(action_space, "action", lanes)
         self.actions = dict(enumerate(self._action_layout.specs, start=1))
@@ -186,7 +186,7 @@ class _EnvironmentCall:
         world._lock.__enter__()
         if world._closed:
             world._lock.__exit__(None, None, None)
-            raise world._destroyed()
+            raise world._over()
         self._began = time.perf_counter()
 
     def __exit__(
@@ -196,14 +196,8 @@ class _EnvironmentCall:
         if times is not None:
             times.add(time.perf_counter() - self._began)
         self._world._lock.__exit__(kind, error, trace)
-        if error is None or isinstance(error, RequestError):
-            return
-        if isinstance(error, gymnasium.error.ResetNeeded):
-            raise RequestError(Code.FAILED_PRECONDITION, f"no {self._where} before the first Step: {error}") from error
-        if isinstance(error, NotImplementedError) and self._where == "render":
-            raise RequestError(Code.FAILED_PRECONDITION, "this environment has no frames to render") from error
-        if isinstance(error, (Exception, SystemExit)):
-            raise environment_failure(self._where, error) from error
+        if isinstance(error, (Exception, SystemExit)) and not isinstance(error, RequestError):
+            raise answer_to(self._where, error) from error
 
 
 class EnvWorld(World):
@@ -215,9 +209,13 @@ class EnvWorld(World):
         lock: Held around every call of the environment.
     """
 
+    ACCESS: type[EnvAccess] = EnvAccess
+
     def __init__(self, name: str, env: Any, lock: Lock) -> None:
         super().__init__(name)
         self._env: Any = env
+        self._process: WorldProcess | None = env.process if isinstance(env, Isolated) else None
+        self._access: Access = env.access if isinstance(env, Isolated) else self.ACCESS(env, self.environment)
         self._lock = lock
         self._seat = threading.Lock()
         self._agent: EnvAgent | None = None
@@ -231,6 +229,16 @@ class EnvWorld(World):
         return _EnvironmentCall(self, where)
 
     @property
+    def isolated(self) -> bool:
+        """Whether its environment lives in a process of its own."""
+        return self._process is not None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still be joined; not once the process of its environment is gone."""
+        return self._process is None or self._process.alive
+
+    @property
     def agents(self) -> int:
         """1 while an agent is in, else 0."""
         return int(self._agent is not None)
@@ -239,8 +247,7 @@ class EnvWorld(World):
         """Seat the one agent."""
         refuse_unknown(settings, (), "JoinWorld")
         with self._seat:
-            if self._closed:
-                raise self._destroyed()
+            self.refuse_if_over()
             if self._agent is not None:
                 raise RequestError(
                     Code.RESOURCE_EXHAUSTED,
@@ -250,7 +257,15 @@ class EnvWorld(World):
             self._agent.pending, self._carried = self._carried, (None, None)
             return self._agent
 
-    def _destroyed(self) -> RequestError:
+    def refuse_if_over(self) -> None:
+        """Raise where the world is destroyed, or the process of its environment gone."""
+        if self._closed or not self.alive:
+            raise self._over()
+
+    def _over(self) -> RequestError:
+        """Return what ended the world, as an answer."""
+        if self._process is not None and self._process.end is not None:
+            return self._process.end
         return RequestError(
             Code.FAILED_PRECONDITION, f"the world {self.name!r} was destroyed; leave, and create or join another"
         )
@@ -300,162 +315,28 @@ class EnvWorld(World):
 
     def properties(self) -> PropertyTree:
         """Return the tree below `world`."""
-        env = self._env
-        spec = env.spec
-        spaces = (
-            (env.single_observation_space, env.single_action_space)
-            if self._lanes
-            else (env.observation_space, env.action_space)
-        )
-        metadata = plain_dict(env.metadata)
-
-        def leaf(name: str, kind: str, description: str, read: Callable[[], Any]) -> Property:
-            return Property(f"world.{name}", kind, description, read)
-
-        return PropertyTree(
-            [
-                leaf("name", TEXT, "the world's name", lambda: self.name),
-                leaf("env_id", TEXT, "the environment's id; empty where it has none", lambda: spec.id if spec else ""),
-                leaf(
-                    "num_envs",
-                    NUMBER,
-                    "the number of lanes; 0 for a single environment",
-                    lambda: self._lanes or 0,
-                ),
-                leaf(
-                    "observation_space",
-                    TEXT,
-                    "one environment's exact space, as JSON",
-                    lambda: space_to_json(spaces[0]),
-                ),
-                leaf("action_space", TEXT, "one environment's exact space, as JSON", lambda: space_to_json(spaces[1])),
-                leaf("metadata", ENCODED, "the environment's metadata", lambda: metadata),
-                leaf("render_mode", TEXT, "the render mode; empty where there is none", lambda: env.render_mode or ""),
-                leaf("spec", ENCODED, "what the environment's registration says", lambda: _spec_facts(spec)),
-                leaf("frame", ENCODED, "what render() gives now, a value for each lane", self._render),
-                leaf("random", ENCODED, "seed and state of the random generator, a dict for each lane", self._random),
-                leaf("wrappers", ENCODED, "the classes of the wrappers around one environment", self._wrappers),
-                leaf("timing", ENCODED, "seconds in the environment's step and reset, a dict for each", self._timing),
-            ],
-            [self._attributes("an attribute, a value for each lane")],
+        return (
+            PropertyTree([self._name_leaf()])
+            .merged(self._access.properties())
+            .merged(PropertyTree([self._timing_leaf()]))
         )
 
-    def _timing(self) -> dict[str, dict[str, float]]:
-        """Return `count`, `p50`, `p90`, `p99` and `max` of the calls of `step` and of `reset`, in seconds."""
-        return {where: times.summary() for where, times in self._times.items()}
+    def _name_leaf(self) -> Property:
+        return Property("world.name", TEXT, "the world's name", lambda: self.name)
 
-    def _render(self) -> Any:
-        with self.environment("render"):
-            frame = self._env.render()
-        if not self._lanes:
-            return [frame]
-        return [None] * self._lanes if frame is None else list(frame)
-
-    def _random(self) -> list[dict[str, Any]]:
-        with self.environment("np_random"):
-            generators, seeds = self._env.np_random, self._env.np_random_seed
-        if not isinstance(generators, tuple):  # one environment, or lanes that share a generator
-            generators, seeds = (generators,) * (self._lanes or 1), (seeds,) * (self._lanes or 1)
-        try:
-            return [state_of(generator, seed) for generator, seed in zip(generators, seeds, strict=True)]
-        except TensorError as error:
-            raise RequestError(Code.FAILED_PRECONDITION, f"the random state cannot be sent: {error}") from error
-
-    def _wrappers(self) -> list[str]:
-        env = self._env
-        if self._lanes:
-            vector = env.unwrapped
-            if not isinstance(vector, SyncVectorEnv):
-                return []
-            env = vector.envs[0]
-        names: dict[str, None] = {}
-        while isinstance(env, gymnasium.Wrapper):
-            names.update((f"{kind.__module__}:{kind.__qualname__}", None) for kind in type(env).__mro__)
-            env = env.env
-        return list(names)
-
-    def _attributes(self, description: str) -> Family:
-        def names() -> list[str]:
-            with self.environment("listing its attributes"):
-                return list_attributes(self._env)
-
-        def find(name: str) -> None:
-            refuse_private(name)
-            with self.environment(f"looking for {name}"):
-                find_attribute(self._env, name)
-
-        return Family("world.attributes", description, self._get_attr, self._set_attr, names, find)
-
-    def _get_attr(self, name: str) -> Any:
-        response = self.call(bridge_pb2.CallRequest(name=name))
-        return [values.from_value(result) for result in response.results]
-
-    def _set_attr(self, name: str, value: Any) -> None:
-        refuse_private(name)
-        count = self._lanes or 1
-        if not isinstance(value, list) or len(value) != count:
-            raise RequestError(
-                Code.INVALID_ARGUMENT, f"expected a list of {count} values, one a lane, got {value!r:.80}"
-            )
-        with self.environment(f"setting {name}"):
-            if self._lanes:
-                self._env.set_attr(name, value)
-            else:
-                self._env.set_wrapper_attr(name, value[0])
+    def _timing_leaf(self) -> Property:
+        """`count`, `p50`, `p90`, `p99` and `max` of the calls of `step` and of `reset`, in seconds."""
+        text = "seconds in the environment's step and reset, a dict for each"
+        return Property(
+            "world.timing",
+            ENCODED,
+            text,
+            lambda: {where: times.summary() for where, times in self._times.items()},
+        )
 
     def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a public method, or read a public attribute, on the lanes that the request names."""
-        refuse_private(request.name)
-        try:
-            args = [values.from_value(item) for item in request.args.items]
-            kwargs = {
-                key: values.from_value(item)
-                for key, item in zip(request.kwargs.keys, request.kwargs.values, strict=True)
-            }
-        except (TensorError, ValueError) as error:
-            raise RequestError(Code.INVALID_ARGUMENT, f"bad arguments for {request.name}: {error}") from error
-        with self.environment(f"call of {request.name}"):
-            results = self._call(request.name, args, kwargs, self._check_lanes(request.lanes))
-        try:
-            return bridge_pb2.CallResponse(results=[values.to_value(result) for result in results])
-        except TensorError as error:
-            raise RequestError(
-                Code.INVALID_ARGUMENT, f"the result of {request.name} cannot be sent: {error}"
-            ) from error
-
-    def _check_lanes(self, lanes: Sequence[int]) -> list[int]:
-        """Return the lanes to call; all of them where none is named."""
-        count = self._lanes or 1
-        wrong = [lane for lane in lanes if not 0 <= lane < count]
-        if wrong:
-            raise RequestError(Code.INVALID_ARGUMENT, f"expected lanes 0 to {count - 1}, got {list(lanes)}")
-        if set(lanes) >= set(range(count)) or not lanes:
-            return list(lanes) or list(range(count))
-        if not isinstance(self._env.unwrapped, SyncVectorEnv):
-            raise RequestError(
-                Code.UNIMPLEMENTED,
-                f"the lanes of {type(self._env.unwrapped).__name__} are called all together; name all {count} of them",
-            )
-        return list(lanes)
-
-    def _call(self, name: str, args: list[Any], kwargs: dict[str, Any], lanes: list[int]) -> list[Any]:
-        if self._lanes and set(lanes) >= set(range(self._lanes)):
-            first = getattr(self._env, "envs", ())
-            if first:
-                self._look_up(lambda: first[0].get_wrapper_attr(name), name)
-            results = list(self._env.call(name, *args, **kwargs))
-            return [results[lane] for lane in lanes]
-        environments = [self._env.unwrapped.envs[lane] for lane in lanes] if self._lanes else [self._env]
-        found = [self._look_up(partial(env.get_wrapper_attr, name), name) for env in environments]
-        return [value(*args, **kwargs) if callable(value) else value for value in found]
-
-    def _look_up(self, look: Callable[[], Any], name: str) -> Any:
-        try:
-            return look()
-        except AttributeError as error:
-            raise RequestError(
-                Code.NOT_FOUND, f"the environment has no method or attribute {name!r}: {error}"
-            ) from error
+        return self._access.call(request)
 
 
 class GymWorld(EnvWorld):
@@ -464,37 +345,3 @@ class GymWorld(EnvWorld):
     def _make_agent(self) -> GymAgent:
         spaces = published_space(self._env.observation_space), published_space(self._env.action_space)
         return GymAgent(self, self._env, *spaces, lanes=None)
-
-
-def refuse_private(name: str) -> None:
-    """Raise PERMISSION_DENIED for a name that is not public."""
-    if not name.isidentifier() or name.startswith("_"):
-        raise RequestError(Code.PERMISSION_DENIED, f"expected the name of a public method or attribute, got {name!r}")
-
-
-def plain_dict(data: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return what of a dict the values codec carries."""
-    return {key: value for key, value in data.items() if isinstance(key, str) and _plain(value)}
-
-
-def _plain(value: Any) -> bool:
-    try:
-        values.to_value(value)
-    except TensorError:
-        return False
-    return True
-
-
-def _spec_facts(spec: Any) -> dict[str, Any] | None:
-    """What of an EnvSpec holds at the other end too."""
-    if spec is None:
-        return None
-    facts = {
-        "id": spec.id,
-        "reward_threshold": spec.reward_threshold,
-        "nondeterministic": spec.nondeterministic,
-        "max_episode_steps": spec.max_episode_steps,
-        "order_enforce": spec.order_enforce,
-        "kwargs": {key: value for key, value in spec.kwargs.items() if _plain(value)},
-    }
-    return {key: value for key, value in facts.items() if _plain(value)}

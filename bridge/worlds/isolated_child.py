@@ -1,4 +1,4 @@
-"""The process of an isolated world: builds it, and answers one message after the other until its pipe ends."""
+"""The process of an isolated environment: makes it, and answers one message after the other until its pipe ends."""
 
 from __future__ import annotations
 
@@ -8,34 +8,46 @@ import pickle
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import connection, parent_process
 from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from bridge import values
 from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import bridge_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.tensors import Array
-from bridge.worlds.base import Agent, environment_failure, fill_observations
-from bridge.worlds.gym import EnvWorld
-from bridge.worlds.source import EnvSource
+from bridge.space_json import space_from_json, space_to_json
+from bridge.spaces import Layout
+from bridge.worlds.access import EnvAccess, ParallelAccess
+from bridge.worlds.base import AllOf, answer_to, environment_failure
+from bridge.worlds.lane_infos import collect_infos, join_infos
 
 __all__ = ["main"]
 
 
-def main(pipe: Any, name: str, recipe: bytes, factory: bytes | None, max_bytes: int | None) -> None:
-    """Serve a world over a pipe until it ends, is told to, or this process's parent is gone."""
+def main(pipes: Sequence[Any], recipe: bytes, factory: bytes | None, max_bytes: int | None) -> None:
+    """Serve an environment over pipes until they end, one says so, or this process's parent is gone.
+
+    Args:
+        pipes: Each answers one message after the other; the first makes the environment and ends it.
+        recipe: A pickle of a source of environments, and of what it is asked for.
+        factory: A client's own factory, pickled.
+        max_bytes: The memory that may be allocated.
+    """
     if hasattr(os, "setsid"):
         with contextlib.suppress(PermissionError):
             os.setsid()  # Ctrl-C goes to the server, which ends this process in order
     else:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, name="bridge-isolated-watch", daemon=True).start()
-    with contextlib.suppress(EOFError, OSError):
-        child = _Child(pipe, name, recipe, factory, max_bytes)
-        while child.serve(pipe.recv_bytes()):
-            pass
+    child = _Child(len(pipes), recipe, factory, max_bytes)
+    for pipe in pipes[1:]:
+        threading.Thread(target=child.serve, args=(pipe,), name="bridge-isolated-channel", daemon=True).start()
+    child.serve(pipes[0])
 
 
 def _end_with_parent() -> None:
@@ -45,18 +57,185 @@ def _end_with_parent() -> None:
         os._exit(1)  # an environment that never returns must not outlive its server
 
 
+@contextlib.contextmanager
+def _guard(where: str) -> Iterator[None]:
+    """Turn what an environment raises into the answer."""
+    try:
+        yield
+    except RequestError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise answer_to(where, error) from error
+
+
+class _Player:
+    """Resets and steps one environment, or all lanes of a vector."""
+
+    def __init__(self, env: Any, spaces: tuple[Any, Any], lanes: int | None) -> None:
+        self._env = env
+        self._lanes = lanes
+        self._collects = lanes is not None and collect_infos(env)
+        self._observations = Layout(spaces[0], "observation", lanes)
+        self._actions = Layout(spaces[1], "action", lanes)
+        self._warned: set[str] = set()
+
+    def reset(self, seed: Any, options: Any) -> list[Any]:
+        with _guard("reset"):
+            observation, info = self._env.reset(seed=seed, options=options)
+        return [_pack(self._observations, observation), self._info(info)]
+
+    def step(self, arrays: list[Any]) -> list[Any]:
+        action = self._actions.unpack(arrays)
+        with _guard("step"):
+            observation, reward, terminated, truncated, info = self._env.step(action)
+            told: list[Any] = (
+                [float(reward), bool(terminated), bool(truncated)]
+                if self._lanes is None
+                else [np.asarray(reward, np.float64), np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)]
+            )
+        return [_pack(self._observations, observation), *told, self._info(info)]
+
+    def _info(self, info: Any) -> bytes:
+        return values.encode_info(join_infos(info, self._lanes or 1) if self._collects else info, self._warned)
+
+
+class _EnvHost:
+    """A Gymnasium environment."""
+
+    access: EnvAccess
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        self.access = EnvAccess(env, _guard)
+        self.facts: dict[str, Any] = {"kind": "env", "spaces": [_texts(env.observation_space, env.action_space)]}
+        self._player = _Player(env, _published(self.facts["spaces"][0]), None)
+
+    def reset(self, payload: Any) -> Any:
+        return self._player.reset(*payload[1:])
+
+    def step(self, payload: Any) -> Any:
+        return self._player.step(payload[1])
+
+
+class _VectorHost:
+    """A vector environment; where it is of Gymnasium's own kind in this process, its environments one by one too."""
+
+    access: EnvAccess
+
+    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
+        self.access = EnvAccess(env, _guard)
+        mode = env.metadata.get("autoreset_mode")
+        texts = _texts(env.single_observation_space, env.single_action_space)
+        self.facts: dict[str, Any] = {
+            "kind": "vector",
+            "spaces": [texts],
+            "num_envs": env.num_envs,
+            "autoreset_mode": getattr(mode, "name", None),
+            "type": type(env.unwrapped).__name__,
+            "text": str(env),
+            "resets_lanes": isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv)),
+            "steps_lanes": isinstance(env, SyncVectorEnv),
+        }
+        spaces = _published(texts)
+        self._player = _Player(env, spaces, env.num_envs)
+        lanes = env.envs if isinstance(env, SyncVectorEnv) else ()
+        self._lanes = [_Player(lane, spaces, None) for lane in lanes]
+
+    def reset(self, payload: Any) -> Any:
+        lane, seed, options = payload
+        return self._of(lane).reset(seed, options)
+
+    def step(self, payload: Any) -> Any:
+        lane, arrays = payload
+        return self._of(lane).step(arrays)
+
+    def _of(self, lane: int | None) -> _Player:
+        return self._player if lane is None else self._lanes[lane]
+
+
+class _ParallelHost:
+    """A PettingZoo ParallelEnv; its agents travel as their numbers among the possible ones."""
+
+    access: EnvAccess
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self.access = ParallelAccess(env, _guard)
+        self._agents = list(env.possible_agents)
+        self._numbers = {agent: number for number, agent in enumerate(self._agents)}
+        texts = [_texts(env.observation_space(agent), env.action_space(agent)) for agent in self._agents]
+        self.facts: dict[str, Any] = {
+            "kind": "parallel",
+            "spaces": texts,
+            "agents": [agent if isinstance(agent, (str, int)) else str(agent) for agent in self._agents],
+        }
+        pairs = [_published(pair) for pair in texts]
+        self._layouts = [(Layout(pair[0], "observation"), Layout(pair[1], "action")) for pair in pairs]
+        self._warned: set[str] = set()
+
+    def reset(self, payload: Any) -> Any:
+        seed, options = payload
+        with _guard("reset"):
+            observations, infos = self._env.reset(seed=seed, options=options)
+        return self._told(observations, {}, {}, {}, infos)
+
+    def step(self, payload: Any) -> Any:
+        actions = {self._agents[number]: self._layouts[number][1].unpack(arrays) for number, arrays in payload}
+        with _guard("step"):
+            observations, rewards, terminations, truncations, infos = self._env.step(actions)
+        return self._told(observations, rewards, terminations, truncations, infos)
+
+    def _told(self, observations: Any, rewards: Any, terminations: Any, truncations: Any, infos: Any) -> list[Any]:
+        rows = []
+        for number, agent in enumerate(self._agents):
+            seen = _pack(self._layouts[number][0], observations[agent]) if agent in observations else None
+            rows.append(
+                [
+                    number,
+                    seen,
+                    float(rewards[agent]) if agent in rewards else None,
+                    bool(terminations[agent]) if agent in terminations else None,
+                    bool(truncations[agent]) if agent in truncations else None,
+                    values.encode_info(infos[agent], self._warned) if agent in infos else None,
+                ]
+            )
+        return [[self._numbers[agent] for agent in self._env.agents], rows]
+
+
+def _texts(*spaces: Any) -> list[str]:
+    return [space_to_json(space) for space in spaces]
+
+
+def _published(texts: list[str]) -> tuple[Any, Any]:
+    return space_from_json(texts[0]), space_from_json(texts[1])
+
+
+def _pack(layout: Layout, observation: Any) -> list[Any]:
+    try:
+        return layout.pack(observation, rounding=True)
+    except TensorError as error:
+        raise RequestError(
+            Code.INTERNAL, f"the environment's observation is not of its observation_space: {error}"
+        ) from error
+
+
 class _Child:
-    """The world, its agent, and what is done for each kind of message."""
+    """The environment, and what is done for each kind of message."""
 
-    def __init__(self, pipe: Any, name: str, recipe: bytes, factory: bytes | None, max_bytes: int | None) -> None:
-        self._pipe = pipe
-        self._load: Callable[[], Callable[[], EnvWorld]] = lambda: _load(name, recipe, factory, max_bytes)
-        self._build: Callable[[], EnvWorld] | None = None
-        self._world: EnvWorld | None = None
-        self._agent: Agent | None = None
+    def __init__(self, channels: int, recipe: bytes, factory: bytes | None, max_bytes: int | None) -> None:
+        self._load: Callable[[], Callable[[], Any]] = lambda: _load(recipe, factory, max_bytes)
+        self._make: Callable[[], Any] | None = None
+        self._env: Any = None
+        self._host: _EnvHost | _VectorHost | _ParallelHost | None = None
+        self._locks = [threading.RLock() for _ in range(channels)]
+        self._whole = AllOf(self._locks)
 
-    def serve(self, message: bytes) -> bool:
-        """Answer a message; return whether another may follow."""
+    def serve(self, pipe: Any) -> None:
+        """Answer the messages of one channel."""
+        with contextlib.suppress(EOFError, OSError):
+            while self._answer(pipe, pipe.recv_bytes()):
+                pass
+
+    def _answer(self, pipe: Any, message: bytes) -> bool:
         kind, payload = message[:1], message[1:]
         try:
             answer = b"+" + self._SERVE[kind](self, payload)
@@ -64,117 +243,87 @@ class _Child:
             answer = _refusal(error)
         except TensorError as error:
             answer = _refusal(RequestError(Code.INVALID_ARGUMENT, str(error)))
-        except (Exception, SystemExit) as error:  # the environment's own; the world says where it can
+        except (Exception, SystemExit) as error:  # the environment's own; the host says where it can
             answer = _refusal(environment_failure("its process", error))
-        self._pipe.send_bytes(answer)
+        pipe.send_bytes(answer)
         return kind != b"x"
 
-    def _world_of(self) -> EnvWorld:
-        if self._world is None:
-            raise RequestError(Code.FAILED_PRECONDITION, "the world was not built")
-        return self._world
-
-    def _seated(self) -> Agent:
-        if self._agent is None:
-            raise RequestError(Code.FAILED_PRECONDITION, "no agent is in the world")
-        return self._agent
+    def _hosted(self) -> _EnvHost | _VectorHost | _ParallelHost:
+        if self._host is None:
+            raise RequestError(Code.FAILED_PRECONDITION, "the environment was not made")
+        return self._host
 
     def _greet(self, payload: bytes) -> bytes:
-        self._build = self._load()  # imports what it refers to
+        self._make = self._load()  # imports what it refers to
         return b""
 
     def _start(self, payload: bytes) -> bytes:
-        if self._build is None:
-            raise RequestError(Code.FAILED_PRECONDITION, "nothing was loaded to build the world of")
-        self._world = self._build()
-        return b""
+        if self._make is None:
+            raise RequestError(Code.FAILED_PRECONDITION, "nothing was loaded to make the environment of")
+        env = self._env = self._make()
+        with _guard("its construction"):
+            if isinstance(env, VectorEnv):
+                self._host = _VectorHost(env)
+            else:
+                self._host = _EnvHost(env) if isinstance(env, gymnasium.Env) else _ParallelHost(env)
+        return values.encode(self._host.facts)
 
     def _describe(self, payload: bytes) -> bytes:
-        tree = self._world_of().properties()
+        tree = self._hosted().access.properties()
         leaves = [
             [leaf.key, leaf.kind, leaf.description, leaf.read is not None, leaf.write is not None]
             for leaf in tree.leaves
         ]
         return values.encode([leaves, [[family.key, family.description] for family in tree.families]])
 
-    def _join(self, payload: bytes) -> bytes:
-        agent = self._world_of().join(pb.JoinWorldRequest.FromString(payload).settings)
-        self._agent = agent
-        return agent.specs().SerializeToString()
-
-    def _leave(self, payload: bytes) -> bytes:
-        agent, self._agent = self._agent, None
-        if agent is not None:
-            agent.leave()
-        return b""
-
-    def _reset_running(self, payload: bytes) -> bytes:
-        self._seated().reset(pb.ResetRequest.FromString(payload).settings, True)
-        return b""
+    def _lock_of(self, payload: Any) -> contextlib.AbstractContextManager[Any]:
+        """What a call of one lane holds where lanes have channels of their own."""
+        lane = payload[0] if isinstance(self._host, _VectorHost) else None
+        return self._whole if lane is None else self._locks[lane % len(self._locks)]
 
     def _reset(self, payload: bytes) -> bytes:
-        self._seated().reset(pb.ResetRequest.FromString(payload).settings, False)
-        return b""
-
-    def _begin(self, payload: bytes) -> bytes:
-        return self._moved(pb.StepRequest.FromString(payload), self._seated().begin())
+        read = values.decode(payload)
+        with self._lock_of(read):
+            return values.encode(self._hosted().reset(read))
 
     def _step(self, payload: bytes) -> bytes:
-        agent, request = self._seated(), pb.StepRequest.FromString(payload)
-        actions: Mapping[int, Array] = {uid: agent.actions[uid].read(item) for uid, item in request.actions.items()}
-        return self._moved(request, agent.step(actions))
-
-    def _moved(self, request: pb.StepRequest, state: int) -> bytes:
-        response = pb.StepResponse(state=state)  # type: ignore[arg-type]
-        # The Step was done: what is wrong with its observations is said when they are asked for.
-        with contextlib.suppress(RequestError):
-            fill_observations(response, self._seated().observe(list(request.requested_observations)))
-        return response.SerializeToString()
-
-    def _observe(self, payload: bytes) -> bytes:
-        response = pb.StepResponse()
-        wanted = list(pb.StepRequest.FromString(payload).requested_observations)
-        fill_observations(response, self._seated().observe(wanted))
-        return response.SerializeToString()
-
-    def _interrupt(self, payload: bytes) -> bytes:
-        interrupt: Callable[[], None] | None = getattr(self._seated(), "interrupt", None)
-        if interrupt is not None:
-            interrupt()
-        return b""
+        read = values.decode(payload)
+        with self._lock_of(read):
+            return values.encode(self._hosted().step(read))
 
     def _call(self, payload: bytes) -> bytes:
-        return self._seated().call(bridge_pb2.CallRequest.FromString(payload)).SerializeToString()
+        with self._whole:
+            return self._hosted().access.call(bridge_pb2.CallRequest.FromString(payload)).SerializeToString()
 
     def _list(self, payload: bytes) -> bytes:
-        return values.encode([item.spec.name for item in self._world_of().properties().list(payload.decode())])
+        with self._whole:
+            found = self._hosted().access.properties().list(payload.decode())
+        return values.encode([item.spec.name for item in found])
 
     def _read(self, payload: bytes) -> bytes:
-        return self._world_of().properties().read(payload.decode()).SerializeToString()
+        with self._whole:
+            return self._hosted().access.properties().read(payload.decode()).SerializeToString()
 
     def _write(self, payload: bytes) -> bytes:
         size = 4 + int.from_bytes(payload[:4], "big")
         tensor = pb.Tensor.FromString(payload[size:])
-        self._world_of().properties().write(payload[4:size].decode(), tensor)
+        with self._whole:
+            self._hosted().access.properties().write(payload[4:size].decode(), tensor)
         return b""
 
     def _close(self, payload: bytes) -> bytes:
-        if self._world is not None:
-            self._world.close()
+        with self._whole:
+            if self._env is not None:
+                with _guard("close"):
+                    self._env.close()
         return b""
 
     _SERVE: Mapping[bytes, Callable[[_Child, bytes], bytes]] = {
         b"h": _greet,
         b"?": _start,
         b"d": _describe,
-        b"j": _join,
-        b"l": _leave,
-        b"r": _reset_running,
-        b"q": _reset,
-        b"b": _begin,
+        b"r": _reset,
         b"s": _step,
-        b"o": _observe,
-        b"i": _interrupt,
         b"c": _call,
         b"L": _list,
         b"R": _read,
@@ -183,15 +332,14 @@ class _Child:
     }
 
 
-def _load(name: str, recipe: bytes, factory: bytes | None, max_bytes: int | None) -> Callable[[], EnvWorld]:
-    """Read what the world is built of; return what builds it."""
+def _load(recipe: bytes, factory: bytes | None, max_bytes: int | None) -> Callable[[], Any]:
+    """Read what the environment is made of; return what makes it."""
     if max_bytes is not None:
         try:
             import resource
         except ImportError:
             raise RequestError(Code.UNIMPLEMENTED, "max_world_bytes is not possible on this system") from None
         resource.setrlimit(resource.RLIMIT_DATA, (max_bytes, max_bytes))
-    source: EnvSource
     try:
         source, order = pickle.loads(recipe)
         if factory is not None:
@@ -200,7 +348,7 @@ def _load(name: str, recipe: bytes, factory: bytes | None, max_bytes: int | None
                 raise RequestError(
                     Code.INVALID_ARGUMENT, f"expected env to be a function, got {made!r:.80}; not callable"
                 )
-            source._callable = made
+            source = source.of_factory(made)
     except RequestError:
         raise
     except (Exception, SystemExit) as error:
@@ -208,14 +356,7 @@ def _load(name: str, recipe: bytes, factory: bytes | None, max_bytes: int | None
         what = "the environment factory" if factory is not None else "what makes the environment"
         problem = environment_failure(f"unpickling {what} on Python {version}", error)
         raise problem from error
-    return lambda: _build(source, name, order)
-
-
-def _build(source: EnvSource, name: str, order: Any) -> EnvWorld:
-    world = source.build(name, order, threading.RLock())
-    if not isinstance(world, EnvWorld):
-        raise RequestError(Code.UNIMPLEMENTED, f"a {type(world).__name__} cannot live in a process of its own")
-    return world
+    return lambda: source.make_env(order)
 
 
 def _refusal(error: RequestError) -> bytes:

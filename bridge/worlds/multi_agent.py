@@ -22,11 +22,12 @@ from gymnasium import spaces
 
 from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.properties import ENCODED, NUMBER, TEXT, Property, PropertyTree
+from bridge.properties import ENCODED, TEXT, Property, PropertyTree
 from bridge.space_json import published_space, space_to_json
 from bridge.tensors import Array, unpack_tensor
+from bridge.worlds.access import ParallelAccess
 from bridge.worlds.base import Agent, Lock, refuse_unknown
-from bridge.worlds.gym import EnvAgent, EnvWorld, plain_dict, refuse_private
+from bridge.worlds.gym import EnvAgent, EnvWorld
 
 __all__ = ["MissingAgent", "MultiAgent", "MultiAgentWorld", "Teamwork", "default_action"]
 
@@ -190,6 +191,8 @@ class MultiAgentWorld(EnvWorld):
         teamwork: How the agents are coordinated.
     """
 
+    ACCESS = ParallelAccess
+
     def __init__(self, name: str, env: Any, lock: Lock, teamwork: Teamwork) -> None:
         super().__init__(name, env, lock)
         self._teamwork = teamwork
@@ -225,8 +228,7 @@ class MultiAgentWorld(EnvWorld):
         except TensorError as error:
             raise RequestError(Code.INVALID_ARGUMENT, f"bad JoinWorld settings: {error}") from error
         with self._changed:
-            if self._closed:
-                raise self._destroyed()
+            self.refuse_if_over()
             free = [name for name in self._ids if name not in self._seats]
             if wanted is not None and (not isinstance(wanted, str) or wanted not in self._ids):
                 raise RequestError(
@@ -348,8 +350,7 @@ class MultiAgentWorld(EnvWorld):
             return pb.RUNNING
 
     def _check(self, agent: MultiAgent) -> None:
-        if self._closed:
-            raise self._destroyed()
+        self.refuse_if_over()
         if agent.gone:
             raise RequestError(Code.CANCELLED, "the client has hung up")
 
@@ -528,57 +529,36 @@ class MultiAgentWorld(EnvWorld):
     def agent_properties(self, name: str) -> PropertyTree:
         """Return the tree below `world`, as one agent sees it."""
         observation_space, action_space = self._spaces[name]
-        metadata = plain_dict(getattr(self._env, "metadata", {}))
 
         def leaf(key: str, kind: str, description: str, read: Callable[[], Any]) -> Property:
             return Property(f"world.{key}", kind, description, read)
 
-        return PropertyTree(
-            [
-                leaf("name", TEXT, "the world's name", lambda: self.name),
-                leaf("agent", TEXT, "the agent of this connection", lambda: name),
-                leaf("agents", ENCODED, "the names of all agents", lambda: list(self._ids)),
-                leaf(
-                    "missing_agent",
-                    TEXT,
-                    "what is done where an agent is missing: wait, default or end",
-                    lambda: MissingAgent(self._teamwork.missing_agent).value,
-                ),
-                leaf("env_id", TEXT, "the environment's id; empty where it has none", lambda: ""),
-                leaf("num_envs", NUMBER, "the number of lanes; 0 for a single environment", lambda: 0),
-                leaf(
-                    "observation_space",
-                    TEXT,
-                    "the agent's exact space, as JSON",
-                    lambda: space_to_json(observation_space),
-                ),
-                leaf("action_space", TEXT, "the agent's exact space, as JSON", lambda: space_to_json(action_space)),
-                leaf("metadata", ENCODED, "the environment's metadata", lambda: metadata),
-                leaf(
-                    "render_mode",
-                    TEXT,
-                    "the render mode; empty where there is none",
-                    lambda: getattr(self._env, "render_mode", None) or "",
-                ),
-                leaf("spec", ENCODED, "what the environment's registration says", lambda: None),
-                leaf("frame", ENCODED, "what render() gives now, in a list", self._render),
-                leaf("timing", ENCODED, "seconds in the environment's step and reset, a dict for each", self._timing),
-            ],
-            [self._attributes("an attribute, in a list of one")],
+        return self._access.properties().merged(
+            PropertyTree(
+                [
+                    self._name_leaf(),
+                    leaf("agent", TEXT, "the agent of this connection", lambda: name),
+                    leaf("agents", ENCODED, "the names of all agents", lambda: list(self._ids)),
+                    leaf(
+                        "missing_agent",
+                        TEXT,
+                        "what is done where an agent is missing: wait, default or end",
+                        lambda: MissingAgent(self._teamwork.missing_agent).value,
+                    ),
+                    leaf(
+                        "observation_space",
+                        TEXT,
+                        "the agent's exact space, as JSON",
+                        lambda: space_to_json(observation_space),
+                    ),
+                    leaf("action_space", TEXT, "the agent's exact space, as JSON", lambda: space_to_json(action_space)),
+                    leaf("frame", ENCODED, "what render() gives now, in a list", self._frame),
+                    self._timing_leaf(),
+                ]
+            )
         )
 
-    def _render(self) -> Any:
+    def _frame(self) -> Any:
         if self._sequence == 0:
             raise RequestError(Code.FAILED_PRECONDITION, "no frame before the first Step: no sequence has begun")
-        return super()._render()
-
-    def _set_attr(self, name: str, value: Any) -> None:
-        refuse_private(name)
-        if not isinstance(value, list) or len(value) != 1:
-            raise RequestError(Code.INVALID_ARGUMENT, f"expected a list of one value, got {value!r:.80}")
-        with self.environment(f"setting {name}"):
-            setattr(self._env.unwrapped, name, value[0])
-
-    def _call(self, name: str, args: list[Any], kwargs: dict[str, Any], lanes: list[int]) -> list[Any]:
-        value = self._look_up(lambda: getattr(self._env, name), name)
-        return [value(*args, **kwargs) if callable(value) else value]
+        return self._access.frame()

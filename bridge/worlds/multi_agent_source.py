@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import inspect
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import cloudpickle
+
 from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.tensors import unpack_tensor
 from bridge.worlds.base import Lock, World, environment_failure, read_bytes, refuse_unknown
+from bridge.worlds.isolated import Isolation
+from bridge.worlds.isolated_env import start_isolated
 from bridge.worlds.multi_agent import MultiAgentWorld, Teamwork
 
 __all__ = ["ParallelSource", "as_parallel"]
+
+_taking = threading.Lock()
 
 
 def as_parallel(env: Any) -> Any:
@@ -71,7 +79,7 @@ class ParallelSource:
         self._kwargs = dict(env_kwargs or {})
         self._only: Any = None
         self._make: Callable[..., Any] | None
-        self._guard = threading.Lock()
+        self._isolation: Isolation | None = None
         if isinstance(env, str):
             self._make, self._title = _maker(env), env
         elif inspect.ismodule(env):
@@ -111,21 +119,60 @@ class ParallelSource:
             RequestError: Settings that are unknown or invalid, or an environment that could not be made.
         """
         kwargs = self._read(settings)
+        if self._isolation is not None:
+            env = start_isolated(name, self._recipe(kwargs), None, self._isolation)
+            return MultiAgentWorld(name, env, contextlib.nullcontext(), self._teamwork)
         with lock:
+            env = self.make_env(kwargs) if self._make is not None else self._take(settings)
             try:
-                env = as_parallel(self._make(**kwargs)) if self._make is not None else self._take(settings)
                 return MultiAgentWorld(name, env, lock, self._teamwork)
-            except RequestError:
-                raise
-            except TypeError as error:
-                raise RequestError(
-                    Code.INVALID_ARGUMENT, f"{self._title} could not be made with the arguments {kwargs}: {error}"
-                ) from error
-            except (Exception, SystemExit) as error:
+            except (Exception, SystemExit) as error:  # its spaces are the environment's own code
                 raise environment_failure("its construction", error) from error
 
+    def isolate(self, isolation: Isolation | None) -> None:
+        """Make each world's environment in a process of its own from here on.
+
+        Args:
+            isolation: What each process may use; None: environments live in this process.
+
+        Raises:
+            SettingError: What is served cannot be sent to another process.
+        """
+        if isolation is not None and self._make is None:
+            raise SettingError(
+                f'isolation="process" makes each environment in a process of its own, and {self._title} is made '
+                "already; give serve_parallel a callable that makes it"
+            )
+        self._isolation = isolation
+        if isolation is not None:
+            isolation.check(self._title, lambda: self._recipe(None))
+
+    def _recipe(self, kwargs: dict[str, Any] | None) -> bytes:
+        """Pickle what another process makes an environment of."""
+        source = copy.copy(self)
+        source._isolation, source._teamwork = None, Teamwork()
+        recipe: bytes = cloudpickle.dumps((source, kwargs))
+        return recipe
+
+    def make_env(self, kwargs: Mapping[str, Any]) -> Any:
+        """Make the environment, in this process.
+
+        Raises:
+            RequestError: It could not be made.
+        """
+        try:
+            return as_parallel(self._make(**kwargs)) if self._make is not None else None
+        except RequestError:
+            raise
+        except TypeError as error:
+            raise RequestError(
+                Code.INVALID_ARGUMENT, f"{self._title} could not be made with the arguments {kwargs}: {error}"
+            ) from error
+        except (Exception, SystemExit) as error:
+            raise environment_failure("its construction", error) from error
+
     def _take(self, settings: Mapping[str, pb.Tensor]) -> Any:
-        with self._guard:
+        with _taking:
             env, self._only = self._only, None
         if settings or env is None:
             self._only = env

@@ -7,7 +7,6 @@ with it.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import threading
@@ -30,8 +29,9 @@ from bridge.space_json import published_space
 from bridge.spaces import Layout
 from bridge.tensors import Array, Spec, unpack_tensor
 from bridge.wire import NO_SEED, TIMING
-from bridge.worlds.base import Agent, Lock, environment_failure, read_bytes, refuse_unknown
+from bridge.worlds.base import Agent, AllOf, Lock, environment_failure, read_bytes, refuse_unknown
 from bridge.worlds.gym import EnvAgent, EnvWorld
+from bridge.worlds.isolated_env import IsolatedVectorEnv
 from bridge.worlds.lane_infos import join_infos
 from bridge.worlds.realtime_loop import Job, Mail, Phase, RealtimeLoop
 from bridge.worlds.realtime_mail import Ended, Taken
@@ -41,6 +41,7 @@ __all__ = ["Realtime", "RealtimeAgent", "RealtimeWorld", "neutral_action"]
 ROLES = ("player", "spectator")
 WAITS = ("now", "next_frame")
 _FRAME_DEADLINE = 10.0
+_MOST_CHANNELS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,24 +64,13 @@ class Realtime:
     clock: Clock | None = None
     """None: the machine's monotonic clock. One that has `subscribe` drives the world itself."""
 
+    def channels(self, lanes: int) -> int:
+        """Return how many calls at a time the process of an isolated world of so many lanes takes."""
+        return min(lanes, _MOST_CHANNELS) if self.thread_safe else 1
+
     def check(self) -> None:
         """Raise SettingError where a number is out of its range."""
         RealtimeLoop(1, self.fps, None, max_action_age=self.max_action_age, catch_up=self.catch_up)
-
-
-class _AllOf(contextlib.AbstractContextManager[None]):
-    """Several locks held together, taken in their order."""
-
-    def __init__(self, locks: Sequence[Lock]) -> None:
-        self._locks = locks
-
-    def __enter__(self) -> None:
-        for lock in self._locks:
-            lock.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        for lock in reversed(self._locks):
-            lock.__exit__(None, None, None)
 
 
 class RealtimeAgent(EnvAgent):
@@ -229,7 +219,7 @@ class RealtimeAgent(EnvAgent):
         action = self._action(actions) if actions else None  # none: the last one goes on
         loop = self._real.loop
         with self._real.mailroom:
-            self._real.refuse_if_closed()
+            self._real.refuse_if_over()
             if self._mail.player and actions:
                 split = [action] if self._lanes is None else self._split(action)
                 for index, own in enumerate(split):
@@ -416,12 +406,15 @@ class RealtimeWorld(EnvWorld):
 
     def __init__(self, name: str, env: Any, lock: Lock, options: Realtime) -> None:
         super().__init__(name, env, lock)
-        if self._lanes is not None and not isinstance(env, SyncVectorEnv):
+        self._envs: list[Any] = [env]
+        if self._lanes is not None:
+            self._envs = list(env.envs) if isinstance(env, (SyncVectorEnv, IsolatedVectorEnv)) else []
+        if not self._envs:
+            kind = env.kind if isinstance(env, IsolatedVectorEnv) else type(env).__name__
             raise SettingError(
-                f"a real-time world of lanes steps each environment by itself: expected vectorization_mode='sync', "
-                f"got {type(env).__name__}"
+                "a real-time world of lanes steps each environment by itself: expected vectorization_mode='sync', "
+                f"got {kind}"
             )
-        self._envs: list[Any] = [env] if self._lanes is None else list(env.envs)
         space = published_space(self._envs[0].action_space)
         default = neutral_action(space) if options.default_action is None else options.default_action
         if not space.contains(default):
@@ -436,7 +429,7 @@ class RealtimeWorld(EnvWorld):
         )
         self._locks: list[Lock] = [threading.RLock() if options.thread_safe else lock for _ in self._envs]
         if options.thread_safe:
-            self._lock = _AllOf(self._locks)
+            self._lock = AllOf(self._locks)
         self._clock: Clock = MonotonicClock() if options.clock is None else options.clock
         self._subscribe: Callable[[Callable[[float], None]], Callable[[], None]] | None = getattr(
             options.clock, "subscribe", None
@@ -446,7 +439,8 @@ class RealtimeWorld(EnvWorld):
         """Held around everything that touches the loop; notified when something happened."""
         self._thread: threading.Thread | None = None
         self._ordered: tuple[Array, list[int | None], Any] | None = None
-        self._left_open: set[int] = set(range(len(self._envs)))
+        self._left_open: set[int] = set() if self.isolated else set(range(len(self._envs)))
+        self._wound_up = False
         self.single_layout = Layout(published_space(self._envs[0].observation_space), "observation")
 
     def now(self) -> float:
@@ -467,7 +461,7 @@ class RealtimeWorld(EnvWorld):
         role = _one_of(settings, "role", ROLES)
         wait = _one_of(settings, "wait", WAITS)
         with self.mailroom:
-            self.refuse_if_closed()
+            self.refuse_if_over()
             if role == "player" and any(mail.player for mail in self.loop.mails):
                 raise RequestError(
                     Code.RESOURCE_EXHAUSTED,
@@ -490,7 +484,7 @@ class RealtimeWorld(EnvWorld):
         """Take the settings of a ResetWorld; the first agent that is told carries it out."""
         mask, seeds, options, _ = self._seat_for(Mail(len(self._envs), False), WAITS[0]).read_reset(settings)
         with self.mailroom:
-            self.refuse_if_closed()
+            self.refuse_if_over()
             self._ordered = mask, seeds, options
         return self._withdraw
 
@@ -534,7 +528,7 @@ class RealtimeWorld(EnvWorld):
         Without `restart`, lanes that run stay as they are, and the agent enters the episodes that run there.
         """
         with self.mailroom:
-            self.refuse_if_closed()
+            self.refuse_if_over()
             for index, chosen in enumerate(mask.tolist()):
                 if not chosen:
                     continue
@@ -550,18 +544,13 @@ class RealtimeWorld(EnvWorld):
             self.mailroom.notify_all()
         self.start()
 
-    def refuse_if_closed(self) -> None:
-        """Raise where the world is gone."""
-        if self._closed:
-            raise self._destroyed()
-
     def wait_until(
         self, ready: Callable[[], bool], gone: Callable[[], bool], seconds: float, reason: Callable[[], str]
     ) -> None:
         """Wait in the mailroom; raise DEADLINE_EXCEEDED after so many seconds of the machine's clock."""
         deadline = time.monotonic() + seconds
         while True:
-            self.refuse_if_closed()
+            self.refuse_if_over()
             if gone():
                 raise RequestError(Code.CANCELLED, "the client hung up while it waited")
             if ready():
@@ -645,12 +634,15 @@ class RealtimeWorld(EnvWorld):
                             bool(outcome[3]),
                             outcome[4],
                         )
+                except RequestError as problem:  # what its process tells
+                    error = problem.message
                 except (Exception, SystemExit) as problem:
                     error = environment_failure(job.kind, problem).message
                 spent = time.perf_counter() - began
         with self.mailroom:
             now = self.now() if at is None else at
             self._times[job.kind].add(spent)
+            self._closed = self._closed or (error is not None and not self.alive)  # its clock stops with its process
             if self._closed:
                 self.loop.lanes[job.lane].busy = False
             elif error is not None:
@@ -669,28 +661,28 @@ class RealtimeWorld(EnvWorld):
     def retire(self) -> bool:
         """End the world if no agent is in, so that none joins meanwhile."""
         with self.mailroom:
-            if self.loop.mails or self._closed:
+            if self.loop.mails:
                 return False
             self._closed = True
-            self.mailroom.notify_all()
-        self._wind_up()
+        self.close()
         return True
 
     def close(self) -> None:
         """Stop the clock and close the environments; one that is in a call is closed when the call returns."""
         with self.mailroom:
-            if self._closed:
+            if self._wound_up:
                 return
-            self._closed = True
+            self._wound_up = self._closed = True
             self.mailroom.notify_all()
-        self._wind_up()
-
-    def _wind_up(self) -> None:
-        if self._unsubscribe is not None:
-            self._unsubscribe()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(5.0)
-        self._close_idle()
+        try:
+            if self.isolated:
+                self._env.close()  # a call that does not return is ended by it
+        finally:
+            if self._unsubscribe is not None:
+                self._unsubscribe()
+            if self._thread is not None and self._thread is not threading.current_thread():
+                self._thread.join(5.0)
+            self._close_idle()
 
     def _close_idle(self) -> None:
         """Close the environments that no thread is in."""

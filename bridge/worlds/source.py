@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import fnmatch
@@ -22,7 +23,8 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.tensors import unpack_tensor
 from bridge.worlds.base import Lock, World, environment_failure, read_bytes, refuse_unknown
 from bridge.worlds.gym import GymWorld
-from bridge.worlds.isolated import IsolatedWorld, Isolation
+from bridge.worlds.isolated import Isolation
+from bridge.worlds.isolated_env import start_isolated
 from bridge.worlds.realtime import Realtime, RealtimeWorld
 from bridge.worlds.timed import TimeAction
 from bridge.worlds.vector import VectorWorld
@@ -144,37 +146,31 @@ class EnvSource:
         source = self if factory is None else self.of_factory(_factory_of_client)
         order = source._read({key: value for key, value in settings.items() if key != "env_factory"})
         if self._isolation is not None:
-            return IsolatedWorld(name, source._recipe(order), factory, self._isolation)
-        return self.build(name, order, lock)
+            channels = 1 if self._realtime is None else self._realtime.channels(order.num_envs)
+            recipe = source._recipe(order)
+            isolated = start_isolated(name, recipe, factory, self._isolation, channels)
+            return self._world_of(name, isolated, contextlib.nullcontext())  # its process takes one call at a time
+        with lock:
+            return self._world_of(name, source.make_env(order), lock)
 
     def isolate(self, isolation: Isolation | None, allow_env_factories: bool) -> None:
-        """Make each world in a process of its own from here on.
+        """Make each world's environment in a process of its own from here on.
 
         Args:
-            isolation: What each process may use; None: worlds live in this process.
+            isolation: What each process may use; None: environments live in this process.
             allow_env_factories: Whether a client may send the environment's factory, which needs isolation.
 
         Raises:
             SettingError: What is served cannot be sent to another process.
         """
-        if isolation is not None and self._realtime is not None:
-            raise SettingError(
-                "a real-time world cannot live in a process of its own yet: expected fps or isolation, got both"
-            )
         self._isolation, self._factories = isolation, allow_env_factories
         if isolation is not None:
-            try:
-                self._recipe(None)
-            except Exception as error:  # whatever the pickling of a user's objects raises
-                raise SettingError(
-                    f'isolation="process" sends {self.title} to other processes, and it cannot be pickled: {error!r}. '
-                    "Serve a function that makes everything the environment needs"
-                ) from error
+            isolation.check(self.title, lambda: self._recipe(None))
 
     def _recipe(self, order: Order | None) -> bytes:
         """Pickle what another process builds a world of, where nothing that was registered here is known."""
         source = copy.copy(self)
-        source._isolation = None
+        source._isolation = source._realtime = None
         if order is not None and order.env_id is not None and self._callable is None:
             source._spec, source._patterns = self._spec or gymnasium.spec(order.env_id), ()
         recipe: bytes = cloudpickle.dumps((source, order))
@@ -204,34 +200,34 @@ class EnvSource:
         source._kwargs, source._num_envs, source._mode = {}, 1, "sync"  # those were for the server's own environment
         return source
 
-    def build(self, name: str, order: Order, lock: Lock) -> World:
-        """Make the environment, in this process, and the world around it."""
-        with lock:
-            try:
-                env = self._make(order)
-            except RequestError:
-                raise
-            except TypeError as error:
-                raise RequestError(
-                    Code.INVALID_ARGUMENT,
-                    f"{order.env_id or self.title} could not be made with the arguments {dict(order.kwargs)}: {error}. "
-                    f"{self._signature(order)}",
-                ) from error
-            except (Exception, SystemExit) as error:
-                raise environment_failure("its construction", error) from error
+    def make_env(self, order: Order) -> Any:
+        """Make the environment, in this process.
+
+        Raises:
+            RequestError: It could not be made.
+        """
+        try:
+            return self._make(order)
+        except RequestError:
+            raise
+        except TypeError as error:
+            raise RequestError(
+                Code.INVALID_ARGUMENT,
+                f"{order.env_id or self.title} could not be made with the arguments {dict(order.kwargs)}: {error}. "
+                f"{self._signature(order)}",
+            ) from error
+        except (Exception, SystemExit) as error:
+            raise environment_failure("its construction", error) from error
+
+    def _world_of(self, name: str, env: Any, lock: Lock) -> World:
+        """Build the world around an environment, or around what stands for it."""
+        try:
             if self._realtime is not None:
-                try:
-                    return RealtimeWorld(name, env, lock, self._realtime)
-                except SettingError as error:
-                    env.close()
-                    raise RequestError(Code.FAILED_PRECONDITION, str(error)) from error
-            if isinstance(env, VectorEnv):
-                try:
-                    return VectorWorld(name, env, lock)
-                except SettingError as error:
-                    env.close()
-                    raise RequestError(Code.FAILED_PRECONDITION, str(error)) from error
-            return GymWorld(name, env, lock)
+                return RealtimeWorld(name, env, lock, self._realtime)
+            return VectorWorld(name, env, lock) if isinstance(env, VectorEnv) else GymWorld(name, env, lock)
+        except SettingError as error:
+            env.close()
+            raise RequestError(Code.FAILED_PRECONDITION, str(error)) from error
 
     def _read(self, settings: Mapping[str, pb.Tensor]) -> Order:
         plain = {name: tensor for name, tensor in settings.items() if not name.startswith("kwargs.")}

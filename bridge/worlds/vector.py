@@ -15,6 +15,7 @@ from bridge.tensors import Array, unpack_tensor
 from bridge.wire import NO_SEED
 from bridge.worlds.base import Lock
 from bridge.worlds.gym import EnvAgent, EnvWorld
+from bridge.worlds.isolated_env import IsolatedVectorEnv
 from bridge.worlds.lane_infos import collect_infos, join_infos
 
 __all__ = ["VectorAgent", "VectorWorld"]
@@ -29,6 +30,11 @@ class VectorAgent(EnvAgent):
         spaces = published_space(env.single_observation_space), published_space(env.single_action_space)
         super().__init__(world, env, *spaces, lanes=env.num_envs)
         self._collects = collects
+        if isinstance(env, IsolatedVectorEnv):
+            self._kind, self._separable = env.kind, env.resets_lanes
+        else:
+            self._kind = type(env.unwrapped).__name__
+            self._separable = isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
 
     def _read_seed(self, array: Array) -> Any:
         """An integer seeds lane i with itself + i; a list gives each lane's, -1 for none."""
@@ -41,17 +47,14 @@ class VectorAgent(EnvAgent):
         if array.dtype.kind == "i" and (array < NO_SEED).any():
             raise TensorError(f"expected non-negative seeds, or {NO_SEED} for none, got {array!r:.80}")
         seeds = [None if seed == NO_SEED else int(seed) for seed in array.tolist()]
-        if isinstance(self._env.unwrapped, (SyncVectorEnv, AsyncVectorEnv)):
+        if self._separable:
             return seeds
         # Other vector environments take one integer, from which they seed all lanes.
         first = seeds[0]
         if first is not None and seeds == [first + lane for lane in range(len(seeds))]:
             return first
         if any(seed is not None for seed in seeds):
-            raise TensorError(
-                f"{type(self._env.unwrapped).__name__} takes one integer seed; expected consecutive seeds, "
-                f"got {array!r:.80}"
-            )
+            raise TensorError(f"{self._kind} takes one integer seed; expected consecutive seeds, got {array!r:.80}")
         return None
 
     def _read_mask(self, settings: Mapping[str, pb.Tensor], options: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -62,10 +65,8 @@ class VectorAgent(EnvAgent):
             raise TensorError(f"expected a reset_mask of {self._lanes} bools, one of them True, got {mask!r:.80}")
         if mask.all():
             return options
-        if not isinstance(self._env.unwrapped, (SyncVectorEnv, AsyncVectorEnv)):
-            raise TensorError(
-                f"{type(self._env.unwrapped).__name__} cannot reset some of its lanes alone; reset all of them"
-            )
+        if not self._separable:
+            raise TensorError(f"{self._kind} cannot reset some of its lanes alone; reset all of them")
         return {**(options or {}), "reset_mask": mask}
 
     def _join(self, info: Any) -> Any:

@@ -1,0 +1,271 @@
+"""What is read, set and called of an environment beside its reset and step: properties, attributes, methods, frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, Protocol
+
+import gymnasium
+from gymnasium.vector import SyncVectorEnv, VectorEnv
+
+from bridge import values
+from bridge.errors import Code, RequestError, TensorError
+from bridge.pb import bridge_pb2
+from bridge.properties import ENCODED, NUMBER, TEXT, Family, Property, PropertyTree
+from bridge.random_state import state_of
+from bridge.space_json import space_to_json
+from bridge.worlds.attributes import find_attribute, list_attributes
+
+__all__ = ["Access", "EnvAccess", "ParallelAccess"]
+
+
+class Access(Protocol):
+    """What a world asks of its environment, wherever that lives."""
+
+    def properties(self) -> PropertyTree:
+        """Return what the environment adds to the tree below `world`."""
+
+    def frame(self) -> Any:
+        """Return what `render()` gives now, a list with an entry a lane."""
+
+    def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+        """Call a public method, or read a public attribute, on the lanes that the request names."""
+
+
+class EnvAccess:
+    """The access to a Gymnasium environment, or to a vector of them.
+
+    Args:
+        env: The environment.
+        guard: Gives what is held around a call of it, which turns what it raises into the answer; its argument says
+            what the call is for.
+    """
+
+    def __init__(self, env: Any, guard: Callable[[str], AbstractContextManager[None]]) -> None:
+        self._env: Any = env
+        self._guard = guard
+        self._lanes: int | None = env.num_envs if isinstance(env, VectorEnv) else None
+
+    def properties(self) -> PropertyTree:
+        """Return what the environment adds to the tree below `world`."""
+        env = self._env
+        spec = env.spec
+        spaces = (
+            (env.single_observation_space, env.single_action_space)
+            if self._lanes
+            else (env.observation_space, env.action_space)
+        )
+        metadata = plain_dict(env.metadata)
+        return PropertyTree(
+            [
+                _leaf("env_id", TEXT, "the environment's id; empty where it has none", lambda: spec.id if spec else ""),
+                _leaf(
+                    "num_envs",
+                    NUMBER,
+                    "the number of lanes; 0 for a single environment",
+                    lambda: self._lanes or 0,
+                ),
+                _leaf(
+                    "observation_space",
+                    TEXT,
+                    "one environment's exact space, as JSON",
+                    lambda: space_to_json(spaces[0]),
+                ),
+                _leaf("action_space", TEXT, "one environment's exact space, as JSON", lambda: space_to_json(spaces[1])),
+                _leaf("metadata", ENCODED, "the environment's metadata", lambda: metadata),
+                _leaf("render_mode", TEXT, "the render mode; empty where there is none", lambda: env.render_mode or ""),
+                _leaf("spec", ENCODED, "what the environment's registration says", lambda: _spec_facts(spec)),
+                _leaf("frame", ENCODED, "what render() gives now, a value for each lane", self.frame),
+                _leaf("random", ENCODED, "seed and state of the random generator, a dict for each lane", self._random),
+                _leaf("wrappers", ENCODED, "the classes of the wrappers around one environment", self._wrappers),
+            ],
+            [self._attributes("an attribute, a value for each lane")],
+        )
+
+    def frame(self) -> Any:
+        """Return what `render()` gives now, a list with an entry a lane."""
+        with self._guard("render"):
+            frame = self._env.render()
+        if not self._lanes:
+            return [frame]
+        return [None] * self._lanes if frame is None else list(frame)
+
+    def _random(self) -> list[dict[str, Any]]:
+        with self._guard("np_random"):
+            generators, seeds = self._env.np_random, self._env.np_random_seed
+        if not isinstance(generators, tuple):  # one environment, or lanes that share a generator
+            generators, seeds = (generators,) * (self._lanes or 1), (seeds,) * (self._lanes or 1)
+        try:
+            return [state_of(generator, seed) for generator, seed in zip(generators, seeds, strict=True)]
+        except TensorError as error:
+            raise RequestError(Code.FAILED_PRECONDITION, f"the random state cannot be sent: {error}") from error
+
+    def _wrappers(self) -> list[str]:
+        env = self._env
+        if self._lanes:
+            vector = env.unwrapped
+            if not isinstance(vector, SyncVectorEnv):
+                return []
+            env = vector.envs[0]
+        names: dict[str, None] = {}
+        while isinstance(env, gymnasium.Wrapper):
+            names.update((f"{kind.__module__}:{kind.__qualname__}", None) for kind in type(env).__mro__)
+            env = env.env
+        return list(names)
+
+    def _attributes(self, description: str) -> Family:
+        def names() -> list[str]:
+            with self._guard("listing its attributes"):
+                return list_attributes(self._env)
+
+        def find(name: str) -> None:
+            refuse_private(name)
+            with self._guard(f"looking for {name}"):
+                find_attribute(self._env, name)
+
+        return Family("world.attributes", description, self._get_attr, self._set_attr, names, find)
+
+    def _get_attr(self, name: str) -> Any:
+        response = self.call(bridge_pb2.CallRequest(name=name))
+        return [values.from_value(result) for result in response.results]
+
+    def _set_attr(self, name: str, value: Any) -> None:
+        refuse_private(name)
+        count = self._lanes or 1
+        if not isinstance(value, list) or len(value) != count:
+            raise RequestError(
+                Code.INVALID_ARGUMENT, f"expected a list of {count} values, one a lane, got {value!r:.80}"
+            )
+        with self._guard(f"setting {name}"):
+            self._set(name, value)
+
+    def _set(self, name: str, value: list[Any]) -> None:
+        if self._lanes:
+            self._env.set_attr(name, value)
+        else:
+            self._env.set_wrapper_attr(name, value[0])
+
+    def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+        """Call a public method, or read a public attribute, on the lanes that the request names."""
+        refuse_private(request.name)
+        try:
+            args = [values.from_value(item) for item in request.args.items]
+            kwargs = {
+                key: values.from_value(item)
+                for key, item in zip(request.kwargs.keys, request.kwargs.values, strict=True)
+            }
+        except (TensorError, ValueError) as error:
+            raise RequestError(Code.INVALID_ARGUMENT, f"bad arguments for {request.name}: {error}") from error
+        with self._guard(f"call of {request.name}"):
+            results = self._call(request.name, args, kwargs, self._check_lanes(request.lanes))
+        try:
+            return bridge_pb2.CallResponse(results=[values.to_value(result) for result in results])
+        except TensorError as error:
+            raise RequestError(
+                Code.INVALID_ARGUMENT, f"the result of {request.name} cannot be sent: {error}"
+            ) from error
+
+    def _check_lanes(self, lanes: Sequence[int]) -> list[int]:
+        """Return the lanes to call; all of them where none is named."""
+        count = self._lanes or 1
+        wrong = [lane for lane in lanes if not 0 <= lane < count]
+        if wrong:
+            raise RequestError(Code.INVALID_ARGUMENT, f"expected lanes 0 to {count - 1}, got {list(lanes)}")
+        if set(lanes) >= set(range(count)) or not lanes:
+            return list(lanes) or list(range(count))
+        if not isinstance(self._env.unwrapped, SyncVectorEnv):
+            raise RequestError(
+                Code.UNIMPLEMENTED,
+                f"the lanes of {type(self._env.unwrapped).__name__} are called all together; name all {count} of them",
+            )
+        return list(lanes)
+
+    def _call(self, name: str, args: list[Any], kwargs: dict[str, Any], lanes: list[int]) -> list[Any]:
+        if self._lanes and set(lanes) >= set(range(self._lanes)):
+            first = getattr(self._env, "envs", ())
+            if first:
+                _look_up(lambda: first[0].get_wrapper_attr(name), name)
+            results = list(self._env.call(name, *args, **kwargs))
+            return [results[lane] for lane in lanes]
+        environments = [self._env.unwrapped.envs[lane] for lane in lanes] if self._lanes else [self._env]
+        found = [_look_up(partial(env.get_wrapper_attr, name), name) for env in environments]
+        return [value(*args, **kwargs) if callable(value) else value for value in found]
+
+
+class ParallelAccess(EnvAccess):
+    """The access to a PettingZoo ParallelEnv; the spaces are each agent's own, and so its seat's."""
+
+    def properties(self) -> PropertyTree:
+        """Return what the environment adds to the tree below `world`."""
+        env = self._env
+        metadata = plain_dict(getattr(env, "metadata", {}))
+        return PropertyTree(
+            [
+                _leaf("env_id", TEXT, "the environment's id; empty where it has none", lambda: ""),
+                _leaf("num_envs", NUMBER, "the number of lanes; 0 for a single environment", lambda: 0),
+                _leaf("metadata", ENCODED, "the environment's metadata", lambda: metadata),
+                _leaf(
+                    "render_mode",
+                    TEXT,
+                    "the render mode; empty where there is none",
+                    lambda: getattr(env, "render_mode", None) or "",
+                ),
+                _leaf("spec", ENCODED, "what the environment's registration says", lambda: None),
+                _leaf("frame", ENCODED, "what render() gives now, in a list", self.frame),
+            ],
+            [self._attributes("an attribute, in a list of one")],
+        )
+
+    def _set(self, name: str, value: list[Any]) -> None:
+        setattr(self._env.unwrapped, name, value[0])
+
+    def _call(self, name: str, args: list[Any], kwargs: dict[str, Any], lanes: list[int]) -> list[Any]:
+        value = _look_up(lambda: getattr(self._env, name), name)
+        return [value(*args, **kwargs) if callable(value) else value]
+
+
+def _leaf(name: str, kind: str, description: str, read: Callable[[], Any]) -> Property:
+    return Property(f"world.{name}", kind, description, read)
+
+
+def _look_up(look: Callable[[], Any], name: str) -> Any:
+    try:
+        return look()
+    except AttributeError as error:
+        raise RequestError(Code.NOT_FOUND, f"the environment has no method or attribute {name!r}: {error}") from error
+
+
+def refuse_private(name: str) -> None:
+    """Raise PERMISSION_DENIED for a name that is not public."""
+    if not name.isidentifier() or name.startswith("_"):
+        raise RequestError(Code.PERMISSION_DENIED, f"expected the name of a public method or attribute, got {name!r}")
+
+
+def plain_dict(data: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return what of a dict the values codec carries."""
+    return {key: value for key, value in data.items() if isinstance(key, str) and _plain(value)}
+
+
+def _plain(value: Any) -> bool:
+    try:
+        values.to_value(value)
+    except TensorError:
+        return False
+    return True
+
+
+def _spec_facts(spec: Any) -> dict[str, Any] | None:
+    """What of an EnvSpec holds at the other end too."""
+    if spec is None:
+        return None
+    facts = {
+        "id": spec.id,
+        "reward_threshold": spec.reward_threshold,
+        "nondeterministic": spec.nondeterministic,
+        "max_episode_steps": spec.max_episode_steps,
+        "order_enforce": spec.order_enforce,
+        "kwargs": {key: value for key, value in spec.kwargs.items() if _plain(value)},
+    }
+    return {key: value for key, value in facts.items() if _plain(value)}
