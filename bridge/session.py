@@ -120,6 +120,10 @@ _STEP_EVENTS: Mapping[int, Event] = {
 class Hub(Protocol):
     """What a session asks of the server that it is part of: the worlds, and the properties that all of them share."""
 
+    @property
+    def apart(self) -> bool:
+        """Whether its worlds are called at the same time, so that each connection may wait for its own."""
+
     def create_world(self, settings: Mapping[str, pb.Tensor], owner: object) -> str:
         """Make a world that belongs to the connection `owner`; return its name."""
 
@@ -195,7 +199,7 @@ class Session:
                 nothing has happened.
         """
         codec, agent, world = self._codec, self._agent, self._world
-        if not wait and agent is not None and agent.may_wait:
+        if not wait and (self._hub.apart or (agent is not None and agent.may_wait)):
             return None
         if codec is not None and agent is not None and world is not None and self._state is State.RUNNING:
             arrays = codec.read_request(data)

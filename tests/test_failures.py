@@ -284,7 +284,10 @@ def test_a_stuck_step_ends_at_the_deadline(release: threading.Event) -> None:
 
 
 def test_a_stuck_slot_is_cut_off_at_the_deadline_and_the_others_go_on(release: threading.Event) -> None:
-    with serve_gym(lambda: StuckEnv(release, 2)) as stuck, serve_gym(lambda: CountingEnv(100)) as good:
+    with (
+        serve_gym(lambda: StuckEnv(release, 2), thread_safe=True) as stuck,
+        serve_gym(lambda: CountingEnv(100)) as good,
+    ):
         envs = make_vec_remote([stuck.url, good.url], timeout=0.5)
         envs.reset()
         until(lambda: all(o is not None for o in envs.step(ZEROS[2])[0]) or envs.slot_states[0] == SlotState.LOST)
@@ -363,7 +366,7 @@ def test_blocking_reset_names_the_urls_that_are_away() -> None:
 def test_a_slow_reset_reads_none_and_holds_up_nobody(release: threading.Event) -> None:
     """U-2, U-5, U-6."""
     slow_env = SlowResetEnv(release, deadline=30.0, free_resets=0, length=3)
-    with serve_gym(lambda: slow_env) as slow, serve_gym(lambda: CountingEnv(3)) as quick:
+    with serve_gym(lambda: slow_env, thread_safe=True) as slow, serve_gym(lambda: CountingEnv(3)) as quick:
         envs = make_vec_remote([slow.url, quick.url])
         observations, infos = envs.reset(seed=1)
         assert observations == (None, None) or observations[0] is None

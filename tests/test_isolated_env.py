@@ -134,6 +134,35 @@ def test_an_observation_that_is_not_of_its_space_is_told_as_such(isolated: Any) 
     env.close()
 
 
+def test_a_construction_that_takes_its_time_holds_up_no_other_client(isolated: Any, tmp_path: Any) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    server = isolated(PatientEnv, unix_path=str(tmp_path / "socket"))
+    made: list[Any] = []
+    maker = threading.Thread(target=lambda: made.append(make_remote(server.urls[1], env_kwargs={"fifo": str(fifo)})))
+    maker.start()
+    writers: list[int] = []
+
+    def entered() -> bool:
+        with contextlib.suppress(OSError):  # there is no reader yet
+            writers.append(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(writers)
+
+    try:
+        until(entered)
+        other = make_remote(server.urls[1], timeout=10)
+        other.reset()
+        assert other.step(1)[0].tolist() == [1, 1]
+        other.close()
+        assert not made
+    finally:
+        for writer in writers:
+            os.close(writer)
+        maker.join(20.0)
+        for env in made:
+            env.close()
+
+
 # Real time
 
 

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import selectors
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
+import bridge.server.server as server_module
 from bridge import Server, make_remote, make_vec_remote, serve_gym
 from bridge.client.relay import RelayConnection
 from bridge.errors import ConnectionLostError
@@ -196,6 +198,25 @@ def test_a_server_that_a_fork_inherits_is_the_parents(server: Server) -> None:
     env = make_remote(server.url)
     env.reset()
     env.close()
+
+
+def test_the_environments_lock_is_free_in_a_forked_process(server: Server) -> None:
+    """A call that the parent was in when it was forked never ends in the child."""
+    held, done = threading.Event(), threading.Event()
+
+    def call() -> None:
+        with server._registry._environments:
+            held.set()
+            done.wait(60.0)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    try:
+        assert held.wait(20.0)
+        assert in_child(lambda: server_module._environments.acquire(timeout=5.0))
+    finally:
+        done.set()
+        caller.join()
 
 
 @pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])

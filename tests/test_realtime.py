@@ -525,7 +525,7 @@ def test_the_default_action_is_declared(serve: Any, clock: VirtualClock) -> None
 
 def test_real_time_keywords_without_fps_and_bad_ones_are_errors() -> None:
     with pytest.raises(SettingError, match="give fps= too"):
-        serve_gym(CountingEnv, thread_safe=True)
+        serve_gym(CountingEnv, default_action=1)
     with pytest.raises(SettingError, match="expected fps"):
         serve_gym(CountingEnv, fps=0)
     with (

@@ -48,7 +48,7 @@ def gate() -> Iterator[threading.Event]:
 
 
 def test_a_straggler_holds_up_nobody(gate: threading.Event) -> None:
-    with serve_gym(Gated) as fast, serve_gym(lambda: Gated("slow")) as slow:
+    with serve_gym(Gated) as fast, serve_gym(lambda: Gated("slow"), thread_safe=True) as slow:
         envs = BlockingReset(make_vec_remote([fast.url, slow.url, fast.url]))
         observations, _ = envs.reset(seed=0)
         envs.send(np.array([1, 2, 3]), np.arange(3))

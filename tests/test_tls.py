@@ -29,6 +29,7 @@ from bridge.errors import Code, ConnectError, ConnectionLostError
 from bridge.frames import Hello, pack_frame
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server import frame_transport
+from bridge.testing import CountingEnv
 from bridge.tls import Tls, client_context, server_context
 from bridge.wrappers import BlockingReset
 from tests import test_fidelity
@@ -127,7 +128,7 @@ def test_large_frames_go_both_ways(tls: dict[str, Any], certs: dict[str, Path]) 
 
 
 def test_a_connection_with_a_thread_of_its_own_speaks_it_too(tls: dict[str, Any], certs: dict[str, Path]) -> None:
-    with serve_gym("CartPole-v1", fps=200.0, **tls) as server:
+    with serve_gym(lambda: CountingEnv(10**6), fps=200.0, **tls) as server:
         env = make_remote(server.urls[1], tls_ca=certs["ca.pem"], timeout=20)
         env.reset(seed=0)
         for _ in range(20):
@@ -215,6 +216,20 @@ def test_a_stranger_at_the_port_holds_up_nobody_and_is_gone_by_the_deadline(
         assert "refused ipv4:127.0.0.1:" in caplog.text
         assert said not in ("nothing", "half a handshake") or "no TLS handshake within 0.1 s" in caplog.text
         assert "what-nobody-should-read" not in caplog.text
+
+
+def test_of_many_strangers_the_oldest_make_room(
+    tls: dict[str, Any], certs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(frame_transport, "_MAX_STRANGERS", 3)
+    with serve_gym("CartPole-v1", max_connections=3, **tls) as server, contextlib.ExitStack() as stack:
+        address = ("127.0.0.1", int(server.urls[1].rpartition(":")[2]))
+        strangers = [stack.enter_context(socket.create_connection(address, 10.0)) for _ in range(7)]
+        assert [stranger.recv(1) for stranger in strangers[:4]] == [b""] * 4
+        env = make_remote(server.urls[1], tls_ca=certs["ca.pem"], timeout=20)
+        env.reset(seed=0)
+        env.close()
+    assert caplog.text.count("3 others have said no hello yet") == 5
 
 
 def test_a_client_whose_server_is_silent_waits_no_longer_than_its_timeout(certs: dict[str, Path]) -> None:

@@ -286,3 +286,29 @@ def test_lanes_and_single_environments_take_a_reset_of_their_world(streams):
             stream.ask(reset_world=pb.ResetWorldRequest(settings=settings))
             observed.append(stream.ask(step=pb.StepRequest(requested_observations=[1])).step.observations[1])
         assert observed[0] == observed[1]
+
+
+@pytest.mark.parametrize("thread_safe", [False, True])
+def test_environments_of_two_servers_in_a_process_are_called_one_at_a_time(streams, thread_safe):
+    """Those that draw are not thread-safe, whichever server they are on; an author may promise that others are."""
+    both, met = threading.Barrier(2), []
+
+    class Meeting(CountingEnv):
+        def step(self, action):
+            try:
+                both.wait(20.0 if thread_safe else 0.3)
+                met.append(True)
+            except threading.BrokenBarrierError:
+                met.append(False)
+            return super().step(action)
+
+    def serve():
+        return bridge.serve_gym(lambda: Meeting(9), thread_safe=thread_safe)
+
+    with serve() as one, serve() as other:
+        agents = [streams(one).join(), streams(other).join()]
+        for _ in range(2):
+            for agent in agents:
+                agent.send(**STEP)
+            assert [agent.take().step.state for agent in agents] == [pb.RUNNING] * 2
+    assert met == [thread_safe] * 2

@@ -76,7 +76,13 @@ class TrickRelay(Relay):
 
 
 class PatientEnv(TrickEnv):
-    """A reset with the option `fifo` returns once somebody writes to that named pipe."""
+    """Its construction, or a reset with the option `fifo`, returns once somebody has written to that named pipe."""
+
+    def __init__(self, fifo: str = "") -> None:
+        super().__init__()
+        if fifo:
+            with open(fifo) as pipe:
+                pipe.read()
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         if options and "fifo" in options:

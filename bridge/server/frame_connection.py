@@ -38,8 +38,6 @@ class Connection:
         self.held = 0
         """Bytes that count for `max_queued_bytes`: of a large request that is not served, and of `out`."""
         self.events = selectors.EVENT_READ
-        self.until: float | None = None
-        """When it is closed unless something changes; monotonic seconds."""
         self.number = 0
         """For the log, once it was let in."""
         self.ending = False

@@ -8,7 +8,9 @@ other agents) gets a thread of its own once it has joined.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
+import math
 import os
 import queue
 import selectors
@@ -39,6 +41,8 @@ _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 # Seconds that a client has for its handshake and hello, and that one which was refused has for reading why.
 _HELLO_TIMEOUT = 10.0
 _LINGER = 1.0
+# Clients that have not said hello, or were refused, at a time (at least): the oldest makes room for the next.
+_MAX_STRANGERS = 256
 # Refusals that are kept while an earlier request of the same connection waits for other agents.
 _MAX_REFUSALS = 64
 
@@ -86,7 +90,8 @@ class FrameTransport:
         self.metrics: Metrics | None = None
         """Where to count; None: nowhere."""
         self._guard = threading.Lock()
-        self._timed = 0  # connections with an `until`
+        self._timed: dict[Connection, float] = {}  # strangers, oldest first, and when they are cut; monotonic seconds
+        self._due = math.inf  # no later than the first of those
         self._own: dict[threading.Thread, Connection] = {}
         self._connections: dict[socket.socket, Connection] = {}
         self._listeners: list[socket.socket] = []
@@ -137,25 +142,35 @@ class FrameTransport:
 
     def _patience(self) -> float | None:
         """Seconds until something is due; None: nothing is."""
-        due = [c.until for c in self._connections.values() if c.until is not None] if self._timed else []
+        if not self._timed and self._stop_at is None:
+            return None
+        due = self._due if self._timed else math.inf
         if self._stop_at is not None:
-            due.append(self._stop_at)
-        return max(0.0, min(due) - time.monotonic()) if due else None
+            due = min(due, self._stop_at)
+        return max(0.0, due - time.monotonic())
+
+    def _time(self, connection: Connection, seconds: float) -> None:
+        """Cut a connection after so many seconds."""
+        until = time.monotonic() + seconds
+        self._due = min(self._due, until) if self._timed else until
+        self._timed[connection] = until
 
     def _expire(self) -> bool:
         """Close what is overdue; return whether it is time to end."""
-        if self._timed:
-            now = time.monotonic()
-            for connection in list(self._connections.values()):
-                if connection.until is not None and now >= connection.until:
-                    if not connection.ending:
-                        late = connection.tls is not None and not connection.tls.ready
-                        what = "TLS handshake" if late else "hello"
-                        _log.warning("refused %s: no %s within %g s", connection.peer, what, _HELLO_TIMEOUT)
-                    self._close(connection)
+        if self._timed and (now := time.monotonic()) >= self._due:
+            for connection in [connection for connection, until in self._timed.items() if now >= until]:
+                late = connection.tls is not None and not connection.tls.ready
+                self._cut(connection, f"no {'TLS handshake' if late else 'hello'} within {_HELLO_TIMEOUT:g} s")
+            self._due = min(self._timed.values(), default=math.inf)
         if self._stop_at is None:
             return False
         return not self._connections or time.monotonic() >= self._stop_at
+
+    def _cut(self, connection: Connection, why: str) -> None:
+        """Close a stranger's connection, and log it unless its refusal was logged."""
+        if not connection.ending:
+            _log.warning("refused %s: %s", connection.peer, why)
+        self._close(connection)
 
     def _on_wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -165,8 +180,10 @@ class FrameTransport:
     def _accept(self, listener: socket.socket) -> None:
         try:
             sock, name = listener.accept()
-        except OSError:
-            return  # it went again, or there are no descriptors left for it
+        except OSError as error:  # it went again, or there are no descriptors left for it
+            if error.errno in (errno.EMFILE, errno.ENFILE) and self._timed:
+                self._cut(next(iter(self._timed)), "no file descriptor is left, and it has said no hello yet")
+            return
         try:
             prepare(sock)
         except OSError:  # it was reset meanwhile, which some systems tell here
@@ -177,9 +194,11 @@ class FrameTransport:
             peer = f"ipv6:[{name[0]}]:{name[1]}" if ":" in name[0] else f"ipv4:{name[0]}:{name[1]}"
             tls = None if self._tls is None else Tls(self._tls)
         connection = Connection(sock, peer, tls, self._limits.max_message_bytes, self._flight)
-        connection.until = time.monotonic() + _HELLO_TIMEOUT
+        most = max(_MAX_STRANGERS, self._limits.max_connections)  # all of them may connect at once
+        if len(self._timed) >= most:
+            self._cut(next(iter(self._timed)), f"{most} others have said no hello yet")
         self._connections[sock] = connection
-        self._timed += 1
+        self._time(connection, _HELLO_TIMEOUT)
         self._selector.register(sock, _READ, connection)
 
     def _attend(self, connection: Connection, events: int) -> None:
@@ -307,8 +326,7 @@ class FrameTransport:
         connection.session = Session(self._hub, hello.version)
         connection.number = next(_numbers)
         _log.info("connection=frames-%d peer=%s opened", connection.number, connection.peer)
-        connection.until = None
-        self._timed -= 1
+        del self._timed[connection]
         self._say(connection, [self._hello])
         return True
 
@@ -325,9 +343,7 @@ class FrameTransport:
     def _linger(self, connection: Connection) -> None:
         """Read nothing more, and close a moment after what is to be said has been sent."""
         connection.ending = True
-        if connection.until is None:
-            self._timed += 1
-        connection.until = time.monotonic() + _LINGER
+        self._time(connection, _LINGER)
 
     def _say(self, connection: Connection, parts: list[bytes | memoryview]) -> None:
         """Send, and keep what the socket does not take."""
@@ -390,7 +406,7 @@ class FrameTransport:
         if connection.sock.fileno() < 0 or connection.sock not in self._connections:
             return
         if connection.ending and not connection.out and not connection.requests:
-            if connection.until is None:
+            if connection not in self._timed:
                 self._close(connection)
                 return
             # Whoever was refused is read on for a moment: closing on unread bytes would take our last words away.
@@ -405,8 +421,7 @@ class FrameTransport:
     def _close(self, connection: Connection) -> None:
         if self._connections.pop(connection.sock, None) is None:
             return
-        if connection.until is not None:
-            self._timed -= 1
+        self._timed.pop(connection, None)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(connection.sock)
         self._finish(connection)

@@ -37,6 +37,10 @@ class WorldSource(Protocol):
     def title(self) -> str:
         """What to call it to a person."""
 
+    @property
+    def apart(self) -> bool:
+        """Whether its worlds are called at the same time, under locks of their own."""
+
     def make_world(self, name: str, settings: Mapping[str, pb.Tensor], lock: Lock) -> World:
         """Build the world that CreateWorld settings ask for."""
 
@@ -87,6 +91,11 @@ class Registry:
         self._entries: dict[str, _Entry | None] = {}
         self._default = threading.Lock()
         self._closed = False
+
+    @property
+    def apart(self) -> bool:
+        """Whether its worlds are called at the same time, so that each connection may wait for its own."""
+        return self._source.apart
 
     @property
     def names(self) -> list[str]:

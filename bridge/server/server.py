@@ -28,6 +28,7 @@ from bridge.server.limits import ConnectionCount, Limits
 from bridge.server.metrics import Metrics
 from bridge.server.reaper import Reaper
 from bridge.server.registry import Registry, WorldSource
+from bridge.worlds.base import Lock
 from bridge.worlds.isolated import CALL_TIMEOUT, Isolation
 from bridge.worlds.realtime import Realtime
 from bridge.worlds.source import EnvLike, EnvSource
@@ -41,6 +42,10 @@ IDLE_TIMEOUT = 3600.0
 """Seconds after which a world without agents goes, unless told otherwise."""
 RESET_WORLD_TIMEOUT = 60.0
 """Seconds that a ResetWorld waits for the other agents, unless told otherwise."""
+
+
+_environments: Lock = threading.RLock()
+"""Held around every call of an environment of this process, whichever of its servers publishes it."""
 
 
 class Server:
@@ -89,7 +94,7 @@ class Server:
         self._registry = Registry(
             source,
             limits,
-            threading.RLock(),
+            _environments,
             idle_timeout=idle_timeout,
             reset_world_timeout=reset_world_timeout,
         )
@@ -156,6 +161,8 @@ class Server:
 
     def after_fork(self) -> None:
         """In a forked process: leave the server to the parent process."""
+        global _environments
+        _environments = threading.RLock()  # the parent's may have been held when the process was forked
         atexit.unregister(self.stop)
         leak(self._transport)
         self._stopping = threading.Lock()
@@ -339,8 +346,8 @@ def serve_gym(
         default_action: In real time, the action where there is none of the agent; None: zeros, or the first choice.
         max_action_age: In real time, the seconds after which the default action takes the place of the agent's last;
             None: the last one goes on.
-        thread_safe: In real time: the environments may be called at the same time, so that a slow reset of one holds
-            up no other. False: one call at a time in this process.
+        thread_safe: The environments may be called at the same time, so that a slow one holds up no other; in real time
+            the lanes of a world too. False: one call at a time in this process, over all of its servers.
         clock: In real time, what tells the time, such as `bridge.testing.VirtualClock()`; None: the machine.
         max_connections: Connections at a time.
         max_worlds: Worlds at a time.
@@ -395,6 +402,7 @@ def serve_gym(
         max_lanes=max_lanes,
         time_action=time_action,
         realtime=_realtime(fps, default_action, max_action_age, thread_safe, clock),
+        thread_safe=thread_safe,
     )
     limits = Limits(max_connections, max_worlds, max_lanes, max_message_bytes, max_requests_in_flight, max_queued_bytes)
     own_processes = Isolation.of(isolation, call_timeout, max_world_bytes, always=allow_env_factories)
@@ -430,8 +438,8 @@ def _realtime(
 ) -> Realtime | None:
     """Join the keywords of real time, or raise SettingError where they stand without `fps`."""
     if fps is None:
-        if default_action is not None or max_action_age is not None or thread_safe or clock is not None:
-            raise SettingError("default_action, max_action_age, thread_safe and clock are of real time: give fps= too")
+        if default_action is not None or max_action_age is not None or clock is not None:
+            raise SettingError("default_action, max_action_age and clock are of real time: give fps= too")
         return None
     options = Realtime(
         fps, default_action=default_action, max_action_age=max_action_age, thread_safe=thread_safe, clock=clock

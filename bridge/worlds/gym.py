@@ -39,7 +39,6 @@ class EnvAgent(Agent):
         self._world = world
         self._env: Any = env
         self._lanes = lanes
-        self.may_wait = self.may_wait or world.isolated  # for a process that others need not wait for
         self._observation_layout = Layout(observation_space, "observation", lanes)
         self._action_layout = Layout(action_space, "action", lanes)
         self.actions = dict(enumerate(self._action_layout.specs, start=1))

@@ -112,6 +112,11 @@ class ParallelSource:
         """What to call it to a person."""
         return self._title
 
+    @property
+    def apart(self) -> bool:
+        """Whether its worlds are called at the same time, under locks of their own."""
+        return self._isolation is not None
+
     def make_world(self, name: str, settings: Mapping[str, pb.Tensor], lock: Lock) -> World:
         """Build the world that CreateWorld settings ask for.
 

@@ -8,6 +8,7 @@ import dataclasses
 import fnmatch
 import inspect
 import multiprocessing
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -64,6 +65,7 @@ class EnvSource:
         max_lanes: The most lanes that a client may ask for.
         time_action: Lets an action say how long its environment advances.
         realtime: How its worlds run on by themselves; None: in lock-step.
+        thread_safe: Environments may be called at the same time, each from one thread.
 
     Raises:
         SettingError: Something of this cannot be served, such as an id that is not registered.
@@ -81,6 +83,7 @@ class EnvSource:
         max_lanes: int = 4096,
         time_action: TimeAction | None = None,
         realtime: Realtime | None = None,
+        thread_safe: bool = False,
     ) -> None:
         if time_action is not None and not isinstance(time_action, TimeAction):
             raise SettingError(f"expected time_action to be a bridge.TimeAction or None, got {time_action!r:.80}")
@@ -98,6 +101,7 @@ class EnvSource:
         self._isolation: Isolation | None = None
         self._factories = False
         self._realtime = realtime
+        self._thread_safe = thread_safe
         self._callable: Callable[..., Any] | None = None
         self._spec: EnvSpec | None = None
         self._patterns: tuple[str, ...] = ()
@@ -136,6 +140,11 @@ class EnvSource:
             return getattr(self._callable, "__name__", type(self._callable).__name__)
         return ", ".join(self._patterns) or (self._spec.id if self._spec else "")
 
+    @property
+    def apart(self) -> bool:
+        """Whether its worlds are called at the same time, under locks of their own."""
+        return self._isolation is not None or self._thread_safe
+
     def make_world(self, name: str, settings: Mapping[str, pb.Tensor], lock: Lock) -> World:
         """Build the world that CreateWorld settings ask for; none of them: the default one.
 
@@ -151,7 +160,8 @@ class EnvSource:
             isolated = start_isolated(name, recipe, factory, self._isolation, channels)
             return self._world_of(name, isolated, contextlib.nullcontext())  # its process takes one call at a time
         with lock:
-            return self._world_of(name, source.make_env(order), lock)
+            own = threading.RLock() if self._thread_safe else lock
+            return self._world_of(name, source.make_env(order), own)
 
     def isolate(self, isolation: Isolation | None, allow_env_factories: bool) -> None:
         """Make each world's environment in a process of its own from here on.
