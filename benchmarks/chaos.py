@@ -17,9 +17,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -43,7 +43,7 @@ class Report:
     servers: int
     spares: int
     slots: int
-    faults: Counter[str] = dataclasses.field(default_factory=Counter)
+    faults: dict[str, int] = dataclasses.field(default_factory=dict)
     """How often each happened."""
     slots_back: int = 0
     """Slots that ran at the end."""
@@ -86,6 +86,10 @@ class Report:
     def share(self) -> float:
         """The share of slot-steps with an observation."""
         return self.observed / max(1, self.slot_steps)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return {**dataclasses.asdict(self), "share": self.share}
 
     def lines(self) -> list[str]:
         """Return it for people."""
@@ -329,7 +333,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(report.lines()), flush=True)
     os.makedirs(given.results, exist_ok=True)
     with open(given.results / "chaos.json", "w") as file:
-        json.dump([{**dataclasses.asdict(report), "share": report.share} for report in reports], file, indent=1)
+        json.dump([report.as_dict() for report in reports], file, indent=1)
     return int(any(report.problems for report in reports))
 
 

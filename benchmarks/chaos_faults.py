@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -111,7 +110,7 @@ class Monkey:
         counts: Where the faults are counted, by name.
     """
 
-    def __init__(self, hosts: Sequence[Host], period: float, stays: float, seed: int, counts: Counter[str]) -> None:
+    def __init__(self, hosts: Sequence[Host], period: float, stays: float, seed: int, counts: dict[str, int]) -> None:
         self._hosts, self._period, self._stays, self._counts = hosts, period, stays, counts
         self._random = random.Random(seed)
         self._over = threading.Event()
@@ -125,7 +124,7 @@ class Monkey:
             while not self._over.wait(self._period):
                 faults = faults or self._random.sample(FAULTS, len(FAULTS))
                 fault = faults.pop()
-                self._counts[fault] += 1
+                self._counts[fault] = self._counts.get(fault, 0) + 1
                 self._strike(self._random.choice(self._hosts), fault)
         except BaseException as error:
             self.failure = error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import numpy as np
@@ -20,6 +21,7 @@ def test_through_every_fault_everything_adds_up_and_nothing_is_left() -> None:
     assert report.slots_back == 4
     assert report.steps_asked > 100
     assert report.episodes_lost > 0
+    assert json.loads(json.dumps(report.as_dict()))["faults"] == report.faults
     assert report.left.keys() == {"connections", "worlds", "ports", "threads", "processes", "descriptors"}
 
 
