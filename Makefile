@@ -4,6 +4,7 @@
 # make check   format, lint, types, generated code
 # make bench   steps per second, side by side with peers
 # make chaos   step for 20 minutes, twice, while servers and links fail; make fuzz   a million random requests and frames
+# make mutants break the protocol in many ways, and see a test fail for each
 # make proto   generate bridge/pb from proto
 # make test-trainers     run the tests that need PyTorch, with the trainers themselves
 # make notebooks         execute the notebooks in place, at full length
@@ -20,7 +21,7 @@ FLOORS = gymnasium[classic-control]==1.4.0 numpy==1.26.0 grpcio==1.66.0 protobuf
 FLOOR_TESTS = $(addprefix tests/test_,values.py spaces.py space_json.py session.py worlds_gym.py worlds_vector.py registry.py \
 	source.py failures.py leaks.py send_recv.py frames.py)
 
-.PHONY: demo test test-floors test-trainers notebooks notebooks-short check bench chaos fuzz proto clean
+.PHONY: demo test test-floors test-trainers notebooks notebooks-short check bench chaos fuzz mutants proto clean
 
 # One stamp a set of extras; a changed pyproject.toml installs again.
 $(VENV)/.installed-%: pyproject.toml
@@ -74,6 +75,9 @@ chaos: $(VENV)/.installed-test
 fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.fuzz
 	$(BIN)/python -m benchmarks.fuzz_frames
+
+mutants: $(VENV)/.installed-test
+	$(BIN)/python -m tests.mutate
 
 proto: $(VENV)/.installed-check
 	$(BIN)/python proto/generate.py

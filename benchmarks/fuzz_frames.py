@@ -263,11 +263,15 @@ def run(frames: int, *, seed: int = 0, say: Callable[[str], None] | None = None)
                 kind = str(answer.WhichOneof("payload"))
                 if kind == "create_world":
                     names = [*names[-7:], answer.create_world.world_name]
+                elif kind == "destroy_world":
+                    gone = pb.EnvironmentRequest.FromString(data).destroy_world.world_name
+                    names = [name for name in names if name != gone]
                 answers[f"error {answer.error.code}" if kind == "error" else kind] += 1
             count += len(batch)
             client.left -= len(batch)
             if client.left <= 0:
                 clients.remove(client)
+                names = []  # its worlds go with it
                 answers[ended(client, rng)] += 1
                 count += 1
         seconds = time.perf_counter() - began

@@ -255,11 +255,24 @@ def test_the_environments_token_is_not_sent_in_the_clear_to_another_machine(monk
 
     monkeypatch.setenv(TOKEN_VARIABLE, SECRET)
     header = (("authorization", f"Bearer {SECRET}"),)
-    assert sent("grpc://gpu-box:1") == ()
-    assert sent("grpcs://gpu-box:1") == header
-    assert sent("grpc://localhost:1") == header
+    for scheme in ("grpc", "tcp"):
+        assert sent(f"{scheme}://gpu-box:1") == ()
+        assert sent(f"{scheme}s://gpu-box:1") == header
+        assert sent(f"{scheme}://localhost:1") == header
     with pytest.warns(RuntimeWarning, match="travels unencrypted to gpu-box"):
         assert sent("grpc://gpu-box:1", token=SECRET) == header
+
+
+def test_who_is_refused_since_the_environments_token_was_kept_back_is_told_so(
+    over: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, SECRET)
+    monkeypatch.setattr("bridge.client.grpc_transport._is_loopback", lambda host: False)  # it is, as in all tests
+    with (
+        serve(over) as server,
+        pytest.raises(errors.RefusedError, match=rf"{TOKEN_VARIABLE} is not sent unencrypted .*use {over}s://"),
+    ):
+        make_remote(url_of(server, over), timeout=20)
 
 
 def test_no_form_of_it_shows_the_token_and_a_pickled_one_still_works() -> None:

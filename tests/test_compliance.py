@@ -94,7 +94,7 @@ def test_create_and_destroy_comply(method, client):
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("method", methods(compliance.JoinLeaveWorld))
 def test_join_and_leave_comply(method, space, client):
-    """D-4, D-6, D-7, D-16, D-20."""
+    """D-6, D-7, D-16, D-20."""
     name = create(client, space)
     run(compliance.JoinLeaveWorld, method, connection=client, world_name=name, invalid_join_settings=INVALID)
 
@@ -113,7 +113,7 @@ def least(spec):
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("method", methods(compliance.Step))
 def test_steps_comply(method, space, client):
-    """D-9, D-10, D-11, D-12, D-19, D-20."""
+    """D-9, D-10, D-11, D-19, D-20."""
     client.join(create(client, space))
     required = {uid: least(spec) for uid, spec in client.specs.actions.items()}
     if method == "test_first_step_actions_are_ignored":

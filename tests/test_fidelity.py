@@ -12,7 +12,7 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import SyncVectorEnv
 
 from bridge import make_remote, make_vec_remote, serve_gym
-from bridge.testing import EVERY_SPACE, SpaceEnv
+from bridge.testing import EVERY_SPACE, CountingEnv, SpaceEnv
 from bridge.wrappers import BlockingReset
 from tests.support import SmallNumbers, assert_identical, assert_same_space, minigrid, pong
 
@@ -213,6 +213,24 @@ def test_what_the_user_gets_is_theirs() -> None:
             for array, copy in kept:
                 assert_identical(array, copy)  # no later step wrote into it
             assert not any(np.shares_memory(kept[0][0], array) for array, _ in kept[1:])
+            envs.close()
+
+
+@pytest.mark.parametrize("truncates", [False, True])
+def test_an_episode_ends_at_the_client_as_it_ended(truncates: bool) -> None:
+    """D-13: by termination or by truncation, of one environment, of several and of lanes."""
+    ends = [(False, False)] * 2 + [(not truncates, truncates)]
+    function = lambda: CountingEnv(3, truncates=truncates)  # noqa: E731
+    with serve_gym(function) as single, serve_gym(function, num_envs=2) as lanes:
+        remote = make_remote(single.url)
+        remote.reset()
+        assert [remote.step(0)[2:4] for _ in range(3)] == ends
+        remote.close()
+        for urls in ([single.url, single.url], [lanes.url]):
+            envs = BlockingReset(make_vec_remote(urls))
+            envs.reset()
+            seen = [envs.step(np.zeros(2, np.int64))[2:4] for _ in range(3)]
+            assert [[(bool(t[i]), bool(u[i])) for t, u in seen] for i in range(2)] == [ends, ends]
             envs.close()
 
 

@@ -152,7 +152,7 @@ def test_the_default_world_is_made_again_once_its_process_is_gone(isolated: Any)
     first = server._registry.find_world("")
     pid = pid_of(first)
     os.kill(pid, signal.SIGKILL)
-    until(lambda: gone(pid))
+    until(lambda: not first.alive)
     with pytest.raises(errors.RequestError, match=r"ended by SIGKILL \(perhaps out of memory\); connect again"):
         first.join({})
     assert pid_of(server._registry.find_world("")) != pid

@@ -362,7 +362,7 @@ def test_under_default_the_game_goes_on_without_the_one_who_leaves():
 
 
 def test_under_default_a_late_agent_is_played_for_and_gets_the_rewards_it_missed():
-    """D-22, policy default: past the deadline the others go on; what the late one missed adds up."""
+    """D-22, policy default: past the deadline the others go on; what the late one missed adds up. D-13: the end too."""
     env = Relay(horizon=4)
     with bridge.serve_parallel(env, missing_agent="default", agent_timeout=0.3) as server:
         url = server.url + "?world="

@@ -87,6 +87,7 @@ def test_the_root_is_the_empty_key_and_every_key_is_found_once_from_there():
 
 
 def test_a_listing_says_type_permissions_and_description():
+    # D-18
     _, tree = make_tree()
     listed = {spec.spec.name: spec for spec in tree.list("server")}
     title, limits, facts, secret = (listed[f"server.{name}"] for name in ("title", "limits", "facts", "secret"))

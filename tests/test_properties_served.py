@@ -102,7 +102,9 @@ def test_what_is_listed_is_what_can_be_done(drawn):
             assert unpack_tensor(tensor).ndim == len(spec.spec.shape)
         else:
             assert got == Code.PERMISSION_DENIED
-        if not spec.is_writable:
+        if spec.is_writable:
+            assert write(stream, key, got.read_property.value).WhichOneof("payload") == "write_property"
+        else:
             assert write(stream, key, pack_tensor(1)) == Code.PERMISSION_DENIED
         if not spec.is_listable:
             assert listing(stream, key) == Code.PERMISSION_DENIED

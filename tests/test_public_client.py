@@ -223,13 +223,14 @@ def test_an_error_leaves_the_public_clients_connection_usable(client):
     adaptor.close()
 
 
-def test_the_public_client_compresses_and_broadcasts(client):
-    # D-11: what the public library packs with try_compress
-    client.join(
-        client.send(public.CreateWorldRequest(settings={"env_id": tensor_utils.pack_tensor("Pendulum-v1")})).world_name
-    )
-    client.step("reward")
-    uid, spec = client.actions["action"]
-    packed = tensor_utils.pack_tensor(np.zeros(1, np.float32), try_compress=True)
-    assert client.send(public.StepRequest(actions={uid: packed})).state == public.RUNNING
-    assert tensor_utils.data_type_to_np_type(spec.dtype) == np.float32
+def test_the_public_client_compresses_and_broadcasts():
+    # D-11: what the public library packs with try_compress, a single element for three
+    with serve_gym(lambda: CountingEnv(action_space=spaces.Box(-1, 1, (3,)))) as server:
+        client = PublicClient(server).join()
+        client.step("reward")
+        uid, spec = client.actions["action"]
+        assert tensor_utils.data_type_to_np_type(spec.dtype) == np.float32
+        packed = tensor_utils.pack_tensor(np.full(3, 0.5, np.float32), try_compress=True)
+        assert (len(packed.floats.array), list(packed.shape)) == (1, [3])
+        assert client.send(public.StepRequest(actions={uid: packed})).state == public.RUNNING
+        client.close()

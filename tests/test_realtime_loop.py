@@ -62,6 +62,7 @@ class Drive:
 
 
 def test_frames_are_due_without_drift() -> None:
+    # D-23: time is the world's
     """U-1: frame n is due at start + n / fps, after any number of frames."""
     drive = Drive(fps=30.0, length=10**9)
     drive.loop.start(7.0)
@@ -91,6 +92,7 @@ def test_frames_that_are_too_late_are_dropped_and_counted() -> None:
 
 
 def test_a_frame_uses_the_latest_action_again_and_again() -> None:
+    # D-23
     """U-13: an agent that thinks too long does not stop the world; its last action goes on."""
     drive = Drive(length=100)
     mail = drive.player()

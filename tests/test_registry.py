@@ -64,6 +64,7 @@ def test_the_default_world_is_made_when_it_is_first_asked_for_and_only_once():
 
 
 def test_worlds_beyond_the_limit_are_refused_by_its_name_and_the_default_one_is_apart():
+    # D-2
     registry, envs = make(max_worlds=2)
     registry.find_world("")
     first, _ = (registry.create_world({}, object()) for _ in range(2))
@@ -76,6 +77,7 @@ def test_worlds_beyond_the_limit_are_refused_by_its_name_and_the_default_one_is_
 
 
 def test_a_world_that_could_not_be_made_takes_no_place():
+    # D-2, D-3
     def broken(**kwargs):
         raise ValueError("no display")
 

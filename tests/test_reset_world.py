@@ -3,6 +3,8 @@
 import threading
 from functools import partial
 
+import gymnasium
+import numpy as np
 import pytest
 
 import bridge
@@ -175,6 +177,10 @@ def test_an_agent_that_has_not_begun_or_has_ended_is_not_waited_for(server, stre
     agent.ask(reset=pb.ResetRequest())
     assert caller.ask(**RESET_WORLD).WhichOneof("payload") == "reset_world"
     assert agent.ask(**STEP).step.state == pb.RUNNING
+    while agent.ask(**STEP).step.state == pb.RUNNING:
+        pass
+    assert caller.ask(**RESET_WORLD).WhichOneof("payload") == "reset_world"
+    assert agent.ask(**STEP).step.state == pb.RUNNING
 
 
 def test_an_agent_that_never_steps_costs_the_caller_a_deadline(streams):
@@ -185,7 +191,10 @@ def test_an_agent_that_never_steps_costs_the_caller_a_deadline(streams):
         assert error.code == Code.DEADLINE_EXCEEDED
         assert "reset_world_timeout=0.2" in error.message
         assert "nothing was reset" in error.message
-        assert agent.ask(**STEP).step.state == pb.RUNNING
+        while agent.ask(**STEP).step.state == pb.RUNNING:
+            pass
+        seeded, _ = gymnasium.make("CartPole-v1").reset(seed=3)
+        assert not np.array_equal(unpack_tensor(agent.ask(**STEP).step.observations[1]), seeded)
 
 
 def test_a_caller_that_dies_while_it_waits_leaves_no_thread(server, streams):
@@ -222,6 +231,15 @@ def test_worlds_beside_are_not_touched_and_their_lock_is_free(server, streams):
     assert waits_for_one(server)
     name = other.ask(create_world=pb.CreateWorldRequest()).create_world.world_name
     begun(other, name)
+    assert other.ask(**STEP).step.state == pb.RUNNING
+    assert waits_for_one(server), "the other world stepped once the caller had given up"
+
+
+def test_a_reset_of_one_world_interrupts_the_agents_of_no_other(server, streams):
+    """D-5, D-15: neither while the caller waits nor afterwards."""
+    caller, other = begun(streams(server)), streams(server)
+    begun(other, other.ask(create_world=pb.CreateWorldRequest()).create_world.world_name)
+    assert caller.ask(**RESET_WORLD).WhichOneof("payload") == "reset_world"
     assert other.ask(**STEP).step.state == pb.RUNNING
 
 
@@ -296,15 +314,22 @@ def test_two_agents_that_reset_the_world_at_once_do_not_wait_for_each_other(rela
 
 @everywhere
 def test_an_agent_that_dies_does_not_block_the_reset_of_the_others(relay, streams):
-    """D-15, D-22."""
+    """D-15, D-22: and its heir begins the next sequence with the others, not the one that is being ended."""
     _, server, (ann, bob, cyd) = relay
     caller = streams(server)
     caller.send(reset_world=pb.ResetWorldRequest(settings={"seed": pack_tensor(4)}))
     assert waits_for_one(server)
     cyd.die()
+    world = server._registry.find_world("")
+    with world.resets.changed:
+        assert world.resets.changed.wait_for(lambda: world.agents == 2, 20)
+    heir = streams(server).join()
+    heir.send(step=pb.StepRequest())
+    with world.resets.changed:
+        seat = world._seats[NAMES[2]]
+        assert world.resets.changed.wait_for(lambda: seat in world._ready or seat.playing, 20)
     assert [agent.ask(**lawful(number)).step.state for number, agent in enumerate((ann, bob))] == [pb.INTERRUPTED] * 2
     assert caller.take().WhichOneof("payload") == "reset_world"
-    heir = streams(server).join()
-    for agent in (ann, bob, heir):
+    for agent in (ann, bob):
         agent.send(step=pb.StepRequest())
     assert [agent.take().step.state for agent in (ann, bob, heir)] == [pb.RUNNING] * 3

@@ -55,6 +55,29 @@ def test_a_rollout_yields_what_single_steps_yield_across_ends_of_episodes():
         single.close()
 
 
+def test_requests_of_all_kinds_sent_ahead_get_one_answer_each_in_their_order():
+    """D-1, D-2, D-25: over the network, errors among them, and nothing more than that."""
+    step = {"step": {"actions": {1: pack_tensor(0)}}}
+    unknown = {"extension": {"type_url": "type.googleapis.com/x.Y"}}
+    nowhere = {"world_name": "nowhere"}
+    asked = [
+        *(("error", {}), ("error", step), ("join_world", {"join_world": {}}), ("step", step), ("step", step)),
+        *(("error", {"step": {"requested_observations": [99]}}), ("reset", {"reset": {}}), ("step", step)),
+        *(("error", {"join_world": {}}), ("create_world", {"create_world": {}}), ("reset_world", {"reset_world": {}})),
+        *(("step", step), ("error", unknown), ("leave_world", {"leave_world": {}}), ("error", {"reset": {}})),
+        *(("error", {"destroy_world": nowhere}), ("destroy_world", {"destroy_world": {"world_name": ""}})),
+        *(("join_world", {"join_world": {}}), ("step", step)),
+    ]
+    with bridge.serve_gym(lambda: CountingEnv(4)) as server:
+        stream = Stream(server)
+        for _, payload in asked:
+            stream.send(**payload)
+        assert [stream.take().WhichOneof("payload") for _ in asked] == [kind for kind, _ in asked]
+        stream.requests.put(None)
+        assert list(stream.call) == []
+        stream.close()
+
+
 @pytest.mark.parametrize("window", [1, 3, 500])
 def test_no_more_than_the_window_is_on_its_way(env, window):
     """D-25: an action is taken from the iterable only when there is room for its Step."""

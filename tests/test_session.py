@@ -138,7 +138,7 @@ def brought_to(state, length=1):
 @pytest.mark.parametrize("state", State)
 @pytest.mark.parametrize("event", Event)
 def test_every_pair_of_state_and_event_is_as_the_table_says(state, event):
-    # D-6, D-8, D-9, D-13, D-14, D-15, D-16: a pair that is not in the table is refused with FAILED_PRECONDITION
+    # D-6, D-8, D-13, D-14, D-15, D-16: a pair that is not in the table is refused with FAILED_PRECONDITION
     lengths = {Event.STEP_RAN: 9, Event.STEP_TERMINATED: 1, Event.STEP_INTERRUPTED: 1}
     length = lengths.get(event, 1) if state is State.RUNNING else 1
     server, peer, other = brought_to(state, length)
@@ -194,6 +194,23 @@ def test_the_table_leads_from_the_first_state_to_every_other_and_ends_in_closed(
     assert reached == set(State)
     assert not [pair for pair in TRANSITIONS if pair[0] is State.CLOSED]
     assert all(TRANSITIONS[state, Event.END] is State.CLOSED for state in State if state is not State.CLOSED)
+
+
+def test_the_table_holds_what_the_protocol_says_and_no_more():
+    # D-6, D-8, D-9, D-13, D-14, D-15, D-16
+    said = {}
+    idle = {State.JOINED, State.TERMINATED, State.INTERRUPTED}
+    for state in {State.UNJOINED, State.RUNNING} | idle:
+        said |= {(state, event): state for event in (Event.CREATE_WORLD, Event.DESTROY_WORLD, Event.EXTENSION)}
+        said |= {(state, Event.LEAVE_WORLD): State.UNJOINED, (state, Event.END): State.CLOSED}
+        said[state, Event.RESET_WORLD] = State.INTERRUPTED if state is State.RUNNING else state
+    said[State.UNJOINED, Event.JOIN_WORLD] = State.JOINED
+    said |= {(state, Event.STEP_BEGAN): State.RUNNING for state in idle}
+    said |= {(state, Event.RESET): state for state in idle} | {(State.RUNNING, Event.RESET): State.INTERRUPTED}
+    said[State.RUNNING, Event.STEP_RAN] = State.RUNNING
+    said[State.RUNNING, Event.STEP_TERMINATED] = State.TERMINATED
+    said[State.RUNNING, Event.STEP_INTERRUPTED] = State.INTERRUPTED
+    assert said == TRANSITIONS
 
 
 def test_no_two_states_in_a_row_are_not_running():
@@ -433,15 +450,23 @@ def test_joining_twice_an_unknown_world_a_full_world_and_invalid_settings_are_er
         join_world={"settings": {"team": pack_tensor("red")}},
     )
     peer.join()
-    peer.refused(Code.FAILED_PRECONDITION, "in a world already; send LeaveWorld first", join_world={})
+    beside = peer.ask(create_world={}).create_world.world_name
+    for name in ("", beside):
+        peer.refused(
+            Code.FAILED_PRECONDITION, "in a world already; send LeaveWorld first", join_world={"world_name": name}
+        )
     other = server.connect()
+    other.join(beside)  # the join that was refused took no seat
+    other.ask(leave_world={})
+    assert peer.play()[0] == "RUNNING"
     other.refused(Code.RESOURCE_EXHAUSTED, "full: it has 1 agent of at most 1", join_world={})
     assert other.ask(create_world={}).create_world.world_name
 
 
 def test_specs_and_uids_are_stable_until_leave_or_reset(peer):
-    # D-7
+    # D-7: over the ends of episodes too
     specs = peer.join()
+    assert [peer.play()[0] for _ in range(13)].count("TERMINATED") == 2
     again = peer.ask(reset={}).reset.specs
     assert again == specs
     for side in (specs.actions, specs.observations):
@@ -454,12 +479,14 @@ def test_specs_and_uids_are_stable_until_leave_or_reset(peer):
 
 
 @pytest.mark.parametrize("kind", ["step", "reset"])
-def test_step_and_reset_when_not_joined_are_errors(kind, peer):
-    # D-8
+def test_step_and_reset_when_not_joined_are_errors(kind, server, peer):
+    # D-8: and touch no environment
     peer.refused(Code.FAILED_PRECONDITION, "in no world; send JoinWorld first", **{kind: {}})
+    assert not server.envs
     peer.join()
     peer.ask(leave_world={})
     peer.refused(Code.FAILED_PRECONDITION, "in no world; send JoinWorld first", **{kind: {}})
+    assert server.envs[0].episode == 0
 
 
 BAD_ACTIONS = {
@@ -850,18 +877,16 @@ def test_a_closed_session_gives_back_its_seat_and_its_own_world(server):
 
 
 def test_a_fault_of_the_server_itself_is_answered_with_its_traceback(server, peer, monkeypatch):
-    # D-1: and the stream stays open, also where Step after Step was alike
+    # D-1: and the stream stays open
     peer.join()
-    wanted = ("observation", "reward", "terminated", "truncated", "info")
-    for _ in range(3):
-        assert peer.step(0, wanted).WhichOneof("payload") == "step"
+    peer.play()
 
     def broken(*args):
         raise ZeroDivisionError("oops")
 
     with monkeypatch.context() as patch:
         patch.setattr(peer.session._agent, "observe", broken)
-        response = peer.step(0, wanted)
+        response = peer.step(0)
     assert response.error.code == Code.INTERNAL
     assert "ZeroDivisionError('oops')" in response.error.message
     assert "in broken" in response.error.message

@@ -116,6 +116,7 @@ def test_nothing_is_built_before_it_is_asked_for():
 
 
 def test_the_client_names_one_of_the_served_environments():
+    # D-3
     source = EnvSource(["CartPole-*", "Taxi-v4"])
     world = make(source, env_id="Taxi-v4")
     assert world._env.spec.id == "Taxi-v4"

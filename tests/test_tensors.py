@@ -111,6 +111,7 @@ def test_any_array_comes_back_bit_for_bit(array):
 @few
 @given(hnp.arrays(object, hnp.array_shapes(min_dims=0, max_side=4), elements=st.text(max_size=3)))
 def test_any_text_comes_back(array):
+    # D-19
     tensor = pb.Tensor.FromString(pack_tensor(array).SerializeToString())
     assert tensor.WhichOneof("payload") == "strings"
     read = unpack_tensor(tensor)
@@ -146,6 +147,7 @@ def test_pack_takes_scalars_lists_texts_and_narrow_dtypes(value, member, shape):
 
 
 def test_protos_are_read_and_written_and_any_passes_as_it_is():
+    # D-19
     inner = pb.TensorSpec(name="x")
     wrapped = any_pb2.Any(type_url="type.googleapis.com/some.Thing", value=b"\x01")
     array = np.array([inner, wrapped], dtype=object)

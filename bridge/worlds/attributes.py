@@ -32,9 +32,8 @@ def list_attributes(env: Any) -> list[str]:
     found: dict[str, Any] = {}
     for layer in _layers(env):
         for owner in (layer, *type(layer).__mro__):
-            if owner not in (object, gymnasium.Env, gymnasium.Wrapper):
-                for name, value in getattr(owner, "__dict__", {}).items():
-                    found.setdefault(name, value)
+            for name, value in getattr(owner, "__dict__", {}).items():
+                found.setdefault(name, value)
     return [name for name, value in found.items() if not name.startswith("_") and _travels(value)][:_MOST_NAMES]
 
 

@@ -23,8 +23,9 @@ from google.protobuf.message import DecodeError
 from bridge import values
 from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.worlds.isolated_child import main
 
-__all__ = ["CALL_TIMEOUT", "Isolation", "WorldProcess"]
+__all__ = ["CALL_TIMEOUT", "Isolation", "WorldProcess", "start_method"]
 
 CALL_TIMEOUT = 300.0
 """Seconds that one call of an environment may take unless told otherwise."""
@@ -121,15 +122,14 @@ class WorldProcess:
         self._ending = threading.Lock()
         self._end: tuple[Code, str] | None = None
         self._closing = False
-        context: Any = multiprocessing.get_context(_method())
+        method = start_method()
+        context: Any = multiprocessing.get_context(method)
         pipes = [context.Pipe() for _ in range(channels)]
         self._channels = [(mine, threading.Lock()) for mine, _ in pipes]
         arguments = ([theirs for _, theirs in pipes], recipe, factory, isolation.max_world_bytes)
-        from bridge.worlds.isolated_child import main  # not at the top: it needs what makes worlds, which needs us
-
         self._process = context.Process(target=main, args=arguments, name=f"bridge-{name or 'default'}")
         with _starting:
-            if _method() == "forkserver":
+            if method == "forkserver":
                 context.set_forkserver_preload(["bridge.worlds.isolated_child", "bridge.worlds.source"])
             self._process.start()
         for _, theirs in pipes:
@@ -294,7 +294,11 @@ def _read_refusal(data: bytes) -> RequestError:
         return RequestError(Code.INTERNAL, f"the world's process sent no answer that can be read: {error}")
 
 
-def _method() -> str:
-    from bridge.worlds.source import start_method
-
-    return start_method()
+def start_method() -> str:
+    """How to start the processes of lanes and of worlds: never by a fork of this one, which runs gRPC's threads."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise SettingError(
+            "the main module starts a server while a process of its environments imports it; guard it by "
+            "if __name__ == '__main__':"
+        )
+    return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"

@@ -7,7 +7,6 @@ import copy
 import dataclasses
 import fnmatch
 import inspect
-import multiprocessing
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -24,13 +23,13 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.tensors import unpack_tensor
 from bridge.worlds.base import Lock, World, environment_failure, read_bytes, refuse_unknown
 from bridge.worlds.gym import GymWorld
-from bridge.worlds.isolated import Isolation
+from bridge.worlds.isolated import Isolation, start_method
 from bridge.worlds.isolated_env import start_isolated
 from bridge.worlds.realtime import Realtime, RealtimeWorld
 from bridge.worlds.timed import TimeAction
 from bridge.worlds.vector import VectorWorld
 
-__all__ = ["EnvLike", "EnvSource", "start_method"]
+__all__ = ["EnvLike", "EnvSource"]
 
 EnvLike: TypeAlias = "str | EnvSpec | Callable[..., Any] | Sequence[str]"
 """What `serve_gym` takes as its environment."""
@@ -379,16 +378,6 @@ def _find(env_id: str) -> EnvSpec:
         raise SettingError(
             f"cannot serve {env_id!r}: {error} Import the package that registers it first, or write MODULE:ENV_ID"
         ) from error
-
-
-def start_method() -> str:
-    """How to start the processes of lanes and of worlds: never by a fork of this one, which runs gRPC's threads."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise SettingError(
-            "the main module starts a server while a process of its environments imports it; guard it by "
-            "if __name__ == '__main__':"
-        )
-    return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
 def _text(settings: Mapping[str, pb.Tensor], name: str) -> str | None:

@@ -1,0 +1,93 @@
+"""Steps as our own client writes them, which a running session reads without protobuf: held to the same as others."""
+
+import numpy as np
+import pytest
+
+from bridge.errors import Code
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.step_codec import StepCodec
+from bridge.tensors import Spec, unpack_tensor
+from tests.test_session import Server
+
+
+@pytest.fixture
+def server():
+    return Server()
+
+
+@pytest.fixture
+def peer(server):
+    return server.connect()
+
+
+def broken(*args):
+    raise ZeroDivisionError("oops")
+
+
+class Fast:
+    """Steps of a joined peer in the bytes of `StepCodec`; a sequence has begun."""
+
+    def __init__(self, peer, name=""):
+        specs = peer.join(name)
+        self.peer, self.wanted = peer, ["observation", "reward", "terminated", "truncated", "info"]
+        uids = [peer.observations[name] for name in self.wanted]
+        self.codec = StepCodec.make(
+            [(uid, Spec.from_proto(spec)) for uid, spec in specs.actions.items()],
+            [(uid, Spec.from_proto(specs.observations[uid])) for uid in uids],
+        )
+        assert peer.play(None, self.wanted[:4]) == ("RUNNING", [1, 0], 0.0, False, False)
+        assert peer.step(0, self.wanted).step.state == pb.RUNNING
+
+    def ask(self, action=0):
+        data = self.codec.write_request([np.asarray(action)])
+        assert self.peer.session._codec.read_request(data) is not None
+        return pb.EnvironmentResponse.FromString(self.peer.session.handle(data))
+
+    def play(self, action=0):
+        response = self.ask(action)
+        assert response.WhichOneof("payload") == "step", response.error.message
+        got = [unpack_tensor(response.step.observations[self.peer.observations[name]]) for name in self.wanted[:4]]
+        return (pb.EnvironmentStateType.Name(response.step.state), *(array.tolist() for array in got))
+
+    def refused(self, code, *parts, action=0):
+        before = self.peer.state
+        response = self.ask(action)
+        assert response.error.code == code
+        for part in parts:
+            assert part in response.error.message
+        assert self.peer.state is before
+
+
+def test_fast_steps_run_end_and_begin_again(peer):
+    # D-9, D-13: the Step after an end begins a sequence, its action ignored
+    fast = Fast(peer)
+    assert [fast.play() for _ in range(3)][-1] == ("RUNNING", [1, 4], 4.0, False, False)
+    assert fast.play() == ("TERMINATED", [1, 5], 5.0, True, False)
+    assert fast.play(action=7) == ("RUNNING", [2, 0], 0.0, False, False)
+
+
+def test_fast_steps_are_refused_as_others_are(server, peer, monkeypatch):
+    # D-1, D-2, D-11: out of range, an environment and a server that fail
+    fast = Fast(peer)
+    fast.refused(Code.INVALID_ARGUMENT, "'action': expected INT64 of shape []", "above the maximum", action=7)
+    with monkeypatch.context() as patch:
+        patch.setattr(server.envs[0], "step", broken)
+        fast.refused(Code.INTERNAL, "the environment raised ZeroDivisionError in step: oops", "in broken")
+    assert fast.play() == ("RUNNING", [1, 2], 2.0, False, False)
+    with monkeypatch.context() as patch:
+        patch.setattr(peer.session._agent, "step", broken)
+        fast.refused(Code.INTERNAL, "the server failed at step", "in broken")
+    assert fast.play() == ("RUNNING", [1, 3], 3.0, False, False)
+
+
+def test_fast_steps_hear_of_a_reset_and_of_the_end_of_their_world(server, peer):
+    # D-15, D-17: interrupted once, with the observation of before; then an error
+    other = server.connect()
+    name = other.ask(create_world={}).create_world.world_name
+    fast = Fast(peer, name)
+    order = peer.session._world.resets.interrupt()
+    assert fast.play(action=1) == ("INTERRUPTED", [1, 1], 0.0, False, True)
+    assert not order
+    assert [fast.play() for _ in range(2)][-1] == ("RUNNING", [2, 1], 1.0, False, False)
+    other.ask(destroy_world={"world_name": name})
+    fast.refused(Code.FAILED_PRECONDITION, "was destroyed; send LeaveWorld, and create or join another")
