@@ -27,7 +27,7 @@ from bridge.wire import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
 from bridge.worlds.source import EnvSource
 
 CLIENTS, MOST_WORLDS, LENGTH = 3, 3, 3
-EXAMPLES = int(os.environ.get("BRIDGE_SESSIONS", "150"))
+EXAMPLES = int(os.environ.get("BRIDGE_SESSIONS", "100"))
 MADE: list[CountingEnv] = []
 GOOD, BAD = {"seed": pack_tensor(1)}, {"seed": pack_tensor(-1)}
 
