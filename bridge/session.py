@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import enum
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
 
@@ -117,6 +117,10 @@ _STEP_EVENTS: Mapping[int, Event] = {
 }
 
 
+# Requests of a connection whose actions are remembered.
+_MOST_KNOWN = 256
+
+
 class Hub(Protocol):
     """What a session asks of the server that it is part of: the worlds, and the properties that all of them share."""
 
@@ -170,6 +174,7 @@ class Session:
         self._agent: Agent | None = None
         self._codec: StepCodec | None = None
         self._wanted: tuple[int, ...] | None = None
+        self._known: dict[bytes, Any] = {}
         self._gone = False
         self.last_step: tuple[str, int, int] | None = None
         """Of a request that was a Step with actions: its world, the environments stepped, and the episodes ended."""
@@ -202,9 +207,10 @@ class Session:
         if not wait and (self._hub.apart or (agent is not None and agent.may_wait)):
             return None
         if codec is not None and agent is not None and world is not None and self._state is State.RUNNING:
-            arrays = codec.read_request(data)
-            if arrays is not None:
-                return self._step_fast(codec, agent, world, arrays)
+            action = self._known.get(data) if type(data) is bytes else None
+            arrays = codec.read_request(data) if action is None else None
+            if action is not None or arrays is not None:
+                return self._step_fast(codec, agent, world, data, action, arrays or [])
         try:
             request = pb.EnvironmentRequest.FromString(bytes(data))
         except (DecodeError, ValueError) as error:
@@ -216,53 +222,74 @@ class Session:
             return None  # D-15: for the Steps of the world's other agents
         return [self.answer(request).SerializeToString()]
 
-    def _step_fast(self, codec: StepCodec, agent: Agent, world: World, arrays: list[Array]) -> list[bytes | memoryview]:
-        """Do what `_step` does for a request that was read without protobuf."""
+    def _step_fast(
+        self, codec: StepCodec, agent: Agent, world: World, data: bytes | bytearray, action: Any, arrays: list[Array]
+    ) -> list[bytes | memoryview]:
+        """Do what `_step` does for a request that was read without protobuf.
+
+        Args:
+            codec: What read it.
+            agent: Who steps.
+            world: Where.
+            data: The request.
+            action: What was decoded of an equal one; None: nothing was.
+            arrays: Its actions, where none was.
+        """
         wanted = self._wanted or ()
         self.last_step, self.last_error = None, 0
         try:
+            if action is None:
+                action = self._decode(agent, data, arrays)
             agent.prepare(wanted)
-            actions: dict[int, Array] = {}
-            for (uid, spec), array in zip(agent.actions.items(), arrays, strict=True):
-                spec.check_range(array)
-                actions[uid] = array if array.flags.writeable else array.copy()
-            state, observed = self._run(agent, world, actions, wanted)
+            state = self._run(agent, world, action)
+            values = agent.values(wanted)
         except RequestError as error:
             return [self._refused(error).SerializeToString()]
         except TensorError as error:
             return [self._refused(RequestError(Code.INVALID_ARGUMENT, str(error))).SerializeToString()]
         except Exception as error:  # D-1
             return [self._refused(_failure("step", error)).SerializeToString()]
-        values = [observed[uid] for uid in wanted]
-        info = values.pop().tobytes() if codec.has_info else None
+        info: Any = values.pop() if codec.has_info else None
         parts = codec.write_response(state, values, info)
         if parts is not None:
             return parts
         message = pb.EnvironmentResponse()
         message.step.state = state  # type: ignore[assignment]
-        fill_observations(message.step, observed)
+        fill_observations(message.step, agent.observe(wanted))
         return [message.SerializeToString()]
 
-    def _run(
-        self, agent: Agent, world: World, actions: Mapping[int, Array], wanted: Sequence[int]
-    ) -> tuple[int, Mapping[int, Array]]:
-        """Step a running sequence; return its state and the observations wanted."""
+    def _decode(self, agent: Agent, data: bytes | bytearray, arrays: list[Array]) -> Any:
+        """Return what the agent applies for a request's actions, and remember it where that may be."""
+        actions: dict[int, Array] = {}
+        for (uid, spec), array in zip(agent.actions.items(), arrays, strict=True):
+            spec.check_range(array)
+            actions[uid] = array if array.flags.writeable else array.copy()
+        action = agent.decode(actions)
+        if agent.keeps_actions:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[bytes(data)] = action
+        return action
+
+    def _run(self, agent: Agent, world: World, action: Any) -> int:
+        """Step a running sequence with an action that was decoded; return its state."""
         if world.resets.closed:  # D-17
             raise _destroyed(world)
         if world.resets.take(agent):  # D-15: once, with its observations
             agent.interrupt()
             state: int = pb.INTERRUPTED
         else:
-            state = agent.step(actions)
+            state = agent.apply(action)
         self.last_step = (world.name, *agent.ended(state))
         if state != pb.RUNNING:  # STEP_RAN leads from RUNNING to RUNNING
             self._move(_STEP_EVENTS[state])
             world.resets.end(agent)
-        return state, agent.observe(wanted)
+        return state
 
     def _remember(self, agent: Agent, wanted: tuple[int, ...]) -> None:
         """Make what reads the next Steps like this one, as our own client sends them."""
         self._wanted = wanted
+        self._known.clear()
         specs = agent.observations
         self._codec = StepCodec.make(list(agent.actions.items()), [(uid, specs[uid]) for uid in wanted])
 
@@ -333,6 +360,7 @@ class Session:
         agent = world.join(request.join_world.settings)
         self._world, self._agent = world, agent
         self._codec = self._wanted = None
+        self._known.clear()
         self._hub.joined(world, self)
         self._move(Event.JOIN_WORLD)
         response.join_world.specs.CopyFrom(agent.specs())
@@ -353,7 +381,8 @@ class Session:
                 raise RequestError(Code.INVALID_ARGUMENT, f"unknown observation UID {uid}; there are {known}")  # D-10
         agent.prepare(wanted)
         if self._state is State.RUNNING:
-            state, observed = self._run(agent, world, self._read_actions(agent, step.actions), wanted)
+            state = self._run(agent, world, agent.decode(self._read_actions(agent, step.actions)))
+            observed = agent.observe(wanted)
         else:
             world.resets.start(agent)
             try:

@@ -9,8 +9,11 @@ is left to protobuf. Written messages are ordinary ones, which any dm_env_rpc pe
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping, Sequence
+import re
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +40,8 @@ _BYTE = np.dtype(np.uint8)
 _REQUEST_ENTRY, _RESPONSE_ENTRY = b"\x0a", b"\x12"
 # From here on a payload is sent from its array instead of being copied into the message.
 _LARGE = 65536
+_SMALL = tuple(bytes([number]) for number in range(128))
+_DOUBLE = struct.Struct("<d")
 
 
 def _varint(number: int) -> bytes:
@@ -82,6 +87,33 @@ class _Hole:
     """Whether the elements are varints, each of one byte."""
     most: int
     """The largest byte, where they are."""
+    scalar: Callable[[Any], bytes] | None
+    """Makes the bytes of a Python float or bool; None: of none."""
+    number: Callable[[bytes | bytearray, int], Any] | None
+    """Reads a Python float or bool; None: it is another array."""
+
+    def array(self, data: bytes | bytearray, start: int) -> Array:
+        """Return the tensor, where the first constant is at `start`; it may share memory."""
+        array: Array = np.frombuffer(data, self.stored, self.count, start + self.offset)
+        if self.one_byte:
+            array = array.view(self.dtype) if self.dtype.kind == "b" else array.astype(self.dtype)
+        return array.reshape(self.shape)
+
+
+def _read_float(data: bytes | bytearray, start: int) -> float:
+    number: float = _DOUBLE.unpack_from(data, start)[0]
+    return number
+
+
+def _read_bool(data: bytes | bytearray, start: int) -> bool:
+    return data[start] == 1
+
+
+# Scalars that are written from Python's own and read as such.
+_SCALARS: Mapping[str, tuple[Callable[[Any], bytes], Callable[[bytes | bytearray, int], Any]]] = {
+    np.dtype("<f8").str: (_DOUBLE.pack, _read_float),
+    np.dtype(np.bool_).str: (_SMALL.__getitem__, _read_bool),
+}
 
 
 class _Template:
@@ -105,12 +137,26 @@ class _Template:
             offset += len(before)
             stored = spec.dtype if width else _BYTE
             most = 1 if spec.dtype.kind == "b" else 127
-            holes.append(_Hole(before, offset, size, count, spec.shape, spec.dtype, stored, not width, most))
+            kind = spec.dtype.str if spec.shape == () else ""
+            scalar, number = _SCALARS.get(kind, (None, None))
+            holes.append(
+                _Hole(before, offset, size, count, spec.shape, spec.dtype, stored, not width, most, scalar, number)
+            )
             offset += size
             before = shape
         self.holes = tuple(holes)
         self.tail = before
         self.size = offset + len(before)
+        # A byte from 128 on would belong to a longer varint, and a bool is 0 or 1 when written by anybody sane.
+        elements = (b"[\\x00-\\x%02x]" % hole.most if hole.one_byte else b"." for hole in holes)
+        self._pattern = re.compile(
+            b"".join(
+                re.escape(hole.before) + element + b"{%d}" % hole.size
+                for hole, element in zip(holes, elements, strict=True)
+            )
+            + re.escape(self.tail),
+            re.DOTALL,
+        )
 
     @staticmethod
     def holds(specs: Sequence[tuple[int, Spec]]) -> bool:
@@ -124,9 +170,15 @@ class _Template:
             for uid, spec in specs
         )
 
-    def write(self, arrays: Sequence[Array], parts: list[bytes | memoryview]) -> bool:
+    def write(self, arrays: Sequence[Array | float | bool], parts: list[bytes | memoryview]) -> bool:
         """Add the entries with these elements to `parts`; False: an array has another form."""
         for hole, array in zip(self.holes, arrays, strict=True):
+            if isinstance(array, (float, bool)):
+                if hole.scalar is None:
+                    return False
+                parts.append(hole.before)
+                parts.append(hole.scalar(array))
+                continue
             if array.dtype != hole.dtype or array.shape != hole.shape:
                 return False
             parts.append(hole.before)
@@ -149,41 +201,78 @@ class _Template:
 
     def matches(self, data: bytes | bytearray, start: int) -> bool:
         """Whether the entries are in `data`, from `start` on, to the byte."""
+        return self._pattern.match(data, start) is not None
+
+    def values(self, data: bytes | bytearray, start: int) -> list[Any]:
+        """Return the tensors of a match as `read`, but those of one float or bool as Python's own."""
+        return [
+            hole.array(data, start) if hole.number is None else hole.number(data, start + hole.offset)
+            for hole in self.holes
+        ]
+
+    def read_many(self, answers: Sequence[StepAnswer]) -> list[Array]:
+        """Return the tensors of matches of this template, stacked along a new first dimension."""
+        size = self.size
+        stacked = b"".join([answer.data[answer.start : answer.start + size] for answer in answers])
+        table: Array = np.frombuffer(stacked, _BYTE).reshape(len(answers), size)
+        found: list[Array] = []
         for hole in self.holes:
-            offset = start + hole.offset
-            if not data.startswith(hole.before, offset - len(hole.before)):
-                return False
-            if hole.one_byte and hole.count == 1:
-                if data[offset] > hole.most:
-                    return False
-            elif hole.one_byte:
-                stored = data[offset : offset + hole.size]
-                # A byte from 128 on would belong to a longer varint, and a bool is 0 or 1 when written by anybody sane.
-                if not stored.isascii() or (hole.dtype.kind == "b" and stored.translate(None, b"\0\1")):
-                    return False
-        return data.startswith(self.tail, start + self.size - len(self.tail))
+            array = np.ascontiguousarray(table[:, hole.offset : hole.offset + hole.size]).view(hole.stored)
+            if hole.one_byte:
+                array = array.view(hole.dtype) if hole.dtype.kind == "b" else array.astype(hole.dtype)
+            found.append(array.reshape(len(answers), *hole.shape))
+        return found
+
+    def write_many(self, head: bytes, columns: Sequence[Array]) -> list[bytes] | None:
+        """Return, for each row of the columns, a message of `head` and the entries; None: an array has another form."""
+        count = len(columns[0])
+        parts: list[bytes | memoryview] = [head]
+        if not self.write([np.zeros(hole.shape, hole.dtype) for hole in self.holes], parts):
+            return None
+        row: Array = np.frombuffer(b"".join(parts), _BYTE)
+        table = np.tile(row, (count, 1))
+        for hole, column in zip(self.holes, columns, strict=True):
+            if column.dtype != hole.dtype or column.shape[1:] != hole.shape:
+                return None
+            if hole.one_byte and hole.dtype.kind != "b":
+                if column.min() < 0 or column.max() > 127:
+                    return None
+                column = column.astype(_BYTE)
+            start = len(head) + hole.offset
+            flat = np.ascontiguousarray(column).reshape(count, -1)
+            table[:, start : start + hole.size] = flat.view(_BYTE)
+        data, size = table.tobytes(), row.size
+        return [data[start : start + size] for start in range(0, count * size, size)]
 
     def read(self, data: bytes | bytearray, start: int) -> list[Array]:
         """Return the tensors of a match; they may share its memory."""
-        found: list[Array] = []
-        for hole in self.holes:
-            array: Array = np.frombuffer(data, hole.stored, hole.count, start + hole.offset)
-            if hole.one_byte:
-                array = array.view(hole.dtype) if hole.dtype.kind == "b" else array.astype(hole.dtype)
-            found.append(array.reshape(hole.shape))
-        return found
+        return [hole.array(data, start) for hole in self.holes]
 
 
-_SMALL = tuple(bytes([number]) for number in range(128))
+@functools.lru_cache(maxsize=256)
+def _template_of(entry: bytes, forms: tuple[tuple[int, str, tuple[int, ...]], ...]) -> _Template:
+    return _Template(entry, [(uid, Spec.number("", shape, np.dtype(dtype))) for uid, dtype, shape in forms])
+
+
+def _template(entry: bytes, specs: Sequence[tuple[int, Spec]]) -> _Template:
+    """Return the one template of tensors of these UIDs, types and shapes."""
+    return _template_of(entry, tuple((uid, spec.dtype.str, spec.shape) for uid, spec in specs))
 
 
 class StepAnswer:
     """A Step's response that was matched: its bytes, and where what is in them."""
 
-    __slots__ = ("data", "info", "start", "state")
+    __slots__ = ("data", "info", "start", "state", "template")
 
-    def __init__(self, data: bytes | bytearray, start: int, state: int, info: bytes | None) -> None:
-        self.data, self.start, self.state, self.info = data, start, state, info
+    def __init__(
+        self, data: bytes | bytearray, start: int, state: int, info: bytes | None, template: _Template
+    ) -> None:
+        self.data, self.start, self.state, self.info, self.template = data, start, state, info, template
+
+    @staticmethod
+    def stack(answers: Sequence[StepAnswer]) -> list[Array]:
+        """Return the observations of answers with the same `template`, but for the info, stacked."""
+        return answers[0].template.read_many(answers)
 
 
 class StepCodec:
@@ -203,12 +292,13 @@ class StepCodec:
         if observations and observations[-1][1].shape == (-1,):
             self._info_uid = observations[-1][0]
             observations = observations[:-1]
-        self._actions = _Template(_REQUEST_ENTRY, actions)
-        self._observations = _Template(_RESPONSE_ENTRY, observations)
+        self._actions = _template(_REQUEST_ENTRY, actions)
+        self._observations = _template(_RESPONSE_ENTRY, observations)
         # Two serialized messages in a row are their merged one.
         self._request_head = self.first + b"\x1a" + _varint(self._actions.size)
         self._request_size = len(self._request_head) + self._actions.size
         self._last_info = (b"", self._write_info(b""))
+        self._last_size = (-1, b"")
 
     @classmethod
     def make(cls, actions: Sequence[tuple[int, Spec]], observations: Sequence[tuple[int, Spec]]) -> StepCodec | None:
@@ -232,6 +322,15 @@ class StepCodec:
         parts: list[bytes | memoryview] = [self._request_head]
         return b"".join(parts) if self._actions.write(arrays, parts) else None
 
+    def write_requests(self, columns: Sequence[Array]) -> list[bytes] | None:
+        """Return, for each row of the columns, the Step with these actions; None: `write_request` is to do it."""
+        return self._actions.write_many(self._request_head, columns)
+
+    @property
+    def form(self) -> tuple[bytes, object]:
+        """What two codecs have in common whose requests are written in the same way."""
+        return self._request_head, self._actions
+
     def read_request(self, data: bytes | bytearray) -> list[Array] | None:
         """Return the actions of a Step, sharing memory with `data`; None: protobuf must read it."""
         if len(data) != self._request_size or not data.startswith(self._request_head):
@@ -240,21 +339,31 @@ class StepCodec:
         return self._actions.read(data, start) if self._actions.matches(data, start) else None
 
     def write_response(
-        self, state: int, arrays: Sequence[Array], info: bytes | None
+        self, state: int, arrays: Sequence[Any], info: bytes | Array | None
     ) -> list[bytes | memoryview] | None:
-        """Return a response in parts, large ones sharing memory with the arrays; None: protobuf must write it."""
+        """Return a response in parts, large ones sharing memory with the arrays; None: protobuf must write it.
+
+        Args:
+            state: The Step's.
+            arrays: The observations; those of one element may be Python's float or bool.
+            info: The info's bytes.
+        """
         parts: list[bytes | memoryview] = [b""]
         if not self._observations.write(arrays, parts):
             return None
         size = 2 + self._observations.size
         if self._info_uid:
+            if not isinstance(info, bytes):
+                info = b"" if info is None else info.tobytes()
             known, entry = self._last_info
             if info != known:
-                entry = self._write_info(info or b"")
-                self._last_info = (info or b"", entry)
+                entry = self._write_info(info)
+                self._last_info = (info, entry)
             parts.append(entry)
             size += len(entry)
-        parts[0] = b"\x1a" + _varint(size) + b"\x08" + _SMALL[state]
+        if size != self._last_size[0]:
+            self._last_size = (size, b"\x1a" + _varint(size) + b"\x08")
+        parts[0] = self._last_size[1] + _SMALL[state]
         return parts
 
     def _write_info(self, info: bytes) -> bytes:
@@ -277,7 +386,7 @@ class StepCodec:
             return None
         stop = start + self._observations.size
         if not self._info_uid:
-            return StepAnswer(data, start, state, None) if stop == len(data) else None
+            return StepAnswer(data, start, state, None, self._observations) if stop == len(data) else None
         rest = bytes(memoryview(data)[stop:])
         known, entry = self._last_info
         if rest != entry:
@@ -286,7 +395,7 @@ class StepCodec:
                 return None
             known = found
             self._last_info = (found, rest)
-        return StepAnswer(data, start, state, known)
+        return StepAnswer(data, start, state, known, self._observations)
 
     def _read_info(self, rest: bytes) -> bytes | None:
         """Read the last entry; by protobuf, whose reading is kept if it would be written so again."""
@@ -298,6 +407,10 @@ class StepCodec:
             return None
         info = observations[self._info_uid].uint8s.array
         return info if self._write_info(info) == rest else None
+
+    def values(self, answer: StepAnswer) -> list[Any]:
+        """Return the observations of a match, but for the info: single floats and bools as Python's, else arrays."""
+        return self._observations.values(answer.data, answer.start)
 
     def arrays(self, answer: StepAnswer) -> list[Array]:
         """Return the observations of a match, but for the info; they may share its memory."""

@@ -524,15 +524,15 @@ def test_an_agent_that_may_wait_holds_up_no_other_connection(path: str) -> None:
     from bridge.worlds.gym import GymAgent
 
     gate, entered = threading.Event(), threading.Event()
-    step = GymAgent.step
+    apply = GymAgent.apply
 
     class Waiting(GymAgent):
         may_wait = True
 
-        def step(self, actions: Any) -> int:
+        def apply(self, action: Any) -> int:
             entered.set()
             assert gate.wait(20.0)
-            return step(self, actions)
+            return apply(self, action)
 
     from bridge.worlds import gym as module
 

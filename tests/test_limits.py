@@ -149,15 +149,15 @@ def waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, 
     from bridge.worlds import gym as module
 
     entered, release = threading.Event(), threading.Event()
-    step = module.GymAgent.step
+    apply = module.GymAgent.apply
 
     class Waiting(module.GymAgent):
         may_wait = True
 
-        def step(self, actions: Any) -> int:
+        def apply(self, action: Any) -> int:
             entered.set()
             assert release.wait(20.0)
-            return step(self, actions)
+            return apply(self, action)
 
     monkeypatch.setattr(module, "GymAgent", Waiting)
     yield entered, release

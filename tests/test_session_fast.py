@@ -75,7 +75,7 @@ def test_fast_steps_are_refused_as_others_are(server, peer, monkeypatch):
         fast.refused(Code.INTERNAL, "the environment raised ZeroDivisionError in step: oops", "in broken")
     assert fast.play() == ("RUNNING", [1, 2], 2.0, False, False)
     with monkeypatch.context() as patch:
-        patch.setattr(peer.session._agent, "step", broken)
+        patch.setattr(peer.session._agent, "apply", broken)
         fast.refused(Code.INTERNAL, "the server failed at step", "in broken")
     assert fast.play() == ("RUNNING", [1, 3], 3.0, False, False)
 

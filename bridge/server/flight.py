@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from bridge.errors import Code, RequestError
 from bridge.server.limits import Limits
@@ -90,21 +88,3 @@ class Flight:
         with self._guard:
             self._check(size)
             self._count(0, size)
-
-    @contextmanager
-    def request(self, size: int) -> Iterator[None]:
-        """Count a request of `size` bytes while it is served, or raise as `enter`."""
-        self.enter(size)
-        try:
-            yield
-        finally:
-            self.leave(size)
-
-    @contextmanager
-    def answer(self, size: int) -> Iterator[None]:
-        """Count an answer of `size` bytes until it is sent. It is never refused: what it tells has happened."""
-        self.hold(size)
-        try:
-            yield
-        finally:
-            self.hold(-size)

@@ -362,6 +362,8 @@ class FrameTransport:
                 self._close(connection)
                 return
             if small:
+                if sent == len(data) and connection.events == _READ and not connection.ending:
+                    return  # as nearly always
                 if sent < len(data):
                     connection.out.append(memoryview(data)[sent:])
                     connection.hold(len(data) - sent)
@@ -489,13 +491,16 @@ class FrameTransport:
 
     def _send_own(self, connection: Connection, parts: list[bytes | memoryview]) -> bool:
         """Send from a connection's own thread; return whether the client is still there."""
-        with self._flight.answer(sum(map(len, parts))):
-            try:
-                send_all(connection, parts)
-            except (OSError, ValueError):  # ValueError: of a selector, where the socket was closed meanwhile
-                with contextlib.suppress(OSError):
-                    connection.sock.shutdown(socket.SHUT_RDWR)  # the thread that reads it then ends it
-                return False
+        size = sum(map(len, parts))
+        self._flight.hold(size)
+        try:
+            send_all(connection, parts)
+        except (OSError, ValueError):  # ValueError: of a selector, where the socket was closed meanwhile
+            with contextlib.suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)  # the thread that reads it then ends it
+            return False
+        finally:
+            self._flight.hold(-size)
         return True
 
     # The end

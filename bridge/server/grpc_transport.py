@@ -176,8 +176,12 @@ class GrpcTransport:
                 began = time.perf_counter()
                 response = self._serve(session, request)
                 self._note(session, time.perf_counter() - began, number)
-                with self._flight.answer(len(response)):
+                size = len(response)
+                self._flight.hold(size)
+                try:
                     yield response  # comes back once it is sent
+                finally:
+                    self._flight.hold(-size)
         except grpc.RpcError:
             return  # the client cancelled, or is gone
         finally:
@@ -189,11 +193,14 @@ class GrpcTransport:
 
     def _serve(self, session: Session, request: bytes) -> bytes:
         try:
-            with self._flight.request(len(request)):
-                response = session.handle(request)
+            self._flight.enter(len(request))
         except RequestError as error:
             status = pb.Status(code=int(error.code), message=error.message)
             return pb.EnvironmentResponse(error=status).SerializeToString()
+        try:
+            response = session.handle(request)
+        finally:
+            self._flight.leave(len(request))
         return response if len(response) <= self._limits.max_message_bytes else self._too_large(len(response))
 
     def _note(self, session: Session, seconds: float, number: int) -> None:

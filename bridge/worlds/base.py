@@ -87,6 +87,24 @@ class Agent(abc.ABC):
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
         """Return these observations of the last `begin` or `step`, and compute no others (D-10)."""
 
+    # The same in the parts that pay where the same few requests come again and again.
+
+    keeps_actions = False
+    """Whether what `decode` returned may be applied any number of times."""
+
+    def decode(self, actions: Mapping[int, Array]) -> Any:
+        """Return what `apply` takes for the actions that `step` takes; raises as `step` for those that are none."""
+        return actions
+
+    def apply(self, action: Any) -> int:
+        """Do as `step` does with what `decode` returned."""
+        return self.step(action)
+
+    def values(self, uids: Sequence[int]) -> list[Array | float | bool | bytes]:
+        """Return what `observe` does, in the order of the UIDs; scalars may be Python's, and uint8 arrays bytes."""
+        observed = self.observe(uids)
+        return [observed[uid] for uid in uids]
+
     @abc.abstractmethod
     def properties(self) -> PropertyTree:
         """Return the properties of the world, as this agent sees it."""

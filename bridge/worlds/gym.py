@@ -52,6 +52,7 @@ class EnvAgent(Agent):
         ]
         self.observations = dict(enumerate([*self._observation_layout.specs, *flags], start=1))
         self._first_flag = len(self._observation_layout.specs) + 1
+        self._plain = self._observation_layout.single and self._observation_layout.leaves[0].kind == "array"
         self.pending: tuple[Any, Any] = (None, None)
         self._warned: set[str] = set()
         self._observation: Any = None
@@ -123,16 +124,10 @@ class EnvAgent(Agent):
         """Return observations of the last transition."""
         first = self._first_flag
         found: dict[int, Array] = {}
-        try:
-            for uid in uids:
-                if uid < first:
-                    found[uid] = self._observation_layout.pack_leaf(uid - 1, self._observation)
-        except TensorError as error:
-            raise RequestError(
-                Code.INTERNAL, f"the environment's observation is not of its observation_space: {error}"
-            ) from error
         for uid in uids:
-            if uid == first:
+            if uid < first:
+                found[uid] = self._leaf(uid)
+            elif uid == first:
                 found[uid] = self._reward
             elif uid == first + 1:
                 found[uid] = 1.0 - self._terminated  # D-21
@@ -143,6 +138,23 @@ class EnvAgent(Agent):
             elif uid == first + 4:
                 found[uid] = np.frombuffer(values.encode_info(self._info, self._warned), np.uint8)
         return found
+
+    def _leaf(self, uid: int) -> Array:
+        """Return one tensor of the environment's observation."""
+        observation, spec = self._observation, self.observations[uid]
+        if (
+            self._plain
+            and type(observation) is np.ndarray
+            and observation.dtype == spec.dtype
+            and observation.shape == spec.shape
+        ):
+            return observation
+        try:
+            return self._observation_layout.pack_leaf(uid - 1, observation)
+        except TensorError as error:
+            raise RequestError(
+                Code.INTERNAL, f"the environment's observation is not of its observation_space: {error}"
+            ) from error
 
     def properties(self) -> PropertyTree:
         """Return the tree below `world`."""
@@ -160,15 +172,44 @@ class EnvAgent(Agent):
 class GymAgent(EnvAgent):
     """The agent of a single environment."""
 
+    def __init__(self, world: EnvWorld, env: Any, observation_space: Any, action_space: Any, lanes: int | None) -> None:
+        super().__init__(world, env, observation_space, action_space, lanes)
+        self.keeps_actions = all(leaf.kind == "scalar" for leaf in self._action_layout.leaves)
+
     def step(self, actions: Mapping[int, Array]) -> int:
         """Step the environment; truncation alone interrupts, termination terminates (D-13)."""
-        action = self._action(actions)
+        return self.apply(self._action(actions))
+
+    def decode(self, actions: Mapping[int, Array]) -> Any:
+        """Return the environment's action."""
+        return self._action(actions)
+
+    def apply(self, action: Any) -> int:
+        """Step the environment with an action of its own."""
         with self._world.environment("step"):
             self._observation, reward, terminated, truncated, self._info = self._env.step(action)
             self._reward[...] = float(reward)
             self._terminated[...] = bool(terminated)
             self._truncated[...] = bool(truncated)
         return pb.TERMINATED if terminated else pb.INTERRUPTED if truncated else pb.RUNNING
+
+    def values(self, uids: Sequence[int]) -> list[Array | float | bool | bytes]:
+        """Return observations of the last transition in order, as they are at hand."""
+        first, found = self._first_flag, list[Any]()
+        for uid in uids:
+            if uid < first:
+                found.append(self._leaf(uid))
+            elif uid == first:
+                found.append(self._reward.item())
+            elif uid == first + 1:
+                found.append(1.0 - self._terminated.item())  # D-21
+            elif uid == first + 2:
+                found.append(self._terminated.item())
+            elif uid == first + 3:
+                found.append(self._truncated.item())
+            else:
+                found.append(values.encode_info(self._info, self._warned))
+        return found
 
 
 class _EnvironmentCall:
