@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 import socket
 import threading
@@ -146,7 +147,13 @@ class Proxy:
         while True:
             client, _ = await self._loop.sock_accept(self._listener)
             pair = (client, socket.socket())
-            self._pairs[pair] = self._start(self._connect(pair))
+            self._pairs[pair] = task = self._start(self._connect(pair))
+            task.add_done_callback(functools.partial(self._over, pair))  # also of one that never began
+
+    def _over(self, pair: tuple[socket.socket, socket.socket], task: asyncio.Task[None]) -> None:
+        del self._pairs[pair]
+        for sock in pair:
+            sock.close()
 
     async def _connect(self, pair: tuple[socket.socket, socket.socket]) -> None:
         client, server = pair
@@ -164,9 +171,6 @@ class Proxy:
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
-            del self._pairs[pair]
-            for sock in pair:
-                sock.close()
 
     async def _pass(self, source: socket.socket, sink: socket.socket) -> None:
         """Pass on what one end sends, with its end."""
