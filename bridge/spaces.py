@@ -342,6 +342,11 @@ class Layout:
         else:
             column[slot : slot + self.lanes] = leaf.unpack_lanes(array, self.lanes)
 
+    def write_rows(self, columns: list[Column], index: int, slots: Any, arrays: Array) -> None:
+        """Put the stacked tensors of leaf `index` of single environments into its column, which is an array."""
+        column = columns[index]
+        column[slots] = _narrow(arrays, column.dtype)  # type: ignore[union-attr]
+
     def batch(self, columns: Sequence[Column]) -> Any:
         """Return the columns as Gymnasium batches a space: arrays, dicts and tuples of arrays, tuples of the rest."""
         if self.single:

@@ -39,18 +39,24 @@ def server_context(certificate: bytes, key: bytes, client_ca: bytes | None) -> s
     return context
 
 
-def client_context(credentials: ClientCredentials) -> ssl.SSLContext:
+def client_context(credentials: ClientCredentials, alpn: str | None = None) -> ssl.SSLContext:
     """Return what a client's ends are made with; the server's certificate and its name are always looked at.
+
+    Args:
+        credentials: What is shown there, and what is trusted.
+        alpn: The name of what is spoken within; None: none is sent.
 
     Raises:
         SettingError: The certificate and its key do not belong together, or there is none in `tls_ca`.
     """
-    return _client_context(credentials.tls_ca, credentials.tls_certificate, credentials.tls_key)
+    return _client_context(credentials.tls_ca, credentials.tls_certificate, credentials.tls_key, alpn)
 
 
 @functools.lru_cache(maxsize=16)  # a vector of environments connects a hundred times with the same files
-def _client_context(ca: bytes | None, certificate: bytes | None, key: bytes | None) -> ssl.SSLContext:
+def _client_context(ca: bytes | None, certificate: bytes | None, key: bytes | None, alpn: str | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if alpn is not None:
+        context.set_alpn_protocols([alpn])
     if ca is None:
         context.load_default_certs()
     else:

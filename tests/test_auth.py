@@ -246,28 +246,28 @@ def test_the_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypa
 
 def test_the_environments_token_is_not_sent_in_the_clear_to_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     from bridge.address import parse_address
-    from bridge.client.grpc_transport import _metadata
+    from bridge.client.token import shown_token
 
-    def sent(url: str, **keywords: Any) -> tuple[tuple[str, str], ...]:
+    def sent(url: str, **keywords: Any) -> str | None:
         import dataclasses
 
-        return _metadata(dataclasses.replace(parse_address(url), credentials=ClientCredentials.of(**keywords)))
+        return shown_token(dataclasses.replace(parse_address(url), credentials=ClientCredentials.of(**keywords)))
 
     monkeypatch.setenv(TOKEN_VARIABLE, SECRET)
-    header = (("authorization", f"Bearer {SECRET}"),)
     for scheme in ("grpc", "tcp"):
-        assert sent(f"{scheme}://gpu-box:1") == ()
-        assert sent(f"{scheme}s://gpu-box:1") == header
-        assert sent(f"{scheme}://localhost:1") == header
+        assert sent(f"{scheme}://gpu-box:1") is None
+        assert sent(f"{scheme}s://gpu-box:1") == SECRET
+        assert sent(f"{scheme}://localhost:1") == SECRET
+    assert sent("unix:///run/s") == SECRET
     with pytest.warns(RuntimeWarning, match="travels unencrypted to gpu-box"):
-        assert sent("grpc://gpu-box:1", token=SECRET) == header
+        assert sent("grpc://gpu-box:1", token=SECRET) == SECRET
 
 
 def test_who_is_refused_since_the_environments_token_was_kept_back_is_told_so(
     over: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, SECRET)
-    monkeypatch.setattr("bridge.client.grpc_transport._is_loopback", lambda host: False)  # it is, as in all tests
+    monkeypatch.setattr("bridge.client.token._is_loopback", lambda host: False)  # it is, as in all tests
     with (
         serve(over) as server,
         pytest.raises(errors.RefusedError, match=rf"{TOKEN_VARIABLE} is not sent unencrypted .*use {over}s://"),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bridge import RemoteVectorEnv, Server, errors, make_vec_remote, serve_gym
-from bridge.client import grpc_transport
+from bridge.client import keepalive
 from bridge.server import frame_transport
 from bridge.testing import CountingEnv, Proxy
 from bridge.wrappers import BlockingReset
@@ -31,12 +31,11 @@ class Way(NamedTuple):
 
 @pytest.fixture
 def way(scheme: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Way]:
-    monkeypatch.setattr(grpc_transport, "KEEPALIVE", 0.4)
+    monkeypatch.setattr(keepalive, "KEEPALIVE", 0.4)
     with serve_gym(lambda: CountingEnv(1_000_000), tcp_port=0) as server:
         port = server.port if scheme == "grpc" else int(server.urls[-1].rpartition(":")[2])
         with Proxy(port) as proxy:
             url = f"{scheme}://127.0.0.1:{proxy.port}"
-            make_vec_remote(url).close()  # tells a client over gRPC that the server is one of ours
             envs = make_vec_remote([url, url], timeout=2.0 if scheme == "tcp" else 60.0)
             BlockingReset(envs).reset(seed=0)
             yield Way(server, proxy, envs)

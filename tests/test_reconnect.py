@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bridge import errors, make_vec_remote, serve_gym
-from bridge.client import grpc_transport
+from bridge.client import keepalive
 from bridge.client.reconnect import BREAKER_LOSSES, BREAKER_REST, BREAKER_WINDOW, RemoteRecord
 from bridge.testing import CountingEnv, Proxy
 from bridge.wrappers import BlockingReset
@@ -158,9 +158,8 @@ def test_a_connection_that_is_cut_is_made_again(proxied: tuple[Any, Proxy]) -> N
 def test_a_half_open_connection_is_found_by_keepalive(
     proxied: tuple[Any, Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpc_transport, "KEEPALIVE", 0.5)
+    monkeypatch.setattr(keepalive, "KEEPALIVE", 0.5)
     _, proxy = proxied
-    make_vec_remote(f"grpc://127.0.0.1:{proxy.port}", timeout=20).close()  # tells that the server is one of ours
     envs = make_vec_remote(f"grpc://127.0.0.1:{proxy.port}", timeout=300)
     BlockingReset(envs).reset(seed=0)
     proxy.stall()
@@ -274,9 +273,9 @@ def test_only_servers_of_ours_are_asked_often_for_a_sign() -> None:
     from tests.public_server import PublicServer
 
     with PublicServer() as foreign, serve_gym(long) as server:
+        quiet = []
         for port in (foreign.port, server.port):
-            make_vec_remote(f"grpc://127.0.0.1:{port}", timeout=20).close()
-        known = {
-            f"127.0.0.1:{port}": f"127.0.0.1:{port}" in grpc_transport._ours for port in (foreign.port, server.port)
-        }
-    assert list(known.values()) == [False, True]
+            envs = make_vec_remote(f"grpc://127.0.0.1:{port}", timeout=20)
+            quiet.append(envs._seats[0].remote._connection._dialect.quiet)
+            envs.close()
+    assert quiet == [310.0, 20.0]

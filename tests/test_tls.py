@@ -22,7 +22,7 @@ import pytest
 from bridge import make_remote, make_vec_remote, serve_gym
 from bridge.address import parse_address
 from bridge.certificates import make_certificates
-from bridge.client.frame_transport import FrameConnection
+from bridge.client.connect import connect
 from bridge.client.inbox import Inbox
 from bridge.credentials import TOKEN_VARIABLE, ClientCredentials
 from bridge.errors import Code, ConnectError, ConnectionLostError
@@ -246,7 +246,7 @@ def test_what_is_sent_before_the_handshake_is_done_goes_after_it_also_where_it_w
             parse_address(server.urls[1]), credentials=ClientCredentials.of(tls_ca=certs["ca.pem"])
         )
         inbox: Inbox[Any] = Inbox()
-        connection = FrameConnection(address, inbox, got.append, 1 << 20)
+        connection = connect(address, inbox, got.append, 1 << 20)
         for _ in range(3):
             connection.send(b"\xff")  # no request: answered by an error
         connection.finish()

@@ -367,8 +367,8 @@ def test_the_battery_catches_a_step_swallowed_after_a_masked_reset(monkeypatch: 
 
     hand_out = vector_module.RemoteVectorEnv._hand_out
 
-    def swallowing(self: Any, seat: Any, message: Any, results: Any) -> None:
-        hand_out(self, seat, message, results)
+    def swallowing(self: Any, seat: Any, *more: Any) -> None:
+        hand_out(self, seat, *more)
         if getattr(seat, "swallow", False):
             seat.ended, seat.swallow = True, False  # so its next step begins an episode once more
 

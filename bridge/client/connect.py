@@ -7,12 +7,14 @@ from typing import Any, Protocol
 
 from bridge import local
 from bridge.address import Address
-from bridge.client.frame_transport import FrameConnection
-from bridge.client.grpc_transport import open_connection, shown_token
+from bridge.client.frame_dialect import FrameDialect
+from bridge.client.grpc_dialect import GrpcDialect
 from bridge.client.inbox import Inbox
+from bridge.client.socket_connection import Dialect, SocketConnection
+from bridge.client.token import shown_token
 from bridge.errors import RemoteError, SettingError
 
-__all__ = ["Connection", "checked_transport", "connect", "disconnect"]
+__all__ = ["Connection", "checked_transport", "connect"]
 
 
 class Connection(Protocol):
@@ -59,30 +61,21 @@ def connect(
     """
 
     def here(what: bytes | bytearray | RemoteError) -> None:
-        inbox.put_here(label(what))
+        inbox.put(label(what))
 
     server_id = None
     if address.scheme == "grpc" and transport is None:
         offer = local.find(address.host, address.port)
         if offer is not None:
             address, server_id = offer.applied(address), offer.server_id
-    if address.scheme in ("unix", "tcp", "tcps"):
-        if address.credentials.has_tls and not address.tls and server_id is None:
-            remedy = "write tcps://" if address.scheme == "tcp" else "a Unix socket needs none, leave them out"
-            raise SettingError(
-                f"tls_ca, tls_certificate and tls_key are for TLS, but {address.url!r} is without: {remedy}"
-            )
-        token = address.credentials.token
-        # A Unix socket is this machine's own, where nobody reads along.
-        shown = (token.reveal() if token else None) if address.scheme == "unix" else shown_token(address)
-        return FrameConnection(address, inbox, here, max_message_bytes, shown, server_id)
-    connection = open_connection(address, max_message_bytes, deliver=lambda what: inbox.put(label(what)))
-    inbox.expect_others(1)
-    return connection
-
-
-def disconnect(connection: Connection, inbox: Inbox[Any], timeout: float) -> None:
-    """End a connection that `connect` made, within `timeout` seconds."""
-    connection.close(timeout)
-    if not isinstance(connection, FrameConnection):
-        inbox.expect_others(-1)
+    if address.credentials.has_tls and not address.tls and server_id is None:
+        remedy = (
+            "a Unix socket needs none, leave them out" if address.scheme == "unix" else f"write {address.scheme}s://"
+        )
+        raise SettingError(f"tls_ca, tls_certificate and tls_key are for TLS, but {address.url!r} is without: {remedy}")
+    dialect: Dialect
+    if address.scheme in ("grpc", "grpcs"):
+        dialect = GrpcDialect(address, max_message_bytes)
+    else:
+        dialect = FrameDialect(address, max_message_bytes, shown_token(address), server_id)
+    return SocketConnection(address, dialect, inbox, here, max_message_bytes)

@@ -10,7 +10,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
-from bridge.client.connect import connect, disconnect
+from bridge.client.connect import connect
 from bridge.client.inbox import Inbox
 from bridge.client.remote import Wish
 from bridge.credentials import ClientCredentials
@@ -147,7 +147,7 @@ class Dialog:
                 raise
         finally:
             self._joined, self._created = False, None
-            disconnect(self._connection, self._inbox, max(0.0, min(2.0, deadline - time.monotonic())))
+            self._connection.close(max(0.0, min(2.0, deadline - time.monotonic())))
 
     def __enter__(self) -> Dialog:
         return self

@@ -1,4 +1,4 @@
-"""Where everything that a client waits for arrives: gRPC's deliveries from other threads, and sockets of its own."""
+"""Where everything that a client waits for arrives: a queue, and the sockets that fill it."""
 
 from __future__ import annotations
 
@@ -6,44 +6,42 @@ import contextlib
 import queue
 import selectors
 import socket
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-__all__ = ["Inbox"]
+from bridge.client import keepalive
+
+__all__ = ["Inbox", "Tended"]
 
 T = TypeVar("T")
 
 
-class Inbox(Generic[T]):
-    """A queue that one thread takes from, which in the meantime looks after sockets.
+class Tended(Protocol):
+    """A connection whose other end gives, and wants, a sign of life now and then."""
 
-    Without sockets it is a plain queue; with sockets alone, one selector and no thread at all. Only where both are
-    used does `put` wake the selector through a pair of sockets.
+    def tend(self) -> None:
+        """See whether a sign is due; called with the inbox's guard held."""
+
+
+class Inbox(Generic[T]):
+    """A queue that one thread takes from, which in the meantime looks after sockets: one selector, and no thread.
+
+    While nobody takes from it, a thread that all inboxes share looks after the connections that are `attend`ed.
     """
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[T] = queue.SimpleQueue()
+        self._items: deque[T] = deque()
         self._selector: selectors.BaseSelector | None = None
-        self._wake: tuple[socket.socket, socket.socket] | None = None
-        self._others = 0
+        self._tended: set[Tended] = set()
+        self.guard = threading.Lock()
+        """Held by whoever is at the sockets."""
 
     def put(self, item: T) -> None:
-        """Add an item, from any thread."""
-        self._queue.put(item)
-        wake = self._wake
-        if wake is not None:
-            with contextlib.suppress(OSError):  # full: it is awake already; closed: nobody waits any more
-                wake[1].send(b"\0")
-
-    def put_here(self, item: T) -> None:
-        """Add an item, from the thread that takes them."""
-        self._queue.put(item)
-
-    def expect_others(self, number: int) -> None:
-        """Take note that `number` more connections (or fewer) deliver from other threads."""
-        self._others += number
-        self._arrange()
+        """Add an item; called by what looks after the sockets."""
+        self._items.append(item)
 
     def watch(self, sock: socket.socket, events: int, ready: Callable[[int], None]) -> None:
         """Call `ready` with the events, within `get`, whenever one of `events` is there; replaces what was watched."""
@@ -53,7 +51,6 @@ class Inbox(Generic[T]):
             self._selector.modify(sock, events, ready)
         except KeyError:
             self._selector.register(sock, events, ready)
-        self._arrange()
 
     def forget(self, sock: socket.socket) -> None:
         """Watch a socket no more."""
@@ -62,31 +59,40 @@ class Inbox(Generic[T]):
             return
         with contextlib.suppress(KeyError, ValueError):
             selector.unregister(sock)
-        self._arrange()
-
-    def _arrange(self) -> None:
-        """Have a selector only for sockets, and a wake-up only for sockets beside other threads."""
-        selector = self._selector
-        if selector is None:
-            return
-        own = len(selector.get_map()) - (self._wake is not None)
-        if self._wake is None and own and self._others:
-            self._wake = socket.socketpair()
-            for end in self._wake:
-                end.setblocking(False)
-            selector.register(self._wake[0], selectors.EVENT_READ, None)
-        elif self._wake is not None and not (own and self._others):
-            wake, self._wake = self._wake, None
-            selector.unregister(wake[0])
-            for end in wake:
-                end.close()
-        if not own:
+        if not selector.get_map():
             selector.close()
             self._selector = None
 
+    def attend(self, connection: Tended) -> None:
+        """Have a connection looked after, until it is `dismiss`ed."""
+        self._tended.add(connection)
+        keepalive.add(self)
+
+    def dismiss(self, connection: Tended) -> None:
+        """Look after a connection no more."""
+        self._tended.discard(connection)
+        if not self._tended:
+            keepalive.remove(self)
+
+    def tend(self) -> None:
+        """Take what has come, and see to signs of life, unless somebody is at it."""
+        if not self.guard.acquire(blocking=False):
+            return
+        try:
+            self._poll(0.0)
+            self._tend_all()
+        finally:
+            self.guard.release()
+
+    def _tend_all(self) -> None:
+        for connection in tuple(self._tended):
+            connection.tend()
+
     def get_here(self) -> T:
         """Take an item that is here already; raises queue.Empty where none is. Does not look at the sockets."""
-        return self._queue.get_nowait()
+        if not self._items:
+            raise queue.Empty
+        return self._items.popleft()
 
     def get(self, timeout: float) -> T:
         """Take the next item.
@@ -97,27 +103,25 @@ class Inbox(Generic[T]):
         Raises:
             queue.Empty: None came.
         """
-        if self._selector is None:
-            return self._queue.get(timeout=timeout) if timeout > 0 else self._queue.get_nowait()
-        try:
-            return self._queue.get_nowait()
-        except queue.Empty:
-            pass
-        deadline = time.monotonic() + timeout
-        wait = timeout
-        while True:
-            selector = self._selector
-            if selector is None:
-                return self._queue.get(timeout=max(0.0, wait))
-            for key, events in selector.select(max(0.0, wait)):
-                if key.data is not None:
-                    key.data(events)
-                elif self._wake is not None:
-                    with contextlib.suppress(OSError):
-                        self._wake[0].recv(4096)
-            try:
-                return self._queue.get_nowait()
-            except queue.Empty:
+        if self._items:
+            return self._items.popleft()
+        deadline, wait = time.monotonic() + timeout, timeout
+        with self.guard:
+            while True:
+                if self._selector is None:
+                    time.sleep(max(0.0, wait))  # nothing is there from which anything could come
+                elif not self._poll(min(max(0.0, wait), keepalive.period())):
+                    self._tend_all()
+                if self._items:
+                    return self._items.popleft()
                 wait = deadline - time.monotonic()
                 if wait <= 0:
-                    raise
+                    raise queue.Empty
+
+    def _poll(self, wait: float) -> bool:
+        """Look after the sockets that are ready within `wait` seconds; return whether there were any."""
+        selector = self._selector
+        ready = [] if selector is None else selector.select(wait)
+        for key, events in ready:
+            key.data(events)
+        return bool(ready)

@@ -14,7 +14,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import cloudpickle
 import numpy as np
@@ -23,7 +23,7 @@ from gymnasium import Space
 
 from bridge import values
 from bridge.address import Address, parse_address
-from bridge.client.connect import Connection, connect, disconnect
+from bridge.client.connect import Connection, connect
 from bridge.client.inbox import Inbox
 from bridge.client.realtime import SIGNALS as REALTIME_SIGNALS
 from bridge.client.realtime import RealtimeReader
@@ -201,8 +201,7 @@ class Batch:
     truncations: Array
 
 
-@dataclasses.dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """What came back."""
 
     kind: str
@@ -211,8 +210,7 @@ class Answer:
     error: RemoteError | None = None
 
 
-@dataclasses.dataclass
-class _Pending:
+class _Pending(NamedTuple):
     """A request whose answer is outstanding."""
 
     kind: str
@@ -227,6 +225,10 @@ Delivery: TypeAlias = "tuple[Remote, int, bytes | bytearray | RemoteError]"
 ENDED = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
 """With what a Step or Reset is refused where the world is gone."""
 _MAX_RENUMBERED = 3
+_FLAGS = ("reward", "terminated", "truncated")
+_INTEGERS = (int, np.int64, np.int32)
+# Integer actions whose Steps are remembered.
+_MOST_KNOWN = 1024
 
 Script = Generator[pb.EnvironmentRequest, pb.EnvironmentResponse, None]
 
@@ -270,6 +272,7 @@ class Remote:
         self._first_step = b""
         self._codec: StepCodec | None = None
         self._flags: tuple[str, ...] = ()
+        self._known: dict[Any, bytes] = {}
         self._observation_layout: Layout
         self._action_layout: Layout
         self._action_uids: tuple[int, ...] = ()
@@ -400,6 +403,7 @@ class Remote:
                 self.realtime.wait_for_all()
         self._request_observations()
         self._codec = None
+        self._known.clear()
         if not foreign and self.realtime is None:  # others write their messages in another way
             plain = ("reward", "terminated", "truncated", "info")
             wanted = [uid for uid, _ in self._leaf_uids] + [self._uids[name] for name in plain if name in self._uids]
@@ -477,10 +481,12 @@ class Remote:
         """Drop the answers to the Steps that are on their way."""
         self._episode += 1
 
-    def step(self, arrays: Sequence[Array]) -> None:
-        """Ask for a Step with the arrays of the action's tensors."""
+    def step(self, arrays: Sequence[Array], action: Any = None) -> None:
+        """Ask for a Step with the arrays of the action's tensors; an integer `action` is remembered."""
         data = self._codec.write_request(arrays) if self._codec is not None else None
         if data is not None:
+            if type(action) in _INTEGERS and len(self._known) < _MOST_KNOWN:
+                self._known[action] = data
             self._send(data, "step")
             return
         request = pb.EnvironmentRequest()
@@ -490,6 +496,31 @@ class Remote:
         request.step.SetInParent()
         # Two serialized messages in a row are their merged one: what is constant was serialized at the join.
         self._send(self._first_step + request.SerializeToString(), "step")
+
+    @property
+    def form(self) -> object | None:
+        """What remotes have in common whose Steps `write_steps` may write together; None: nothing."""
+        return None if self._codec is None or self.slots > 1 else self._codec.form
+
+    def write_steps(self, columns: Sequence[Column], slots: Sequence[int]) -> list[bytes] | None:
+        """Return the Steps with the actions of some slots, for `send_step`; None: `step_columns` is to do it."""
+        arrays = [column for column in columns if isinstance(column, np.ndarray)]
+        if self._codec is None or len(arrays) < len(columns):
+            return None
+        whole = len(slots) == len(arrays[0])
+        return self._codec.write_requests(arrays if whole else [array[list(slots)] for array in arrays])
+
+    def send_step(self, request: bytes) -> None:
+        """Ask for a Step that `write_steps` wrote."""
+        self._send(request, "step")
+
+    def step_again(self, action: Any) -> bool:
+        """Ask for a Step with an integer action that was sent before; return False where it was not."""
+        data = self._known.get(action) if type(action) in _INTEGERS else None
+        if data is None:
+            return False
+        self._send(data, "step")
+        return True
 
     def step_columns(self, columns: Sequence[Column] | None, slot: int) -> None:
         """Ask for a Step with the actions of this remote's slots, from `slot` on; None: without an action."""
@@ -689,10 +720,50 @@ class Remote:
             batch.rewards[slot] = flags["reward"]
             batch.terminations[slot] = answer.state == pb.TERMINATED
             batch.truncations[slot] = flags["truncated"]
+        return self.read_info(answer)
+
+    def transition(self, answer: StepAnswer) -> tuple[Any, float, bool, bool, Any] | None:
+        """Return what a single environment answered; None: `deliver_step` is to do it.
+
+        Raises:
+            PeerError: Its info cannot be read.
+        """
+        layout, codec = self._observation_layout, self._codec
+        if codec is None or layout.lanes is not None or not layout.single or self._flags != _FLAGS:
+            return None
+        leaf = layout.leaves[0]
+        if leaf.kind not in ("array", "scalar") or leaf.space.dtype != leaf.spec.dtype:
+            return None
+        array, reward, _, truncated = codec.values(answer)
+        observation = np.array(array) if leaf.kind == "array" else leaf.unpack(array)
+        return observation, reward, answer.state == pb.TERMINATED, truncated, self.read_info(answer)
+
+    def read_info(self, answer: StepAnswer) -> Any:
+        """Return the info that came with an answer.
+
+        Raises:
+            PeerError: It cannot be read.
+        """
         try:
             return {} if answer.info is None else values.decode(answer.info)
         except TensorError as error:
             raise PeerError(self.url, f"its info cannot be read: {error}") from error
+
+    def stack_steps(self, answers: Sequence[StepAnswer], batch: Batch, slots: Any) -> None:
+        """Write what single environments answered by the same template into the batch, but for the infos.
+
+        Args:
+            answers: Of this remote and others like it.
+            batch: Where to; its columns are arrays.
+            slots: The answers' slots: a slice, or their numbers.
+        """
+        arrays = StepAnswer.stack(answers)
+        for index in range(len(self._leaf_uids)):
+            self._observation_layout.write_rows(batch.columns, index, slots, arrays[index])
+        flags = dict(zip(self._flags, arrays[len(self._leaf_uids) :], strict=False))
+        batch.rewards[slots] = flags["reward"]
+        batch.terminations[slots] = np.array([answer.state for answer in answers]) == pb.TERMINATED
+        batch.truncations[slots] = flags["truncated"]
 
     # The end
 
@@ -733,7 +804,7 @@ class Remote:
         self._script = None
         self._pending.clear()
         if connection is not None:
-            disconnect(connection, self._inbox, timeout)
+            connection.close(timeout)
 
 
 def _changes(before: pb.ActionObservationSpecs, after: pb.ActionObservationSpecs) -> str:

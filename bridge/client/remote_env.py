@@ -34,6 +34,7 @@ from bridge.forks import forget_in_child
 from bridge.pb import bridge_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.spaces import Layout
+from bridge.step_codec import StepAnswer
 
 __all__ = ["MAX_MESSAGE_BYTES", "TIMEOUT", "RemoteEnv", "RolloutStep", "make_remote", "remote_metadata", "remote_spec"]
 
@@ -299,7 +300,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             self._refuse_rollout()
             if not self._running:
                 raise ResetNeededError(f"expected reset() before step(): {self._needs_reset}")
-            self._remote.step(self._action_layout.pack_action(action))
+            if not self._remote.step_again(action):
+                self._remote.step(self._action_layout.pack_action(action), action)
             answer = self._await("step", "to a step")
             transition = self._read(answer)
             if transition[2] or transition[3]:
@@ -383,6 +385,10 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     def _read(self, answer: Answer) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if answer.message is None:
             raise PeerError(self.url, "a Step was answered by nothing")
+        if isinstance(answer.message, StepAnswer):
+            transition = self._remote.transition(answer.message)
+            if transition is not None:
+                return transition
         columns = self._observation_layout.columns(1)
         batch = Batch(columns, np.zeros(1), np.zeros(1, np.bool_), np.zeros(1, np.bool_))
         info = self._remote.deliver_step(answer.message, batch, 0)

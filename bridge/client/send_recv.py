@@ -15,7 +15,8 @@ from bridge.errors import AlreadyPendingError, RemoteError, RemoteTimeoutError, 
 from bridge.tensors import Array
 
 if TYPE_CHECKING:
-    from bridge.client.remote_vector_env import RemoteVectorEnv, Seat
+    from bridge.client.remote_vector_env import RemoteVectorEnv
+    from bridge.client.seating import Seat
 
 __all__ = ["Received", "receive", "send"]
 

@@ -19,7 +19,7 @@ from bridge import local
 from bridge.clock import Clock
 from bridge.credentials import TokenLike
 from bridge.errors import SettingError
-from bridge.forks import forget_in_child, leak, note_grpc_in_use
+from bridge.forks import forget_in_child, leak
 from bridge.server.auth import Gate, Security
 from bridge.server.flight import Flight
 from bridge.server.frame_transport import FrameTransport
@@ -156,7 +156,6 @@ class Server:
                 stacklevel=3,
             )
         atexit.register(self.stop, 0.0)
-        note_grpc_in_use()
         forget_in_child(self)
 
     def after_fork(self) -> None:

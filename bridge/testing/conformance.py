@@ -17,8 +17,8 @@ import grpc
 import numpy as np
 
 from bridge.address import Address, parse_address
-from bridge.client.grpc_transport import shown_token
 from bridge.client.remedies import remedy
+from bridge.client.token import shown_token
 from bridge.credentials import ClientCredentials, Pem, TokenLike
 from bridge.errors import ConnectError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb

@@ -1,4 +1,7 @@
-"""A client's connection over a Unix or TCP socket, as frames: no thread, the owner's inbox looks after the socket."""
+"""A client's connection over a socket of its own: no thread, the owner's inbox looks after the socket.
+
+What is spoken over it, frames or gRPC, is a `Dialect`: bytes in and messages out, without a socket.
+"""
 
 from __future__ import annotations
 
@@ -7,96 +10,153 @@ import errno
 import selectors
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from bridge.address import Address
+from bridge.client import keepalive
 from bridge.client.inbox import Inbox
 from bridge.client.remedies import remedy
-from bridge.credentials import TOKEN_VARIABLE
-from bridge.errors import (
-    Code,
-    ConnectError,
-    ConnectionLostError,
-    PeerError,
-    RefusedError,
-    RemoteError,
-    RequestError,
-    SettingError,
-)
-from bridge.frames import HEADER, FrameReader, Hello, pack_frame
+from bridge.errors import ConnectError, ConnectionLostError, RemoteError, SettingError
+from bridge.forks import forget_in_child
 from bridge.sockets import prepare
 from bridge.tls import Tls, client_context, explain
 
-__all__ = ["FrameConnection"]
+__all__ = ["Dialect", "SocketConnection"]
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _CHUNK = 65536
-_ALERT = b"\x15\x03"  # how an end that speaks TLS answers to what is none
 # Seconds that `send` waits for a server that takes nothing off the socket before the rest is left to `Inbox.get`.
 _STALL = 5.0
 
 
-class FrameConnection:
+class Dialect(Protocol):
+    """What is spoken over a connection."""
+
+    answered: bool
+    """Whether the server is known to speak it."""
+    ending: RemoteError | None
+    """How the server ended the stream; None: it has not."""
+
+    @property
+    def alpn(self) -> str | None:
+        """How TLS names it; None: not at all."""
+
+    @property
+    def half_closes(self) -> bool:
+        """Whether the end of the socket's stream is what says that no request follows."""
+
+    @property
+    def quiet(self) -> float | None:
+        """Seconds without a sign of the server after which it is asked for one; None: it cannot be asked."""
+
+    @property
+    def server_version(self) -> str | None:
+        """The version of a server of this package; None: not known, or another server."""
+
+    @property
+    def owed(self) -> bytes:
+        """What is to be sent by itself; reading it takes it."""
+
+    def opening(self) -> bytes:
+        """Return what is said first."""
+
+    def pack(self, request: bytes) -> bytes:
+        """Take a request; return what is to be sent now."""
+
+    def finish(self) -> bytes:
+        """Return what says that no request follows."""
+
+    def ping(self) -> bytes:
+        """Return what asks for a sign."""
+
+    @property
+    def space(self) -> memoryview | None:
+        """Where the next bytes go, to be received into and told to `filled`; None: any, to `feed`."""
+
+    def filled(self, count: int) -> list[bytes | bytearray]:
+        """Take note that bytes are in `space`; return the answers that they complete."""
+
+    def feed(self, data: bytes) -> list[bytes | bytearray]:
+        """Take bytes; return the answers that they complete. Raises RemoteError where they cannot be read."""
+
+    def cut_off(self) -> str:
+        """Say what the end of the stream means now."""
+
+
+class SocketConnection:
     """A stream of requests and answers; used by one thread, the one that takes from `inbox`.
 
     Args:
-        address: A `unix`, `tcp` or `tcps` address.
+        address: Where to; with TLS where its scheme says so.
+        dialect: What to speak.
         inbox: Looks after the socket.
         deliver: Called with each answer's bytes, and at the end of the stream once with the RemoteError that says why.
-        max_message_bytes: The largest request or answer.
-        token: Shown to the server.
-        server_id: The id that the server must have; None: any.
+        max_message_bytes: The largest request.
 
     Raises:
-        SettingError: The certificates of a `tcps` address cannot be used.
+        SettingError: The certificates cannot be used.
     """
 
     def __init__(
         self,
         address: Address,
+        dialect: Dialect,
         inbox: Inbox[Any],
         deliver: Callable[[bytes | bytearray | RemoteError], None],
         max_message_bytes: int,
-        token: str | None = None,
-        server_id: str | None = None,
     ) -> None:
         self._url, self._scheme = address.url, address.scheme
+        self._dialect = dialect
         self._inbox = inbox
         self._deliver = deliver
         self._max_message_bytes = max_message_bytes
-        self._server_id = server_id
-        self._reader = FrameReader(max_message_bytes)
-        self._version: str | None = None
-        self._greeted = False
         self._ended = False
         self._closing = False
         self._finished = False
+        self._inherited = False
         self._connecting = True
         self._watched = 0
-        self._withheld = token is None and address.credentials.token is not None
-        self._out = bytearray(pack_frame(Hello(token=token).pack()))
+        self._heard = time.monotonic()
+        self._asked: float | None = None
+        self._out = bytearray(dialect.opening())
         self._early = bytearray()
-        """What is to be said once the handshake is done."""
+        """What is to be said once TLS has shaken hands."""
         self._tls: Tls | None = None
         if address.tls:
-            self._tls = Tls(client_context(address.credentials), address.host)
+            self._tls = Tls(client_context(address.credentials, dialect.alpn), address.host)
             self._tls.receive(b"")
             self._early, self._out = self._out, bytearray(self._tls.send())
         self._sock: socket.socket | None = None
         self._candidates: list[tuple[int, Any]] = []
-        try:
-            self._candidates = _candidates(address)
-        except OSError as error:
-            self._end(ConnectError(self._url, f"the host {address.host!r} is not known: {error}"))
-            return
-        self._connect_next(None)
+        forget_in_child(self)
+        with inbox.guard:
+            try:
+                self._candidates = _candidates(address)
+            except OSError as error:
+                self._end(ConnectError(self._url, f"the host {address.host!r} is not known: {error}"))
+                return
+            if dialect.quiet is not None:
+                inbox.attend(self)
+            self._connect_next(None)
+
+    def after_fork(self) -> None:
+        """In a forked process: leave the stream to the parent process."""
+        self._inherited = True
 
     @property
     def server_version(self) -> str | None:
-        """The server's version; known once an answer came."""
-        return self._version
+        """The version of a Gymnasium Bridge server, None for another one; known once an answer came."""
+        return self._dialect.server_version
+
+    @property
+    def dialect(self) -> str:
+        """The name of what is spoken."""
+        return type(self._dialect).__name__
+
+    # Connecting
 
     def _connect_next(self, error: OSError | None) -> None:
         """Try the next address that the host's name stands for."""
@@ -139,18 +199,24 @@ class FrameConnection:
         self._early += data
         return b""
 
-    def _opened(self, data: bytes) -> bytes:
-        """Return the piece of the stream that came over the wire; what the handshake says to it is added to `_out`."""
-        tls = self._tls
-        if tls is None or not data:
-            return data
-        plain = tls.receive(data)
+    def _opened(self, tls: Tls, data: bytes) -> list[bytes | bytearray]:
+        """Return the answers that bytes of the wire complete; what TLS itself says to them is added to `_out`."""
+        plain = tls.receive(data) if data else b""
         if tls.ready and self._early:
             early, self._early = self._early, bytearray()
             self._out += tls.send((bytes(early),))
         elif tls.owes:
             self._out += tls.send()
-        return plain
+        dialect = self._dialect
+        answers: list[bytes | bytearray] = []
+        while plain and (space := dialect.space) is not None:
+            count = min(len(space), len(plain))
+            space[:count] = plain[:count]
+            answers += dialect.filled(count)
+            plain = plain[count:]
+        return answers + dialect.feed(plain) if plain else answers
+
+    # The socket
 
     def _watch(self, events: int) -> None:
         if self._sock is not None and events != self._watched:
@@ -178,29 +244,37 @@ class FrameConnection:
 
         Raises:
             SettingError: It is larger than `max_message_bytes`.
+            ConnectionLostError: This process was forked from the one that the connection belongs to.
         """
         if len(request) > self._max_message_bytes:
             raise SettingError(
                 f"a request of {len(request)} bytes is larger than max_message_bytes={self._max_message_bytes}"
             )
+        if self._inherited:
+            raise ConnectionLostError(self._url, "this process was forked, and the connection is its parent's")
+        with self._inbox.guard:
+            if self._sock is not None:  # else how it ended was delivered
+                self._say(self._dialect.pack(request))
+
+    def _say(self, data: bytes) -> None:
+        """Send a piece of the stream, at once where there is room."""
         sock = self._sock
-        if sock is None:
-            return  # how it ended was delivered
-        frame = HEADER.pack(len(request)) + request
+        if sock is None or not data:
+            return
         if self._tls is not None:
-            frame = self._sealed(self._tls, frame)
+            data = self._sealed(self._tls, data)
         if self._out or self._connecting:
-            self._out += frame
+            self._out += data
             return
         try:
-            sent = sock.send(frame)
+            sent = sock.send(data)
         except BlockingIOError:
             sent = 0
         except OSError as error:
             self._lost(error)
             return
-        if sent < len(frame):
-            self._out += memoryview(frame)[sent:]
+        if sent < len(data):
+            self._out += memoryview(data)[sent:]
             self._push()
 
     def _push(self) -> None:
@@ -216,6 +290,7 @@ class FrameConnection:
                         self._receive()
                     if events & _WRITE and self._sock is not None:
                         self._flush()
+        self._flush()  # watches for room where there is none
 
     def _flush(self) -> None:
         sock = self._sock
@@ -237,67 +312,66 @@ class FrameConnection:
             self._shut()
 
     def _receive(self) -> None:
-        sock = self._sock
+        sock, dialect = self._sock, self._dialect
         if sock is None:
             return
-        reader = self._reader
-        space = reader.space
-        data = b""
         try:
-            if space is None or self._tls is not None:
+            if self._tls is not None:
                 data = sock.recv(_CHUNK)
                 count = len(data)
-                frames = reader.feed(data) if self._tls is None else reader.take(self._opened(data))
+                answers = self._opened(self._tls, data)
+            elif (space := dialect.space) is None:
+                data = sock.recv(_CHUNK)
+                count = len(data)
+                answers = dialect.feed(data)
             else:
                 count = sock.recv_into(space)
-                frames = reader.filled(count)
+                answers = dialect.filled(count)
         except BlockingIOError:
             return
         except OSError as error:
             self._lost(error)
             return
-        except RequestError as error:
-            if self._greeted:
-                self._end(PeerError(self._url, error.message))
-            elif data[:2] == _ALERT:
-                self._end(self._unmet("it answered by a TLS alert"))
-            else:
-                self._end(ConnectError(self._url, f"no server of this package: {error.message}"))
+        except RemoteError as error:
+            self._end(error)
             return
-        for frame in frames:
-            if self._greeted:
-                self._deliver(frame)
-            elif not self._greet(frame):
-                return
-        if self._out and self._tls is not None:
+        self._heard = time.monotonic()
+        for answer in answers:
+            self._deliver(answer)
+        if dialect.ending is not None:
+            self._end(dialect.ending)
+            return
+        owed = dialect.owed
+        if owed:
+            self._out += owed if self._tls is None else self._sealed(self._tls, owed)
+        if self._out and not self._connecting:
             self._flush()
-        if not count and not self._greeted:
-            self._end(self._unmet("it closed the connection without a word"))
-        elif not count:
-            cut = " in the midst of a frame" if reader.partial else ""
-            self._end(ConnectionLostError(self._url, f"the server ended the stream{cut}"))
+        if not count and not self._ended:
+            why = dialect.cut_off()
+            self._end(ConnectionLostError(self._url, why) if dialect.answered else self._unmet(why))
 
-    def _greet(self, frame: bytes | bytearray) -> bool:
-        try:
-            hello = Hello.unpack(frame)
-        except RequestError as error:
-            self._end(ConnectError(self._url, f"no server of this package: {error.message}"))
-            return False
-        if hello.code:
-            hint = ""
-            if hello.code == Code.UNAUTHENTICATED and self._withheld:
-                hint = f" ({TOKEN_VARIABLE} is not sent unencrypted to another machine: use tcps://, or pass token=)"
-            self._end(RefusedError(self._url, f"the stream was ended: {hello.message}{hint}", hello.code))
-            return False
-        if self._server_id is not None and hello.server != self._server_id:
-            self._end(ConnectError(self._url, "another server answers at its Unix socket; use transport='grpc'"))
-            return False
-        self._greeted = True
-        self._version = hello.version
-        return True
+    def tend(self) -> None:
+        """Ask for a sign of a server that has been quiet; give up one that gave none."""
+        quiet, now = self._dialect.quiet, time.monotonic()
+        if quiet is None or self._connecting or self._sock is None:
+            return
+        if self._asked is not None and self._heard < self._asked:
+            patience = keepalive.KEEPALIVE / 2
+            if now - self._asked > patience:
+                self._end(
+                    ConnectionLostError(
+                        self._url,
+                        f"the connection was lost: no answer to a keepalive ping within {patience:g} s",
+                    )
+                )
+        elif now - self._heard > quiet:
+            self._asked = now
+            self._say(self._dialect.ping())
+
+    # The end
 
     def _lost(self, error: OSError) -> None:
-        if isinstance(error, (BrokenPipeError, ConnectionResetError)) and not self._greeted:
+        if isinstance(error, (BrokenPipeError, ConnectionResetError)) and not self._dialect.answered:
             error = self._last_words() or error
         if self._ended:
             return
@@ -309,30 +383,35 @@ class FrameConnection:
                     self._sock.send(self._tls.send())  # tells the server why, for its log
         self._end(
             ConnectionLostError(self._url, f"the connection was lost: {reason}")
-            if self._greeted
+            if self._dialect.answered
             else self._unmet(reason)
         )
 
     def _last_words(self) -> ssl.SSLError | None:
         """Read why a server refused that closed before it took our first request."""
-        sock = self._sock
+        sock, dialect = self._sock, self._dialect
         if sock is None:
             return None
         try:
-            for frame in self._reader.take(self._opened(sock.recv(_CHUNK))):
-                self._greet(frame)
-                return None
+            data = sock.recv(_CHUNK)
+            if self._tls is not None:
+                self._opened(self._tls, data)
+            else:
+                dialect.feed(data)
         except ssl.SSLError as error:
             return error
-        except (OSError, RequestError):
-            pass
+        except OSError:
+            return None
+        except RemoteError as error:
+            self._end(error)
+        if dialect.ending is not None:
+            self._end(dialect.ending)
         return None
 
     def _end(self, ending: RemoteError) -> None:
         """Close the socket and say why, once."""
         if self._ended:
             return
-        self._ended = True
         self._drop()
         if not self._closing:
             self._deliver(ending)
@@ -340,6 +419,8 @@ class FrameConnection:
     def _drop(self) -> None:
         sock, self._sock = self._sock, None
         self._ended = True
+        if self._dialect.quiet is not None:
+            self._inbox.dismiss(self)
         if sock is not None:
             self._inbox.forget(sock)
             sock.close()
@@ -347,13 +428,16 @@ class FrameConnection:
     def finish(self) -> None:
         """Say that no request follows; those sent before are served."""
         self._closing = True
-        if not self._finished:
+        if self._finished or self._inherited:
+            return
+        with self._inbox.guard:
             self._finished = True
+            self._say(self._dialect.finish())
             if not self._out and not self._early:
                 self._shut()
 
     def _shut(self) -> None:
-        if self._sock is not None:
+        if self._sock is not None and self._dialect.half_closes:
             try:
                 self._sock.shutdown(socket.SHUT_WR)
             except OSError:
@@ -361,21 +445,24 @@ class FrameConnection:
 
     def close(self, timeout: float) -> None:
         """End the stream. Waits for the server at most `timeout` seconds, then cuts it."""
+        if self._inherited:
+            return
         self.finish()
         self._deliver = _ignore
         deadline = time.monotonic() + timeout
-        if self._sock is not None and timeout > 0 and not self._connecting:
-            with selectors.DefaultSelector() as selector:
-                selector.register(self._sock, _READ | (_WRITE if self._out else 0))
-                while self._sock is not None and (wait := deadline - time.monotonic()) > 0:
-                    for _, events in selector.select(wait):
-                        if self._out and events & _WRITE:
-                            self._flush()
-                            if self._sock is not None and not self._out:
-                                selector.modify(self._sock, _READ)
-                        if events & _READ:
-                            self._receive()
-        self._drop()
+        with self._inbox.guard:
+            if self._sock is not None and timeout > 0 and not self._connecting and not sys.is_finalizing():
+                with selectors.DefaultSelector() as selector:
+                    selector.register(self._sock, _READ | (_WRITE if self._out else 0))
+                    while self._sock is not None and (wait := deadline - time.monotonic()) > 0:
+                        for _, events in selector.select(wait):
+                            if self._out and events & _WRITE:
+                                self._flush()
+                                if self._sock is not None and not self._out:
+                                    selector.modify(self._sock, _READ)
+                            if events & _READ:
+                                self._receive()
+            self._drop()
 
 
 def _ignore(what: bytes | bytearray | RemoteError) -> None:

@@ -1,0 +1,78 @@
+"""The thread that looks after connections while their owners do something else, such as training.
+
+It answers the signs of life that servers ask for, and asks for theirs. There is one for the process, and none while no
+connection needs it.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Protocol
+
+from bridge.forks import forget_in_child
+
+__all__ = ["KEEPALIVE", "add", "period", "remove"]
+
+KEEPALIVE = 20.0
+"""Seconds without a sign of the server after which it is asked for one; it then has half of them for it."""
+
+
+def period() -> float:
+    """Return the seconds from one look to the next: servers give their clients ten or more for a sign."""
+    return KEEPALIVE / 10
+
+
+class _Attended(Protocol):
+    def tend(self) -> None:
+        """Look after what is there, without waiting."""
+
+
+class _Keeper:
+    def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
+        self._change = threading.Condition()
+        self._all: weakref.WeakSet[_Attended] = weakref.WeakSet()
+        self._thread: threading.Thread | None = None
+
+    def add(self, inbox: _Attended) -> None:
+        with self._change:
+            self._all.add(inbox)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="bridge-keepalive", daemon=True)
+                self._thread.start()
+
+    def remove(self, inbox: _Attended) -> None:
+        with self._change:
+            self._all.discard(inbox)
+            thread = None if self._all else self._thread
+            self._change.notify_all()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(2 * period())
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait(period())
+                if not self._all:
+                    self._thread = None
+                    return
+            self._look()
+
+    def _look(self) -> None:
+        with self._change:
+            everybody = tuple(self._all)
+        for inbox in everybody:
+            inbox.tend()
+
+    def after_fork(self) -> None:
+        """Begin anew in the forked process, where the thread is not."""
+        self._start()
+
+
+_keeper = _Keeper()
+forget_in_child(_keeper)
+add = _keeper.add
+remove = _keeper.remove

@@ -1,0 +1,476 @@
+"""The seats of a vector environment: connecting, waiting, losing, replacing, and what their answers hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+from bridge.client.inbox import Inbox
+from bridge.client.remote import Answer, Batch, Delivery, Facts, Remote, SlotState, Wish
+from bridge.errors import (
+    ClosedError,
+    PeerError,
+    RemoteError,
+    RemoteTimeoutError,
+    SettingError,
+)
+from bridge.logs import SafeLog
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.spaces import Layout
+from bridge.step_codec import StepAnswer
+from bridge.tensors import Array
+
+__all__ = ["SPARE", "Results", "Seat", "SeatedVectorEnv"]
+
+SPARE = -1
+"""In place of a first slot: a remote that stands by."""
+_BACKOFF = (0.1, 10.0)
+# Seconds between two looks at what has come, beyond which the remotes are not to blame for what is late.
+_ATTENTION = 1.0
+
+_log = SafeLog(__name__)
+
+
+@dataclasses.dataclass
+class Seat:
+    """One remote, the slots that it fills, and where they are."""
+
+    remote: Remote
+    start: int
+    """Its first slot; `SPARE`: it stands by."""
+    lanes: int
+    """The number of its slots."""
+    state: SlotState = SlotState.CONNECTING
+    answer: pb.EnvironmentResponse | StepAnswer | None = None
+    """A Step's answer that has come and was not handed out yet."""
+    last: pb.EnvironmentResponse | StepAnswer | None = None
+    """The last Step's answer that was handed out."""
+    stepping: bool = False
+    """Whether the outstanding answer is that of an action."""
+    idle: bool = True
+    """While RESETTING: whether its next episode is still to be asked for."""
+    ended: bool = False
+    """Whether the last answer that was handed out ended the episode."""
+    in_episode: bool = False
+    """Whether an episode's observation has been handed out and its end has not."""
+    settings: Mapping[str, pb.Tensor] | None = None
+    """Of the Reset that its next episode begins with."""
+    error: RemoteError | None = None
+    """Why it is lost, or why its episode was cut off."""
+    failures: int = 0
+    """Attempts in a row to connect or to reset that failed."""
+    retry_at: float = 0.0
+    """When to try again; monotonic seconds."""
+    deadline: float = 0.0
+    """When the outstanding answer is late; monotonic seconds."""
+
+    def give_up_step(self) -> None:
+        """Count the step whose result nobody will be handed."""
+        if self.stepping:
+            self.remote.record.steps_lost += self.lanes
+            self.stepping = False
+
+    @property
+    def slots(self) -> slice:
+        """Its slots in a batch."""
+        return slice(self.start, self.start + self.lanes)
+
+    @property
+    def single(self) -> bool:
+        """Whether it is a single environment rather than lanes."""
+        return self.remote.facts is not None and self.remote.facts.lanes is None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an answer to an action is outstanding."""
+        return self.stepping and self.answer is None and self.state is SlotState.RUNNING
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether its episode was cut off and nobody was told yet."""
+        return self.error is not None and self.in_episode
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is nothing to wait for: an observation, the news of a cut-off, or nothing was asked."""
+        if self.answer is not None or self.cut_off:
+            return True
+        return self.state is SlotState.RUNNING and not self.stepping
+
+
+@dataclasses.dataclass
+class Results:
+    """What one `reset` or `step` gathered, before it is given the form that a caller wants."""
+
+    batch: Batch
+    """Columns and flags over all slots; the columns of slots that are not `valid` hold nothing."""
+    valid: Array
+    """Which slots have an observation, `(num_envs,)`."""
+    infos: list[tuple[Seat, Any]]
+    """The infos as they came: a dict a slot, or of arrays over a world's lanes."""
+    errors: dict[int, RemoteError]
+    """Why an episode was cut off, by slot."""
+
+
+class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
+    """What a vector environment of remotes stands on: seats whose remotes come, go and answer by themselves."""
+
+    _seats: list[Seat]
+    _spares: list[Seat]
+    _seat_of: dict[Remote, Seat]
+    _inbox: Inbox[Delivery]
+    _timeout: float
+    _max_message_bytes: int
+    _transport: str | None
+    _observation_layout: Layout
+    _jitter: random.Random
+    _waits_for_lanes: bool
+    _question: Any
+    _trouble: bool
+    """Whether a seat may have an error."""
+    _looked: float
+    """When it was last seen what has come."""
+
+    def _connect_all(self, wishes: list[Wish], num_envs: int | None) -> None:
+        """Join a world for each wish, all at once, and further ones where `num_envs` asks for more slots."""
+        if num_envs is not None and (not isinstance(num_envs, int) or isinstance(num_envs, bool) or num_envs < 1):
+            raise SettingError(f"expected num_envs to be a positive integer, got {num_envs!r}")
+        self._add_seats(wishes)
+        if num_envs is None:
+            return
+        have = sum(seat.lanes for seat in self._seats)
+        if have < num_envs and (num_envs - have) % have == 0:
+            self._add_seats(wishes * ((num_envs - have) // have))
+        elif have != num_envs:
+            lanes = ", ".join(f"{seat.remote.url} ({seat.lanes})" for seat in self._seats)
+            raise SettingError(
+                f"num_envs={num_envs} is no multiple of the {have} slots that the URLs give: {lanes}. "
+                "A world of N lanes fills N slots"
+            )
+
+    def _add_seats(self, wishes: list[Wish]) -> None:
+        first = len(self._seats)
+        for wish in wishes:
+            seat = Seat(Remote(wish, self._inbox, self._max_message_bytes, self._transport), 0, 1)
+            self._seats.append(seat)
+            self._seat_of[seat.remote] = seat
+            seat.remote.open()
+        new = self._seats[first:]
+        deadline = time.monotonic() + self._timeout
+        while any(seat.state is SlotState.CONNECTING for seat in new):
+            answer, source = self._next_answer(deadline)
+            if source is None:
+                late = [seat.remote.url for seat in new if seat.state is SlotState.CONNECTING]
+                raise RemoteTimeoutError(", ".join(late), f"no world was joined within {self._timeout:g} s")
+            if answer is None:
+                continue
+            if answer.error is not None:
+                raise answer.error
+            source.state = SlotState.RESETTING
+        start = self._seats[first - 1].slots.stop if first else 0
+        for seat in new:
+            seat.start, seat.lanes = start, seat.remote.slots
+            start += seat.lanes
+            self._check_spaces(seat)
+
+    def _add_spare(self, wish: Wish) -> None:
+        """Connect a world that stands by, without waiting for it."""
+        spare = Seat(Remote(wish, self._inbox, self._max_message_bytes, self._transport), SPARE, 1)
+        self._spares.append(spare)
+        self._seat_of[spare.remote] = spare
+        spare.deadline = time.monotonic() + self._timeout
+        spare.remote.open()
+
+    def _replace(self, seat: Seat) -> bool:
+        """Let a spare that stands ready take over the slots of a remote that is lost; return whether there was one."""
+        for spare in self._spares:
+            if spare.state is SlotState.RUNNING and spare.lanes == seat.lanes and spare.single == seat.single:
+                seat.remote, spare.remote = spare.remote, seat.remote
+                if self._waits_for_lanes:
+                    seat.remote.wait_for_all()
+                self._seat_of[seat.remote], self._seat_of[spare.remote] = seat, spare
+                spare.state, spare.error, spare.failures = SlotState.LOST, seat.error, seat.failures
+                spare.retry_at, seat.failures = seat.retry_at, 0
+                _log.warning("%s takes over the slots of %s", seat.remote.url, spare.remote.url)
+                return True
+        return False
+
+    def _check_spaces(self, seat: Seat) -> None:
+        mine, first = seat.remote.facts, self._facts()
+        if mine is None or (mine.observation_space, mine.action_space) != (first.observation_space, first.action_space):
+            got = (mine.observation_space, mine.action_space) if mine else None
+            raise SettingError(
+                f"{seat.remote.url} has the spaces {got}, but {self._seats[0].remote.url} has "
+                f"{(first.observation_space, first.action_space)}; one vector environment takes worlds of equal spaces"
+            )
+
+    def _facts(self) -> Facts:
+        facts = self._seats[0].remote.facts
+        if facts is None:
+            raise ClosedError("this vector environment never joined a world")
+        return facts
+
+    # What comes in
+
+    def _next_answer(self, deadline: float) -> tuple[Answer | None, Seat | None]:
+        """Take one delivery; (None, None) once the deadline has passed."""
+        try:
+            remote, number, what = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            return None, None
+        return remote.feed(number, what), self._seat_of[remote]
+
+    def _here(self) -> tuple[Answer | None, Seat | None]:
+        """Take one delivery that is here already; (None, None): there is none."""
+        try:
+            remote, number, what = self._inbox.get_here()
+        except queue.Empty:
+            return None, None
+        return remote.feed(number, what), self._seat_of[remote]
+
+    def _handle(self, answer: Answer, seat: Seat) -> None:
+        """Let an answer change the seat that it came for."""
+        if seat.start == SPARE:
+            self._handle_spare(answer, seat)
+            return
+        if answer.kind == "step":
+            seat.answer = answer.message
+            if seat.state is SlotState.RESETTING:
+                seat.state, seat.failures, seat.settings = SlotState.RUNNING, 0, None
+                seat.remote.record.back(time.monotonic())
+        elif answer.kind == "ready":
+            try:
+                self._check_spaces(seat)
+            except SettingError as error:
+                seat.remote.close(0.0)
+                self._lose(seat, PeerError(seat.remote.url, f"it came back as another environment: {error}"))
+                return
+            # A world that is new has no lanes to leave as they are.
+            self._begin(seat, {key: value for key, value in (seat.settings or {}).items() if key != "reset_mask"})
+        elif answer.kind == "failed":
+            self._trouble = True
+            seat.error = answer.error
+            seat.give_up_step()
+            seat.stepping, seat.idle, seat.state = False, True, SlotState.RESETTING
+            seat.failures += 1
+            seat.retry_at = time.monotonic() + (self._pause(seat.failures - 1) if seat.failures > 1 else 0.0)
+        elif answer.kind == "lost":
+            self._lose(seat, answer.error)
+
+    def _handle_spare(self, answer: Answer, spare: Seat) -> None:
+        """Let an answer change a spare: `RUNNING` is one that stands ready."""
+        if answer.kind == "ready":
+            spare.lanes = spare.remote.slots
+            try:
+                self._check_spaces(spare)
+            except SettingError as error:
+                spare.remote.close(0.0)
+                self._lose(spare, PeerError(spare.remote.url, f"it is no spare: {error}"))
+                return
+            spare.state, spare.failures = SlotState.RUNNING, 0
+            spare.remote.record.back(time.monotonic())
+        elif answer.kind == "lost":
+            self._lose(spare, answer.error)
+
+    def _lose(self, seat: Seat, error: RemoteError | None) -> None:
+        self._trouble = True
+        established = seat.state in (SlotState.RESETTING, SlotState.RUNNING)
+        seat.give_up_step()
+        seat.state = SlotState.LOST
+        seat.error = error
+        seat.stepping = False
+        seat.remote.salvage(seat.answer)
+        seat.answer = None
+        seat.failures += 1
+        seat.retry_at = seat.remote.record.lost(
+            time.monotonic(), self._pause(seat.failures), str(error), established=established
+        )
+
+    def _pause(self, failures: int) -> float:
+        """Seconds until the next attempt: doubling, with jitter so that many clients do not come at once."""
+        least, most = _BACKOFF
+        return min(most, least * 2.0 ** min(failures - 1, 10)) * self._jitter.uniform(0.5, 1.5)
+
+    def _begin(self, seat: Seat, settings: Mapping[str, pb.Tensor] | None, *, reset: bool = True) -> None:
+        """Ask for a seat's next episode."""
+        seat.give_up_step()
+        seat.state = SlotState.RESETTING
+        seat.settings = settings
+        seat.remote.salvage(seat.answer)
+        seat.answer = None
+        seat.stepping = seat.ended = seat.idle = False
+        seat.deadline = time.monotonic() + self._timeout
+        seat.remote.begin(settings, reset=reset)
+
+    def _tend(self, now: float) -> None:
+        """Try again what is due, and give up what is late."""
+        for seat in self._seats:
+            if seat.cut_off:
+                continue  # whoever steps is told first
+            if seat.state is SlotState.LOST and self._spares and self._replace(seat):
+                self._begin(seat, {key: value for key, value in (seat.settings or {}).items() if key != "reset_mask"})
+            elif seat.state is SlotState.LOST and now >= seat.retry_at:
+                seat.state = SlotState.CONNECTING
+                seat.deadline = now + self._timeout
+                seat.remote.open()
+            elif seat.state is SlotState.RESETTING and seat.idle:
+                if now >= seat.retry_at:
+                    self._begin(seat, seat.settings)
+            elif not seat.settled and now > seat.deadline and seat.state is not SlotState.LOST:
+                seat.remote.close(0.0)
+                asked = {SlotState.CONNECTING: "connecting", SlotState.RESETTING: "a reset"}.get(seat.state, "a step")
+                self._lose(
+                    seat, RemoteTimeoutError(seat.remote.url, f"no answer to {asked} within {self._timeout:g} s")
+                )
+
+        for spare in self._spares:
+            if spare.state is SlotState.LOST and now >= spare.retry_at:
+                spare.state, spare.deadline = SlotState.CONNECTING, now + self._timeout
+                spare.remote.open()
+            elif spare.state is SlotState.CONNECTING and now > spare.deadline:
+                spare.remote.close(0.0)
+                self._lose(
+                    spare, RemoteTimeoutError(spare.remote.url, f"no world was joined within {self._timeout:g} s")
+                )
+
+    def _attend(self, now: float) -> float:
+        """Give the remotes the time in which nobody looked: this process was stopped, or computed; return it."""
+        missed, self._looked = max(0.0, now - self._looked - _ATTENTION), now
+        if missed:
+            for seat in (*self._seats, *self._spares):
+                seat.deadline += missed
+        return missed
+
+    def _drain(self) -> None:
+        """Handle what has come, without waiting."""
+        self._attend(time.monotonic())
+        while True:
+            answer, seat = self._next_answer(0.0)
+            if seat is None:
+                return
+            if answer is not None:
+                self._handle(answer, seat)
+
+    # Gathering
+
+    def _gather(self, enough: Callable[[], bool], deadline: float) -> None:
+        """Handle deliveries until `enough`, or until the deadline."""
+        self._drain()
+        tend_at = 0.0
+        while not enough():
+            now = time.monotonic()
+            deadline += self._attend(now)
+            if now >= tend_at or now >= deadline:
+                self._tend(now)
+                tend_at = now + 0.02
+            if now >= deadline:
+                return
+            # Wakes for what is due in between: a retry, or an answer that is late.
+            answer, seat = self._next_answer(min(deadline, now + 0.1))
+            while seat is not None:
+                if answer is not None:
+                    self._handle(answer, seat)
+                answer, seat = self._here()
+
+    def _results(self) -> Results:
+        """Hand out what has come."""
+        columns = self._observation_layout.columns(self.num_envs)
+        batch = Batch(
+            columns, np.zeros(self.num_envs), np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.bool_)
+        )
+        results = Results(batch, np.zeros(self.num_envs, np.bool_), [], {})
+        stacked = self._stack_answers(batch)
+        for seat in self._seats:
+            if seat.answer is not None:
+                self._hand_out(seat, seat.answer, results, seat.start in stacked)
+            elif seat.error is not None:
+                self._cut_off(seat, results)
+        for slot, error in results.errors.items():
+            if results.batch.truncations[slot]:
+                _log.warning("the episode of slot %d is cut off: %s", slot, error)
+        return results
+
+    def _stack_answers(self, batch: Batch) -> set[int]:
+        """Write all answers of the same template into the batch at once; return the slots of these."""
+        alike: dict[Any, list[tuple[Seat, StepAnswer]]] = {}
+        if len(self._seats) > 1 and all(isinstance(column, np.ndarray) for column in batch.columns):
+            for seat in self._seats:
+                answer = seat.answer
+                if type(answer) is StepAnswer and seat.single:
+                    alike.setdefault(answer.template, []).append((seat, answer))
+        done: set[int] = set()
+        for group in alike.values():
+            if len(group) > 1:
+                slots = [seat.start for seat, _ in group]
+                place = slice(None) if len(slots) == self.num_envs else slots
+                group[0][0].remote.stack_steps([answer for _, answer in group], batch, place)
+                done.update(slots)
+        return done
+
+    def _hand_out(
+        self, seat: Seat, message: pb.EnvironmentResponse | StepAnswer, results: Results, stacked: bool
+    ) -> None:
+        try:
+            info = self.hand_over(seat, message, results.batch, seat.start, stacked=stacked)
+        except RemoteError as error:
+            seat.remote.close(0.0)
+            self._lose(seat, error)
+            self._cut_off(seat, results)
+            return
+        resetting = seat.remote.realtime.resetting if seat.remote.realtime is not None else None
+        results.valid[seat.slots] = True if resetting is None else ~resetting
+        results.infos.append((seat, info))
+
+    def hand_over(
+        self,
+        seat: Seat,
+        message: pb.EnvironmentResponse | StepAnswer,
+        batch: Batch,
+        position: int,
+        *,
+        stacked: bool = False,
+    ) -> Any:
+        """Hand out a seat's answer into a batch, from `position` on; return the info.
+
+        Args:
+            seat: The seat.
+            message: Its answer.
+            batch: Where to.
+            position: The first slot in it.
+            stacked: Whether all but the info is in the batch already.
+
+        Raises:
+            PeerError: The answer cannot be read.
+        """
+        if stacked and isinstance(message, StepAnswer):
+            info = seat.remote.read_info(message)
+        else:
+            info = seat.remote.deliver_step(message, batch, position)
+        seat.last, seat.answer = message, None
+        if seat.stepping:
+            seat.remote.record.steps_received += seat.lanes
+        seat.stepping = False
+        seat.error = None
+        # Lanes begin their next episodes by themselves.
+        seat.ended = seat.single and bool(batch.terminations[position] or batch.truncations[position])
+        seat.in_episode = not seat.ended
+        return info
+
+    def _cut_off(self, seat: Seat, results: Results) -> None:
+        """End the episode of a seat whose remote failed: truncated once, and then None until it is back."""
+        error = seat.error
+        if error is None:
+            return
+        for slot in range(seat.start, seat.start + seat.lanes):
+            results.errors[slot] = error
+        if seat.in_episode:
+            seat.in_episode = False
+            seat.remote.record.episodes_lost += seat.lanes
+            results.batch.truncations[seat.slots] = True

@@ -1,0 +1,359 @@
+"""The client's HTTP/2, against the public h2 and hpack libraries as the other end; no sockets here."""
+
+import contextlib
+import random
+import struct
+
+import h2.config
+import h2.connection
+import h2.errors
+import h2.events
+import h2.settings
+import hpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridge.client.hpack import Decoder, HpackError, encode
+from bridge.client.http2 import Http2Call, Http2Error, Status
+from bridge.errors import Code
+
+HEADERS = [(":status", "200"), ("content-type", "application/grpc"), ("gymnasium-bridge", "1")]
+
+
+def message(data):
+    return b"\0" + struct.pack(">I", len(data)) + data
+
+
+class Peer:
+    """A server on h2, joined to a call by two buffers which deliver in pieces of any size."""
+
+    def __init__(self, max_message_bytes=1 << 24, seed=0, metadata=(), **changed):
+        self.call = Http2Call("host:1", "/a.B/C", metadata, max_message_bytes)
+        self.h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
+        if changed:
+            self.h2.local_settings = h2.settings.Settings(
+                client=False, initial_values={getattr(h2.settings.SettingCodes, k): v for k, v in changed.items()}
+            )
+            self.h2.max_inbound_frame_size = self.h2.local_settings.max_frame_size
+        self.h2.initiate_connection()
+        self.random = random.Random(seed)
+        self.headers, self.body, self.ended, self.events, self.got = None, b"", False, [], []
+        self.credits = True
+        self.to_server(self.call.take())
+        self.settle()
+
+    def to_server(self, data):
+        for event in self.h2.receive_data(data):
+            self.events.append(event)
+            if isinstance(event, h2.events.RequestReceived):
+                self.headers = dict(event.headers)
+            elif isinstance(event, h2.events.DataReceived):
+                self.body += event.data
+                if self.credits and event.flow_controlled_length:
+                    self.h2.acknowledge_received_data(event.flow_controlled_length, 1)
+            elif isinstance(event, h2.events.StreamEnded):
+                self.ended = True
+
+    def to_client(self, data):
+        """Feed the call piece by piece, as a socket would."""
+        at = 0
+        while at < len(data):
+            count = self.random.choice((1, 3, 8, 9, 10, 100, 5000, 100_000))
+            space = self.call.space
+            if space is None:
+                piece = data[at : at + count]
+                self.got += self.call.feed(piece)
+            else:
+                piece = data[at : at + min(count, len(space))]
+                space[: len(piece)] = piece
+                self.got += self.call.filled(len(piece))
+            at += len(piece)
+
+    def settle(self):
+        """Exchange what each has to say until neither has."""
+        while True:
+            down, up = self.h2.data_to_send(), self.call.take()
+            if not down and not up:
+                return
+            self.to_client(down)
+            self.to_server(up)
+
+    def answer(self, *payloads, pad=None, split=1 << 30):
+        stream = b"".join(map(message, payloads))
+        while stream:
+            room = min(self.h2.local_flow_control_window(1), self.h2.max_outbound_frame_size, split) - (pad or 0) - 1
+            assert room > 0
+            self.h2.send_data(1, stream[:room], pad_length=pad)
+            stream = stream[room:]
+            self.settle()
+
+
+def test_the_request_is_what_grpc_asks_for():
+    peer = Peer(metadata=[("authorization", "Bearer x"), ("gymnasium-bridge", "2")])
+    assert peer.headers == {
+        b":method": b"POST",
+        b":scheme": b"http",
+        b":path": b"/a.B/C",
+        b":authority": b"host:1",
+        b"te": b"trailers",
+        b"content-type": b"application/grpc",
+        b"authorization": b"Bearer x",
+        b"gymnasium-bridge": b"2",
+    }
+    assert any(isinstance(event, h2.events.SettingsAcknowledged) for event in peer.events)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.sampled_from([0, 1, 5, 60, 16_000, 16_379, 16_380, 70_000, 300_000]), max_size=6),
+    pad=st.sampled_from([None, 0, 7, 255]),
+    split=st.sampled_from([300, 16_384, 1 << 30]),
+    seed=st.integers(0, 1 << 30),
+)
+def test_answers_arrive_whole_however_they_are_cut(sizes, pad, split, seed):
+    peer = Peer(seed=seed)
+    peer.h2.send_headers(1, HEADERS)
+    payloads = [random.Random(size).randbytes(size) for size in sizes]
+    peer.answer(*payloads, pad=pad, split=split)
+    peer.settle()
+    assert [bytes(item) for item in peer.got] == payloads
+    assert peer.call.metadata["gymnasium-bridge"] == "1"
+    peer.h2.send_headers(1, [("grpc-status", "0")], end_stream=True)
+    peer.settle()
+    assert peer.call.status == Status(0, "")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.lists(st.sampled_from([0, 1, 60, 16_379, 16_380, 65_530, 65_536, 400_000]), min_size=1, max_size=5),
+    window=st.sampled_from([0, 100, 65_535, 1 << 20]),
+    frame=st.sampled_from([16_384, 20_000, 1 << 20]),
+    seed=st.integers(0, 1 << 30),
+)
+def test_requests_keep_to_the_room_that_the_server_gives(sizes, window, frame, seed):
+    """h2 raises on a frame that is larger than it may be, and on data beyond a window."""
+    peer = Peer(seed=seed, INITIAL_WINDOW_SIZE=window, MAX_FRAME_SIZE=frame)
+    payloads = [random.Random(size).randbytes(size) for size in sizes]
+    for payload in payloads:
+        peer.to_server(peer.call.pack(payload))
+        peer.settle()
+    peer.to_server(peer.call.finish())
+    peer.settle()
+    if window == 0:
+        assert (peer.body, peer.ended) == (b"", False)
+        peer.h2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 1 << 20})
+        peer.settle()
+    assert peer.body == b"".join(map(message, payloads))
+    assert peer.ended
+    assert peer.call.waiting == 0
+
+
+def test_a_server_without_room_stops_us_and_nothing_is_lost():
+    peer = Peer(INITIAL_WINDOW_SIZE=10)
+    peer.credits = False
+    peer.to_server(peer.call.pack(b"x" * 100))
+    peer.settle()
+    assert peer.body == message(b"x" * 100)[:10]
+    assert peer.call.waiting == 95
+    peer.h2.increment_flow_control_window(1000, 1)
+    peer.settle()
+    assert peer.body == message(b"x" * 100)
+
+
+def test_the_server_gets_room_again_for_what_was_taken(monkeypatch):
+    monkeypatch.setattr("bridge.client.http2._OUR_WINDOW", 1 << 20)
+    peer = Peer()
+    peer.h2.send_headers(1, HEADERS)
+    big = bytes(5 << 20)  # more than the window
+    peer.answer(big)
+    assert len(peer.got) == 1
+    assert len(peer.got[0]) == len(big)
+
+
+def test_pings_go_both_ways():
+    peer = Peer()
+    peer.h2.ping(b"abcdefgh")
+    peer.settle()
+    assert [e.ping_data for e in peer.events if isinstance(e, h2.events.PingAckReceived)] == [b"abcdefgh"]
+    peer.to_server(peer.call.ping())
+    peer.settle()
+    assert peer.call.pongs == 1
+
+
+def test_long_header_blocks_go_on_in_further_frames():
+    peer = Peer()
+    peer.h2.send_headers(1, [*HEADERS, *((f"x-{index}", "y" * 1000) for index in range(40))])
+    peer.settle()
+    assert len(peer.call.metadata) == 43
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([*HEADERS, ("grpc-status", "12"), ("grpc-message", "no%20such %C3%A9")], Status(12, "no such é")),
+        ([*HEADERS, ("grpc-status", "soup")], Status(int(Code.UNKNOWN), "")),
+        ([(":status", "503")], Status(int(Code.UNAVAILABLE), "the answer has the HTTP status 503")),
+        ([(":status", "404"), ("content-type", "text/html")], Status(12, "the answer has the HTTP status 404")),
+    ],
+)
+def test_an_answer_that_is_only_a_status(headers, status):
+    peer = Peer()
+    peer.h2.send_headers(1, headers, end_stream=True)
+    peer.settle()
+    assert peer.call.status == status
+
+
+def test_a_page_in_place_of_grpc():
+    peer = Peer()
+    peer.h2.send_headers(1, [(":status", "200"), ("content-type", "text/html")])
+    peer.h2.send_data(1, b"<html>" * 10)
+    peer.settle()
+    assert peer.call.status.code == Code.UNKNOWN
+    assert "text/html" in peer.call.status.details
+    assert peer.got == []
+
+
+def test_informational_headers_are_passed_over():
+    peer = Peer()
+    peer.h2.send_headers(1, [(":status", "103")])
+    peer.h2.send_headers(1, HEADERS)
+    peer.answer(b"a")
+    peer.settle()
+    assert peer.got == [b"a"]
+
+
+def test_messages_that_are_too_large_or_compressed_end_the_call():
+    for sent, code in ((message(bytes(101)), Code.RESOURCE_EXHAUSTED), (b"\1" + message(b"a")[1:], Code.INTERNAL)):
+        peer = Peer(max_message_bytes=100)
+        peer.h2.send_headers(1, HEADERS)
+        peer.h2.send_data(1, message(bytes(100)) + sent + message(b"late"))
+        peer.settle()
+        assert peer.call.status.code == code
+        assert peer.got == [bytes(100)]
+
+
+def test_the_ways_in_which_a_stream_ends():
+    peer = Peer()
+    peer.h2.send_headers(1, HEADERS)
+    peer.h2.send_data(1, message(b"a"), end_stream=True)
+    peer.settle()
+    assert (peer.got, peer.call.status.code) == ([b"a"], Code.INTERNAL)
+    for error, code in ((8, Code.CANCELLED), (7, Code.UNAVAILABLE), (11, Code.RESOURCE_EXHAUSTED), (2, Code.INTERNAL)):
+        peer = Peer()
+        peer.h2.reset_stream(1, error)
+        peer.settle()
+        assert peer.call.status.code == code
+    peer = Peer()
+    peer.h2.close_connection(h2.errors.ErrorCodes.ENHANCE_YOUR_CALM, b"too_many_pings", last_stream_id=0)
+    peer.settle()
+    assert peer.call.status.code == Code.UNAVAILABLE
+    assert "too_many_pings" in peer.call.status.details
+    peer = Peer()
+    peer.h2.send_headers(1, HEADERS)
+    data = peer.h2.data_to_send()
+    peer.h2.close_connection(last_stream_id=1)  # a server that stops lets open calls go on
+    peer.to_client(data + peer.h2.data_to_send())
+    assert peer.call.status is None
+    assert "no further calls" in peer.call.farewell
+
+
+def frame(kind, flags, stream, payload=b""):
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+
+
+SETTINGS = frame(4, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak HTTP/2"),
+        (b"\x15\x03\x03\x00\x02\x02\x28", "TLS"),
+        (b"\0\0\0\x04\x01\0\0\0\0", "settings first"),
+        (b"\xff" * 40, "settings first"),
+        (SETTINGS + frame(0, 0, 1, message(b"a")), "before the header fields"),
+        (SETTINGS + frame(1, 4, 3, encode(HEADERS)), "stream 3"),
+        (SETTINGS + b"\xff\xff\xff" + frame(0, 0, 1)[3:], "larger than"),
+        (SETTINGS + frame(5, 4, 1, b"\0\0\0\2"), "pushes"),
+        (SETTINGS + frame(9, 4, 1, b""), "never began"),
+        (SETTINGS + frame(1, 0, 1, encode(HEADERS)) + frame(6, 0, 0, bytes(8)), "within a header block"),
+        (SETTINGS + frame(1, 4, 1, b"\x80"), "no header field"),
+        (SETTINGS + frame(1, 4, 1, b"\x00\x7f"), "ends in the midst"),
+        (SETTINGS + frame(1, 12, 1, b"\x09abc"), "shorter than its frame says"),
+        (SETTINGS + frame(6, 0, 0, b"abc"), "a ping of 3 bytes"),
+        (SETTINGS + frame(8, 0, 0, bytes(4)), "widened by nothing"),
+        (SETTINGS + frame(8, 0, 0, b"\x7f\xff\xff\xff"), "wider than"),
+        (SETTINGS + frame(4, 0, 0, b"abc"), "settings of 3 bytes"),
+        (frame(4, 0, 0, struct.pack(">HI", 4, 1 << 31)), "a window of"),
+        (frame(4, 0, 0, struct.pack(">HI", 5, 100)), "frames of at most 100"),
+        (SETTINGS + frame(7, 0, 0, b"abc"), "a farewell of 3 bytes"),
+        (SETTINGS + frame(1, 4, 1, encode(HEADERS)) + frame(0, 8, 1, b"\x09abc"), "all padding"),
+        (SETTINGS + frame(1, 0, 1, b"") + frame(9, 0, 1, bytes(1 << 18) + b"a"), "header block of more than"),
+    ],
+)
+def test_what_no_server_sends_is_refused(data, text):
+    with pytest.raises(Http2Error, match=text):
+        Http2Call("host:1", "/a.B/C", [], 1000).feed(data)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=60), st.lists(st.tuples(st.integers(0, 10), st.integers(0, 255), st.binary(max_size=40))))
+def test_random_frames_are_taken_or_refused(tail, frames):
+    """Nothing but Http2Error comes of any bytes, and no message out of thin air."""
+    call = Http2Call("host:1", "/a.B/C", [], 1000)
+    data = SETTINGS + b"".join(frame(kind, flags, 1 if kind in (0, 1, 9) else 0, item) for kind, flags, item in frames)
+    with contextlib.suppress(Http2Error):
+        for item in call.feed(data + tail):
+            assert len(item) <= 1000
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    blocks=st.lists(
+        st.lists(
+            st.tuples(
+                st.sampled_from([":status", "grpc-status", "grpc-message", "x-a", "x-b"]),
+                st.text("abc~ é\0", max_size=200),
+            )
+        ),
+        max_size=8,
+    ),
+    huffman=st.booleans(),
+    size=st.sampled_from([None, 0, 60, 4096]),
+)
+def test_header_blocks_are_read_as_a_public_encoder_writes_them(blocks, huffman, size):
+    encoder, decoder = hpack.Encoder(), Decoder()
+    for index, fields in enumerate(blocks):
+        if size is not None and index == 2:
+            encoder.header_table_size = size
+        wire = encoder.encode([(k.encode(), v.encode("latin-1")) for k, v in fields], huffman=huffman)
+        assert decoder.decode(wire) == fields
+
+
+def test_header_blocks_are_written_so_that_a_public_decoder_reads_them():
+    fields = [("a", "b" * size) for size in (0, 1, 126, 127, 128, 254, 255, 300, 20_000)]
+    assert hpack.Decoder().decode(encode(fields)) == fields
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        b"\x80",  # index 0
+        b"\xff\xff\xff\xff\xff\xff\xff",  # an integer without end
+        b"\xbe",  # beyond the table
+        b"\x3f\xff\xff\x7f",  # a table that was not granted
+        b"\x88\x20",  # its size within a block
+        b"\x00\x01a\x81\x18",  # 'a' is 00011, and padding is of ones, not of zeros
+        b"\x00\x01a\x84\xff\xff\xff\xff",  # the end mark
+        b"\x00\x05ab",
+    ],
+)
+def test_header_blocks_that_no_encoder_makes_are_refused(block):
+    with pytest.raises(HpackError):
+        Decoder().decode(block)
+
+
+def test_header_fields_are_bounded():
+    with pytest.raises(HpackError, match="more than 1000 bytes"):
+        Decoder(1000).decode(encode([("a", "b" * 2000)]))

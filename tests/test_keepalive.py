@@ -1,0 +1,114 @@
+"""Connections that nobody takes answers from for a while, as when a policy is trained between two rollouts."""
+
+import queue
+import socket
+import threading
+
+import h2.config
+import h2.connection
+import h2.events
+import pytest
+
+from bridge.address import parse_address
+from bridge.client import keepalive
+from bridge.client.connect import connect
+from bridge.client.inbox import Inbox
+from bridge.errors import ConnectionLostError
+from tests.support import until
+
+HEADERS = [(":status", "200"), ("content-type", "application/grpc"), ("gymnasium-bridge", "1")]
+ANSWER = b"\0\0\0\0\2\x22\0"
+
+
+class Server:
+    """An HTTP/2 server with one client, turned by hand."""
+
+    def __init__(self):
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"grpc://127.0.0.1:{self.listener.getsockname()[1]}"
+        self.h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
+        self.seen = []
+        self.sock = None
+
+    def accept(self):
+        self.sock, _ = self.listener.accept()
+        self.sock.settimeout(20.0)
+        self.h2.initiate_connection()
+        self.read_until(h2.events.RequestReceived)
+
+    def send(self):
+        self.sock.sendall(self.h2.data_to_send())
+
+    def read_until(self, kind):
+        self.send()
+        while not any(isinstance(event, kind) for event in self.seen):
+            data = self.sock.recv(65536)
+            assert data, f"the client closed, and {kind.__name__} never came"
+            self.seen += self.h2.receive_data(data)
+            self.send()
+        self.seen.clear()
+
+    def close(self):
+        if self.sock is not None:
+            self.sock.close()
+        self.listener.close()
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(keepalive, "KEEPALIVE", 0.5)
+    server = Server()
+    yield server
+    server.close()
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name == "bridge-keepalive"]
+
+
+def test_a_server_that_asks_for_a_sign_gets_it_though_nobody_waits_for_answers(server):
+    inbox = Inbox()
+    connection = connect(parse_address(server.url), inbox, lambda what: what, 1000, "grpc")
+    assert len(threads()) == 1
+    server.accept()
+    server.h2.send_headers(1, HEADERS)
+    server.h2.ping(b"abcdefgh")
+    server.read_until(h2.events.PingAckReceived)
+    server.h2.send_data(1, ANSWER)
+    server.send()
+    assert bytes(inbox.get(20.0)) == ANSWER[5:]
+    connection.close(0.0)
+    until(lambda: not threads())
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_server_that_gives_no_sign_is_given_up_whether_or_not_somebody_waits(server, waits):
+    inbox = Inbox()
+    connection = connect(parse_address(server.url), inbox, lambda what: what, 1000, "grpc")
+    server.accept()
+    server.h2.send_headers(1, HEADERS)
+    server.h2.send_data(1, ANSWER)
+    server.send()
+    assert bytes(inbox.get(20.0)) == ANSWER[5:]
+    server.read_until(h2.events.PingReceived)  # its answer is sent; the next one's is not
+    if not waits:
+        until(lambda: connection._sock is None)
+    ending = inbox.get(20.0)
+    assert isinstance(ending, ConnectionLostError)
+    assert "keepalive ping" in str(ending)
+    connection.close(0.0)
+    with pytest.raises(queue.Empty):
+        inbox.get(0.0)
+    until(lambda: not threads())
+
+
+def test_inboxes_share_one_thread_which_ends_with_the_last_of_them(server):
+    connections = [connect(parse_address(server.url), Inbox(), lambda what: what, 1000, "grpc") for _ in range(3)]
+    assert len(threads()) == 1
+    for connection in connections:
+        connection.close(0.0)
+    until(lambda: not threads())
+    again = connect(parse_address(server.url), Inbox(), lambda what: what, 1000, "grpc")
+    assert len(threads()) == 1
+    again.close(0.0)
+    until(lambda: not threads())
