@@ -268,7 +268,7 @@ _HTTP = b"HTTP/1.1 400 Bad Request\r\n\r\n"
         ("grpc", _HTTP, "no gRPC server: an HTTP server is there.*Another program answers there"),
         ("grpc", b"<!DOCTYPE HTML>", "no gRPC server: expected HTTP/2's settings.*Another program answers there"),
         ("grpc", _ALERT, "no gRPC server: the port speaks TLS. Use grpcs://"),
-        ("tcps", b"", "closed the connection: perhaps it asks for a client's certificate"),
+        ("tcps", b"", "closed the connection: perhaps it asks for a client's certificate.*gRPC.*grpcs://"),
         ("tcps", _ALERT, "alert.*closed the connection: perhaps it asks for a client's certificate"),
         ("tcps", _HTTP, "speaks no TLS: use tcp://"),
     ],

@@ -59,6 +59,7 @@ def remedy(scheme: str, details: str) -> str:
             return text.format(scheme=scheme, plain=_PLAIN.get(scheme, scheme))
     if any(sign in said for sign in _CLOSED):
         if scheme in _PLAIN:
-            return f"A server is there and closed the connection: {_CLIENT}"
+            other = "; or does it speak gRPC? Then use grpcs://" if scheme == "tcps" and "alert" not in said else ""
+            return f"A server is there and closed the connection: {_CLIENT}{other}"
         return f"Something is there and closed the connection: {_SECURE.get(scheme, 'is it a server of this package?')}"
     return "Is the server running there, and its port reachable from this machine?"

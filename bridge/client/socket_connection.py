@@ -196,7 +196,7 @@ class SocketConnection:
         )
 
     def _unmet(self, details: str) -> ConnectError:
-        return ConnectError(self._url, f"no connection: {details}. {remedy(self._scheme, details)}")
+        return ConnectError(self._url, f"no connection: {details.rstrip('.')}. {remedy(self._scheme, details)}")
 
     def _sealed(self, tls: Tls, data: bytes) -> bytes:
         """Return what goes over the wire for a piece of the stream."""
