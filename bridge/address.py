@@ -11,12 +11,13 @@ socket of this machine, whose path is the URL's, so that the environment id is t
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from bridge.credentials import ClientCredentials
 from bridge.errors import AddressError
 
-__all__ = ["Address", "parse_address"]
+__all__ = ["Address", "is_loopback", "parse_address"]
 
 SCHEMES = ("grpc", "grpcs", "tcp", "tcps", "unix")
 
@@ -117,3 +118,13 @@ def parse_address(url: str) -> Address:
         raise AddressError(url, "?world=NAME joins a world that exists, so an environment or settings cannot be given")
     path = unquote(parts.path) if local else ""
     return Address(url, parts.scheme, parts.hostname or "", port or 0, env_id, world, tuple(settings.items()), path)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine reaches an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

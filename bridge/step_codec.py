@@ -40,6 +40,8 @@ _BYTE = np.dtype(np.uint8)
 _REQUEST_ENTRY, _RESPONSE_ENTRY = b"\x0a", b"\x12"
 # From here on a payload is sent from its array instead of being copied into the message.
 _LARGE = 65536
+# From here on a regular expression is slower than bytes' own methods.
+_MANY = 32
 _SMALL = tuple(bytes([number]) for number in range(128))
 _DOUBLE = struct.Struct("<d")
 
@@ -148,7 +150,8 @@ class _Template:
         self.tail = before
         self.size = offset + len(before)
         # A byte from 128 on would belong to a longer varint, and a bool is 0 or 1 when written by anybody sane.
-        elements = (b"[\\x00-\\x%02x]" % hole.most if hole.one_byte else b"." for hole in holes)
+        self._many = [hole for hole in holes if hole.one_byte and hole.count > _MANY]  # looked at in another way
+        elements = (b"[\\x00-\\x%02x]" % hole.most if hole.one_byte and hole.count <= _MANY else b"." for hole in holes)
         self._pattern = re.compile(
             b"".join(
                 re.escape(hole.before) + element + b"{%d}" % hole.size
@@ -201,7 +204,13 @@ class _Template:
 
     def matches(self, data: bytes | bytearray, start: int) -> bool:
         """Whether the entries are in `data`, from `start` on, to the byte."""
-        return self._pattern.match(data, start) is not None
+        if self._pattern.match(data, start) is None:
+            return False
+        for hole in self._many:
+            stored = data[start + hole.offset : start + hole.offset + hole.size]
+            if not stored.isascii() or (hole.dtype.kind == "b" and stored.translate(None, b"\0\1")):
+                return False
+        return True
 
     def values(self, data: bytes | bytearray, start: int) -> list[Any]:
         """Return the tensors of a match as `read`, but those of one float or bool as Python's own."""

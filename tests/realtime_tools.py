@@ -46,6 +46,7 @@ class Network:
 
         class Connection:
             server_version = "test"
+            silent = False
 
             def send(self, request: bytes) -> None:
                 network.duplex.a.send(network.clock.now(), request)

@@ -267,7 +267,7 @@ def test_who_is_refused_since_the_environments_token_was_kept_back_is_told_so(
     over: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, SECRET)
-    monkeypatch.setattr("bridge.client.token._is_loopback", lambda host: False)  # it is, as in all tests
+    monkeypatch.setattr("bridge.client.token.is_loopback", lambda host: False)  # it is, as in all tests
     with (
         serve(over) as server,
         pytest.raises(errors.RefusedError, match=rf"{TOKEN_VARIABLE} is not sent unencrypted .*use {over}s://"),

@@ -225,7 +225,7 @@ def test_what_cannot_be_served_is_one_line_and_exit_code_2(
 
 def test_a_port_in_use_is_one_line_and_exit_code_2(cartpole: bridge.Server, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "CartPole-v1", "--port", str(cartpole.port)]) == 2
-    assert "Is the port in use" in capfd.readouterr().err
+    assert f"cannot listen on 127.0.0.1:{cartpole.port}: is the port in use" in capfd.readouterr().err
 
 
 def test_every_keyword_of_serve_gym_that_a_command_line_can_say_is_an_option_with_its_help() -> None:
@@ -435,9 +435,12 @@ def test_nobody_there_is_one_line_and_exit_code_1(command: str, capsys: pytest.C
 
 
 @pytest.mark.parametrize("command", ["info", "bench"])
-def test_an_unreadable_url_is_one_line_and_exit_code_2(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command, "http://127.0.0.1:80"]) == 2
-    assert "the scheme 'http' is none of" in capsys.readouterr().err
+@pytest.mark.parametrize("scheme", ["http", "perlert"])
+def test_an_unreadable_url_is_one_line_and_exit_code_2(
+    command: str, scheme: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, f"{scheme}://127.0.0.1:80"]) == 2
+    assert f"the scheme '{scheme}' is none of" in capsys.readouterr().err
 
 
 def test_an_unknown_environment_is_exit_code_1_and_names_those_there_are(

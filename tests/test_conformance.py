@@ -218,7 +218,7 @@ def test_another_grpc_service_is_a_connect_error():
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        with pytest.raises(ConnectError, match="is it a dm_env_rpc server"):
+        with pytest.raises(ConnectError, match="Is it a dm_env_rpc server"):
             check_server(f"127.0.0.1:{port}", timeout=5.0)
     finally:
         server.stop(0).wait(10)
@@ -422,7 +422,7 @@ def test_the_command_prints_the_report_and_its_exit_code_says_how_it_went(capsys
         assert bridge("check", server.url, "--only", "D-8") == 1
     capsys.readouterr()
     assert bridge("check", server.url, "--timeout", "2") == 3
-    assert "is it a dm_env_rpc server" in capsys.readouterr().err
+    assert "Is the server running there" in capsys.readouterr().err
     assert bridge("check", "nowhere") == 2
     assert "HOST:PORT" in capsys.readouterr().err
     assert bridge("check", "localhost:1", "--tls-ca", os.devnull + "/none") == 2

@@ -190,17 +190,21 @@ def test_every_space_arrives_exactly(name: str, tmp_path: Path, monkeypatch: pyt
     test_fidelity.compare_many(lambda: SmallNumbers(SpaceEnv(EVERY_SPACE[name](), actions)), 2, 2, 8)
 
 
+def step_large_frames(url: str, **keywords: Any) -> None:
+    envs = BlockingReset(make_vec_remote(url, num_envs=3, **keywords))
+    envs.reset(seed=0)
+    actions = np.random.default_rng(0).integers(0, 255, (3, 700, 1000), np.uint8)
+    for _ in range(3):
+        observations, rewards, *_ = envs.step(actions)
+        assert np.array_equal(observations, actions + np.uint8(1))
+        assert rewards.tolist() == actions.sum((1, 2), dtype=np.int64).tolist()
+    envs.close()
+
+
 @pytest.mark.parametrize("kind", [1, 2])
 def test_large_frames_go_both_ways(kind: int, path: str) -> None:
     with serve_gym(Frames, unix_path=path, tcp_port=0) as server:
-        envs = BlockingReset(make_vec_remote(server.urls[kind], num_envs=3))
-        envs.reset(seed=0)
-        actions = np.random.default_rng(0).integers(0, 255, (3, 700, 1000), np.uint8)
-        for _ in range(3):
-            observations, rewards, *_ = envs.step(actions)
-            assert np.array_equal(observations, actions + np.uint8(1))
-            assert rewards.tolist() == actions.sum((1, 2), dtype=np.int64).tolist()
-        envs.close()
+        step_large_frames(server.urls[kind])
 
 
 def test_grpc_and_sockets_mix_in_one_vector(path: str) -> None:

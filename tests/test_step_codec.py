@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.step_codec import StepCodec
+from bridge.step_codec import StepAnswer, StepCodec
 from bridge.tensors import Spec, fill_tensor, unpack_tensor
 
 DTYPES = ("f4", "f8", "i1", "i4", "i8", "u1", "u4", "u8", "?")
@@ -125,11 +125,12 @@ def test_every_truncation_is_left_to_protobuf() -> None:
     assert codec.read_response(response + b"\0") is None
 
 
-@settings(max_examples=400, deadline=None)
+@pytest.mark.parametrize("shape", [(3,), (40,)])
+@settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_what_is_read_from_damaged_bytes_is_what_protobuf_reads(data: st.DataObject) -> None:
-    codec = make(("f4", "i8", "?"), (3,))
-    arrays = [numbers("f4", (3,)), numbers("i8", (3,)), numbers("?", (3,))]
+def test_what_is_read_from_damaged_bytes_is_what_protobuf_reads(shape: tuple[int, ...], data: st.DataObject) -> None:
+    codec = make(("f4", "i8", "?"), shape)
+    arrays = [numbers("f4", shape), numbers("i8", shape), numbers("?", shape)]
     parts = codec.write_response(data.draw(st.integers(1, 3)), arrays, data.draw(st.sampled_from([b"", b"info"])))
     request = codec.write_request(arrays)
     assert parts is not None
@@ -154,6 +155,44 @@ def test_what_is_read_from_damaged_bytes_is_what_protobuf_reads(data: st.DataObj
         assert list(read.requested_observations) == [1, 2, 3, 300]
         for uid, mine in enumerate(found, start=1):
             assert mine.tobytes() == unpack_tensor(read.actions[uid]).tobytes()
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (40,), (5, 7)])
+def test_many_are_written_and_read_at_once_as_one_by_one(shape: tuple[int, ...]) -> None:
+    codec, other = make(DTYPES, shape), make(DTYPES, shape)
+    assert codec.form == other.form
+    columns = [numbers(dtype, (6, *shape), seed) for seed, dtype in enumerate(DTYPES)]
+    rows = [[column[index] for column in columns] for index in range(6)]
+    assert codec.write_requests(columns) == [codec.write_request(row) for row in rows]
+    answers = []
+    for index, row in enumerate(rows):
+        parts = codec.write_response(1 + index % 3, row, b"i" * (index * 60))  # where they start differs
+        assert parts is not None
+        answers.append((codec, other)[index % 2].read_response(b"".join(parts)))
+    found = StepAnswer.stack([answer for answer in answers if answer is not None])
+    for mine, column in zip(found, columns, strict=True):
+        assert (mine.dtype, mine.shape, mine.tobytes()) == (column.dtype, column.shape, column.tobytes())
+    for answer, row in zip(answers, rows, strict=True):
+        assert answer is not None
+        for value, array in zip(codec.values(answer), row, strict=True):
+            assert np.array_equal(value, array)
+            assert isinstance(value, (float, bool, np.ndarray))
+
+
+def test_many_that_do_not_fit_are_not_written_at_once() -> None:
+    codec = make(("f4", "i8"), (2,))
+    fit = [np.zeros((3, 2), np.float32), np.zeros((3, 2), np.int64)]
+    assert codec.write_requests(fit) is not None
+    for wrong in (np.full((3, 2), 128), np.full((3, 2), -1), np.zeros((3, 1), np.int64), np.zeros((3, 2), np.int32)):
+        assert codec.write_requests([fit[0], wrong]) is None
+    assert make(("f4", "i8"), (3,)).form != codec.form
+
+
+def test_single_floats_and_bools_are_written_as_arrays_of_them() -> None:
+    codec = make(("f8", "?", "f4"), ())
+    arrays = [np.array(1.5), np.array(True), np.array(2.5, np.float32)]
+    assert codec.write_response(1, [1.5, True, arrays[2]], b"x") == codec.write_response(1, arrays, b"x")
+    assert codec.write_response(1, [1.5, True, 2.5], b"x") is None  # Python has no float32
 
 
 @settings(max_examples=200, deadline=None)

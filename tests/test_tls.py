@@ -34,7 +34,7 @@ from bridge.tls import Tls, client_context, server_context
 from bridge.wrappers import BlockingReset
 from tests import test_fidelity
 from tests.support import until
-from tests.test_frames import Frames
+from tests.test_frames import Frames, step_large_frames
 
 
 @pytest.fixture(scope="module")
@@ -116,14 +116,7 @@ def test_remote_equals_local(tls: dict[str, Any], certs: dict[str, Path], monkey
 
 def test_large_frames_go_both_ways(tls: dict[str, Any], certs: dict[str, Path]) -> None:
     with serve_gym(Frames, **tls) as server:
-        envs = BlockingReset(make_vec_remote(server.urls[1], num_envs=3, tls_ca=certs["ca.pem"]))
-        envs.reset(seed=0)
-        actions = np.random.default_rng(0).integers(0, 255, (3, 700, 1000), np.uint8)
-        for _ in range(3):
-            observations, rewards, *_ = envs.step(actions)
-            assert np.array_equal(observations, actions + np.uint8(1))
-            assert rewards.tolist() == actions.sum((1, 2), dtype=np.int64).tolist()
-        envs.close()
+        step_large_frames(server.urls[1], tls_ca=certs["ca.pem"])
         until(lambda: server.connections == 0)
 
 
@@ -271,8 +264,11 @@ _HTTP = b"HTTP/1.1 400 Bad Request\r\n\r\n"
     [
         ("tcp", b"", "closed the connection: does it speak TLS.*tcps://; or gRPC.*grpc://"),
         ("tcp", _ALERT, "closed the connection: does it speak TLS.*tcps://; or gRPC.*grpc://"),
-        ("tcp", _HTTP, "no server of this package: expected a hello"),
-        ("tcps", b"", "closed the connection: perhaps it asks for a client's certificate"),
+        ("tcp", _HTTP, "no server of this package: expected a hello.*Another program answers there"),
+        ("grpc", _HTTP, "no gRPC server: an HTTP server is there.*Another program answers there"),
+        ("grpc", b"<!DOCTYPE HTML>", "no gRPC server: expected HTTP/2's settings.*Another program answers there"),
+        ("grpc", _ALERT, "no gRPC server: the port speaks TLS. Use grpcs://"),
+        ("tcps", b"", "closed the connection: perhaps it asks for a client's certificate.*gRPC.*grpcs://"),
         ("tcps", _ALERT, "alert.*closed the connection: perhaps it asks for a client's certificate"),
         ("tcps", _HTTP, "speaks no TLS: use tcp://"),
     ],
@@ -295,7 +291,9 @@ def test_whatever_answers_a_client_is_told_with_what_to_do(
         thread = threading.Thread(target=respond)
         thread.start()
         extra: dict[str, Any] = {"tls_ca": certs["ca.pem"]} if scheme == "tcps" else {}
-        with pytest.raises(ConnectError, match=said):
+        with pytest.raises(ConnectError, match=said) as caught:
             make_remote(f"{scheme}://127.0.0.1:{listener.getsockname()[1]}", timeout=20, **extra)
+        sentences = caught.value.reason.split(". ")
+        assert len(set(sentences)) == len(sentences)
         thread.join(10.0)
         assert not thread.is_alive()

@@ -11,7 +11,7 @@ import numpy as np
 
 from bridge.cli.info import positive
 from bridge.cli.program import OK
-from bridge.client.remote_vector_env import RemoteVectorEnv, make_vec_remote
+from bridge.client.remote_vector_env import RemoteVectorEnv
 from bridge.credentials import add_credential_options, credential_keywords
 
 __all__ = ["register"]
@@ -51,7 +51,7 @@ def register(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print."""
     held = credential_keywords(arguments)
-    envs = make_vec_remote(arguments.urls, num_envs=arguments.num_envs, timeout=arguments.timeout, **held)
+    envs = RemoteVectorEnv(arguments.urls, num_envs=arguments.num_envs, timeout=arguments.timeout, **held)
     try:
         latencies, episodes = _measure(envs, arguments.seconds, arguments.seed)
     finally:

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from bridge.cli.program import OK
-from bridge.client.remote_env import RemoteEnv, make_remote
+from bridge.client.remote_env import RemoteEnv
 from bridge.credentials import add_credential_options, credential_keywords
 from bridge.errors import RefusedError, SettingError
 
@@ -146,11 +146,11 @@ def _connect(arguments: argparse.Namespace) -> RemoteEnv:
     """Connect with pictures where the environment has them."""
     keywords = {"role": arguments.role, **credential_keywords(arguments)}
     if "world=" in arguments.url:
-        return make_remote(arguments.url, **keywords)
+        return RemoteEnv(arguments.url, **keywords)
     try:
-        return make_remote(arguments.url, render_mode="rgb_array", **keywords)
+        return RemoteEnv(arguments.url, render_mode="rgb_array", **keywords)
     except RefusedError:  # it has no such render mode; its observations are shown
-        return make_remote(arguments.url, **keywords)
+        return RemoteEnv(arguments.url, **keywords)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -33,7 +33,7 @@ _EPILOG = """examples:
   bridge serve FrozenLake-v1 --env-kwargs map_name=8x8 is_slippery=False
   bridge serve my_package.envs:MyEnv-v0              imports the module that registers the environment
   bridge serve CartPole-v1 --perlert 32322           in real time over UDP, with a lobby
-  bridge serve CartPole-v1 Taxi-v3 "MountainCar*"    a zoo, of which each client names one
+  bridge serve CartPole-v1 Taxi-v4 "MountainCar*"    a zoo, of which each client names one
 """
 
 

@@ -24,6 +24,10 @@ class Connection(Protocol):
     def server_version(self) -> str | None:
         """The version of a Gymnasium Bridge server, None for another one; known once an answer came."""
 
+    @property
+    def silent(self) -> bool:
+        """Whether not a byte has come yet."""
+
     def send(self, request: bytes) -> None:
         """Send a request; SettingError where it is larger than `max_message_bytes`."""
 

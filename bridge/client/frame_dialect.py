@@ -72,7 +72,7 @@ class FrameDialect:
             if data[:2] == _ALERT:
                 details = "it answered by a TLS alert"
                 raise ConnectError(self._url, f"no connection: {details}. {remedy(self._scheme, details)}") from error
-            raise ConnectError(self._url, f"no server of this package: {error.message}") from error
+            raise self._stranger(error) from error
         if frames and not self.answered:
             self._greet(frames.pop(0))
         return frames
@@ -81,7 +81,7 @@ class FrameDialect:
         try:
             hello = Hello.unpack(frame)
         except RequestError as error:
-            raise ConnectError(self._url, f"no server of this package: {error.message}") from error
+            raise self._stranger(error) from error
         if hello.code:
             hint = ""
             if hello.code == Code.UNAUTHENTICATED and self._withheld:
@@ -91,6 +91,10 @@ class FrameDialect:
             raise ConnectError(self._url, "another server answers at its Unix socket; use transport='grpc'")
         self.answered = True
         self.server_version = hello.version
+
+    def _stranger(self, error: RequestError) -> ConnectError:
+        details = f"no server of this package: {error.message.rstrip('.')}"
+        return ConnectError(self._url, f"{details}. {remedy(self._scheme, details)}")
 
     def cut_off(self) -> str:
         """Say what the end of the stream means now."""

@@ -84,7 +84,8 @@ class GrpcDialect:
         except Http2Error as error:
             if self.answered:
                 raise PeerError(self._url, f"it speaks no HTTP/2: {error}") from error
-            raise ConnectError(self._url, f"no gRPC server: {error}. {remedy(self._scheme, str(error))}") from error
+            details = f"no gRPC server: {error}"
+            raise ConnectError(self._url, f"{details}. {remedy(self._scheme, details)}") from error
         return self._noted(answers)
 
     def _noted(self, answers: list[bytes | bytearray]) -> list[bytes | bytearray]:

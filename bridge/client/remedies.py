@@ -15,6 +15,14 @@ _CLIENT = (
 )
 _REMEDIES = (
     (
+        ("the port speaks tls",),
+        "Use {scheme}s://",
+    ),
+    (
+        ("no grpc server", "no server of this package"),
+        "Another program answers there: is this the URL that the server printed for {scheme}://?",
+    ),
+    (
         ("wrong_version_number", "packet length too long", "record layer failure"),
         "The port is there but speaks no TLS: use {plain}://, or serve with tls_certificate and tls_key",
     ),
@@ -48,9 +56,10 @@ def remedy(scheme: str, details: str) -> str:
     said = details.lower()
     for signs, text in _REMEDIES:
         if any(sign in said for sign in signs):
-            return text.format(plain=_PLAIN.get(scheme, scheme))
+            return text.format(scheme=scheme, plain=_PLAIN.get(scheme, scheme))
     if any(sign in said for sign in _CLOSED):
         if scheme in _PLAIN:
-            return f"A server is there and closed the connection: {_CLIENT}"
+            other = "; or does it speak gRPC? Then use grpcs://" if scheme == "tcps" and "alert" not in said else ""
+            return f"A server is there and closed the connection: {_CLIENT}{other}"
         return f"Something is there and closed the connection: {_SECURE.get(scheme, 'is it a server of this package?')}"
     return "Is the server running there, and its port reachable from this machine?"

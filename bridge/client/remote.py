@@ -29,7 +29,16 @@ from bridge.client.realtime import SIGNALS as REALTIME_SIGNALS
 from bridge.client.realtime import RealtimeReader
 from bridge.client.reconnect import RemoteRecord
 from bridge.credentials import ClientCredentials
-from bridge.errors import Code, EnvironmentFailedError, PeerError, RefusedError, RemoteError, SettingError, TensorError
+from bridge.errors import (
+    Code,
+    EnvironmentFailedError,
+    PeerError,
+    RefusedError,
+    RemoteError,
+    RemoteTimeoutError,
+    SettingError,
+    TensorError,
+)
 from bridge.forks import leak
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -224,6 +233,7 @@ Delivery: TypeAlias = "tuple[Remote, int, bytes | bytearray | RemoteError]"
 """What an inbox holds: for whom, the number of the connection, and what came."""
 ENDED = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
 """With what a Step or Reset is refused where the world is gone."""
+_SILENT = "nothing has come from there at all: are host and port right, and does no firewall stand between?"
 _MAX_RENUMBERED = 3
 _FLAGS = ("reward", "terminated", "truncated")
 _INTEGERS = (int, np.int64, np.int32)
@@ -454,6 +464,12 @@ class Remote:
     def connected(self) -> bool:
         """Whether there is a connection, joined or not."""
         return self._connection is not None
+
+    def late(self, purpose: str, timeout: float) -> RemoteTimeoutError:
+        """Return the error of what has not come within `timeout` seconds; it says why, as far as that can be known."""
+        silent = self._connection is not None and self._connection.silent
+        hint = _SILENT if silent else "is the environment stuck, or timeout= too short?"
+        return RemoteTimeoutError(self.url, f"no answer {purpose} within {timeout:g} s; {hint}")
 
     # Requests
 

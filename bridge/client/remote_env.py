@@ -25,7 +25,6 @@ from bridge.errors import (
     ConnectionLostError,
     PeerError,
     RemoteError,
-    RemoteTimeoutError,
     ResetNeededError,
     SettingError,
     TensorError,
@@ -238,11 +237,9 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             except queue.Empty:
                 self._running = False
                 self._needs_reset = "the last call timed out"
+                late = self._remote.late(purpose, self._timeout)
                 self._remote.close(0.0)
-                raise RemoteTimeoutError(
-                    self.url,
-                    f"no answer {purpose} within {self._timeout:g} s; is the environment stuck, or timeout= too short?",
-                ) from None
+                raise late from None
             answer = remote.feed(number, what)
             if answer is None:
                 continue

@@ -167,8 +167,9 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
         while any(seat.state is SlotState.CONNECTING for seat in new):
             answer, source = self._next_answer(deadline)
             if source is None:
-                late = [seat.remote.url for seat in new if seat.state is SlotState.CONNECTING]
-                raise RemoteTimeoutError(", ".join(late), f"no world was joined within {self._timeout:g} s")
+                late = [seat.remote for seat in new if seat.state is SlotState.CONNECTING]
+                reason = late[0].late("to join a world", self._timeout).reason
+                raise RemoteTimeoutError(", ".join(remote.url for remote in late), reason)
             if answer is None:
                 continue
             if answer.error is not None:
@@ -324,11 +325,10 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
                 if now >= seat.retry_at:
                     self._begin(seat, seat.settings)
             elif not seat.settled and now > seat.deadline and seat.state is not SlotState.LOST:
-                seat.remote.close(0.0)
                 asked = {SlotState.CONNECTING: "connecting", SlotState.RESETTING: "a reset"}.get(seat.state, "a step")
-                self._lose(
-                    seat, RemoteTimeoutError(seat.remote.url, f"no answer to {asked} within {self._timeout:g} s")
-                )
+                late = seat.remote.late(f"to {asked}", self._timeout)
+                seat.remote.close(0.0)
+                self._lose(seat, late)
 
         for spare in self._spares:
             if spare.state is SlotState.LOST and now >= spare.retry_at:

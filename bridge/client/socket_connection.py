@@ -120,6 +120,7 @@ class SocketConnection:
         self._connecting = True
         self._watched = 0
         self._heard = time.monotonic()
+        self._silent = True
         self._asked: float | None = None
         self._out = bytearray(dialect.opening())
         self._early = bytearray()
@@ -150,6 +151,11 @@ class SocketConnection:
     def server_version(self) -> str | None:
         """The version of a Gymnasium Bridge server, None for another one; known once an answer came."""
         return self._dialect.server_version
+
+    @property
+    def silent(self) -> bool:
+        """Whether not a byte has come yet."""
+        return self._silent
 
     @property
     def dialect(self) -> str:
@@ -190,7 +196,7 @@ class SocketConnection:
         )
 
     def _unmet(self, details: str) -> ConnectError:
-        return ConnectError(self._url, f"no connection: {details}. {remedy(self._scheme, details)}")
+        return ConnectError(self._url, f"no connection: {details.rstrip('.')}. {remedy(self._scheme, details)}")
 
     def _sealed(self, tls: Tls, data: bytes) -> bytes:
         """Return what goes over the wire for a piece of the stream."""
@@ -329,13 +335,14 @@ class SocketConnection:
                 answers = dialect.filled(count)
         except BlockingIOError:
             return
+        except RemoteError as error:  # some of them are OSErrors too
+            self._end(error)
+            return
         except OSError as error:
             self._lost(error)
             return
-        except RemoteError as error:
-            self._end(error)
-            return
         self._heard = time.monotonic()
+        self._silent = self._silent and not count
         for answer in answers:
             self._deliver(answer)
         if dialect.ending is not None:
@@ -400,10 +407,10 @@ class SocketConnection:
                 dialect.feed(data)
         except ssl.SSLError as error:
             return error
-        except OSError:
-            return None
         except RemoteError as error:
             self._end(error)
+        except OSError:
+            return None
         if dialect.ending is not None:
             self._end(dialect.ending)
         return None

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import warnings
 
-from bridge.address import Address
+from bridge.address import Address, is_loopback
 
 __all__ = ["shown_token"]
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def shown_token(address: Address) -> str | None:
@@ -24,7 +14,7 @@ def shown_token(address: Address) -> str | None:
     held = address.credentials
     token = held.token
     # A Unix socket is this machine's own, where nobody reads along.
-    if token is None or address.tls or address.scheme == "unix" or _is_loopback(address.host):
+    if token is None or address.tls or address.scheme == "unix" or is_loopback(address.host):
         return None if token is None else token.reveal()
     if held.from_environment:  # it was given for any server there is
         return None

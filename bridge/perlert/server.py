@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 import secrets
 import signal
 import threading
@@ -14,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from bridge.address import is_loopback
 from bridge.errors import RemoteTimeoutError, SettingError
 from bridge.perlert import lobby, packet, rollout
 from bridge.perlert.cipher import ServerSeal, check_key
@@ -98,15 +98,6 @@ class PerlertServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
     ) -> None:
         self.stop()
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _policy(start: str | int | lobby.StartPolicy, countdown: float) -> lobby.StartPolicy:
@@ -209,7 +200,7 @@ def serve_perlert(
     )
     guard = guard or GuardConfig(datagrams_per_second=max(200.0, 4 * fps))
     seal = ServerSeal(check_key(key)) if key is not None else None
-    if not _is_loopback(host) and key is None:
+    if not is_loopback(host) and key is None:
         warnings.warn(
             f"serve_perlert on {host!r} without key=: everybody who can send to it can take part, and addresses can be "
             "spoofed; give a pre-shared key, or tunnel it",

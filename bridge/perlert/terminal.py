@@ -379,7 +379,7 @@ def add_lobby_parser(subparsers: Any) -> argparse.ArgumentParser:
         description="Join a PERLERT lobby: who is in which slot, register, ready, messages, then play by keyboard.",
         epilog="examples:\n  bridge lobby perlert://localhost:32322/cartpole:0\n"
         "  bridge lobby perlert://localhost:32322/cartpole:0 --agent agent0 --ready\n"
-        "  bridge lobby perlert://localhost:32322/cartpole:0 --watch",
+        "  bridge lobby perlert://localhost:32322/cartpole:0 --watch\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("url", metavar="URL", help="perlert://HOST:PORT/NAME:NUMBER")

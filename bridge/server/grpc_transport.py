@@ -143,7 +143,7 @@ class GrpcTransport:
             self.port = self._listen(target, security)
         except RuntimeError as error:
             raise SettingError(
-                f"cannot listen on {target}: {error}. Is the port in use, or the address not of this machine? "
+                f"cannot listen on {target}: is the port in use, or the address not of this machine? "
                 "port=0 takes any free one"
             ) from error
         self._health = add_services(self._server)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import ipaddress
 import os
 import secrets
 import signal
@@ -16,6 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from bridge import local
+from bridge.address import is_loopback
 from bridge.clock import Clock
 from bridge.credentials import TokenLike
 from bridge.errors import SettingError
@@ -445,13 +445,3 @@ def _realtime(
     )
     options.check()
     return options
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether only this machine reaches an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -190,8 +190,9 @@ def _see_that_somebody_is_there(
                 grpc.StatusCode.UNAUTHENTICATED,
                 grpc.StatusCode.UNIMPLEMENTED,
             ):
-                hint = f" {remedy(address.scheme, str(error))}" if error.code is grpc.StatusCode.UNAVAILABLE else ""
-                raise ConnectError(address.url, f"{error}: is it a dm_env_rpc server, and running?{hint}") from None
+                unavailable = error.code is grpc.StatusCode.UNAVAILABLE
+                hint = remedy(address.scheme, str(error)) if unavailable else "Is it a dm_env_rpc server?"
+                raise ConnectError(address.url, f"{error}. {hint}") from None
         except NoAnswerError as error:
             try:
                 grpc.channel_ready_future(channel).result(timeout=1.0)
