@@ -39,6 +39,6 @@ class Samples:
         """
         kept = self._values[: self._count]
         if not len(kept):
-            return {"count": 0.0, **dict.fromkeys(("p50", "p90", "p99", "max"), float("nan"))}
+            return {"count": 0, **dict.fromkeys(("p50", "p90", "p99", "max"), float("nan"))}
         p50, p90, p99 = np.percentile(kept, (50, 90, 99)).tolist()
-        return {"count": float(self._count), "p50": p50, "p90": p90, "p99": p99, "max": float(kept.max())}
+        return {"count": self._count, "p50": p50, "p90": p90, "p99": p99, "max": float(kept.max())}

@@ -1,7 +1,7 @@
 """Play a dm_env_rpc server with gRPC and the .proto alone: print each episode's return.
 
-    protoc --proto_path=proto/bridge/pb --python_out=. dm_env_rpc.proto
-    python plain_client.py HOST:PORT [EPISODES]
+    protoc --proto_path=proto/bridge/pb --python_out=docs dm_env_rpc.proto
+    python docs/plain_client.py HOST:PORT [EPISODES]
 
 It sends the least lawful action of each number, and empty text.
 """

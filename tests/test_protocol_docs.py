@@ -1,6 +1,7 @@
 """The protocol page says what the code does."""
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -69,21 +70,22 @@ def test_the_keywords_that_the_page_names_are_keywords():
 
 
 def test_a_client_of_grpc_and_the_proto_alone_plays(tmp_path):
-    """D-4, D-9, D-19: `docs/plain_client.py`, in a process that never imports this package."""
+    """D-4, D-9, D-19: the page's own commands, in a process that never imports this package."""
     protoc = shutil.which("protoc", path=str(Path(sys.executable).parent)) or shutil.which("protoc")
     assert protoc, "protoc was not found: install the extra `test`"
-    proto = ROOT / "proto" / "bridge" / "pb"
-    subprocess.run(
-        [protoc, f"--proto_path={proto}", f"--python_out={tmp_path}", str(proto / "dm_env_rpc.proto")], check=True
-    )
-    shutil.copy(ROOT / "docs" / "plain_client.py", tmp_path)
-    guarded = (
-        "import sys; sys.modules['bridge'] = None; sys.path.insert(0, '.'); import plain_client; plain_client.main()"
-    )
+    for folder, name in (("docs", "plain_client.py"), ("proto/bridge/pb", "dm_env_rpc.proto")):
+        (tmp_path / folder).mkdir(parents=True)
+        shutil.copy(ROOT / folder / name, tmp_path / folder)
+    generation, play = re.findall(r"^((?:protoc|python docs/).*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    subprocess.run([protoc, *generation.split()[1:]], cwd=tmp_path, check=True)
+    (tmp_path / "guard").mkdir()
+    (tmp_path / "guard" / "bridge.py").write_text("raise ImportError('a client of its own')")
+    _, script, _ = play.split()
     with bridge.serve_gym(lambda: CountingEnv(4)) as server:
         done = subprocess.run(
-            [sys.executable, "-c", guarded, server.url.removeprefix("grpc://"), "2"],
+            [sys.executable, script, server.url.removeprefix("grpc://"), "2"],
             cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(tmp_path / "guard")},
             check=True,
             timeout=60,
             capture_output=True,

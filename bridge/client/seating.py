@@ -247,11 +247,7 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
                 seat.state, seat.failures, seat.settings = SlotState.RUNNING, 0, None
                 seat.remote.record.back(time.monotonic())
         elif answer.kind == "ready":
-            try:
-                self._check_spaces(seat)
-            except SettingError as error:
-                seat.remote.close(0.0)
-                self._lose(seat, PeerError(seat.remote.url, f"it came back as another environment: {error}"))
+            if not self._fits(seat, "it came back as another environment"):
                 return
             # A world that is new has no lanes to leave as they are.
             self._begin(seat, {key: value for key, value in (seat.settings or {}).items() if key != "reset_mask"})
@@ -265,15 +261,21 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
         elif answer.kind == "lost":
             self._lose(seat, answer.error)
 
+    def _fits(self, seat: Seat, complaint: str) -> bool:
+        """Tell whether what was joined has the spaces of the others; where it has not, it is lost."""
+        try:
+            self._check_spaces(seat)
+        except SettingError as error:
+            seat.remote.close(0.0)
+            self._lose(seat, PeerError(seat.remote.url, f"{complaint}: {error}"))
+            return False
+        return True
+
     def _handle_spare(self, answer: Answer, spare: Seat) -> None:
         """Let an answer change a spare: `RUNNING` is one that stands ready."""
         if answer.kind == "ready":
             spare.lanes = spare.remote.slots
-            try:
-                self._check_spaces(spare)
-            except SettingError as error:
-                spare.remote.close(0.0)
-                self._lose(spare, PeerError(spare.remote.url, f"it is no spare: {error}"))
+            if not self._fits(spare, "it is no spare"):
                 return
             spare.state, spare.failures = SlotState.RUNNING, 0
             spare.remote.record.back(time.monotonic())
