@@ -18,9 +18,10 @@ import pytest
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 import bridge.server.server as server_module
-from bridge import Server, make_remote, make_vec_remote, serve_gym
-from bridge.errors import ConnectionLostError
+from bridge import Server, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge.errors import ConnectionLostError, ResetNeededError
 from bridge.wrappers import BlockingReset
+from tests.parallel_envs import Relay
 from tests.support import SERVE, assert_identical, server_process, until
 
 pytestmark = [
@@ -132,6 +133,28 @@ def test_a_vector_environment_in_use_survives_a_fork_on_both_sides(server: Serve
     assert in_child(child) == first
     assert envs.step(np.zeros(2, np.int64))[0].shape == (2, 4)
     envs.close()
+
+
+def test_an_environment_of_several_agents_survives_a_fork_on_both_sides() -> None:
+    def child() -> Any:
+        with pytest.raises(ResetNeededError):
+            env.step(actions)
+        observations, _ = env.reset(seed=1)
+        env.close()
+        return observations["ann"].tolist()
+
+    def leave() -> None:
+        env.close()
+        env.__del__()
+
+    with serve_parallel(Relay) as server:
+        env = make_parallel_remote(server.url)
+        first = env.reset(seed=1)[0]["ann"].tolist()
+        actions = {name: env.action_space(name).sample() for name in env.agents}
+        assert in_child(child) == first
+        assert in_child(leave) is None
+        assert len(env.step(actions)[0]) == 3
+        env.close()
 
 
 def test_a_forked_process_makes_environments_of_its_own_and_leaves_nothing_behind(server: Server) -> None:

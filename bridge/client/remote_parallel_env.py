@@ -26,6 +26,7 @@ from bridge.errors import (
     ResetNeededError,
     SettingError,
 )
+from bridge.forks import forget_in_child
 from bridge.spaces import Layout
 
 try:
@@ -92,6 +93,15 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
             name: Layout(space, "observation") for name, space in self.observation_spaces.items()
         }
         self._action_layouts = {name: Layout(space, "action") for name, space in self.action_spaces.items()}
+        forget_in_child(self)
+
+    def after_fork(self) -> None:
+        """Leave the connections to the parent process; the next `reset` makes some for this process."""
+        self._guard = OneThread("environment")
+        self._inbox = Inbox()
+        self._started = False
+        for remote in self._by_remote:
+            remote.disown(self._inbox)
 
     def _facts(self, remote: Remote) -> Facts:
         if remote.facts is None:
