@@ -52,10 +52,13 @@ class Address:
 
     @property
     def target(self) -> str:
-        """`host:port` with brackets around an IPv6 address, as gRPC wants it; the path of a Unix socket."""
+        """`host:port` with brackets around an IPv6 address, as gRPC wants it; the path of a Unix socket.
+
+        A name of other than English letters is as DNS has it.
+        """
         if self.path:
             return self.path
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host.encode('idna').decode()}:{self.port}"
 
 
 def parse_address(url: str) -> Address:
@@ -90,6 +93,10 @@ def parse_address(url: str) -> Address:
             raise AddressError(url, "it names no host")
         if port is None:
             raise AddressError(url, "it names no port")
+        try:
+            parts.hostname.encode("idna")
+        except UnicodeError as error:
+            raise AddressError(url, f"the host {parts.hostname!r} is no name: {error}") from error
         if port == 0:
             raise AddressError(url, "port 0 is for servers; a client needs the port that the server printed")
         if parts.username is not None:

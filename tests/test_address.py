@@ -37,6 +37,11 @@ def test_the_target_has_brackets_around_an_ipv6_address_only():
     assert parse_address("grpc://host:50051/E").target == "host:50051"
 
 
+def test_the_target_names_a_host_as_dns_does():
+    assert parse_address("grpc://Bücher.example:1").target == "xn--bcher-kva.example:1"
+    assert parse_address("grpc://例え.test:1").host == "例え.test"
+
+
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
@@ -52,6 +57,8 @@ def test_the_target_has_brackets_around_an_ipv6_address_only():
         ("grpc://:50051", "it names no host"),
         ("grpc://", "it names no host"),
         ("/CartPole-v1", "it names no host"),
+        ("grpc://a..b:1", "no name: .*label empty or too long"),
+        ("tcp://" + "a" * 70 + ":1", "no name: .*label (empty or )?too long"),
         ("grpc://host:0", "port 0 is for servers"),
         ("grpc://host:65536", "(?i)port"),
         ("grpc://host:-1", "(?i)port"),

@@ -253,3 +253,20 @@ def test_gymnasiums_own_checker_passes_over_every_space(name: str) -> None:
         remote = make_remote(server.url)
         check_env(remote)
         remote.close()
+
+
+def test_an_environment_may_change_the_action_that_it_is_given() -> None:
+    class Taking(CountingEnv):
+        def __init__(self) -> None:
+            super().__init__(50)
+            self.action_space = gymnasium.spaces.Dict(a=gymnasium.spaces.Discrete(2), b=gymnasium.spaces.Discrete(3))
+
+        def step(self, action: Any) -> Any:
+            return (*super().step(action.pop("a"))[:4], {"b": action.pop("b")})
+
+    with serve_gym(Taking) as server:
+        remote = make_remote(server.url)
+        remote.reset()
+        for _ in range(4):
+            assert remote.step({"a": 1, "b": 2})[4] == {"b": 2}
+        remote.close()

@@ -193,6 +193,7 @@ def test_long_header_blocks_go_on_in_further_frames():
     [
         ([*HEADERS, ("grpc-status", "12"), ("grpc-message", "no%20such %C3%A9")], Status(12, "no such é")),
         ([*HEADERS, ("grpc-status", "soup")], Status(int(Code.UNKNOWN), "")),
+        ([*HEADERS, ("grpc-status", "1" * 5000)], Status(int(Code.UNKNOWN), "")),
         ([(":status", "503")], Status(int(Code.UNAVAILABLE), "the answer has the HTTP status 503")),
         ([(":status", "404"), ("content-type", "text/html")], Status(12, "the answer has the HTTP status 404")),
     ],

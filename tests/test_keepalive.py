@@ -1,6 +1,7 @@
 """Connections that nobody takes answers from for a while, as when a policy is trained between two rollouts."""
 
 import queue
+import selectors
 import socket
 import threading
 
@@ -112,3 +113,95 @@ def test_inboxes_share_one_thread_which_ends_with_the_last_of_them(server):
     assert len(threads()) == 1
     again.close(0.0)
     until(lambda: not threads())
+
+
+def test_a_large_first_answer_that_ends_the_stream_is_delivered_and_so_is_the_end(server):
+    inbox = Inbox()
+    connection = connect(parse_address(server.url), inbox, lambda what: what, 1 << 20, "grpc")
+    server.accept()
+    server.h2.send_headers(1, HEADERS)
+    large = bytes(60_000)
+    sent = b"\0" + len(large).to_bytes(4, "big") + large
+    for start in range(0, len(sent), 16_000):
+        server.h2.send_data(1, sent[start : start + 16_000], end_stream=start + 16_000 >= len(sent))
+    data = server.h2.data_to_send()
+    server.sock.sendall(data[:-100])
+    until(lambda: len(connection._dialect.space or b"") == 100)
+    server.sock.sendall(data[-100:])
+    assert bytes(inbox.get(20.0)) == large
+    ending = inbox.get(20.0)
+    assert "without a status" in str(ending)
+    connection.close(0.0)
+
+
+def test_what_the_other_thread_took_while_a_taker_waited_for_it_is_taken_at_once(monkeypatch):
+    """Else the taker would wait for what has come already."""
+    inbox, slept = Inbox(), []
+
+    class Guard:
+        def __enter__(self):
+            inbox.put("here")  # by the thread that held it until now
+
+        def __exit__(self, *_):
+            pass
+
+    monkeypatch.setattr(inbox, "guard", Guard())
+    monkeypatch.setattr("bridge.client.inbox.time.sleep", slept.append)
+    assert (inbox.get(20.0), slept) == ("here", [])
+
+
+def test_a_connection_is_looked_after_though_another_one_never_pauses(monkeypatch):
+    monkeypatch.setattr(keepalive, "KEEPALIVE", 0.0)
+    inbox, looked = Inbox(), []
+
+    class Quiet:
+        def tend(self):
+            looked.append(self)
+
+    near, far = socket.socketpair()
+    with near, far:
+        far.send(b"x")
+        inbox._tended.add(Quiet())
+        inbox.watch(near, selectors.EVENT_READ, inbox.put)
+        assert inbox.get(20.0) == selectors.EVENT_READ
+        inbox.forget(near)
+    assert looked
+
+
+def test_the_garbage_collector_may_close_a_connection_that_is_being_looked_after(server):
+    """It runs in whatever thread makes objects, also in the one that holds the guard, and calls `__del__`."""
+    inbox = Inbox()
+    connection = connect(parse_address(server.url), inbox, lambda what: connection.close(0.0), 1000, "grpc")
+    server.accept()
+    server.h2.send_headers(1, HEADERS)
+    server.h2.send_data(1, ANSWER)
+    server.send()
+    until(lambda: connection._sock is None)
+    until(lambda: not threads())
+
+
+def test_the_last_inbox_does_not_wait_for_a_thread_that_another_one_needs(monkeypatch):
+    monkeypatch.setattr(keepalive, "period", lambda: 0.01)
+    keeper = keepalive._Keeper()
+    looked, free = threading.Event(), threading.Event()
+
+    class Busy:
+        def tend(self):
+            looked.set()
+            free.wait(20.0)
+
+    first, second = Busy(), Busy()
+    keeper.add(first)
+    assert looked.wait(20.0)
+    monkeypatch.setattr(keepalive, "period", lambda: 60.0)
+    leaving = threading.Thread(target=keeper.remove, args=(first,))
+    leaving.start()
+    until(lambda: first not in keeper._all)
+    keeper.add(second)
+    leaving.join(10.0)
+    waited = leaving.is_alive()
+    free.set()
+    keeper.remove(second)
+    until(lambda: not threads())
+    leaving.join(20.0)
+    assert not waited

@@ -75,24 +75,27 @@ class GrpcDialect:
 
     def filled(self, count: int) -> list[bytes | bytearray]:
         """Take note that bytes are in `space`."""
-        return self._call.filled(count)
+        return self._noted(self._call.filled(count))
 
     def feed(self, data: bytes) -> list[bytes | bytearray]:
         """Take bytes; return the answers that they complete."""
-        call = self._call
         try:
-            answers = call.feed(data)
+            answers = self._call.feed(data)
         except Http2Error as error:
             if self.answered:
                 raise PeerError(self._url, f"it speaks no HTTP/2: {error}") from error
             details = f"no gRPC server: {error}"
             raise ConnectError(self._url, f"{details}. {remedy(self._scheme, details)}") from error
+        return self._noted(answers)
+
+    def _noted(self, answers: list[bytes | bytearray]) -> list[bytes | bytearray]:
+        """Take note of what the last bytes changed; return the answers that they completed."""
         if answers and not self.answered:
             self.answered = True
             if self.server_version is not None:
                 self.quiet = keepalive.KEEPALIVE
-        if call.status is not None and self.ending is None:
-            self.ending = self._explain(call.status)
+        if self._call.status is not None and self.ending is None:
+            self.ending = self._explain(self._call.status)
         return answers
 
     def _explain(self, status: Status) -> RemoteError:

@@ -474,7 +474,8 @@ class Http2Call:
                 self._end(int(Code.UNKNOWN), f"expected the content-type application/grpc, got {kind!r:.80}")
         if last:
             text = fields.get("grpc-status", "")
-            number = int(text) if text.isascii() and text.isdigit() else int(Code.UNKNOWN)
+            # Python reads no number of thousands of digits, and no code has more than two.
+            number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else int(Code.UNKNOWN)
             self._end(number, unquote(fields.get("grpc-message", ""), errors="replace"))
 
     def _end(self, code: int, details: str) -> None:

@@ -36,7 +36,9 @@ class Inbox(Generic[T]):
         self._items: deque[T] = deque()
         self._selector: selectors.BaseSelector | None = None
         self._tended: set[Tended] = set()
-        self.guard = threading.Lock()
+        self._tend_at = 0.0
+        # Anew where it is held: the garbage collector runs anywhere, and what it frees may close a connection.
+        self.guard = threading.RLock()
         """Held by whoever is at the sockets."""
 
     def put(self, item: T) -> None:
@@ -85,6 +87,7 @@ class Inbox(Generic[T]):
             self.guard.release()
 
     def _tend_all(self) -> None:
+        self._tend_at = time.monotonic() + keepalive.period()
         for connection in tuple(self._tended):
             connection.tend()
 
@@ -105,18 +108,20 @@ class Inbox(Generic[T]):
         """
         if self._items:
             return self._items.popleft()
-        deadline, wait = time.monotonic() + timeout, timeout
+        now = time.monotonic()
+        deadline, wait = now + timeout, max(0.0, timeout)
         with self.guard:
-            while True:
-                if self._selector is None:
-                    time.sleep(max(0.0, wait))  # nothing is there from which anything could come
-                elif not self._poll(min(max(0.0, wait), keepalive.period())):
-                    self._tend_all()
-                if self._items:
-                    return self._items.popleft()
-                wait = deadline - time.monotonic()
-                if wait <= 0:
+            while not self._items:  # the other thread may have put one before it let go of the guard
+                if wait < 0:
                     raise queue.Empty
+                if self._selector is None:
+                    time.sleep(wait)  # nothing is there from which anything could come
+                # Also where one connection says so much that there is never a quiet moment.
+                elif not self._poll(min(wait, keepalive.period())) or now > self._tend_at:
+                    self._tend_all()
+                now = time.monotonic()
+                wait = deadline - now
+            return self._items.popleft()
 
     def _poll(self, wait: float) -> bool:
         """Look after the sockets that are ready within `wait` seconds; return whether there were any."""

@@ -6,6 +6,7 @@ connection needs it.
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from typing import Protocol
@@ -40,6 +41,7 @@ class _Keeper:
     def add(self, inbox: _Attended) -> None:
         with self._change:
             self._all.add(inbox)
+            self._change.notify_all()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="bridge-keepalive", daemon=True)
                 self._thread.start()
@@ -47,17 +49,22 @@ class _Keeper:
     def remove(self, inbox: _Attended) -> None:
         with self._change:
             self._all.discard(inbox)
-            thread = None if self._all else self._thread
+            thread = self._thread
             self._change.notify_all()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(2 * period())
+            if self._all or thread is None or thread is threading.current_thread() or sys.is_finalizing():
+                return
+            self._change.wait_for(lambda: self._all or self._thread is not thread, 2 * period())
+            if self._thread is thread:
+                return
+        thread.join(2 * period())
 
     def _run(self) -> None:
         while True:
             with self._change:
-                self._change.wait(period())
+                self._change.wait_for(lambda: not self._all, period())
                 if not self._all:
                     self._thread = None
+                    self._change.notify_all()
                     return
             self._look()
 

@@ -477,8 +477,9 @@ class Remote:
         if self._connection is None:
             raise PeerError(self.url, "there is no connection")
         data = request if isinstance(request, bytes) else request.SerializeToString()
-        self._pending.append(_Pending(kind, self._asked if kind == "other" else self._episode, self.now()))
+        pending = _Pending(kind, self._asked if kind == "other" else self._episode, self.now())
         self._connection.send(data)
+        self._pending.append(pending)  # what is too large was not sent, and gets no answer
 
     def begin(self, settings: Mapping[str, pb.Tensor] | None = None, *, reset: bool = True) -> None:
         """Ask for the first Step of the next episode; what still comes of the present one is dropped.

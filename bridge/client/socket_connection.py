@@ -460,13 +460,12 @@ class SocketConnection:
         with self._inbox.guard:
             if self._sock is not None and timeout > 0 and not self._connecting and not sys.is_finalizing():
                 with selectors.DefaultSelector() as selector:
-                    selector.register(self._sock, _READ | (_WRITE if self._out else 0))
+                    selector.register(self._sock, _READ)
                     while self._sock is not None and (wait := deadline - time.monotonic()) > 0:
+                        selector.modify(self._sock, _READ | (_WRITE if self._out else 0))
                         for _, events in selector.select(wait):
-                            if self._out and events & _WRITE:
+                            if events & _WRITE:
                                 self._flush()
-                                if self._sock is not None and not self._out:
-                                    selector.modify(self._sock, _READ)
                             if events & _READ:
                                 self._receive()
             self._drop()

@@ -174,7 +174,8 @@ class GymAgent(EnvAgent):
 
     def __init__(self, world: EnvWorld, env: Any, observation_space: Any, action_space: Any, lanes: int | None) -> None:
         super().__init__(world, env, observation_space, action_space, lanes)
-        self.keeps_actions = all(leaf.kind == "scalar" for leaf in self._action_layout.leaves)
+        # Not a dict of integers, from which an environment may take what it has read.
+        self.keeps_actions = self._action_layout.single and self._action_layout.leaves[0].kind == "scalar"
 
     def step(self, actions: Mapping[int, Array]) -> int:
         """Step the environment; truncation alone interrupts, termination terminates (D-13)."""
