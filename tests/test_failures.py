@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import socket
@@ -141,6 +142,19 @@ def test_a_wrong_action_says_what_was_expected_and_the_episode_goes_on(action: A
         assert remote.step(1)[0].tobytes() == local.step(1)[0].tobytes()
         remote.close()
     local.close()
+
+
+@pytest.mark.parametrize(
+    ("keyword", "said"),
+    [
+        ({"role": "spectator"}, "the settings here are: none; role is for real-time worlds, served with fps="),
+        ({"wait": "next_frame"}, "wait is for real-time worlds"),
+        ({"agent": "left"}, "agent is for worlds of several agents"),
+    ],
+)
+def test_a_keyword_of_another_kind_of_world_is_told_where_it_belongs(keyword: dict[str, str], said: str) -> None:
+    with serve_gym("CartPole-v1") as server, pytest.raises(errors.RefusedError, match=said):
+        make_remote(server.url, **keyword)
 
 
 @pytest.mark.parametrize(
@@ -312,6 +326,7 @@ def test_a_server_killed_in_the_middle_of_a_step_is_told() -> None:
         remote = make_remote(url, timeout=20)
         remote.reset(seed=1)
         process.send_signal(signal.SIGSTOP)  # the step is under way when the server goes
+        os.waitpid(process.pid, os.WUNTRACED)  # none of its threads runs any more
         remote._remote.step(remote._action_layout.pack_action(0))
         process.kill()
         with pytest.raises(errors.ConnectionLostError, match="the connection was lost"):

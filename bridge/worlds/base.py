@@ -226,13 +226,25 @@ def read_bytes(settings: Mapping[str, pb.Tensor], name: str) -> Any:
     return values.decode(tensor.uint8s.array)
 
 
+# Settings that other worlds than the one at hand take.
+_ELSEWHERE = {
+    "role": "real-time worlds, served with fps=",
+    "wait": "real-time worlds, served with fps=",
+    "restart": "real-time worlds, served with fps=",
+    "reset_mask": "worlds of lanes, served with num_envs=",
+    "agent": "worlds of several agents, of serve_parallel",
+}
+
+
 def refuse_unknown(settings: Mapping[str, pb.Tensor], known: Sequence[str], request: str) -> None:
     """Raise INVALID_ARGUMENT where a setting is none of `known`."""
     unknown = sorted(set(settings) - set(known))
     if unknown:
         allowed = ", ".join(known) or "none"
+        hints = "".join(f"; {name} is for {_ELSEWHERE[name]}" for name in unknown if name in _ELSEWHERE)
         raise RequestError(
-            Code.INVALID_ARGUMENT, f"unknown {request} settings {', '.join(unknown)}; the settings here are: {allowed}"
+            Code.INVALID_ARGUMENT,
+            f"unknown {request} settings {', '.join(unknown)}; the settings here are: {allowed}{hints}",
         )
 
 
