@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import pickle
 import selectors
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -281,3 +283,16 @@ def test_a_process_pool_takes_a_pickled_environment(server: Server) -> None:
         assert pool.apply_async(rollout, (env,)).get(60.0) == expected
     assert cloudpickle.loads(cloudpickle.dumps(env)).url == env.url
     env.close()
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "0"), ("1", "1")])
+def test_grpc_starts_no_threads_in_a_forked_process_unless_told_to(given: str | None, expected: str) -> None:
+    code = """
+import os, bridge
+print(os.environ["GRPC_ENABLE_FORK_SUPPORT"])
+"""
+    environ = {key: value for key, value in os.environ.items() if key != "GRPC_ENABLE_FORK_SUPPORT"}
+    if given is not None:
+        environ["GRPC_ENABLE_FORK_SUPPORT"] = given
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == expected, done.stderr
