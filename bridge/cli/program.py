@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complain("interrupted")
         return INTERRUPTED
     except BrokenPipeError:  # whoever read the output has enough, as `head` does
-        _drop_output()
+        _drop(sys.stdout)
         return OK
     except Exception as error:
         if arguments.debug:
@@ -129,18 +129,21 @@ def say(line: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        _drop_output()
+        _drop(sys.stdout)
         _complain(f"warning: the output cannot be written, and is dropped from here on: {error.strerror or error}")
 
 
 def _complain(line: str) -> None:
     """Write a line to standard error; where that cannot be, there is nobody to tell."""
-    with contextlib.suppress(OSError):
+    try:
         print(f"bridge: {line}", file=sys.stderr)
+    except OSError:
+        _drop(sys.stderr)
 
 
-def _drop_output() -> None:
-    """Let nothing come of what is printed, nor of what waits to be written at the end."""
-    sink = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(sink, sys.stdout.fileno())
-    os.close(sink)
+def _drop(stream: TextIO) -> None:
+    """Let nothing come of what is printed, nor of what waits to be written at the end, where it would be an error."""
+    with contextlib.suppress(OSError, ValueError):  # it has no file, as in a test
+        sink = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(sink, stream.fileno())
+        os.close(sink)
