@@ -25,15 +25,15 @@ def made(env_id: str) -> EnvFn:
 
 # name: (environment, steps of one environment, steps of vectors)
 ZOO: dict[str, tuple[EnvFn, int, int]] = {
-    "CartPole": (made("CartPole-v1"), 3000, 1000),
+    "CartPole": (made("CartPole-v1"), 3000, 600),
     "Acrobot": (made("Acrobot-v1"), 1500, 300),
     "Pendulum": (made("Pendulum-v1"), 3000, 500),
     "MountainCarContinuous": (made("MountainCarContinuous-v0"), 3000, 500),
-    "Blackjack": (made("Blackjack-v1"), 3000, 1000),
+    "Blackjack": (made("Blackjack-v1"), 3000, 600),
     "Taxi": (made("Taxi-v4"), 3000, 500),
-    "FrozenLake": (made("FrozenLake-v1"), 3000, 1000),
+    "FrozenLake": (made("FrozenLake-v1"), 3000, 600),
     "Hopper": (made("Hopper-v5"), 1500, 300),
-    "Pong": (pong, 600, 60),
+    "Pong": (pong, 600, 40),
     "MiniGrid": (minigrid, 1500, 300),
 }
 # (slots, lanes of each world)
