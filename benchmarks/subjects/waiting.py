@@ -14,23 +14,39 @@ from benchmarks.subjects.lanes import sending
 DELAY_MS = 20.0
 """What each link adds to a round trip."""
 SLOW = 4
+# `select` waits for fractions of a millisecond, which `epoll` rounds up: the link is to take its time and no more.
 PROXY = """
-import asyncio, sys, threading, os
+import collections, os, selectors, socket, sys, threading, time
 host, port, delay = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-async def forward(reader, writer):
-    loop = asyncio.get_running_loop()
-    while data := await reader.read(65536):
-        loop.call_later(delay, writer.write, data)
-    loop.call_later(delay, writer.close)
-async def serve(reader, writer):
-    far_reader, far_writer = await asyncio.open_connection(host, port)
-    await asyncio.gather(forward(reader, far_writer), forward(far_reader, writer), return_exceptions=True)
-async def main():
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-    os._exit(0)
-asyncio.run(main())
+listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+print(listener.getsockname()[1], flush=True)
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+selector, others, under_way = selectors.SelectSelector(), {}, collections.deque()
+selector.register(listener, selectors.EVENT_READ)
+
+def accept():
+    pair = (listener.accept()[0], socket.create_connection((host, port)))
+    for sock, other in (pair, pair[::-1]):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        selector.register(sock, selectors.EVENT_READ)
+        others[sock] = other
+
+while True:
+    wait = max(0.0, under_way[0][0] - time.monotonic()) if under_way else None
+    for key, _ in selector.select(wait):
+        if key.fileobj is listener:
+            accept()
+            continue
+        data = key.fileobj.recv(65536)
+        if not data:
+            selector.unregister(key.fileobj)
+        under_way.append((time.monotonic() + delay, others[key.fileobj], data))
+    while under_way and under_way[0][0] <= time.monotonic():
+        _, sock, data = under_way.popleft()
+        if data:
+            sock.sendall(data)
+        else:
+            sock.shutdown(socket.SHUT_WR)
 """
 
 
