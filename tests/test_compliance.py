@@ -94,7 +94,7 @@ def test_create_and_destroy_comply(method, client):
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("method", methods(compliance.JoinLeaveWorld))
 def test_join_and_leave_comply(method, space, client):
-    """D-6, D-7, D-16, D-20."""
+    """D-6, D-7, D-16."""
     name = create(client, space)
     run(compliance.JoinLeaveWorld, method, connection=client, world_name=name, invalid_join_settings=INVALID)
 

@@ -41,7 +41,7 @@ def test_nested_specs_become_dict_spaces_and_ranges_become_boxes_and_discretes()
 
 @pytest.mark.parametrize("create", [True, False])
 def test_nested_observations_and_actions_are_played_through_whole_episodes(create: bool) -> None:
-    """D-4, D-13, D-21: where no world can be created, the default one is joined."""
+    """D-4, D-13: where no world can be created, the default one is joined."""
     with PublicServer(kind="full", create=create, properties=False) as server:
         remote = make_remote(server.url)
         remote.action_space.seed(3)
@@ -128,7 +128,7 @@ def play(url: str, timeout: float = 20.0) -> None:
     ],
 )
 def test_a_peer_that_breaks_the_protocol_is_named(fault: str, kind: str) -> None:
-    """D-7, D-19."""
+    """D-7."""
     with PublicServer([fault], kind=kind, properties=False) as server:
         with pytest.raises(errors.PeerError) as caught:
             play(server.url)

@@ -89,7 +89,7 @@ def test_proto_tensors_arrive_as_messages_and_go_as_messages(remote):
 
 @pytest.mark.parametrize("shape", [(-1,), (2, -1), (-1, 2), (3, -1, 2)])
 def test_a_variable_dimension_may_be_any_one(remote, shape):
-    """D-19, D-20, D-24: read at every length, written at every length, within the scalar range."""
+    """D-24: read at every length, written at every length, within the scalar range."""
     vary = {"dtype": pb.FLOAT, "shape": shape, "min": {"floats": {"array": [-1]}}, "max": {"floats": {"array": [1]}}}
     action = pb.TensorSpec(name="action", **vary)
     sizes = [4, 0, 1]
@@ -132,7 +132,7 @@ def test_text_in_two_dimensions_is_a_tensor_space(remote):
 
 
 def test_tensor_spaces_are_equal_where_their_specs_are_and_fit_in_dicts():
-    """D-24."""
+    """What a foreign server's variable dimensions become."""
     one, same = (TensorSpace(Spec.number("a", (2, -1), np.int32, np.array(0), np.array(5))) for _ in range(2))
     other = TensorSpace(Spec.number("a", (2, -1), np.int32, np.array(0), np.array(6)))
     assert one == same

@@ -70,7 +70,7 @@ def test_the_keywords_that_the_page_names_are_keywords():
 
 
 def test_a_client_of_grpc_and_the_proto_alone_plays(tmp_path):
-    """D-4, D-9, D-19: the page's own commands, in a process that never imports this package."""
+    """D-4, D-9: the page's own commands, in a process that never imports this package."""
     protoc = shutil.which("protoc", path=str(Path(sys.executable).parent)) or shutil.which("protoc")
     assert protoc, "protoc was not found: install the extra `test`"
     for folder, name in (("docs", "plain_client.py"), ("proto/bridge/pb", "dm_env_rpc.proto")):

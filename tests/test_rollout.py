@@ -146,7 +146,7 @@ def test_a_bad_action_or_window_is_told(env):
 
 
 def test_an_error_of_the_environment_ends_the_rollout_and_the_environment_is_of_use():
-    """D-2, D-25."""
+    """D-2."""
     with bridge.serve_gym(lambda: FailingEnv(fail_in_step=3, length=10)) as server:
         env = bridge.make_remote(server.url, timeout=20)
         env.reset()
@@ -190,7 +190,7 @@ class Big(gymnasium.Env):
 
 
 def test_a_client_that_sends_and_does_not_read_stops_at_the_streams_flow_control():
-    """D-25, D-1: the server works no further ahead than the transport takes, and then answers everything in order."""
+    """D-25: the server works no further ahead than the transport takes, and then answers everything in order."""
     Big.steps, total = 0, 1000
     with bridge.serve_gym(Big) as server:
         stream = Stream(server).join()

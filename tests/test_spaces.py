@@ -367,7 +367,7 @@ def test_integers_of_any_dtype_are_actions_of_a_discrete():
 )
 @pytest.mark.parametrize("lanes", [None, 1])
 def test_what_no_spec_excludes_is_checked_where_it_arrives(space, array, lanes):
-    # D-11, D-19: texts, sequences, encoded values and widened floats
+    # D-19: texts, sequences, encoded values and widened floats
     layout = Layout(space, "action", lanes)
     if isinstance(array, bytes):
         if lanes and array != b"\xff\xff":
@@ -423,7 +423,7 @@ def test_specs_of_another_server_become_the_space_that_they_describe():
 
 @pytest.mark.parametrize("names", [["observation"], ["observation.a", "observation.b"], ["x"], ["a.b.c"], ["a..b"]])
 def test_a_layout_for_another_server_uses_its_names(names):
-    # D-24: also where all of them nest below the name that ours have
+    # also where all of them nest below the name that ours have
     specs = [Spec.number(name, (), np.float32) for name in names]
     space = space_from_specs(specs, "observation")
     assert isinstance(space, spaces.Box) == (names == ["observation"])
