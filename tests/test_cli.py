@@ -99,6 +99,26 @@ def test_a_signal_drains_the_server_and_it_exits_with_0(number: int) -> None:
     assert "stopped" in out
 
 
+def test_a_signal_that_comes_while_the_wait_holds_its_lock_stops_the_server() -> None:
+    code = """
+import signal, threading, bridge
+wait = threading.Condition.wait
+
+def interrupted(self, timeout=None):
+    if threading.current_thread() is threading.main_thread():
+        threading.Condition.wait = wait
+        signal.raise_signal(signal.SIGTERM)
+    return wait(self, timeout)
+
+with bridge.serve_gym("CartPole-v1") as server:
+    threading.Condition.wait = interrupted
+    server.wait(0.0)
+print("stopped")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE)
+    assert done.stdout == "stopped\n", done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_before_the_server_waits_stops_it_too(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[bridge.Server] = []

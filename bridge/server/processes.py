@@ -268,11 +268,12 @@ def run_child() -> None:
         return
     grace = 0.0
     ended = threading.Event()
+    signals: list[int] = []
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         nonlocal grace
         grace = 2.0
-        ended.set()
+        signals.append(number)  # the Event's lock may be held by the very thread that this interrupts
 
     signal.signal(signal.SIGTERM, on_signal)
 
@@ -290,7 +291,7 @@ def run_child() -> None:
     threading.Thread(target=listen, name="bridge-parent", daemon=True).start()
     say(urls=server.urls, env_ids=server.env_ids)
     try:
-        while not ended.wait(0.2):  # without a timeout some platforms would not run signal handlers
+        while not signals and not ended.wait(0.2):  # without a timeout some platforms would not run signal handlers
             pass
     finally:
         server.stop(grace)

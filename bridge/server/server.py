@@ -226,16 +226,16 @@ class Server:
         Args:
             grace: Seconds that open connections get to end by themselves.
         """
-        waker = threading.Event()
+        signals: list[int] = []
 
         def on_signal(number: int, frame: FrameType | None) -> None:
-            waker.set()
+            signals.append(number)  # an Event's lock may be held by the very thread that this interrupts
 
         handled = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
         before = {number: signal.signal(number, on_signal) for number in handled}
         try:
             # A wait without a timeout would keep Python from running signal handlers on some platforms.
-            while not waker.wait(0.2) and not self._stopped.is_set():
+            while not signals and not self._stopped.wait(0.2):
                 pass
         finally:
             for number, handler in before.items():
