@@ -232,14 +232,21 @@ class _Template:
             found.append(array.reshape(len(answers), *hole.shape))
         return found
 
-    def write_many(self, head: bytes, columns: Sequence[Array]) -> list[bytes] | None:
-        """Return, for each row of the columns, a message of `head` and the entries; None: an array has another form."""
-        count = len(columns[0])
-        parts: list[bytes | memoryview] = [head]
-        if not self.write([np.zeros(hole.shape, hole.dtype) for hole in self.holes], parts):
-            return None
-        row: Array = np.frombuffer(b"".join(parts), _BYTE)
-        table = np.tile(row, (count, 1))
+    def blank(self) -> bytes:
+        """Return the entries of zeros."""
+        parts: list[bytes | memoryview] = []
+        self.write([np.zeros(hole.shape, hole.dtype) for hole in self.holes], parts)
+        return b"".join(parts)
+
+    def write_many(self, blank: Array, columns: Sequence[Array]) -> list[bytes] | None:
+        """Return, for each row of the columns, a message; None: an array has another form.
+
+        Args:
+            blank: The bytes of a message that ends with the entries of zeros.
+            columns: An array of `(rows, *shape)` for each tensor.
+        """
+        count, first = len(columns[0]), len(blank) - self.size
+        table = np.tile(blank, (count, 1))
         for hole, column in zip(self.holes, columns, strict=True):
             if column.dtype != hole.dtype or column.shape[1:] != hole.shape:
                 return None
@@ -247,10 +254,10 @@ class _Template:
                 if column.min() < 0 or column.max() > 127:
                     return None
                 column = column.astype(_BYTE)
-            start = len(head) + hole.offset
+            start = first + hole.offset
             flat = np.ascontiguousarray(column).reshape(count, -1)
             table[:, start : start + hole.size] = flat.view(_BYTE)
-        data, size = table.tobytes(), row.size
+        data, size = table.tobytes(), len(blank)
         return [data[start : start + size] for start in range(0, count * size, size)]
 
     def read(self, data: bytes | bytearray, start: int) -> list[Array]:
@@ -306,6 +313,7 @@ class StepCodec:
         # Two serialized messages in a row are their merged one.
         self._request_head = self.first + b"\x1a" + _varint(self._actions.size)
         self._request_size = len(self._request_head) + self._actions.size
+        self._blank_request: Array = np.frombuffer(self._request_head + self._actions.blank(), _BYTE)
         self._last_info = (b"", self._write_info(b""))
         self._last_size = (-1, b"")
 
@@ -333,7 +341,7 @@ class StepCodec:
 
     def write_requests(self, columns: Sequence[Array]) -> list[bytes] | None:
         """Return, for each row of the columns, the Step with these actions; None: `write_request` is to do it."""
-        return self._actions.write_many(self._request_head, columns)
+        return self._actions.write_many(self._blank_request, columns)
 
     @property
     def form(self) -> tuple[bytes, object]:
