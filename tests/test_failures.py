@@ -510,3 +510,33 @@ def test_a_request_that_is_too_large_to_be_sent_leaves_the_answers_of_others_in_
             remote.call("get_wrapper_attr", "x" * 20_000)
         assert remote.step(0)[1] == 1.0
         remote.close()
+
+
+def test_an_observation_that_its_space_cannot_hold_costs_that_slot_alone() -> None:
+    """D-19: a float16 travels in 32 bits, of which a broken server may use more."""
+
+    class Small(CountingEnv):
+        def __init__(self) -> None:
+            super().__init__(100)
+            self.observation_space = gymnasium.spaces.Box(0, 1000, (2,), np.float16)
+
+        def reset(self, **more: Any) -> Any:
+            observation, info = super().reset(**more)
+            return observation.astype(np.float16), info
+
+        def step(self, action: Any) -> Any:
+            observation, *rest = super().step(action)
+            return observation.astype(np.float16), *rest
+
+    with serve_gym(Small) as good, serve_gym(Small) as bad:
+        envs = make_vec_remote([good.url, bad.url, good.url], timeout=20)
+        blocking = BlockingReset(envs)
+        blocking.reset(seed=0)
+        agent: Any = bad._registry.find_world(bad.worlds[0])._agent  # type: ignore[attr-defined]
+        values = agent.values
+        agent.values = lambda uids: [np.full(2, 1e10, np.float32), *values(uids)[1:]]
+        observations, _, _, truncations, infos = envs.step(np.zeros(3, np.int64))
+        assert truncations.tolist() == [False, True, False]
+        assert [None if row is None else row.tolist() for row in observations] == [[1, 1], None, [1, 1]]
+        assert "its observations cannot be read" in str(infos["error"][1])
+        envs.close()

@@ -725,8 +725,11 @@ class Remote:
             raise PeerError(self.url, "its answer is of a world that it left")
         arrays = codec.arrays(answer)
         leaves = len(self._leaf_uids)
-        for index in range(leaves):
-            self._observation_layout.write(batch.columns, index, slot, arrays[index])
+        try:
+            for index in range(leaves):
+                self._observation_layout.write(batch.columns, index, slot, arrays[index])
+        except TensorError as error:
+            raise PeerError(self.url, f"its observations cannot be read: {error}") from error
         flags = dict(zip(self._flags, arrays[leaves:], strict=False))
         if self.facts is not None and self.facts.lanes is not None:
             stop = slot + self.facts.lanes
@@ -773,6 +776,9 @@ class Remote:
             answers: Of this remote and others like it.
             batch: Where to; its columns are arrays.
             slots: The answers' slots: a slice, or their numbers.
+
+        Raises:
+            TensorError: An observation of one of them is not of its space.
         """
         arrays = StepAnswer.stack(answers)
         for index in range(len(self._leaf_uids)):

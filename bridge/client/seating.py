@@ -20,6 +20,7 @@ from bridge.errors import (
     RemoteError,
     RemoteTimeoutError,
     SettingError,
+    TensorError,
 )
 from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -412,7 +413,10 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
             if len(group) > 1:
                 slots = [seat.start for seat, _ in group]
                 place = slice(None) if len(slots) == self.num_envs else slots
-                group[0][0].remote.stack_steps([answer for _, answer in group], batch, place)
+                try:
+                    group[0][0].remote.stack_steps([answer for _, answer in group], batch, place)
+                except TensorError:
+                    continue  # each by itself, so that only the remotes at fault are lost
                 done.update(slots)
         return done
 
