@@ -27,6 +27,7 @@ Exceptions carry their fields, say themselves in `__str__`, and can be pickled.
 
 from __future__ import annotations
 
+import copy
 import enum
 
 import gymnasium.error
@@ -165,6 +166,12 @@ class RemoteError(BridgeError):
 
     def __str__(self) -> str:
         return f"{self.url}: {self.reason}"
+
+    def at(self, url: str) -> RemoteError:
+        """Return the same failure of another URL."""
+        error = copy.copy(self)
+        error.url, error.args = url, (url, *self.args[1:])
+        return error
 
 
 class ConnectError(RemoteError, ConnectionError):

@@ -23,7 +23,7 @@ from bridge.tensors import Array
 from bridge.wire import CALL_REQUEST_URL, CALL_RESPONSE_URL, PROPERTY_REQUEST_URL, PROPERTY_RESPONSE_URL
 from bridge.worlds.base import Agent, World, fill_observations
 
-__all__ = ["TRANSITIONS", "Event", "Hub", "Session", "State"]
+__all__ = ["TRANSITIONS", "Event", "Hub", "Session", "State", "error_response"]
 
 
 class State(enum.Enum):
@@ -190,6 +190,11 @@ class Session:
     def world_name(self) -> str | None:
         """The world that the connection is in; None: none."""
         return None if self._world is None else self._world.name
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether its requests may wait: for a clock, for other agents, or for an environment that runs apart."""
+        return self._hub.apart or (self._agent is not None and self._agent.may_wait)
 
     def handle(self, data: bytes) -> bytes:
         """Answer a serialized EnvironmentRequest by a serialized EnvironmentResponse, whatever the bytes are."""
@@ -496,6 +501,11 @@ class Session:
         "destroy_world": _destroy_world,
         "extension": _extension,
     }
+
+
+def error_response(error: RequestError) -> bytes:
+    """Return the answer to a request that is refused."""
+    return _error(error).SerializeToString()
 
 
 def _error(error: RequestError) -> pb.EnvironmentResponse:

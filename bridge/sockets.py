@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import socket
 
-__all__ = ["prepare"]
+__all__ = ["PATIENCE", "QUIET", "prepare"]
 
 SEND_BUFFER = 1 << 20
 """Bytes that a Unix socket is asked to hold, so that a large frame takes few turns; the system may grant less."""
-# As over gRPC: after 20 s without a sign the other end is asked for one, and has 10 s for it.
-_KEEPALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPALIVE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2}
+QUIET = 20.0
+"""Seconds without a sign of the other end after which it is asked for one."""
+PATIENCE = 10.0
+"""Seconds that it then has for it."""
+_KEEPALIVE = {
+    "TCP_KEEPIDLE": int(QUIET),
+    "TCP_KEEPALIVE": int(QUIET),
+    "TCP_KEEPINTVL": int(PATIENCE / 2),
+    "TCP_KEEPCNT": 2,
+}
 
 
 def prepare(sock: socket.socket) -> None:

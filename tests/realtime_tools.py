@@ -38,9 +38,9 @@ class Network:
         self.inbox: Inbox[Delivery] = Inbox()
         self.answers: list[Answer] = []
         self._deliver: Callable[[bytes], None] = lambda what: None
-        monkeypatch.setattr("bridge.client.connect.SocketConnection", self._connect)
+        monkeypatch.setattr("bridge.client.connect.Line", self._connect)
 
-    def _connect(self, address: Any, dialect: Any, inbox: Any, deliver: Callable[[bytes], None], most: int) -> Any:
+    def _connect(self, link: Any, url: str, deliver: Callable[[bytes], None]) -> Any:
         self._deliver = deliver
         network = self
 

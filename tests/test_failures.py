@@ -78,11 +78,11 @@ def test_a_port_that_accepts_and_says_nothing_ends_at_the_deadline(make: Callabl
 
 
 def test_a_grpc_server_of_another_kind_is_recognized() -> None:
+    import concurrent.futures
+
     import grpc
 
-    from bridge.server.grpc_transport import _ThreadPerCall
-
-    server = grpc.server(_ThreadPerCall())  # type: ignore[arg-type]
+    server = grpc.server(concurrent.futures.ThreadPoolExecutor(2))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:

@@ -249,7 +249,7 @@ def test_a_client_on_the_same_machine_takes_the_socket_unless_told_otherwise(pat
         assert server.urls == [server.url, f"unix://{path}"]
         for transport, kind in ((None, "FrameDialect"), ("grpc", "GrpcDialect")):
             env = make_remote(server.url, transport=transport)
-            assert env._remote._connection.dialect == kind
+            assert type(env._remote._connection.link.dialect).__name__ == kind
             assert env.url == server.url
             env.reset(seed=0)
             env.close()
@@ -260,7 +260,7 @@ def test_a_client_on_the_same_machine_takes_the_socket_unless_told_otherwise(pat
 def test_without_a_socket_it_is_grpc() -> None:
     with serve_gym("CartPole-v1") as server:
         env = make_remote(server.url)
-        assert env._remote._connection.dialect == "GrpcDialect"
+        assert type(env._remote._connection.link.dialect).__name__ == "GrpcDialect"
         env.close()
 
 
@@ -653,6 +653,6 @@ def test_a_copy_connects_by_itself_over_the_same_transport(path: str) -> None:
         env = make_remote(server.url)
         other = pickle.loads(pickle.dumps(env))
         assert np.array_equal(other.reset(seed=3)[0], env.reset(seed=3)[0])
-        assert other._remote._connection.dialect == "FrameDialect"
+        assert type(other._remote._connection.link.dialect).__name__ == "FrameDialect"
         other.close()
         env.close()

@@ -93,7 +93,7 @@ def test_a_server_that_gives_no_sign_is_given_up_whether_or_not_somebody_waits(s
     assert bytes(inbox.get(20.0)) == ANSWER[5:]
     server.read_until(h2.events.PingReceived)  # its answer is sent; the next one's is not
     if not waits:
-        until(lambda: connection._sock is None)
+        until(lambda: connection.link._sock is None)
     ending = inbox.get(20.0)
     assert isinstance(ending, ConnectionLostError)
     assert "keepalive ping" in str(ending)
@@ -126,7 +126,7 @@ def test_a_large_first_answer_that_ends_the_stream_is_delivered_and_so_is_the_en
         server.h2.send_data(1, sent[start : start + 16_000], end_stream=start + 16_000 >= len(sent))
     data = server.h2.data_to_send()
     server.sock.sendall(data[:-100])
-    until(lambda: len(connection._dialect.space or b"") == 100)
+    until(lambda: len(connection.link.dialect.space or b"") == 100)
     server.sock.sendall(data[-100:])
     assert bytes(inbox.get(20.0)) == large
     ending = inbox.get(20.0)
@@ -176,7 +176,7 @@ def test_the_garbage_collector_may_close_a_connection_that_is_being_looked_after
     server.h2.send_headers(1, HEADERS)
     server.h2.send_data(1, ANSWER)
     server.send()
-    until(lambda: connection._sock is None)
+    until(lambda: connection.link._sock is None)
     until(lambda: not threads())
 
 

@@ -68,7 +68,7 @@ def test_more_requests_than_may_be_in_flight_are_refused_and_later_ones_served(o
         assert caught.value.code == errors.Code.RESOURCE_EXHAUSTED
         release.set()
         busy.step_wait()
-        assert server._transport._flight.requests == 0
+        assert server._transport.flight.requests == 0
         other.step(1)  # the episode goes on: nothing was done
         other.close()
         busy.close()
@@ -87,7 +87,7 @@ def test_requests_that_take_more_than_the_queue_are_refused_and_smaller_ones_ser
                 env.call("set_state", "x" * size)
             assert caught.value.code == errors.Code.RESOURCE_EXHAUSTED
         assert env.step(1)[1] == 1.0
-        until(lambda: server._transport._flight.bytes == 0)
+        until(lambda: server._transport.flight.bytes == 0)
         env.close()
 
 
@@ -128,17 +128,17 @@ def test_output_that_waits_for_a_slow_reader_takes_room_and_gives_it_back(path: 
         other = make_remote(server.urls[1])
         greeted(slow)
         asked(slow, BEGIN)
-        until(lambda: server._transport._flight.bytes > 1_000_000)
+        until(lambda: server._transport.flight.bytes > 1_000_000)
         with pytest.raises(errors.RefusedError, match=r"more than max_queued_bytes=1000000"):
             other.get_attr("size")
         assert len(answer(slow).step.observations) == 1
-        until(lambda: server._transport._flight.bytes == 0)
+        until(lambda: server._transport.flight.bytes == 0)
         assert other.get_attr("size") == 3
         asked(slow, pb.EnvironmentRequest(reset=pb.ResetRequest()), BEGIN)
         answer(slow)
-        until(lambda: server._transport._flight.bytes > 1_000_000)
+        until(lambda: server._transport.flight.bytes > 1_000_000)
         slow.close()  # without having read
-        until(lambda: server._transport._flight.bytes == 0)
+        until(lambda: server._transport.flight.bytes == 0)
         assert other.get_attr("size") == 3
         other.close()
 
@@ -172,7 +172,7 @@ def test_requests_in_a_connections_own_queue_are_counted_and_refused_in_their_or
 ) -> None:
     entered, release = waiting
     with serve_gym("CartPole-v1", max_requests_in_flight=3, unix_path=path) as server, raw(path) as sock:
-        flight = server._transport._flight
+        flight = server._transport.flight
         greeted(sock)
         asked(sock, STEP, STEP)  # the first one begins the sequence
         assert entered.wait(10.0)
@@ -194,7 +194,7 @@ def test_who_sends_and_sends_into_its_own_queue_is_cut_and_nothing_stays_counted
 ) -> None:
     entered, release = waiting
     with serve_gym("CartPole-v1", max_requests_in_flight=3, unix_path=path) as server, raw(path) as sock:
-        flight = server._transport._flight
+        flight = server._transport.flight
         greeted(sock)
         asked(sock, STEP, STEP)
         assert entered.wait(10.0)
@@ -210,9 +210,9 @@ def test_a_large_request_that_is_cut_off_gives_its_room_back(path: str) -> None:
     with serve_gym("CartPole-v1", unix_path=path) as server, raw(path) as sock:
         greeted(sock)
         sock.sendall(HEADER.pack(1_000_000) + bytes(1000))
-        until(lambda: server._transport._flight.bytes == 1_000_000)
+        until(lambda: server._transport.flight.bytes == 1_000_000)
         sock.close()
-        until(lambda: server._transport._flight.bytes == 0)
+        until(lambda: server._transport.flight.bytes == 0)
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Limits)])

@@ -13,7 +13,7 @@ import pytest
 
 from bridge import RemoteVectorEnv, Server, errors, make_vec_remote, serve_gym
 from bridge.client import keepalive
-from bridge.server import frame_transport
+from bridge.server import transport
 from bridge.testing import CountingEnv, Proxy
 from bridge.wrappers import BlockingReset
 from tests.support import until
@@ -105,7 +105,7 @@ def test_an_idle_connection_is_still_there_after_many_keepalives(way: Way) -> No
 def test_an_idle_connection_of_frames_outlives_those_that_never_say_hello(
     way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frame_transport, "_HELLO_TIMEOUT", 0.2)
+    monkeypatch.setattr(transport, "_HELLO_TIMEOUT", 0.2)
     with socket.create_connection(("127.0.0.1", way.proxy.port), timeout=10) as silent:
         assert silent.recv(1) == b""
     step(way.envs)

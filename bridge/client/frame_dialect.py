@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bridge.address import Address
+from bridge.client.link import Came, Line, Part
 from bridge.client.remedies import remedy
 from bridge.credentials import TOKEN_VARIABLE
-from bridge.errors import Code, ConnectError, PeerError, RefusedError, RemoteError, RequestError
+from bridge.errors import Code, ConnectError, PeerError, RefusedError, RequestError
 from bridge.frames import HEADER, FrameReader, Hello, pack_frame
 
 __all__ = ["FrameDialect"]
@@ -26,6 +27,7 @@ class FrameDialect:
     alpn = None
     quiet = None
     half_closes = True
+    broken = False
 
     def __init__(self, address: Address, max_message_bytes: int, token: str | None, server_id: str | None) -> None:
         self._url, self._scheme = address.url, address.scheme
@@ -34,35 +36,47 @@ class FrameDialect:
         self._reader = FrameReader(max_message_bytes)
         self.answered = False
         self.server_version: str | None = None
-        self.ending: RemoteError | None = None
-        self.owed = b""
+        self._line: Line
+        self._out: list[Part] = []
 
-    def opening(self) -> bytes:
-        """Return our hello."""
-        return pack_frame(Hello(token=self._token).pack())
+    @property
+    def roomy(self) -> bool:
+        """Say no: frames do not say whose they are."""
+        return False
 
-    def pack(self, request: bytes) -> bytes:
-        """Return a request's frame."""
-        return HEADER.pack(len(request)) + request
+    def take(self) -> list[Part]:
+        """Return what is to be sent now."""
+        out, self._out = self._out, []
+        return out
 
-    def finish(self) -> bytes:
+    def open(self, line: Line) -> None:
+        """Say hello."""
+        self._line = line
+        self._out.append(pack_frame(Hello(token=self._token).pack()))
+
+    def pack(self, line: Line, request: bytes) -> None:
+        """Send a request's frame."""
+        self._out.append(HEADER.pack(len(request)) + request)
+
+    def finish(self, line: Line) -> None:
         """Say nothing: the end of the stream says it."""
-        return b""
 
-    def ping(self) -> bytes:
+    def cut(self, line: Line) -> None:
+        """Say nothing: the end of the socket says it."""
+
+    def ping(self) -> None:
         """Say nothing: the kernel looks after these sockets."""
-        return b""
 
     @property
     def space(self) -> memoryview | None:
         """Where the rest of a large frame goes."""
         return self._reader.space
 
-    def filled(self, count: int) -> list[bytes | bytearray]:
+    def filled(self, count: int) -> list[Came]:
         """Take note that bytes are in `space`."""
-        return self._reader.filled(count)
+        return [(self._line, frame) for frame in self._reader.filled(count)]
 
-    def feed(self, data: bytes) -> list[bytes | bytearray]:
+    def feed(self, data: bytes) -> list[Came]:
         """Take bytes; return the answers that they complete."""
         try:
             frames = self._reader.feed(data)
@@ -75,7 +89,8 @@ class FrameDialect:
             raise self._stranger(error) from error
         if frames and not self.answered:
             self._greet(frames.pop(0))
-        return frames
+        line = self._line
+        return [(line, frame) for frame in frames]
 
     def _greet(self, frame: bytes | bytearray) -> None:
         try:

@@ -1,120 +1,216 @@
-"""gRPC, as a client speaks it over a TCP socket: dm_env_rpc's one call, on an HTTP/2 connection of its own."""
+"""gRPC, as a client speaks it: dm_env_rpc's call, one or several of them on an HTTP/2 connection."""
 
 from __future__ import annotations
 
+import dataclasses
+from urllib.parse import unquote
+
 from bridge.address import Address
 from bridge.client import keepalive
-from bridge.client.http2 import Http2Call, Http2Error, Status
+from bridge.client.link import Came, Line, Part
 from bridge.client.remedies import remedy
 from bridge.client.token import shown_token
 from bridge.credentials import TOKEN_VARIABLE
 from bridge.errors import Code, ConnectError, ConnectionLostError, PeerError, RefusedError, RemoteError
+from bridge.http2 import CANCEL, Compressed, End, Event, Fields, Garbled, Http2, Http2Error, Reset, Stream, TooLarge
 from bridge.version import __version__
-from bridge.wire import HELLO, METHOD, SERVICE
+from bridge.wire import HELLO, METHOD, SERVER_ID, SERVICE
 
 __all__ = ["GrpcDialect"]
 
 # Other servers than ours hang up on who asks them more often than every five minutes.
 _QUIET_UNKNOWN = 310.0
+# Lines of a link: a server that says nothing of it takes at least a hundred.
+_MAX_LINES = 64
+_BY_HTTP_STATUS = {
+    "400": Code.INTERNAL,
+    "401": Code.UNAUTHENTICATED,
+    "403": Code.PERMISSION_DENIED,
+    "404": Code.UNIMPLEMENTED,
+    **dict.fromkeys(("429", "502", "503", "504"), Code.UNAVAILABLE),
+}
+_BY_RESET = {
+    7: Code.UNAVAILABLE,
+    8: Code.CANCELLED,
+    11: Code.RESOURCE_EXHAUSTED,
+    12: Code.PERMISSION_DENIED,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Status:
+    code: int
+    details: str
 
 
 class GrpcDialect:
-    """The messages of the call.
+    """The messages of the calls.
 
     Args:
-        address: A `grpc` or `grpcs` address.
+        address: Where to.
         max_message_bytes: The largest answer.
+        server_id: The id that the server must have; None: any.
     """
 
     alpn = "h2"
     half_closes = False
 
-    def __init__(self, address: Address, max_message_bytes: int) -> None:
-        self._url, self._scheme = address.url, address.scheme
+    def __init__(self, address: Address, max_message_bytes: int, server_id: str | None = None) -> None:
+        self._scheme = address.scheme
+        self._url = address.url
+        self._max_message_bytes = max_message_bytes
+        self._server_id = server_id
         token = shown_token(address)
         self._withheld = token is None and address.credentials.token is not None
-        metadata = [("user-agent", f"gymnasium-bridge/{__version__}"), (HELLO, __version__)]  # U-12
+        self._fields = [
+            (":method", "POST"),
+            (":scheme", "https" if address.tls else "http"),
+            (":path", f"/{SERVICE}/{METHOD}"),
+            (":authority", "localhost" if address.path else address.target),
+            ("te", "trailers"),
+            ("content-type", "application/grpc"),
+            ("user-agent", f"gymnasium-bridge/{__version__}"),
+            (HELLO, __version__),  # U-12
+        ]
         if token is not None:
-            metadata.append(("authorization", f"Bearer {token}"))
-        scheme = "https" if address.tls else "http"
-        self._call = Http2Call(address.target, f"/{SERVICE}/{METHOD}", metadata, max_message_bytes, scheme)
+            self._fields.append(("authorization", f"Bearer {token}"))
+        self._http = Http2(client=True, max_message_bytes=max_message_bytes)
+        self._opened = 0
         self.answered = False
-        self.ending: RemoteError | None = None
+        self.server_version: str | None = None
         self.quiet: float | None = _QUIET_UNKNOWN
 
     @property
-    def server_version(self) -> str | None:
-        """What the server's metadata says of it."""
-        return (self._call.metadata or {}).get(HELLO)
+    def roomy(self) -> bool:
+        """Whether a further call may be opened."""
+        return self._http.farewell is None and len(self._http.streams) < _MAX_LINES
 
     @property
-    def owed(self) -> bytes:
-        """What HTTP/2 itself has to say."""
-        return self._call.take()
+    def broken(self) -> bool:
+        """Whether what follows is no HTTP/2."""
+        return self._http.broken is not None
 
-    def opening(self) -> bytes:
-        """Return the settings, and the call's header fields."""
-        return self._call.take()
+    def take(self) -> list[Part]:
+        """Return what is to be sent now."""
+        return self._http.take()
 
-    def pack(self, request: bytes) -> bytes:
-        """Return a request's frames, as far as the server has room."""
-        return self._call.pack(request)
+    def open(self, line: Line) -> None:
+        """Open a call."""
+        line.stream = self._http.open(self._fields)
+        line.stream.owner = line
 
-    def finish(self) -> bytes:
-        """Return the end of the call's requests."""
-        return self._call.finish()
+    def pack(self, line: Line, request: bytes) -> None:
+        """Send a request, as far as the server has room."""
+        self._http.send(line.stream, [request], len(request))
 
-    def ping(self) -> bytes:
-        """Return a ping."""
-        return self._call.ping()
+    def finish(self, line: Line) -> None:
+        """End the call's requests."""
+        self._http.finish(line.stream)
+
+    def cut(self, line: Line) -> None:
+        """Cancel the call."""
+        self._http.cut(line.stream, CANCEL)
+
+    def ping(self) -> None:
+        """Send a ping."""
+        self._http.ping()
 
     @property
     def space(self) -> memoryview | None:
         """Where the rest of a large answer goes."""
-        return self._call.space
+        return self._http.space
 
-    def filled(self, count: int) -> list[bytes | bytearray]:
+    def filled(self, count: int) -> list[Came]:
         """Take note that bytes are in `space`."""
-        return self._noted(self._call.filled(count))
+        return self._noted(self._http.filled(count))
 
-    def feed(self, data: bytes) -> list[bytes | bytearray]:
-        """Take bytes; return the answers that they complete."""
+    def feed(self, data: bytes) -> list[Came]:
+        """Take bytes; return what they complete."""
+        http = self._http
         try:
-            answers = self._call.feed(data)
+            if http.broken is not None:
+                raise http.broken
+            return self._noted(http.feed(data))
         except Http2Error as error:
             if self.answered:
                 raise PeerError(self._url, f"it speaks no HTTP/2: {error}") from error
             details = f"no gRPC server: {error}"
             raise ConnectError(self._url, f"{details}. {remedy(self._scheme, details)}") from error
-        return self._noted(answers)
 
-    def _noted(self, answers: list[bytes | bytearray]) -> list[bytes | bytearray]:
-        """Take note of what the last bytes changed; return the answers that they completed."""
-        if answers and not self.answered:
-            self.answered = True
-            if self.server_version is not None:
-                self.quiet = keepalive.KEEPALIVE
-        if self._call.status is not None and self.ending is None:
-            self.ending = self._explain(self._call.status)
-        return answers
+    def _noted(self, events: list[tuple[Stream, Event]]) -> list[Came]:
+        """Return what events mean to the lines."""
+        came: list[Came] = []
+        for stream, event in events:
+            if type(event) is bytes or type(event) is bytearray:
+                self.answered = True
+                came.append((stream.owner, event))
+            else:
+                status = self._status(stream, event)
+                if status is not None:
+                    self._http.cut(stream, CANCEL)  # where it is still open
+                    came.append((stream.owner, self._explain(status, stream.owner.url)))
+                elif isinstance(event, Fields) and event.fields.get(SERVER_ID) != self._server_id is not None:
+                    raise ConnectError(self._url, "another server answers at its Unix socket; use transport='grpc'")
+        if self.answered and self.quiet == _QUIET_UNKNOWN and self.server_version is not None:
+            self.quiet = keepalive.KEEPALIVE
+        return came
 
-    def _explain(self, status: Status) -> RemoteError:
-        """Say how the call ended."""
+    def _status(self, stream: Stream, event: Event) -> _Status | None:
+        """Return the status that an event gives a call; None: it goes on."""
+        if isinstance(event, Fields):
+            return self._by_fields(stream, event)
+        if isinstance(event, Reset):
+            code = _BY_RESET.get(event.code, Code.INTERNAL)
+            why = self._http.farewell or f"the server cut the stream with HTTP/2's error {event.code}"
+            return _Status(int(code), why)
+        if isinstance(event, TooLarge):
+            limit = self._max_message_bytes
+            text = f"an answer of {event.size} bytes is larger than max_message_bytes={limit}"
+            return _Status(int(Code.RESOURCE_EXHAUSTED), text)
+        if isinstance(event, Garbled):
+            return _Status(int(Code.INTERNAL), event.what)
+        if isinstance(event, Compressed):
+            text = "the server sent a compressed message, which was not asked for"
+            return _Status(int(Code.INTERNAL), text)
+        if isinstance(event, End):
+            return _Status(int(Code.INTERNAL), "the server ended the stream without a status")
+        return None
+
+    def _by_fields(self, stream: Stream, event: Fields) -> _Status | None:
+        fields = event.fields
+        http = fields.get(":status")
+        if http is not None or not event.last:  # the first ones of the call
+            kind = fields.get("content-type", "")
+            if http != "200" and "grpc-status" not in fields:
+                code = _BY_HTTP_STATUS.get(http or "", Code.UNKNOWN)
+                return _Status(int(code), f"the answer has the HTTP status {http or 'missing'}")
+            if not kind.startswith("application/grpc"):
+                return _Status(int(Code.UNKNOWN), f"expected the content-type application/grpc, got {kind!r:.80}")
+            self.server_version = fields.get(HELLO, self.server_version)
+        if not event.last:
+            return None
+        text = fields.get("grpc-status", "")
+        # Python reads no number of thousands of digits, and no code has more than two.
+        number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else int(Code.UNKNOWN)
+        return _Status(number, unquote(fields.get("grpc-message", ""), errors="replace"))
+
+    def _explain(self, status: _Status, url: str) -> RemoteError:
+        """Say how a call ended."""
         code, details = status.code, status.details or "no details"
         if code == Code.OK:
-            return ConnectionLostError(self._url, "the server ended the stream")
+            return ConnectionLostError(url, "the server ended the stream")
         if code == Code.UNAVAILABLE and not self.answered:
-            return ConnectError(self._url, f"no connection: {details}. {remedy(self._scheme, details)}")
+            return ConnectError(url, f"no connection: {details}. {remedy(self._scheme, details)}")
         if code in (Code.UNAVAILABLE, Code.CANCELLED):
-            return ConnectionLostError(self._url, f"the connection was lost: {details}")
+            return ConnectionLostError(url, f"the connection was lost: {details}")
         if code == Code.UNIMPLEMENTED:
-            return ConnectError(self._url, f"a gRPC server is there, but it does not speak dm_env_rpc: {details}")
+            return ConnectError(url, f"a gRPC server is there, but it does not speak dm_env_rpc: {details}")
         if code == Code.UNAUTHENTICATED and self._withheld:
             details += f" ({TOKEN_VARIABLE} is not sent unencrypted to another machine: use grpcs://, or pass token=)"
-        return RefusedError(self._url, f"the stream was ended: {details}", code)
+        return RefusedError(url, f"the stream was ended: {details}", code)
 
     def cut_off(self) -> str:
-        """Say what the end of the stream means now."""
-        if self._call.farewell:
-            return f"the connection was lost: {self._call.farewell}"
+        """Say what the end of the socket's stream means now."""
+        if self._http.farewell:
+            return f"the connection was lost: {self._http.farewell}"
         return "the server ended the stream" if self.answered else "it closed the connection without a word"

@@ -9,8 +9,8 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, Protocol, TypeVar
 
 from bridge.client import keepalive
 
@@ -26,6 +26,13 @@ class Tended(Protocol):
         """See whether a sign is due; called with the inbox's guard held."""
 
 
+class Holding(Protocol):
+    """What may keep what it has to send until it is told to."""
+
+    def flush(self) -> None:
+        """Send it."""
+
+
 class Inbox(Generic[T]):
     """A queue that one thread takes from, which in the meantime looks after sockets: one selector, and no thread.
 
@@ -37,6 +44,9 @@ class Inbox(Generic[T]):
         self._selector: selectors.BaseSelector | None = None
         self._tended: set[Tended] = set()
         self._tend_at = 0.0
+        self._held: set[Holding] | None = None
+        self.links: dict[Any, Any] = {}
+        """Sockets that may carry further lines, by where to."""
         # Anew where it is held: the garbage collector runs anywhere, and what it frees may close a connection.
         self.guard = threading.RLock()
         """Held by whoever is at the sockets."""
@@ -44,6 +54,25 @@ class Inbox(Generic[T]):
     def put(self, item: T) -> None:
         """Add an item; called by what looks after the sockets."""
         self._items.append(item)
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Send what is said meanwhile over the same socket together."""
+        self._held = set()
+        try:
+            yield
+        finally:
+            held, self._held = self._held, None
+            with self.guard:
+                for link in held:
+                    link.flush()
+
+    def holds(self, link: Holding) -> bool:
+        """Tell whether a link is to keep what it has to send for the moment; it will be told to send it."""
+        if self._held is None:
+            return False
+        self._held.add(link)
+        return True
 
     def watch(self, sock: socket.socket, events: int, ready: Callable[[int], None]) -> None:
         """Call `ready` with the events, within `get`, whenever one of `events` is there; replaces what was watched."""

@@ -12,10 +12,11 @@ import weakref
 from typing import Protocol
 
 from bridge.forks import forget_in_child
+from bridge.sockets import QUIET
 
 __all__ = ["KEEPALIVE", "add", "period", "remove"]
 
-KEEPALIVE = 20.0
+KEEPALIVE = QUIET
 """Seconds without a sign of the server after which it is asked for one; it then has half of them for it."""
 
 

@@ -251,6 +251,7 @@ class Remote:
         inbox: Gets this remote, its connection's number, and what came.
         max_message_bytes: The largest request or answer.
         transport: `grpc` to use gRPC also where the server offers a Unix socket of this machine; None: what is best.
+        shared: Whether there are other remotes to the same place.
     """
 
     def __init__(
@@ -259,6 +260,8 @@ class Remote:
         inbox: Inbox[Delivery],
         max_message_bytes: int,
         transport: str | None = None,
+        *,
+        shared: bool = False,
     ) -> None:
         self.wish = wish
         self.url = wish.address.url
@@ -269,6 +272,7 @@ class Remote:
         """Answers of episodes that had been given up, dropped."""
         self._inbox = inbox
         self._transport = transport
+        self._shared = shared
         self.record = RemoteRecord()
         """Its failures, and what they cost."""
         self._max_message_bytes = max_message_bytes
@@ -312,10 +316,12 @@ class Remote:
         parts: tuple[Wish, int, Facts | None],
         inbox: Inbox[Delivery],
         transport: str | None = None,
+        *,
+        shared: bool = False,
     ) -> Remote:
         """Make a remote that knows what another one knew, and has no connection."""
         wish, max_message_bytes, facts = parts
-        remote = cls(wish, inbox, max_message_bytes, transport)
+        remote = cls(wish, inbox, max_message_bytes, transport, shared=shared)
         remote.facts = facts
         return remote
 
@@ -333,7 +339,9 @@ class Remote:
             arrivals.append(self.now())
             return self, number, what
 
-        self._connection = connect(self.wish.address, self._inbox, came, self._max_message_bytes, self._transport)
+        self._connection = connect(
+            self.wish.address, self._inbox, came, self._max_message_bytes, self._transport, shared=self._shared
+        )
         self._script = self._join()
         self._send(next(self._script), "script")
 

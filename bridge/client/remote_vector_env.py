@@ -254,7 +254,7 @@ class RemoteVectorEnv(SeatedVectorEnv):
         self._guard = OneThread("vector environment")
         self._inbox = Inbox()
         everybody = [
-            Seat(Remote.of_parts(of, self._inbox, self._transport), start, lanes, SlotState.LOST)
+            Seat(Remote.of_parts(of, self._inbox, self._transport, shared=self._shared), start, lanes, SlotState.LOST)
             for of, start, lanes in parts
         ]
         self._seats = [seat for seat in everybody if seat.start != SPARE]
@@ -511,38 +511,42 @@ class RemoteVectorEnv(SeatedVectorEnv):
             self._act(columns)
             self.pacer()
             self._drain()
+        self.ask([(seat, seat.start) for seat in self._seats], columns)
+
+    def ask(self, plan: list[tuple[Seat, int]], columns: list[Any]) -> None:
+        """Send the Steps of seats, each with its actions' first row in `columns`; finished ones begin anew instead."""
         now = time.monotonic()
-        written = self._write_steps(columns)
-        for seat in self._seats:
-            if seat.state is SlotState.RUNNING and seat.answer is None:
+        running = [item for item in plan if item[0].state is SlotState.RUNNING and item[0].answer is None]
+        written = self._write_steps(running, columns)
+        with self._inbox.together():
+            for seat, position in running:
                 if seat.ended:
                     self._begin(seat, None, reset=False)
-                else:
-                    seat.stepping = True
-                    seat.remote.record.steps_asked += seat.lanes
-                    seat.deadline = now + self._timeout
-                    if (request := written.get(seat.start)) is not None:
-                        seat.remote.send_step(request)
-                        continue
-                    acted = self.pacer is not None and seat.remote.realtime is not None
-                    seat.remote.step_columns(None if acted else columns, seat.start)
+                    continue
+                seat.stepping = True
+                seat.remote.record.steps_asked += seat.lanes
+                seat.deadline = now + self._timeout
+                if (request := written.get(position)) is not None:
+                    seat.remote.send_step(request)
+                    continue
+                acted = self.pacer is not None and seat.remote.realtime is not None
+                seat.remote.step_columns(None if acted else columns, position)
         self._tend(now)
 
-    def _write_steps(self, columns: list[Any]) -> dict[int, bytes]:
-        """Write the Steps of all single environments that take the same form at once; return them by slot."""
-        alike: dict[Any, list[Seat]] = {}
-        if len(self._seats) > 1:
-            for seat in self._seats:
-                if seat.state is SlotState.RUNNING and seat.answer is None and not seat.ended:
-                    form = seat.remote.form
-                    if form is not None:
-                        alike.setdefault(form, []).append(seat)
+    def _write_steps(self, plan: list[tuple[Seat, int]], columns: list[Any]) -> dict[int, bytes]:
+        """Write the Steps of all single environments that take the same form at once; return them by position."""
+        alike: dict[Any, list[tuple[Seat, int]]] = {}
+        if len(plan) > 1:
+            for item in plan:
+                form = None if item[0].ended else item[0].remote.form
+                if form is not None:
+                    alike.setdefault(form, []).append(item)
         written: dict[int, bytes] = {}
-        for seats in alike.values():
-            if len(seats) > 1:
-                slots = [seat.start for seat in seats]
-                requests = seats[0].remote.write_steps(columns, slots)
-                written.update(zip(slots, requests or (), strict=False))
+        for items in alike.values():
+            if len(items) > 1:
+                positions = [position for _, position in items]
+                requests = items[0][0].remote.write_steps(columns, positions)
+                written.update(zip(positions, requests or (), strict=False))
         return written
 
     def _act(self, columns: list[Any]) -> None:

@@ -130,6 +130,8 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
     _timeout: float
     _max_message_bytes: int
     _transport: str | None
+    _shared: bool
+    """Whether some remotes are in the same place."""
     _observation_layout: Layout
     _jitter: random.Random
     _waits_for_lanes: bool
@@ -143,6 +145,8 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
         """Join a world for each wish, all at once, and further ones where `num_envs` asks for more slots."""
         if num_envs is not None and (not isinstance(num_envs, int) or isinstance(num_envs, bool) or num_envs < 1):
             raise SettingError(f"expected num_envs to be a positive integer, got {num_envs!r}")
+        places = {(wish.address.scheme, wish.address.target) for wish in wishes}
+        self._shared = len(places) < max(len(wishes), num_envs or 0)
         self._add_seats(wishes)
         if num_envs is None:
             return
@@ -159,7 +163,7 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
     def _add_seats(self, wishes: list[Wish]) -> None:
         first = len(self._seats)
         for wish in wishes:
-            seat = Seat(Remote(wish, self._inbox, self._max_message_bytes, self._transport), 0, 1)
+            seat = self._new_seat(wish, 0)
             self._seats.append(seat)
             self._seat_of[seat.remote] = seat
             seat.remote.open()
@@ -182,9 +186,12 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
             start += seat.lanes
             self._check_spaces(seat)
 
+    def _new_seat(self, wish: Wish, start: int) -> Seat:
+        return Seat(Remote(wish, self._inbox, self._max_message_bytes, self._transport, shared=self._shared), start, 1)
+
     def _add_spare(self, wish: Wish) -> None:
         """Connect a world that stands by, without waiting for it."""
-        spare = Seat(Remote(wish, self._inbox, self._max_message_bytes, self._transport), SPARE, 1)
+        spare = self._new_seat(wish, SPARE)
         self._spares.append(spare)
         self._seat_of[spare.remote] = spare
         spare.deadline = time.monotonic() + self._timeout

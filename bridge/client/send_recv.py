@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from bridge.client.infos import merge_lanes
-from bridge.client.remote import Batch, SlotState
+from bridge.client.remote import Batch
 from bridge.errors import AlreadyPendingError, RemoteError, RemoteTimeoutError, ResetNeededError, SettingError
 from bridge.tensors import Array
 
@@ -32,7 +32,6 @@ def send(envs: RemoteVectorEnv, actions: Any, slots: Any) -> None:
     plan = _plan(envs, order)
     columns = envs._action_layout.split(actions, len(order))
     envs._drain()
-    now = time.monotonic()
     for seat, _ in plan:
         if seat.stepping:
             raise AlreadyPendingError(
@@ -40,18 +39,8 @@ def send(envs: RemoteVectorEnv, actions: Any, slots: Any) -> None:
                 "taken; call recv first",
                 "recv",
             )
-    for seat, position in plan:
-        if seat.state is not SlotState.RUNNING or seat.answer is not None:
-            continue  # its next episode begins by itself
-        if seat.ended:
-            envs._begin(seat, None, reset=False)
-        else:
-            seat.stepping = True
-            seat.remote.record.steps_asked += seat.lanes
-            seat.deadline = now + envs._timeout
-            seat.remote.step_columns(columns, position)
+    envs.ask(plan, columns)  # of a slot that has no episode, the next one begins by itself
     envs._sent = True
-    envs._tend(now)
 
 
 def _checked_slots(slots: Any, num_envs: int) -> list[int]:

@@ -62,15 +62,18 @@ class Security:
         """Whether what travels is encrypted, and the server proves who it is."""
         return self.tls_certificate is not None
 
-    def context(self) -> ssl.SSLContext | None:
+    def context(self, alpn: str | None = None) -> ssl.SSLContext | None:
         """Return what a socket speaks TLS with; None: it speaks none.
+
+        Args:
+            alpn: The name of what is spoken within; None: it has none.
 
         Raises:
             SettingError: The certificate and its key cannot be used.
         """
         if self.tls_certificate is None or self.tls_key is None:
             return None
-        return server_context(self.tls_certificate, self.tls_key, self.tls_client_ca)
+        return server_context(self.tls_certificate, self.tls_key, self.tls_client_ca, alpn)
 
     @property
     def authenticates(self) -> bool:

@@ -73,6 +73,11 @@ class Flight:
             self._check(size)
             self._count(1, size)
 
+    def hold_up(self, size: int) -> None:
+        """Count a request that is being served and was not counted, until `leave`. It is never refused."""
+        with self._guard:
+            self._count(1, size)
+
     def leave(self, size: int) -> None:
         """Take note that a request of `size` bytes was served."""
         with self._guard:

@@ -2,38 +2,126 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
+from bridge.errors import Code, RequestError
 from bridge.wire import SERVICE
 
-__all__ = ["Health", "add_services"]
+__all__ = ["Services", "SideCall"]
+
+_MAX_REQUEST = 65536
 
 
-class Health:
-    """What the health service says of this server."""
+class SideCall:
+    """A call of one of these services: requests go in, and answers come out.
 
-    def __init__(self, servicer: Any, status: Any) -> None:
-        self._servicer, self._status = servicer, status
-        self.set(True)
+    Args:
+        serve: Called with each request; returns its answer. Raises RequestError.
+        unary: Whether the first answer is the last one.
+        last_words: The answer that is due when the server stops; None: none is, and the call goes on.
+    """
 
-    def set(self, serving: bool) -> None:
-        """Say that it takes new clients, or that it does not any more."""
-        for service in ("", SERVICE):
-            self._servicer.set(service, self._status.SERVING if serving else self._status.NOT_SERVING)
+    def __init__(self, serve: Callable[[bytes], bytes], *, unary: bool, last_words: bytes | None = None) -> None:
+        self._serve = serve
+        self._unary = unary
+        self._last_words = last_words
+        self.over = False
+        """Whether nothing follows."""
+        self.error: RequestError | None = None
+        """Why it is over, if not because all was said."""
+
+    def message(self, data: bytes) -> list[bytes]:
+        """Take a request; return the answers."""
+        if self.over:
+            return []
+        try:
+            if len(data) > _MAX_REQUEST:
+                raise RequestError(Code.RESOURCE_EXHAUSTED, f"expected a request of at most {_MAX_REQUEST} bytes")
+            answer = self._serve(data)
+        except DecodeError as error:
+            self.error = RequestError(Code.INVALID_ARGUMENT, f"the request cannot be read: {error}")
+        except RequestError as error:
+            self.error = error
+        else:
+            self.over = self._unary
+            return [answer]
+        self.over = True
+        return []
+
+    def end(self) -> list[bytes]:
+        """Take note that no more requests come."""
+        self.over = self.over or self._last_words is None
+        return []
+
+    def drain(self) -> list[bytes]:
+        """Take note that the server stops."""
+        if self._last_words is None or self.over:
+            return []
+        self.over = True
+        return [self._last_words]
+
+
+class Services:
+    """The services of one server."""
+
+    def __init__(self) -> None:
+        self._serving = True
+        self._methods: dict[str, Callable[[], SideCall]] = {}
+        try:
+            from grpc_health.v1 import health_pb2
+            from grpc_reflection.v1alpha import reflection, reflection_pb2
+        except ImportError:  # the extra `ops`
+            return
+        health, reflects = "grpc.health.v1.Health", reflection.SERVICE_NAME
+        self._pb = health_pb2
+        reflector = reflection.ReflectionServicer((SERVICE, health, reflects))
+
+        def reflect(data: bytes) -> bytes:
+            requests = iter([reflection_pb2.ServerReflectionRequest.FromString(data)])
+            call: Any = reflector.ServerReflectionInfo  # a generator, and it looks at no context
+            return bytes(next(call(requests, None)).SerializeToString())
+
+        self._methods = {
+            f"/{health}/Check": lambda: SideCall(self._check, unary=True),
+            f"/{health}/Watch": lambda: SideCall(self._watch, unary=False, last_words=self._state(serving=False)),
+            f"/{reflects}/ServerReflectionInfo": lambda: SideCall(reflect, unary=False),
+        }
+        if hasattr(health_pb2, "HealthListResponse"):  # not in older versions
+            self._methods[f"/{health}/List"] = lambda: SideCall(self._list, unary=True)
 
     def stop(self) -> None:
-        """Say NOT_SERVING, and end the streams that watch."""
-        self._servicer.enter_graceful_shutdown()
+        """Say NOT_SERVING from now on."""
+        self._serving = False
 
+    def open(self, path: str) -> SideCall | None:
+        """Begin a call of a method; None: there is none of this path."""
+        make = self._methods.get(path)
+        return None if make is None else make()
 
-def add_services(server: Any) -> Health | None:
-    """Add the services to a gRPC server; None: the packages (the extra `ops`) are not installed."""
-    try:
-        from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-        from grpc_reflection.v1alpha import reflection
-    except ImportError:
-        return None
-    servicer = health.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    return Health(servicer, health_pb2.HealthCheckResponse)
+    def _state(self, *, serving: bool) -> bytes:
+        status = self._pb.HealthCheckResponse
+        return bytes(status(status=status.SERVING if serving else status.NOT_SERVING).SerializeToString())
+
+    def _known(self, data: bytes) -> bool:
+        return self._pb.HealthCheckRequest.FromString(data).service in ("", SERVICE)
+
+    def _check(self, data: bytes) -> bytes:
+        if not self._known(data):
+            raise RequestError(Code.NOT_FOUND, f"expected the service {SERVICE!r}, or '' for the server as a whole")
+        return self._state(serving=self._serving)
+
+    def _watch(self, data: bytes) -> bytes:
+        if self._known(data):
+            return self._state(serving=self._serving)
+        status = self._pb.HealthCheckResponse
+        return bytes(status(status=status.SERVICE_UNKNOWN).SerializeToString())
+
+    def _list(self, data: bytes) -> bytes:
+        del data  # it holds nothing
+        answer = self._pb.HealthListResponse()
+        for service in ("", SERVICE):
+            answer.statuses[service].ParseFromString(self._state(serving=self._serving))
+        return bytes(answer.SerializeToString())

@@ -21,13 +21,17 @@ from bridge.credentials import TokenLike
 from bridge.errors import SettingError
 from bridge.forks import forget_in_child, leak
 from bridge.server.auth import Gate, Security
+from bridge.server.connection import Connection, Dialect
 from bridge.server.flight import Flight
-from bridge.server.frame_transport import FrameTransport
-from bridge.server.grpc_transport import GrpcTransport
+from bridge.server.frame_dialect import EitherDialect, FrameDialect
+from bridge.server.grpc_dialect import GrpcDialect
+from bridge.server.grpc_services import Services
 from bridge.server.limits import ConnectionCount, Limits
+from bridge.server.listeners import UnixListener, listen_tcp
 from bridge.server.metrics import Metrics
 from bridge.server.reaper import Reaper
 from bridge.server.registry import Registry, WorldSource
+from bridge.server.transport import Transport
 from bridge.worlds.base import Lock
 from bridge.worlds.isolated import CALL_TIMEOUT, Isolation
 from bridge.worlds.realtime import Realtime
@@ -99,45 +103,24 @@ class Server:
             reset_world_timeout=reset_world_timeout,
         )
         self._count = ConnectionCount(limits.max_connections)
-        flight = Flight(limits)
-        self._frames: FrameTransport | None = None
+        self._transport = Transport(self._registry, limits, count=self._count, flight=Flight(limits))
         self._offer: local.Offer | None = None
-        if unix_path is not None or tcp_port is not None:
-            path = None if unix_path is None else os.path.abspath(unix_path)
-            server_id = secrets.token_hex(16)
-            self._frames = FrameTransport(
-                self._registry,
-                limits,
-                count=self._count,
-                flight=flight,
-                server_id=server_id,
-                unix_path=path,
-                host=host,
-                tcp_port=tcp_port,
-                gate=Gate(security.token),
-                tls=security.context(),
-            )
-            self._registry.unix_path = path
-        try:
-            self._transport = GrpcTransport(self._registry, host, port, limits, self._count, security, flight)
-        except BaseException:
-            if self._frames is not None:
-                self._frames.stop(0.0)
-            raise
-        if self._frames is not None and self._frames.unix_path is not None:
-            self._offer = local.publish(self._transport.port, self._frames.unix_path, server_id)
+        self._unix: UnixListener | None = None
+        self._tcp_port: int | None = None
         self._metrics: Metrics | None = None
-        if metrics_port is not None:
-            try:
+        server_id = secrets.token_hex(16)
+        try:
+            self._port = self._listen(limits, security, server_id, host, port, tcp_port, unix_path)
+            if metrics_port is not None:
                 self._metrics = Metrics(host, metrics_port, lambda: self.connections, lambda: self.worlds)
-            except BaseException:
-                self._transport.stop(0.0)
-                if self._frames is not None:
-                    self._frames.stop(0.0)
-                raise
-            self._transport.metrics = self._metrics
-            if self._frames is not None:
-                self._frames.metrics = self._metrics
+        except BaseException:
+            self._transport.stop(0.0)
+            raise
+        self._transport.metrics = self._metrics
+        self._transport.start()
+        if self._unix is not None:
+            self._registry.unix_path = self._unix.path
+            self._offer = local.publish(self.port, self._unix.path, server_id)
         self._tls = security.tls
         self._reaper = Reaper(self._registry.reap, idle_timeout)
         self._host = host
@@ -157,6 +140,47 @@ class Server:
             )
         atexit.register(self.stop, 0.0)
         forget_in_child(self)
+
+    def _listen(
+        self,
+        limits: Limits,
+        security: Security,
+        server_id: str,
+        host: str,
+        port: int,
+        tcp_port: int | None,
+        unix_path: str | None,
+    ) -> int:
+        """Open all ports; return that of gRPC."""
+        transport, gate, services = self._transport, Gate(security.token), Services()
+        self._services = services
+
+        def grpc(connection: Connection) -> Dialect:
+            return GrpcDialect(connection, transport, limits, gate, services)
+
+        def frames(connection: Connection) -> Dialect:
+            return FrameDialect(connection, transport, limits, gate, server_id)
+
+        def grpc_here(connection: Connection) -> Dialect:
+            return GrpcDialect(connection, transport, limits, gate, services, server_id)
+
+        def either(connection: Connection) -> Dialect:
+            return EitherDialect(connection, frames, grpc_here)
+
+        tls, tls_frames = security.context("h2"), security.context()
+        socks = listen_tcp(host, port, "port")
+        for sock in socks:
+            transport.listen(sock, grpc, tls)
+        if tcp_port is not None:
+            others = listen_tcp(host, tcp_port, "tcp_port")
+            self._tcp_port = others[0].getsockname()[1]
+            for sock in others:
+                transport.listen(sock, either, tls_frames)
+        if unix_path is not None:
+            self._unix = UnixListener(os.path.abspath(unix_path))
+            transport.listen(self._unix.sock, either, None, self._unix.remove)
+        found: int = socks[0].getsockname()[1]
+        return found
 
     def after_fork(self) -> None:
         """In a forked process: leave the server to the parent process."""
@@ -184,8 +208,8 @@ class Server:
     def urls(self) -> list[str]:
         """All URLs that this server listens on."""
         urls = [self.url]
-        if self._frames is not None and self._frames.unix_path is not None:
-            urls.append(f"unix://{quote(self._frames.unix_path)}")
+        if self._unix is not None:
+            urls.append(f"unix://{quote(self._unix.path)}")
         if self._tcp_port is not None:
             urls.append(f"{'tcps' if self._tls else 'tcp'}://{self._reachable}:{self._tcp_port}")
         return urls
@@ -193,12 +217,7 @@ class Server:
     @property
     def port(self) -> int:
         """The port that it listens on."""
-        return self._transport.port
-
-    @property
-    def _tcp_port(self) -> int | None:
-        """The port of the frames; None: there is none."""
-        return None if self._frames is None else self._frames.tcp_port
+        return self._port
 
     @property
     def metrics_port(self) -> int | None:
@@ -256,8 +275,8 @@ class Server:
             try:
                 if self._offer is not None:
                     self._offer.withdraw()
-                ended = self._frames is None or self._frames.stop(grace)
-                if not self._transport.stop(grace) or not ended:
+                self._services.stop()
+                if not self._transport.stop(grace):
                     warnings.warn(
                         "an environment is still in a call after the deadline; its thread is left behind",
                         RuntimeWarning,

@@ -1,0 +1,584 @@
+"""A client's sockets: a link carries one stream of requests and answers, or several to the same place.
+
+No thread: the owner's inbox looks after the socket. What is spoken over it, frames or gRPC, is a `Dialect`: bytes in
+and messages out, without a socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import selectors
+import socket
+import ssl
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from bridge.address import Address
+from bridge.client import keepalive
+from bridge.client.inbox import Inbox
+from bridge.client.remedies import remedy
+from bridge.errors import ConnectError, ConnectionLostError, RemoteError, SettingError
+from bridge.forks import forget_in_child
+from bridge.sockets import prepare
+from bridge.tls import Tls, client_context, explain
+
+__all__ = ["Came", "Dialect", "Line", "Link"]
+
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+_CHUNK = 65536
+# Seconds that `send` waits for a server that takes nothing off the socket before the rest is left to `Inbox.get`.
+_STALL = 5.0
+# Requests of a link that are sent together.
+_TOGETHER = 16
+_MAX_PARTS = 64
+
+Part = bytes | memoryview
+
+
+class Dialect(Protocol):
+    """What is spoken over a link."""
+
+    answered: bool
+    """Whether the server is known to speak it."""
+
+    @property
+    def broken(self) -> bool:
+        """Whether what follows cannot be read, for the reason that `feed` then raises."""
+
+    @property
+    def alpn(self) -> str | None:
+        """How TLS names it; None: not at all."""
+
+    @property
+    def half_closes(self) -> bool:
+        """Whether the end of the socket's stream is what says that no request follows."""
+
+    @property
+    def quiet(self) -> float | None:
+        """Seconds without a sign of the server after which it is asked for one; None: it cannot be asked."""
+
+    @property
+    def server_version(self) -> str | None:
+        """The version of a server of this package; None: not known, or another server."""
+
+    @property
+    def roomy(self) -> bool:
+        """Whether a further line may be opened."""
+
+    def take(self) -> list[Part]:
+        """Return what is to be sent now."""
+
+    def open(self, line: Line) -> None:
+        """Begin a line."""
+
+    def pack(self, line: Line, request: bytes) -> None:
+        """Send a request."""
+
+    def finish(self, line: Line) -> None:
+        """Say that no request follows."""
+
+    def cut(self, line: Line) -> None:
+        """Say that no answer is wanted any more."""
+
+    def ping(self) -> None:
+        """Ask for a sign."""
+
+    @property
+    def space(self) -> memoryview | None:
+        """Where the next bytes go, to be received into and told to `filled`; None: any, to `feed`."""
+
+    def filled(self, count: int) -> Iterable[Came]:
+        """Take note that bytes are in `space`; return what they complete."""
+
+    def feed(self, data: bytes) -> Iterable[Came]:
+        """Take bytes; return what they complete. Raises RemoteError where they cannot be read."""
+
+    def cut_off(self) -> str:
+        """Say what the end of the socket's stream means now."""
+
+
+class Line:
+    """One stream of requests and answers; used by one thread, the one that takes from the inbox.
+
+    Args:
+        link: What carries it.
+        url: Where to, for messages.
+        deliver: Called with each answer's bytes, and at the end of the stream once with the RemoteError that says why.
+    """
+
+    def __init__(self, link: Link, url: str, deliver: Callable[[bytes | bytearray | RemoteError], None]) -> None:
+        self.link = link
+        self.url = url
+        self.deliver = deliver
+        self.stream: Any = None
+        """What the dialect knows it by."""
+        self.ended = False
+        self.finished = False
+        with link.inbox.guard:
+            link.add(self)
+
+    @property
+    def server_version(self) -> str | None:
+        """The version of a Gymnasium Bridge server, None for another one; known once an answer came."""
+        return self.link.dialect.server_version
+
+    @property
+    def silent(self) -> bool:
+        """Whether not a byte has come yet."""
+        return self.link.silent
+
+    def send(self, request: bytes) -> None:
+        """Send a request; it is on its way when this returns, or when the inbox sends what it holds together.
+
+        Raises:
+            SettingError: It is larger than `max_message_bytes`.
+            ConnectionLostError: This process was forked from the one that the line belongs to.
+        """
+        link = self.link
+        if len(request) > link.max_message_bytes:
+            raise SettingError(
+                f"a request of {len(request)} bytes is larger than max_message_bytes={link.max_message_bytes}"
+            )
+        if link.inherited:
+            raise ConnectionLostError(self.url, "this process was forked, and the connection is its parent's")
+        with link.inbox.guard:
+            if not self.ended:  # else how it ended was delivered
+                link.dialect.pack(self, request)
+                link.said()
+
+    def finish(self) -> None:
+        """Say that no request follows; those sent before are served."""
+        link = self.link
+        if self.finished or link.inherited:
+            return
+        self.finished = True
+        self.deliver = _only_answers(self.deliver)
+        with link.inbox.guard:
+            if not self.ended:
+                link.dialect.finish(self)
+                link.finishing = link.dialect.half_closes
+                link.flush()
+
+    def close(self, timeout: float) -> None:
+        """End the stream. Waits for the server at most `timeout` seconds, then cuts it."""
+        if self.link.inherited:
+            return
+        self.finish()
+        self.deliver = _ignore
+        with self.link.inbox.guard:
+            self.link.remove(self, timeout)
+
+
+Came = tuple[Line, bytes | bytearray | RemoteError]
+
+
+class Link:
+    """A socket, and the lines over it.
+
+    Args:
+        address: Where to; with TLS where its scheme says so.
+        dialect: What to speak.
+        inbox: Looks after the socket.
+        max_message_bytes: The largest request.
+        shared: Whether it may carry several lines, whose requests are sent together.
+
+    Raises:
+        SettingError: The certificates cannot be used.
+    """
+
+    def __init__(
+        self, address: Address, dialect: Dialect, inbox: Inbox[Any], max_message_bytes: int, *, shared: bool = False
+    ) -> None:
+        self._address = address
+        self.dialect = dialect
+        self.inbox = inbox
+        self.max_message_bytes = max_message_bytes
+        self.inherited = False
+        self.silent = True
+        """Whether not a byte has come yet."""
+        self.ended = False
+        """Whether the socket is closed."""
+        self.finishing = False
+        """Whether the end of what we send is to be the end of the socket's stream."""
+        self._shared = shared
+        self._lines: set[Line] = set()
+        self._unsent = 0
+        self._connecting = True
+        self._watched = 0
+        self._heard = time.monotonic()
+        self._asked: float | None = None
+        self._out: list[memoryview] = []
+        self._tls: Tls | None = None
+        if address.tls:
+            self._tls = Tls(client_context(address.credentials, dialect.alpn), address.host)
+            self._tls.receive(b"")
+            self._out.append(memoryview(self._tls.send()))
+        self._sock: socket.socket | None = None
+        self._candidates: list[tuple[int, Any]] = []
+        forget_in_child(self)
+
+    def after_fork(self) -> None:
+        """In a forked process: leave the socket to the parent process."""
+        self.inherited = True
+
+    @property
+    def roomy(self) -> bool:
+        """Whether it takes a further line."""
+        return not self.ended and not self.inherited and self.dialect.roomy
+
+    # Lines
+
+    def add(self, line: Line) -> None:
+        """Begin a line; the first one connects."""
+        self._lines.add(line)
+        self.dialect.open(line)
+        if self._sock is not None or self.ended:
+            self.said()
+            return
+        try:
+            self._candidates = _candidates(self._address)
+        except OSError as error:
+            problem = f"the host {self._address.host!r} is not known: {error}"
+            self._end(lambda url: ConnectError(url, problem))
+            return
+        if self.dialect.quiet is not None:
+            self.inbox.attend(self)
+        self._connect_next(None)
+
+    def remove(self, line: Line, timeout: float) -> None:
+        """Wait for a line's end for at most `timeout` seconds, then cut it; the last one's end is the socket's."""
+        deadline = time.monotonic() + timeout
+        if self._sock is not None and timeout > 0 and not self._connecting and not sys.is_finalizing():
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._sock, _READ)
+                while self._sock is not None and not line.ended and (wait := deadline - time.monotonic()) > 0:
+                    selector.modify(self._sock, _READ | (_WRITE if self._out else 0))
+                    for _, events in selector.select(wait):
+                        if events & _WRITE:
+                            self.flush()
+                        if events & _READ:
+                            self._receive()
+        if not line.ended:
+            line.ended = True
+            self._lines.discard(line)
+            self.dialect.cut(line)
+            if self._lines:
+                self.flush()
+        if not self._lines:
+            self._drop()
+
+    # Connecting
+
+    def _connect_next(self, error: OSError | None) -> None:
+        """Try the next address that the host's name stands for."""
+        while self._candidates:
+            family, target = self._candidates.pop(0)
+            if self._sock is not None:
+                self.inbox.forget(self._sock)
+                self._sock.close()
+            try:
+                self._sock = socket.socket(family, socket.SOCK_STREAM)
+                prepare(self._sock)
+                number = self._sock.connect_ex(target)
+            except OSError as problem:  # a name or path that no socket takes
+                error = problem
+                continue
+            if number in (0, errno.EISCONN):
+                self._connecting = False
+                self._watch(_READ)
+                self.flush()
+                return
+            if number in (errno.EINPROGRESS, errno.EWOULDBLOCK):
+                self._watch(_WRITE)
+                return
+            error = OSError(number, errno.errorcode.get(number, str(number)))
+        detail = f"{error.strerror or error}" if error else "the name has no address"
+        text = f"no connection: {detail}. Is the server running there, and does it serve this transport?"
+        self._end(lambda url: ConnectError(url, text))
+
+    def _unmet(self, details: str) -> Callable[[str], RemoteError]:
+        text = f"no connection: {details.rstrip('.')}. {remedy(self._address.scheme, details)}"
+        return lambda url: ConnectError(url, text)
+
+    def _opened(self, tls: Tls, data: bytes) -> list[Came]:
+        """Return what bytes of the wire complete; what TLS itself says to them is added to `_out`."""
+        plain = tls.receive(data) if data else b""
+        if tls.owes:
+            self._out.append(memoryview(tls.send()))
+        dialect = self.dialect
+        came: list[Came] = []
+        while plain and (space := dialect.space) is not None:
+            count = min(len(space), len(plain))
+            space[:count] = plain[:count]
+            came += dialect.filled(count)
+            plain = plain[count:]
+        if plain:
+            came += dialect.feed(plain)
+        return came
+
+    # The socket
+
+    def _watch(self, events: int) -> None:
+        if self._sock is not None and events != self._watched:
+            self._watched = events
+            self.inbox.watch(self._sock, events, self._on_ready)
+
+    def _on_ready(self, events: int) -> None:
+        if self._sock is None:
+            return
+        if self._connecting:
+            number = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if number:
+                self._watched = 0
+                self._connect_next(OSError(number, errno.errorcode.get(number, str(number))))
+                return
+            self._connecting = False
+            self._watch(_READ)
+            self.flush()
+        elif self._out:
+            self.flush()
+        if events & _READ:
+            self._receive()
+
+    def said(self) -> None:
+        """Send what the dialect has to say, unless the inbox holds requests together."""
+        self._unsent += 1
+        if self._shared and self.inbox.holds(self) and self._unsent < _TOGETHER:
+            return
+        self.flush(wait=True)
+
+    def flush(self, *, wait: bool = False) -> None:
+        """Send what is to be sent, as far as the socket takes it.
+
+        Args:
+            wait: Whether to wait a while for a socket that does not take all.
+        """
+        sock, tls = self._sock, self._tls
+        self._unsent = 0
+        if sock is None or self._connecting:
+            return
+        if tls is None or tls.ready:
+            parts = self.dialect.take()
+            if not parts and not self._out:
+                if self.finishing:
+                    self._shut()
+                return
+            if parts and tls is not None:
+                parts = [tls.send(parts)]
+            if parts:
+                if not self._out and (len(parts) == 1 or sum(map(len, parts)) <= _CHUNK):
+                    data = parts[0] if len(parts) == 1 else b"".join(parts)
+                    try:
+                        sent = sock.send(data)
+                    except BlockingIOError:
+                        sent = 0
+                    except OSError as error:
+                        self._lost(error)
+                        return
+                    if sent == len(data):
+                        if self._watched != _READ:
+                            self._watch(_READ)
+                        if self.finishing:
+                            self._shut()
+                        return
+                    parts = [memoryview(data)[sent:]]
+                self._out.extend(memoryview(part) for part in parts if len(part))
+        self._send_out()
+        if self._out and wait:
+            self._push()
+
+    def _send_out(self) -> None:
+        """Send of what is left what the socket takes, and watch for room for the rest."""
+        sock, out = self._sock, self._out
+        if sock is None:
+            return
+        try:
+            while out:
+                sent = sock.sendmsg(out[:_MAX_PARTS]) if hasattr(sock, "sendmsg") else sock.send(out[0])
+                while sent:
+                    if sent < len(out[0]):
+                        out[0] = out[0][sent:]
+                        break
+                    sent -= len(out.pop(0))
+        except BlockingIOError:
+            self._watch(_READ | _WRITE)
+            return
+        except OSError as error:
+            self._lost(error)
+            return
+        self._watch(_READ)
+        if self.finishing and (self._tls is None or self._tls.ready):
+            self._shut()
+
+    def _push(self) -> None:
+        """Send what is left, taking what comes meanwhile so that neither end waits for the other."""
+        deadline = time.monotonic() + _STALL
+        with selectors.DefaultSelector() as selector:
+            if self._sock is None:
+                return
+            selector.register(self._sock, _READ | _WRITE)
+            while self._out and self._sock is not None and time.monotonic() < deadline:
+                for _, events in selector.select(max(0.0, deadline - time.monotonic())):
+                    if events & _READ:
+                        self._receive()
+                    if events & _WRITE and self._sock is not None:
+                        self._send_out()
+
+    def _receive(self) -> None:
+        sock, dialect = self._sock, self.dialect
+        if sock is None:
+            return
+        try:
+            came: Iterable[Came]
+            if self._tls is not None:
+                data = sock.recv(_CHUNK)
+                count = len(data)
+                came = self._opened(self._tls, data)
+            elif (space := dialect.space) is None:
+                data = sock.recv(_CHUNK)
+                count = len(data)
+                came = dialect.feed(data)
+            else:
+                count = sock.recv_into(space)
+                came = dialect.filled(count)
+        except BlockingIOError:
+            return
+        except RemoteError as error:  # some of them are OSErrors too
+            self._end(error.at)
+            return
+        except OSError as error:
+            self._lost(error)
+            return
+        self._heard = time.monotonic()
+        self.silent = self.silent and not count
+        for line, what in came:
+            if isinstance(what, RemoteError):
+                self._end_line(line, what)
+            else:
+                line.deliver(what)
+        if self.ended:
+            return
+        self.flush()
+        if dialect.broken and not self.ended:
+            try:
+                dialect.feed(b"")
+            except RemoteError as error:
+                self._end(error.at)
+        if not count and not self.ended:
+            why = dialect.cut_off()
+            self._end((lambda url: ConnectionLostError(url, why)) if dialect.answered else self._unmet(why))
+
+    def tend(self) -> None:
+        """Ask for a sign of a server that has been quiet; give up one that gave none."""
+        quiet, now = self.dialect.quiet, time.monotonic()
+        if quiet is None or self._connecting or self._sock is None:
+            return
+        if self._asked is not None and self._heard < self._asked:
+            patience = keepalive.KEEPALIVE / 2
+            if now - self._asked > patience:
+                text = f"the connection was lost: no answer to a keepalive ping within {patience:g} s"
+                self._end(lambda url: ConnectionLostError(url, text))
+        elif now - self._heard > quiet:
+            self._asked = now
+            self.dialect.ping()
+            self.flush()
+
+    # The end
+
+    def _lost(self, error: OSError) -> None:
+        if isinstance(error, (BrokenPipeError, ConnectionResetError)) and not self.dialect.answered:
+            error = self._last_words() or error
+        if self.ended:
+            return
+        reason = error.strerror or str(error)
+        if isinstance(error, ssl.SSLError):
+            reason = explain(error)
+            if self._tls is not None and self._sock is not None:
+                with contextlib.suppress(OSError):
+                    self._sock.send(self._tls.send())  # tells the server why, for its log
+        text = f"the connection was lost: {reason}"
+        self._end((lambda url: ConnectionLostError(url, text)) if self.dialect.answered else self._unmet(reason))
+
+    def _last_words(self) -> ssl.SSLError | None:
+        """Read why a server refused that closed before it took our first request."""
+        sock = self._sock
+        if sock is None:
+            return None
+        came: Iterable[Came] = ()
+        try:
+            data = sock.recv(_CHUNK)
+            came = self._opened(self._tls, data) if self._tls is not None else self.dialect.feed(data)
+        except ssl.SSLError as error:
+            return error
+        except RemoteError as error:
+            self._end(error.at)
+        except OSError:
+            return None
+        for line, what in came:
+            if isinstance(what, RemoteError):
+                self._end_line(line, what)
+        return None
+
+    def _end_line(self, line: Line, ending: RemoteError) -> None:
+        """Say how a line ended, once; with the last one the socket goes."""
+        if line.ended:
+            return
+        line.ended = True
+        self._lines.discard(line)
+        line.deliver(ending)
+        if not self._lines:
+            self._drop()
+
+    def _end(self, ending: Callable[[str], RemoteError]) -> None:
+        """Close the socket, and say why to each line, once."""
+        if self.ended:
+            return
+        self._drop()
+        for line in list(self._lines):
+            self._end_line(line, ending(line.url))
+
+    def _drop(self) -> None:
+        sock, self._sock = self._sock, None
+        if not self.ended and self.dialect.quiet is not None:
+            self.inbox.dismiss(self)
+        self.ended = True
+        if sock is not None:
+            self.inbox.forget(sock)
+            sock.close()
+
+    def _shut(self) -> None:
+        if self._sock is not None:
+            try:
+                self._sock.shutdown(socket.SHUT_WR)
+            except OSError:
+                self._drop()
+
+
+def _only_answers(
+    deliver: Callable[[bytes | bytearray | RemoteError], None],
+) -> Callable[[bytes | bytearray | RemoteError], None]:
+    """Return what delivers answers, but not how the stream ended."""
+
+    def only(what: bytes | bytearray | RemoteError) -> None:
+        if not isinstance(what, RemoteError):
+            deliver(what)
+
+    return only
+
+
+def _ignore(what: bytes | bytearray | RemoteError) -> None:
+    """Take what comes after the last request that anybody waits for."""
+
+
+def _candidates(address: Address) -> list[tuple[int, Any]]:
+    """The socket addresses to try, in order."""
+    if address.scheme == "unix":
+        family = getattr(socket, "AF_UNIX", None)
+        if family is None:
+            raise SettingError(f"this platform has no Unix sockets for {address.url!r}; use tcp://HOST:PORT")
+        return [(family, address.path)]
+    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    return [(family, target) for family, _, _, _, target in found]

@@ -1,0 +1,304 @@
+"""gRPC, as the server speaks it: dm_env_rpc's call, any number of them on an HTTP/2 connection, and gRPC's services."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from urllib.parse import quote
+
+from bridge.errors import Code, RequestError
+from bridge.http2 import (
+    ENHANCE_YOUR_CALM,
+    NO_ERROR,
+    Compressed,
+    End,
+    Event,
+    Fields,
+    Garbled,
+    Http2,
+    Http2Error,
+    Reset,
+    Stream,
+    TooLarge,
+)
+from bridge.server.auth import Gate
+from bridge.server.connection import Call, Connection, Switchboard
+from bridge.server.grpc_services import Services, SideCall
+from bridge.server.limits import Limits
+from bridge.sockets import PATIENCE, QUIET
+from bridge.version import __version__
+from bridge.wire import HELLO, METHOD, SERVER_ID, SERVICE
+
+__all__ = ["GrpcDialect"]
+
+_PATH = f"/{SERVICE}/{METHOD}"
+_CONTENT = ("content-type", "application/grpc")
+_OK = (":status", "200")
+_ENCODINGS = "identity, deflate, gzip"
+_HEAD = (_OK, _CONTENT, ("grpc-accept-encoding", _ENCODINGS), (HELLO, __version__))
+_WINDOW = 1 << 22
+# Streams that a connection may have beside its calls: health checks, reflection, and calls that are to be refused.
+_SPARE_STREAMS = 128
+# Streams that a client may cut: at once, and a second.
+_RESETS = (1000, 100)
+_MAX_DETAILS = 4000
+_PRINTABLE = "".join(chr(code) for code in range(32, 127) if chr(code) != "%")
+
+
+class GrpcDialect:
+    """The calls of one connection.
+
+    Args:
+        connection: What speaks it.
+        switchboard: Gets the calls.
+        limits: `max_message_bytes` and `max_connections`.
+        gate: Asks each call for the token.
+        services: gRPC's own.
+        server_id: What each call is told of this server; None: nothing.
+    """
+
+    throttles = True
+
+    def __init__(
+        self,
+        connection: Connection,
+        switchboard: Switchboard,
+        limits: Limits,
+        gate: Gate,
+        services: Services,
+        server_id: str | None = None,
+    ) -> None:
+        self._connection = connection
+        self._switchboard = switchboard
+        self._limits = limits
+        self._gate = gate
+        self._services = services
+        self._head = _HEAD if server_id is None else (*_HEAD, (SERVER_ID, server_id))
+        self._began = self._heard = time.monotonic()
+        self._asked: float | None = None
+        self._settled = False
+        self._streams: dict[Call, Stream] = {}
+        self._encodings: dict[Stream, str] = {}
+        self._http = Http2(
+            client=False,
+            max_message_bytes=limits.max_message_bytes,
+            stream_window=_WINDOW,
+            max_streams=limits.max_connections + _SPARE_STREAMS,
+            admit=connection.admit,
+        )
+        connection.fresh += self._http.take()
+
+    # What comes
+
+    @property
+    def space(self) -> memoryview | None:
+        """Where the rest of a large request goes."""
+        return self._http.space
+
+    def filled(self, count: int) -> None:
+        """Take note that bytes are in `space`."""
+        self._take(self._http.filled(count))
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes; what they complete goes to the calls."""
+        http = self._http
+        try:
+            self._take(http.feed(data))
+            if http.broken is not None:
+                raise http.broken
+        except Http2Error as error:
+            http.go_away(error.code, str(error))
+            raise RequestError(Code.INVALID_ARGUMENT, f"it speaks no HTTP/2: {error}") from error
+
+    def _take(self, events: list[tuple[Stream, Event]]) -> None:
+        push = self._switchboard.push
+        for stream, event in events:
+            owner = stream.owner
+            if type(owner) is Call and (type(event) is bytes or type(event) is bytearray):
+                push(owner, event)
+            else:
+                self._other(stream, event)
+        http = self._http
+        if http.owes:
+            self._connection.fresh += http.take()
+        self._heard = time.monotonic()
+        if http.spoke and not self._settled:
+            self._settled = True
+            self._switchboard.settled(self._connection)
+
+    def _other(self, stream: Stream, event: Event) -> None:
+        owner = stream.owner
+        if isinstance(event, Fields) and owner is None:
+            self._open(stream, event)
+        elif isinstance(event, (Fields, End)):
+            if isinstance(owner, Call):
+                self._switchboard.push(owner, None)
+            elif isinstance(owner, SideCall):
+                self._reply(stream, owner, owner.end())
+        elif isinstance(event, Reset):
+            self._encodings.pop(stream, None)
+            if isinstance(owner, Call):
+                self._switchboard.abandon(owner)
+            allowed = _RESETS[0] + _RESETS[1] * (time.monotonic() - self._began)
+            if self._http.resets > allowed:
+                raise RequestError(Code.RESOURCE_EXHAUSTED, "the client cuts one stream after the other")
+        elif isinstance(event, TooLarge):
+            limit = self._limits.max_message_bytes
+            text = f"a request of {event.size} bytes is larger than max_message_bytes={limit}"
+            self._fail(stream, RequestError(Code.RESOURCE_EXHAUSTED, text))
+        elif isinstance(event, Garbled):
+            self._fail(stream, RequestError(Code.INTERNAL, event.what))
+        elif isinstance(event, Compressed):
+            self._inflate(stream, event)
+        elif isinstance(owner, Call):
+            self._switchboard.push(owner, event)  # one that was not admitted
+        elif isinstance(owner, SideCall):
+            self._reply(stream, owner, owner.message(bytes(event)))
+
+    def _inflate(self, stream: Stream, data: Compressed) -> None:
+        """Take a message that came compressed."""
+        most = self._limits.max_message_bytes
+        try:
+            if self._encodings.get(stream, "identity") == "identity":
+                raise zlib.error("its header fields name no compression")
+            inflater = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip, or zlib's own format
+            plain = inflater.decompress(data, most + 1)
+            if not inflater.eof and len(plain) <= most:
+                raise zlib.error("it is cut off")
+        except zlib.error as error:
+            problem = RequestError(Code.INTERNAL, f"a request came compressed that cannot be read: {error}")
+            self._fail(stream, problem)
+            return
+        if len(plain) > most:
+            text = f"a request is larger than max_message_bytes={most}, once it is uncompressed"
+            self._fail(stream, RequestError(Code.RESOURCE_EXHAUSTED, text))
+        elif isinstance(stream.owner, Call):
+            self._switchboard.push(stream.owner, plain)
+        elif isinstance(stream.owner, SideCall):
+            self._reply(stream, stream.owner, stream.owner.message(plain))
+
+    def _fail(self, stream: Stream, error: RequestError) -> None:
+        if isinstance(stream.owner, Call):
+            self._switchboard.abandon(stream.owner, error)
+        else:
+            self._end(stream, error)
+
+    # Calls
+
+    def _open(self, stream: Stream, event: Fields) -> None:
+        fields = event.fields
+        kind, path = fields.get("content-type", ""), fields.get(":path", "")
+        if fields.get(":method") != "POST" or not kind.startswith("application/grpc"):
+            status = "405" if fields.get(":method") != "POST" else "415"
+            self._http.finish(stream, ((":status", status), ("allow", "POST")))
+            return
+        encoding = fields.get("grpc-encoding", "identity")
+        try:
+            side = self._services.open(path) if path.startswith("/grpc.health.") else None
+            if side is None:
+                self._gate.check(Gate.bearer(fields.get("authorization")), self._connection.peer)
+            if encoding not in _ENCODINGS.split(", "):
+                raise RequestError(Code.UNIMPLEMENTED, f"the compression {encoding!r:.40} is none of {_ENCODINGS}")
+            if path == _PATH:
+                call = self._switchboard.begin(self._connection, fields.get(HELLO, ""), "")
+                stream.owner, self._streams[call] = call, stream
+                self._http.head(stream, self._head)
+            else:
+                side = side or self._services.open(path)
+                if side is None:
+                    raise RequestError(Code.UNIMPLEMENTED, f"there is no method {path!r:.200}; expected {_PATH}")
+                stream.owner = side
+        except RequestError as error:
+            self._end(stream, error, headed=False)
+            return
+        if encoding != "identity":
+            self._encodings[stream] = encoding
+        if side is not None:
+            self._http.head(stream, self._head)
+        if event.last:
+            if isinstance(stream.owner, Call):
+                self._switchboard.push(stream.owner, None)
+            elif side is not None:
+                self._reply(stream, side, side.end())
+
+    def _reply(self, stream: Stream, side: SideCall, messages: list[bytes]) -> None:
+        """Answer a call of gRPC's own services."""
+        for message in messages:
+            self._http.send(stream, [message], len(message))
+        if side.over:
+            self._end(stream, side.error)
+
+    def _end(self, stream: Stream, error: RequestError | None, *, headed: bool = True) -> None:
+        """End a stream by gRPC's trailers."""
+        self._encodings.pop(stream, None)
+        fields: list[tuple[str, str]] = [] if headed else [_OK, _CONTENT, ("grpc-accept-encoding", _ENCODINGS)]
+        fields.append(("grpc-status", str(int(error.code) if error else 0)))
+        if error:
+            details = quote(error.message, safe=_PRINTABLE)[:_MAX_DETAILS]
+            cut = details.rfind("%", len(details) - 2) if len(details) == _MAX_DETAILS else -1
+            fields.append(("grpc-message", details[:cut] if cut >= 0 else details))
+        self._http.finish(stream, fields)
+
+    def ended(self) -> bool:
+        """Take the end of the bytes for the client's: its calls end by themselves."""
+        return False
+
+    # What goes
+
+    def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> None:
+        """Send an answer, as far as the client has room."""
+        stream = self._streams.get(call)
+        if stream is not None:
+            http = self._http
+            http.send(stream, parts, size)
+            self._connection.fresh += http.take()
+
+    def blocked(self, call: Call) -> bool:
+        """Whether the client has no room on the call's stream."""
+        stream = self._streams.get(call)
+        return stream is not None and bool(stream.pending)
+
+    def defer(self, call: Call, size: int) -> None:
+        """Give the stream no new room for a request, or, for a negative size, give it."""
+        stream = self._streams.get(call)
+        if stream is None:
+            return
+        if size > 0:
+            stream.deferred += size
+        else:
+            self._http.resume(stream, -size)
+            self._connection.fresh += self._http.take()
+
+    def finish(self, call: Call, error: RequestError | None) -> None:
+        """Send the call's trailers."""
+        stream = self._streams.pop(call, None)
+        if stream is not None:
+            self._end(stream, error)
+            self._connection.fresh += self._http.take()
+
+    def refuse(self, error: RequestError) -> None:
+        """Send the farewell that is due."""
+        if not self._http.going:
+            self._http.go_away(ENHANCE_YOUR_CALM, error.message)
+        self._connection.fresh += self._http.take()
+
+    def drain(self) -> None:
+        """Say farewell; the open calls go on."""
+        self._http.go_away(NO_ERROR, "the server is stopping")
+        for stream in list(self._http.streams.values()):
+            if isinstance(stream.owner, SideCall):
+                self._reply(stream, stream.owner, stream.owner.drain())
+        self._connection.fresh += self._http.take()
+
+    def tend(self, now: float) -> bool:
+        """Ask for a sign of a client that has been quiet; tell whether it gave one in time."""
+        if self._asked is not None:
+            if self._heard > self._asked:
+                self._asked = None
+            elif now - self._asked > PATIENCE:
+                return False
+        elif now - self._heard > QUIET:
+            self._asked = now
+            self._http.ping()
+            self._connection.fresh += self._http.take()
+        return True

@@ -1,0 +1,141 @@
+"""The sockets that a server listens on."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import stat
+from typing import Any
+
+from bridge.errors import SettingError
+
+__all__ = ["UnixListener", "listen_tcp"]
+
+_BACKLOG = 1024
+
+
+class UnixListener:
+    """A Unix socket that this user alone may connect to; a socket file that nobody listens at is replaced.
+
+    Args:
+        path: Where.
+
+    Raises:
+        SettingError: A server listens there, the path is too long or not ours, or the platform has no Unix sockets.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.sock = _listen_unix(path)
+        self._inode = _inode(path)
+
+    def remove(self) -> None:
+        """Take the socket's file away, unless another server has its own there by now."""
+        with contextlib.suppress(OSError):
+            if _inode(self.path) == self._inode:
+                os.unlink(self.path)
+
+
+def _inode(path: str) -> tuple[int, int]:
+    """Return what tells a file from another one that took its name."""
+    info = os.stat(path)
+    return info.st_dev, info.st_ino
+
+
+def _listen_unix(path: str) -> socket.socket:
+    family = getattr(socket, "AF_UNIX", None)
+    if family is None:
+        raise SettingError("this platform has no Unix sockets, so unix_path cannot be given; use tcp_port")
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        try:
+            _bind_unix(sock, path)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not _stale(family, path):
+                raise
+            os.unlink(path)
+            _bind_unix(sock, path)
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        hint = " (a server listens there, or the file is not ours)" if error.errno == errno.EADDRINUSE else ""
+        raise SettingError(
+            f"cannot listen on unix_path={path!r}: {error.strerror or error}{hint}. Expected a path of "
+            "at most about 100 bytes in a directory that exists and is yours"
+        ) from error
+    return sock
+
+
+def _bind_unix(sock: socket.socket, path: str) -> None:
+    sock.bind(path)
+    os.chmod(path, 0o600)  # nobody can connect before `listen`
+
+
+def _stale(family: int, path: str) -> bool:
+    """Whether a path is a socket that nobody listens at, as a killed server leaves it."""
+    if not stat.S_ISSOCK(os.stat(path).st_mode):
+        return False
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(path) == errno.ECONNREFUSED
+
+
+def listen_tcp(host: str, port: int, setting: str) -> list[socket.socket]:
+    """Listen on a TCP port of all addresses that a host's name stands for.
+
+    Args:
+        host: A name or an address of this machine; `::` and "": all of them, of IPv4 too.
+        port: The port; 0: any free one, the same for all addresses.
+        setting: What the port is called by whoever gave it.
+
+    Raises:
+        SettingError: It is in use, or the address is not of this machine.
+    """
+    problem: OSError | None = None
+    for _ in range(8 if port == 0 else 1):  # a port that is free for one address may be taken for the next
+        try:
+            return _listen_all(host, port)
+        except OSError as error:
+            problem = error
+    at = f"[{host}]" if ":" in host else host
+    raise SettingError(
+        f"cannot listen on {setting}={port} of {at}: {(problem and problem.strerror) or problem}. Is the port in "
+        f"use, or the address not of this machine? {setting}=0 takes any free one"
+    ) from problem
+
+
+def _listen_all(host: str, port: int) -> list[socket.socket]:
+    found = socket.getaddrinfo(host or "::", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    socks: list[socket.socket] = []
+    problem: OSError | None = None
+    for family, kind, protocol, _, target in dict.fromkeys(found):
+        at = (target[0], socks[0].getsockname()[1], *target[2:]) if socks else target
+        try:
+            socks.append(_bind_tcp(family, kind, protocol, at))
+        except OSError as error:
+            if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) and len(found) > 1:
+                problem = error  # a machine without IPv6 has its names in it all the same
+                continue
+            for sock in socks:
+                sock.close()
+            raise
+    if not socks:
+        raise problem or OSError(errno.EADDRNOTAVAIL, "the name has no address")
+    return socks
+
+
+def _bind_tcp(family: int, kind: int, protocol: int, target: Any) -> socket.socket:
+    sock = socket.socket(family, kind, protocol)
+    try:
+        if os.name == "posix":
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(target[0] != "::"))
+        sock.bind(target)
+        sock.listen(_BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
