@@ -28,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--strict", action="store_true", help="exit with 1 where a goal is not met")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="where the numbers go")
     arguments = parser.parse_args(argv)
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # of peers, whose threads a forked process cannot have
     load()
     if arguments.list:
         for item in SUBJECTS.values():

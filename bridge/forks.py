@@ -20,10 +20,6 @@ class _Inherited(Protocol):
         """Give up what belongs to the parent process."""
 
 
-# gRPC would start its threads anew in a forked process, which crashes that process now and then. It is read when gRPC
-# is first used, so it stands here, before any server; who sets it otherwise has it otherwise.
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-
 _inherited: weakref.WeakSet[Any] = weakref.WeakSet()
 
 

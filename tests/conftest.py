@@ -15,6 +15,8 @@ os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 os.environ.setdefault("MUJOCO_GL", "egl")
 os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")
+# Public clients run in this process, and some tests fork it: gRPC would start its threads anew there, which crashes.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def ours() -> set[threading.Thread]:

@@ -7,8 +7,8 @@ import dataclasses
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -87,6 +87,27 @@ class _Question:
     """What came, by the first slot."""
     failure: RemoteError | None = None
     """The first refusal, or loss."""
+
+
+class _Turn(AbstractContextManager[None]):
+    """A call of a vector environment while which no other may be."""
+
+    def __init__(self, envs: RemoteVectorEnv, call: str, pending: str | None) -> None:
+        self._envs, self._call, self._pending = envs, call, pending
+
+    def __enter__(self) -> None:
+        self._envs.take_turn(self._call, self._pending)
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._envs.end_turn()
+
+
+class _Gathering(_Turn):
+    """One that takes the answers of an asynchronous call."""
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._envs.gathered(error)
+        self._envs.end_turn()
 
 
 class RemoteVectorEnv(SeatedVectorEnv):
@@ -173,7 +194,7 @@ class RemoteVectorEnv(SeatedVectorEnv):
         self._was_reset = False
         self._sent = False
         """Whether answers to `send` may be outstanding."""
-        self._trouble = False
+        self._trouble = self._calm = False
         """Whether a seat may have an error."""
         self._looked = time.monotonic()
         """When it was last seen what has come."""
@@ -261,7 +282,7 @@ class RemoteVectorEnv(SeatedVectorEnv):
         self._spares = [seat for seat in everybody if seat.start == SPARE]
         self._seat_of = {seat.remote: seat for seat in everybody}
         self._seat_at = [seat for seat in self._seats for _ in range(seat.lanes)]
-        self._sent, self._trouble = False, True
+        self._sent, self._trouble, self._calm = False, True, False
         self._pending, self._overdue, self._question, self._was_reset = None, False, None, False
         if self._waits_for_lanes:
             self.wait_for_lanes()
@@ -277,7 +298,7 @@ class RemoteVectorEnv(SeatedVectorEnv):
         self._spares = [Seat(spare.remote, SPARE, spare.lanes, SlotState.LOST) for spare in self._spares]
         self._seat_of = {seat.remote: seat for seat in (*self._seats, *self._spares)}
         self._seat_at = [seat for seat in self._seats for _ in range(seat.lanes)]
-        self._sent, self._trouble = False, True
+        self._sent, self._trouble, self._calm = False, True, False
         self._pending, self._overdue, self._question, self._was_reset = None, False, None, False
 
     # Connecting
@@ -390,15 +411,23 @@ class RemoteVectorEnv(SeatedVectorEnv):
         with self.exclusive("recv"):
             return receive(self, at_least)
 
-    @contextmanager
-    def exclusive(self, call: str, pending: str | None = None) -> Iterator[None]:
+    def exclusive(self, call: str, pending: str | None = None) -> AbstractContextManager[None]:
         """Keep other threads out, and refuse a call out of turn.
 
         Args:
             call: The method's name.
             pending: The asynchronous call that it must follow; None: none may be pending.
         """
-        with self._guard:
+        return _Turn(self, call, pending)
+
+    def gathering(self, pending: str) -> AbstractContextManager[None]:
+        """Gather what an asynchronous call asked for; after a timeout it stays pending, so `*_wait` can go on."""
+        return _Gathering(self, f"{pending}_wait", pending)
+
+    def take_turn(self, call: str, pending: str | None) -> None:
+        """Do what `exclusive` begins with."""
+        self._guard.__enter__()
+        try:
             if self.closed:
                 raise ClosedError(f"{call} on a closed vector environment; make a new one")
             if pending is None and self._pending is not None:
@@ -408,21 +437,18 @@ class RemoteVectorEnv(SeatedVectorEnv):
                 self._abandon()
             elif self._pending != pending:
                 raise NothingPendingError(f"expected {pending}_async before {call}", str(pending))
-            yield
+        except BaseException:
+            self.end_turn()
+            raise
 
-    @contextmanager
-    def gathering(self, pending: str) -> Iterator[None]:
-        """Gather what an asynchronous call asked for; after a timeout it stays pending, so `*_wait` can go on."""
-        with self.exclusive(f"{pending}_wait", pending):
-            self._overdue = False
-            try:
-                yield
-            except RemoteTimeoutError:
-                self._overdue = True
-                raise
-            except BaseException:
-                self._pending = None
-                raise
+    def end_turn(self) -> None:
+        """Let other threads in."""
+        self._guard.__exit__(None, None, None)
+
+    def gathered(self, error: BaseException | None) -> None:
+        """Note how `gathering` ended."""
+        self._overdue = isinstance(error, RemoteTimeoutError)
+        if not self._overdue:
             self._pending = None
 
     def pend(self, call: str) -> None:
@@ -462,6 +488,7 @@ class RemoteVectorEnv(SeatedVectorEnv):
         mask = given.pop("reset_mask", None)
         if mask is not None:
             check_mask(mask, self.num_envs)
+        self._calm = False
         self._drain()
         plans: list[tuple[Seat, Mapping[str, pb.Tensor]]] = []
         for seat in self._seats:
@@ -506,7 +533,8 @@ class RemoteVectorEnv(SeatedVectorEnv):
                 raise AlreadyPendingError("step while answers to send are outstanding; take them by recv first", "recv")
             self._sent = False
         columns = self._action_layout.split(actions, self.num_envs)
-        self._drain()
+        if not self._calm or time.monotonic() - self._looked > 1.0:
+            self._drain()
         if self.pacer is not None:
             self._act(columns)
             self.pacer()
@@ -515,6 +543,7 @@ class RemoteVectorEnv(SeatedVectorEnv):
 
     def ask(self, plan: list[tuple[Seat, int]], columns: list[Any]) -> None:
         """Send the Steps of seats, each with its actions' first row in `columns`; finished ones begin anew instead."""
+        self._calm = False
         now = time.monotonic()
         running = [item for item in plan if item[0].state is SlotState.RUNNING and item[0].answer is None]
         written = self._write_steps(running, columns)

@@ -138,6 +138,8 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
     _question: Any
     _trouble: bool
     """Whether a seat may have an error."""
+    _calm: bool
+    """Whether every slot has given what was asked of it, and is in an episode."""
     _looked: float
     """When it was last seen what has come."""
 
@@ -372,8 +374,10 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
 
     def _gather(self, enough: Callable[[], bool], deadline: float) -> None:
         """Handle deliveries until `enough`, or until the deadline."""
-        self._drain()
-        tend_at = 0.0
+        now = time.monotonic()
+        if now >= deadline or enough():
+            self._drain()
+        tend_at = now + 0.02
         while not enough():
             now = time.monotonic()
             deadline += self._attend(now)
@@ -402,6 +406,7 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
                 self._hand_out(seat, seat.answer, results, seat.start in stacked)
             elif seat.error is not None:
                 self._cut_off(seat, results)
+        self._calm = bool(results.valid.all()) and not results.errors
         for slot, error in results.errors.items():
             if results.batch.truncations[slot]:
                 _log.warning("the episode of slot %d is cut off: %s", slot, error)

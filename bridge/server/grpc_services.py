@@ -69,12 +69,15 @@ class Services:
 
     def __init__(self) -> None:
         self._serving = True
-        self._methods: dict[str, Callable[[], SideCall]] = {}
+        self._methods: dict[str, Callable[[], SideCall]] | None = None
+
+    def _load(self) -> dict[str, Callable[[], SideCall]]:
+        """Make the methods. Their packages, which import much, are loaded by who asks for them first."""
         try:
             from grpc_health.v1 import health_pb2
             from grpc_reflection.v1alpha import reflection, reflection_pb2
         except ImportError:  # the extra `ops`
-            return
+            return {}
         health, reflects = "grpc.health.v1.Health", reflection.SERVICE_NAME
         self._pb = health_pb2
         reflector = reflection.ReflectionServicer((SERVICE, health, reflects))
@@ -84,13 +87,14 @@ class Services:
             call: Any = reflector.ServerReflectionInfo  # a generator, and it looks at no context
             return bytes(next(call(requests, None)).SerializeToString())
 
-        self._methods = {
+        methods = {
             f"/{health}/Check": lambda: SideCall(self._check, unary=True),
             f"/{health}/Watch": lambda: SideCall(self._watch, unary=False, last_words=self._state(serving=False)),
             f"/{reflects}/ServerReflectionInfo": lambda: SideCall(reflect, unary=False),
         }
         if hasattr(health_pb2, "HealthListResponse"):  # not in older versions
-            self._methods[f"/{health}/List"] = lambda: SideCall(self._list, unary=True)
+            methods[f"/{health}/List"] = lambda: SideCall(self._list, unary=True)
+        return methods
 
     def stop(self) -> None:
         """Say NOT_SERVING from now on."""
@@ -98,7 +102,9 @@ class Services:
 
     def open(self, path: str) -> SideCall | None:
         """Begin a call of a method; None: there is none of this path."""
-        make = self._methods.get(path)
+        if self._methods is None:
+            self._methods = self._load() if path.startswith("/grpc.") else None
+        make = (self._methods or {}).get(path)
         return None if make is None else make()
 
     def _state(self, *, serving: bool) -> bytes:

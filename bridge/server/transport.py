@@ -50,6 +50,7 @@ _MOMENT = 0.04
 _QUICK, _QUICK_SECONDS = 64, 0.005
 # Seconds between two looks for clients that went without a word.
 _TEND = 5.0
+_CHUNK = 65536
 # Answers of a connection that are sent together, where that many requests came together; larger ones go by themselves.
 _TOGETHER = 8
 _SMALL = 16384
@@ -240,7 +241,7 @@ class Transport:
                 self._tend(connection, now)
         if self._stop_at is None:
             return False
-        if now < self._stop_at and any(connection.calls for connection in self._connections.values()):
+        if now < self._stop_at and self._connections:
             return False
         error = RequestError(Code.UNAVAILABLE, "the server was stopped")
         for connection in list(self._connections.values()):
@@ -248,6 +249,9 @@ class Transport:
                 for call in list(connection.calls):
                     self.abandon(call, error)
             self._flush(connection)
+            with contextlib.suppress(OSError):  # closing on unread bytes would take our last words away
+                while len(connection.sock.recv(_CHUNK)) == _CHUNK:
+                    pass
             self._close(connection)
         return True
 
@@ -281,6 +285,8 @@ class Transport:
             for connection in list(self._connections.values()):
                 with connection.lock:
                     connection.dialect.drain()
+                    if not connection.calls:
+                        self._linger(connection)
                 self._flush(connection)
 
     def _ask(self, connection: Connection) -> None:
@@ -355,7 +361,7 @@ class Transport:
 
     def _receive(self, connection: Connection) -> None:
         if connection.ending:  # it was refused; what it had sent before it knew is dropped
-            if not connection.sock.recv(65536):
+            if not connection.sock.recv(_CHUNK):
                 self._close(connection)
         elif not connection.receive():
             connection.eof = True
@@ -410,6 +416,10 @@ class Transport:
         # No new request is read while answers wait: a client that does not read cannot make us keep without end.
         if not connection.calls and not connection.ending:
             self._idle.setdefault(connection)
+            if self._draining:
+                self._linger(connection)
+                self._arrange(connection)
+                return
         events = _WRITE if connection.out else 0 if connection.eof else _READ
         if events == connection.events:
             return
