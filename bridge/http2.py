@@ -263,6 +263,8 @@ class Http2:
 
     def send(self, stream: Stream, parts: list[bytes | memoryview], size: int) -> None:
         """Send a message of `size` bytes. What the peer has no room for stays `pending` with the stream."""
+        if stream.finished:
+            return
         whole = size + _PREFIX
         if whole <= self._their_frame and whole <= self._window and whole <= stream.window and not stream.pending:
             self._window -= whole
@@ -307,7 +309,7 @@ class Http2:
     def resume(self, stream: Stream, size: int) -> None:
         """Give the peer room again for a message that was deferred."""
         stream.deferred -= size
-        if stream.room < self._stream_window >> 1:
+        if not stream.deaf and stream.room < self._stream_window >> 1:
             self._credit(stream)
 
     def _frame(self, kind: int, flags: int, number: int, payload: bytes | bytearray | memoryview) -> None:

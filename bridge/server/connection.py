@@ -7,7 +7,7 @@ import selectors
 import socket
 import threading
 from collections import deque
-from typing import Protocol
+from typing import Any, Protocol
 
 from bridge.errors import RequestError
 from bridge.frames import RefusedFrame
@@ -40,8 +40,8 @@ class Dialect(Protocol):
     def ended(self) -> bool:
         """Take note that the client's stream of bytes came to its end; return whether it may take answers still."""
 
-    def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> None:
-        """Send a call's answer."""
+    def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
+        """Send a call's answer; return whether the client has room for all of it."""
 
     def blocked(self, call: Call) -> bool:
         """Whether the client has no room for a call's answers."""
@@ -95,6 +95,8 @@ class Call:
         self.connection = connection
         self.session = session
         self.name = name
+        self.stream: Any = None
+        """What the dialect knows it by."""
         self.requests: deque[Request | None] = deque()
         """Not served yet, because the client takes no answers; None: the end."""
         self.over = False

@@ -50,8 +50,9 @@ class EitherDialect:
         """Take nothing more."""
         return False
 
-    def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> None:
+    def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
         """Do nothing: there is no call."""
+        return True
 
     def blocked(self, call: Call) -> bool:
         """Tell nothing: there is no call."""
@@ -131,10 +132,11 @@ class FrameDialect:
         self._switchboard.push(self._call, None)
         return True
 
-    def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> None:
+    def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
         """Send an answer's frame."""
         self._connection.fresh.append(HEADER.pack(size))
         self._connection.fresh += parts
+        return True
 
     def blocked(self, call: Call) -> bool:
         """Tell nothing: it is the socket that is full."""

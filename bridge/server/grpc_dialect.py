@@ -77,7 +77,6 @@ class GrpcDialect:
         self._began = self._heard = time.monotonic()
         self._asked: float | None = None
         self._settled = False
-        self._streams: dict[Call, Stream] = {}
         self._encodings: dict[Stream, str] = {}
         self._http = Http2(
             client=False,
@@ -201,7 +200,7 @@ class GrpcDialect:
                 raise RequestError(Code.UNIMPLEMENTED, f"the compression {encoding!r:.40} is none of {_ENCODINGS}")
             if path == _PATH:
                 call = self._switchboard.begin(self._connection, fields.get(HELLO, ""), "")
-                stream.owner, self._streams[call] = call, stream
+                stream.owner, call.stream = call, stream
                 self._http.head(stream, self._head)
             else:
                 side = side or self._services.open(path)
@@ -245,36 +244,30 @@ class GrpcDialect:
 
     # What goes
 
-    def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> None:
+    def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
         """Send an answer, as far as the client has room."""
-        stream = self._streams.get(call)
-        if stream is not None:
-            http = self._http
-            http.send(stream, parts, size)
-            self._connection.fresh += http.take()
+        stream: Stream = call.stream
+        http = self._http
+        http.send(stream, parts, size)
+        self._connection.fresh += http.take()
+        return not stream.pending
 
     def blocked(self, call: Call) -> bool:
         """Whether the client has no room on the call's stream."""
-        stream = self._streams.get(call)
-        return stream is not None and bool(stream.pending)
+        return bool(call.stream.pending)
 
     def defer(self, call: Call, size: int) -> None:
         """Give the stream no new room for a request, or, for a negative size, give it."""
-        stream = self._streams.get(call)
-        if stream is None:
-            return
         if size > 0:
-            stream.deferred += size
+            call.stream.deferred += size
         else:
-            self._http.resume(stream, -size)
+            self._http.resume(call.stream, -size)
             self._connection.fresh += self._http.take()
 
     def finish(self, call: Call, error: RequestError | None) -> None:
         """Send the call's trailers."""
-        stream = self._streams.pop(call, None)
-        if stream is not None:
-            self._end(stream, error)
-            self._connection.fresh += self._http.take()
+        self._end(call.stream, error)
+        self._connection.fresh += self._http.take()
 
     def refuse(self, error: RequestError) -> None:
         """Send the farewell that is due."""

@@ -576,8 +576,7 @@ class Transport:
         with connection.lock:
             if call.over:
                 return
-            connection.dialect.answer(call, parts, size)
-            if connection.dialect.blocked(call):
+            if not connection.dialect.answer(call, parts, size):
                 call.pending = size
                 connection.hold(size)
                 connection.stalled.add(call)
