@@ -498,7 +498,8 @@ class Http2:
             raise Http2Error("another frame stands within a header block")
         if kind in _OF_A_STREAM:
             ours = number & 1 and number < self._next if self._client else number <= self._last
-            if not number or (not ours and (self._client or kind not in (_HEADERS, _PRIORITY_FRAME))):
+            begins = kind in (_HEADERS, _PRIORITY_FRAME, _CONTINUATION)  # the last of them: of a block that has begun
+            if not number or (not ours and (self._client or not begins)):
                 raise Http2Error(f"a frame of stream {number}, which was never opened")
         elif number and kind in (_SETTINGS, _PING, _GOAWAY):
             raise Http2Error(f"a frame about the connection names the stream {number}")
