@@ -41,7 +41,7 @@ _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = 6, 7, 8, 9
 _OF_A_STREAM = (_DATA, _HEADERS, _PRIORITY_FRAME, _RST_STREAM, _CONTINUATION)
 _END_STREAM = _ACK = 0x1
 _END_HEADERS, _PADDED, _PRIORITY = 0x4, 0x8, 0x20
-_ENABLE_PUSH, _MAX_STREAMS, _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE = 2, 3, 4, 5
+_HEADER_TABLE_SIZE, _ENABLE_PUSH, _MAX_STREAMS, _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE = 1, 2, 3, 4, 5
 
 NO_ERROR, PROTOCOL_ERROR, FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR = 0, 1, 3, 6
 REFUSED_STREAM, CANCEL, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 7, 8, 9, 11
@@ -49,6 +49,7 @@ REFUSED_STREAM, CANCEL, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 7, 8, 9, 11
 _MESSAGE = struct.Struct(">BHBBIBI")  # a DATA frame's header, and the prefix of the one message in it
 _FRAME = struct.Struct(">BHBBI")
 _PREFIX = 5
+_NO_TABLE = b"\x20"  # how a header block says that its sender uses none
 _OUR_FRAME = (1 << 24) - 1
 _START_WINDOW = 65535
 _MOST_WINDOW = (1 << 31) - 1
@@ -229,6 +230,8 @@ class Http2:
         self._their_window = _START_WINDOW
         self._their_frame = 16384
         self._waiting: set[Stream] = set()
+        self._widened = False
+        self._before_block = b""
         settings = [(_INITIAL_WINDOW_SIZE, stream_window), (_MAX_FRAME_SIZE, _OUR_FRAME)]
         settings += [(_ENABLE_PUSH, 0)] if client else [(_MAX_STREAMS, max_streams)]
         self._out: list[bytes | memoryview] = [PREFACE] if client else []
@@ -249,7 +252,7 @@ class Http2:
 
     def open(self, fields: Iterable[tuple[str, str]]) -> Stream:
         """Open a stream by its header fields. Raises ValueError where they are too many."""
-        block = encode(fields)
+        block = self._encode(fields)
         if len(block) > self._their_frame:
             raise ValueError(f"expected metadata of less than {self._their_frame} bytes, got {len(block)}")
         stream = self.streams[self._next] = Stream(self._next, self._stream_window, self._their_window)
@@ -259,7 +262,7 @@ class Http2:
 
     def head(self, stream: Stream, fields: Iterable[tuple[str, str]]) -> None:
         """Send a stream's first header fields."""
-        self._frame(_HEADERS, _END_HEADERS, stream.number, encode(fields))
+        self._frame(_HEADERS, _END_HEADERS, stream.number, self._encode(fields))
 
     def send(self, stream: Stream, parts: list[bytes | memoryview], size: int) -> None:
         """Send a message of `size` bytes. What the peer has no room for stays `pending` with the stream."""
@@ -285,7 +288,7 @@ class Http2:
         if fields is None:
             stream.closing = _FRAME.pack(0, 0, _DATA, _END_STREAM, stream.number)
         else:
-            block = encode(fields)[: self._their_frame]
+            block = self._encode(fields)[: self._their_frame]
             size = len(block)
             flags = _END_HEADERS | _END_STREAM
             stream.closing = _FRAME.pack(size >> 16, size & 0xFFFF, _HEADERS, flags, stream.number) + block
@@ -309,8 +312,12 @@ class Http2:
     def resume(self, stream: Stream, size: int) -> None:
         """Give the peer room again for a message that was deferred."""
         stream.deferred -= size
-        if not stream.deaf and stream.room < self._stream_window >> 1:
+        if not stream.deaf and 0 <= stream.room < self._stream_window >> 1 and self._room >= 0:
             self._credit(stream)
+
+    def _encode(self, fields: Iterable[tuple[str, str]]) -> bytes:
+        before, self._before_block = self._before_block, b""
+        return before + encode(fields)
 
     def _frame(self, kind: int, flags: int, number: int, payload: bytes | bytearray | memoryview) -> None:
         size = len(payload)
@@ -690,8 +697,16 @@ class Http2:
                 if not 16384 <= value < 1 << 24:
                     raise Http2Error(f"frames of at most {value} bytes")
                 self._their_frame = value
+            elif key == _HEADER_TABLE_SIZE:
+                self._before_block = _NO_TABLE  # a peer that makes its table smaller waits to be told so
+        if window != self._their_window:
+            for stream in self.streams.values():
+                stream.window += window - self._their_window
+                if stream.window > _MOST_WINDOW:
+                    raise Http2Error("a window is wider than HTTP/2 allows", FLOW_CONTROL_ERROR)
+            self._their_window = window
+            self._widened = True
         self._frame(_SETTINGS, _ACK, 0, b"")
-        self._release_all()
 
     def _widen(self, number: int, payload: bytes) -> None:
         more = int.from_bytes(payload, "big") & _MOST_WINDOW
