@@ -353,10 +353,6 @@ class Http2:
             elif not self._client:  # all was said; what the client may still send is not wanted
                 self.cut(stream, NO_ERROR)
 
-    def _release_all(self) -> None:
-        for stream in list(self._waiting):
-            self._release(stream)
-
     def _forget(self, stream: Stream) -> None:
         self.streams.pop(stream.number, None)
         self._waiting.discard(stream)
@@ -413,6 +409,10 @@ class Http2:
             if not events:
                 raise
             self.broken = error
+        if self._widened:
+            self._widened = False
+            for stream in list(self._waiting):
+                self._release(stream)
         return events
 
     def _read(self, data: bytes, events: list[tuple[Stream, Event]]) -> None:
@@ -686,13 +686,12 @@ class Http2:
     def _settings(self, payload: bytes) -> None:
         if len(payload) % 6:
             raise Http2Error(f"settings of {len(payload)} bytes", FRAME_SIZE_ERROR)
+        window = self._their_window
         for key, value in struct.iter_unpack(">HI", payload):
             if key == _INITIAL_WINDOW_SIZE:
                 if value > _MOST_WINDOW:
                     raise Http2Error(f"a window of {value} bytes", FLOW_CONTROL_ERROR)
-                for stream in self.streams.values():
-                    stream.window += value - self._their_window
-                self._their_window = value
+                window = value
             elif key == _MAX_FRAME_SIZE:
                 if not 16384 <= value < 1 << 24:
                     raise Http2Error(f"frames of at most {value} bytes")
@@ -717,7 +716,7 @@ class Http2:
             self._window += more
             if self._window > _MOST_WINDOW:
                 raise Http2Error("a window is wider than HTTP/2 allows", FLOW_CONTROL_ERROR)
-            self._release_all()
+            self._widened = True
         elif stream is not None:
             stream.window += more
             if stream.window > _MOST_WINDOW:
