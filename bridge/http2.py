@@ -709,7 +709,9 @@ class Http2:
 
     def _widen(self, number: int, payload: bytes) -> None:
         more = int.from_bytes(payload, "big") & _MOST_WINDOW
-        if len(payload) != 4 or not more:
+        if len(payload) != 4:
+            raise Http2Error(f"a window is widened by {len(payload)} bytes", FRAME_SIZE_ERROR)
+        if not more:
             raise Http2Error("a window is widened by nothing")
         stream = self.streams.get(number)
         if not number:
