@@ -386,11 +386,11 @@ class Transport:
             connection.hold(-call.pending)
             call.pending = 0
             call.room.set()
-            while call.requests:
-                request = call.requests.popleft()
+            while call.requests:  # they were here before what came with the room
+                request = call.requests.pop()
                 if request is not None:
-                    connection.dialect.defer(call, -len(request))
-                self._ready.append((call, request))
+                    connection.dialect.resume(call, len(request) + _PREFIX)
+                self._ready.appendleft((call, request))
 
     def _flush(self, connection: Connection) -> None:
         """Send what is to be sent, and watch for what the connection needs next."""
