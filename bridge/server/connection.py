@@ -51,7 +51,10 @@ class Dialect(Protocol):
         """Whether a call's client can be made to wait without the others of its connection."""
 
     def defer(self, call: Call, size: int) -> None:
-        """Make the client wait for room where a request of its is not served yet; negative: no longer."""
+        """Make the client wait for room where a request of this size is not served yet."""
+
+    def resume(self, call: Call, size: int) -> None:
+        """Give the client the room of a deferred request."""
 
     def finish(self, call: Call, error: RequestError | None) -> None:
         """End a call: as it should, or for a reason."""

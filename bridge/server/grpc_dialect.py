@@ -257,12 +257,13 @@ class GrpcDialect:
         return bool(call.stream.pending)
 
     def defer(self, call: Call, size: int) -> None:
-        """Give the stream no new room for a request, or, for a negative size, give it."""
-        if size > 0:
-            call.stream.deferred += size
-        else:
-            self._http.resume(call.stream, -size)
-            self._connection.fresh += self._http.take()
+        """Give the stream no new room for a request."""
+        call.stream.deferred += size
+
+    def resume(self, call: Call, size: int) -> None:
+        """Give the stream room again."""
+        self._http.resume(call.stream, size)
+        self._connection.fresh += self._http.take()
 
     def finish(self, call: Call, error: RequestError | None) -> None:
         """Send the call's trailers."""

@@ -51,6 +51,10 @@ _QUICK, _QUICK_SECONDS = 64, 0.005
 # Seconds between two looks for clients that went without a word.
 _TEND = 5.0
 _CHUNK = 65536
+# How often a connection is read, unheard, before it is closed.
+_LAST_READS = 64
+# What a message takes beside its bytes: so much room does even an empty one use.
+_PREFIX = 5
 # Answers of a connection that are sent together, where that many requests came together; larger ones go by themselves.
 _TOGETHER = 8
 _SMALL = 16384
@@ -540,6 +544,18 @@ class Transport:
         self._say(call, parts)
         return True
 
+    def _stall(self, call: Call, request: Request | None) -> bool:
+        """Keep a request back where the client does not take its answers; return whether it does not."""
+        connection = call.connection
+        with connection.lock:  # another thread may just have sent the last of them
+            if not (connection.out or call.pending or call.requests):
+                return False
+            call.requests.append(request)
+            connection.stalled.add(call)
+            if request is not None:
+                connection.dialect.defer(call, len(request) + _PREFIX)
+        return True
+
     @staticmethod
     def _handle(session: Session, request: Request, *, wait: bool) -> list[bytes | memoryview] | None:
         try:
@@ -644,7 +660,7 @@ class Transport:
             if request is None:
                 waiting.put(None)
             elif connection.dialect.throttles:
-                connection.dialect.defer(call, len(request))
+                connection.dialect.defer(call, len(request) + _PREFIX)
                 waiting.put(request)
             else:
                 try:
@@ -686,12 +702,13 @@ class Transport:
         try:
             if not entered:
                 with connection.lock:
-                    connection.dialect.defer(call, -len(request))
-                if not call.over:
-                    connection.enter(request)
-                    entered = True
+                    connection.dialect.resume(call, len(request) + _PREFIX)
+                if call.over:
+                    connection.drop(request)
+                    return 0.0
+                connection.enter(request)
+                entered = True
             if call.over:
-                connection.drop(request)
                 return 0.0
             began = time.perf_counter()
             parts = self._handle(call.session, request, wait=True) or []
