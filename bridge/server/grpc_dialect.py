@@ -7,6 +7,7 @@ import zlib
 from urllib.parse import quote
 
 from bridge.errors import Code, RequestError
+from bridge.frames import RefusedFrame
 from bridge.http2 import (
     ENHANCE_YOUR_CALM,
     NO_ERROR,
@@ -41,6 +42,8 @@ _WINDOW = 1 << 22
 _SPARE_STREAMS = 128
 # Streams that a client may cut: at once, and a second.
 _RESETS = (1000, 100)
+# Parts of answers of gRPC's own services that wait for a client; an answer has two.
+_MAX_WAITING = 64
 _MAX_DETAILS = 4000
 _PRINTABLE = "".join(chr(code) for code in range(32, 127) if chr(code) != "%")
 
@@ -151,8 +154,12 @@ class GrpcDialect:
             self._inflate(stream, event)
         elif isinstance(owner, Call):
             self._switchboard.push(owner, event)  # one that was not admitted
-        elif isinstance(owner, SideCall):
-            self._reply(stream, owner, owner.message(bytes(event)))
+        else:
+            self._connection.drop(event)
+            if isinstance(event, RefusedFrame):
+                self._fail(stream, event.error)
+            elif isinstance(owner, SideCall):
+                self._reply(stream, owner, owner.message(bytes(event)))
 
     def _inflate(self, stream: Stream, data: Compressed) -> None:
         """Take a message that came compressed."""
@@ -172,7 +179,12 @@ class GrpcDialect:
             text = f"a request is larger than max_message_bytes={most}, once it is uncompressed"
             self._fail(stream, RequestError(Code.RESOURCE_EXHAUSTED, text))
         elif isinstance(stream.owner, Call):
-            self._switchboard.push(stream.owner, plain)
+            try:
+                self._connection.admit(len(plain))
+            except RequestError as error:
+                self._switchboard.push(stream.owner, RefusedFrame.of(error))
+            else:
+                self._switchboard.push(stream.owner, bytearray(plain))
         elif isinstance(stream.owner, SideCall):
             self._reply(stream, stream.owner, stream.owner.message(plain))
 
@@ -224,7 +236,10 @@ class GrpcDialect:
         """Answer a call of gRPC's own services."""
         for message in messages:
             self._http.send(stream, [message], len(message))
-        if side.over:
+        if len(stream.pending) > _MAX_WAITING:
+            self._encodings.pop(stream, None)
+            self._http.cut(stream, ENHANCE_YOUR_CALM)
+        elif side.over:
             self._end(stream, side.error)
 
     def _end(self, stream: Stream, error: RequestError | None, *, headed: bool = True) -> None:
