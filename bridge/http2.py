@@ -294,6 +294,11 @@ class Http2:
             stream.closing = _FRAME.pack(size >> 16, size & 0xFFFF, _HEADERS, flags, stream.number) + block
         self._release(stream)
 
+    def forgo(self, stream: Stream) -> None:
+        """Drop what the peer has no room for."""
+        stream.pending.clear()
+        self._waiting.discard(stream)
+
     def cut(self, stream: Stream, code: int) -> None:
         """Cut a stream; what is pending is dropped."""
         if self.streams.get(stream.number) is stream:

@@ -282,6 +282,8 @@ class GrpcDialect:
 
     def finish(self, call: Call, error: RequestError | None) -> None:
         """Send the call's trailers."""
+        if error is not None:
+            self._http.forgo(call.stream)
         self._end(call.stream, error)
         self._connection.fresh += self._http.take()
 
