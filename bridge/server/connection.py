@@ -146,6 +146,8 @@ class Connection:
         self.broken = False
         """Another thread than the leader found that nothing can be sent."""
         self.closed = False
+        self.moved = False
+        """Whether the client took some of what waited, since somebody looked."""
         self.small = True
         """Whether the last answer may wait for the next ones, and be sent together with them."""
         self.stalled: set[Call] = set()
@@ -245,6 +247,7 @@ class Connection:
                 else:
                     sent = sock.send(out[0])
                 self.hold(-sent)
+                self.moved = True
                 while sent:
                     first = out[0]
                     if sent < len(first):

@@ -303,6 +303,9 @@ class GrpcDialect:
 
     def tend(self, now: float) -> bool:
         """Ask for a sign of a client that has been quiet; tell whether it gave one in time."""
+        if self._connection.moved:  # it takes what was sent, behind which any ping would stand
+            self._connection.moved = False
+            self._heard = now
         if self._asked is not None:
             if self._heard > self._asked:
                 self._asked = None
