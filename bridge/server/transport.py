@@ -207,7 +207,9 @@ class Transport:
                     self._accept(self._listeners[key.fileobj])
                 if self._ready and not self._serve_ready():
                     return
-            if self._expire() and self._serve_ready():
+            if self._expire():
+                if not self._serve_ready():
+                    return
                 self._selector.close()
                 with self._guard:
                     self._over.set()
@@ -254,8 +256,9 @@ class Transport:
                     self.abandon(call, error)
             self._flush(connection)
             with contextlib.suppress(OSError):  # closing on unread bytes would take our last words away
-                while len(connection.sock.recv(_CHUNK)) == _CHUNK:
-                    pass
+                for _ in range(_LAST_READS):
+                    if len(connection.sock.recv(_CHUNK)) < _CHUNK:
+                        break
             self._close(connection)
         return True
 
@@ -501,15 +504,14 @@ class Transport:
     def _serve(self, call: Call, request: Request | None) -> bool:
         """Serve one request, or leave it to the call's own thread; return whether this thread still leads."""
         connection = call.connection
+        if request is not None and call.over:  # its client is gone
+            connection.drop(request)
+            return True
         if call.waiting is not None and self._hand_over(call, request):
             return True
-        if request is None or call.over:
-            return self._conclude(call, request)
-        if connection.out or call.pending or call.requests:
-            call.requests.append(request)
-            with connection.lock:
-                connection.stalled.add(call)
-                connection.dialect.defer(call, len(request))
+        if request is None:
+            return self._conclude(call)
+        if (connection.out or call.pending or call.requests) and self._stall(call, request):
             return True
         if type(request) is not bytes or len(request) > self.flight.room:
             try:
@@ -529,8 +531,11 @@ class Transport:
                     parts = self._handle(session, request, wait=True) or []
             finally:
                 self.flight.leave(len(request))
-            self._note(call, seconds)
-            self._send_own(call, parts)
+            try:
+                self._note(call, seconds)
+                self._send_own(call, parts)
+            except Exception:
+                self._give_up(connection)
             self._run_own(call)
             return False
         if parts is None:
@@ -597,17 +602,12 @@ class Transport:
                 connection.hold(size)
                 connection.stalled.add(call)
 
-    def _conclude(self, call: Call, request: Request | None) -> bool:
+    def _conclude(self, call: Call) -> bool:
         """End a call that has no thread of its own; return whether this thread still leads."""
         connection = call.connection
-        if request is not None:  # its client is gone
-            connection.drop(request)
-            return True
         if call.concluded:
             return True
-        if not call.over and (connection.out or call.pending or call.requests):
-            call.requests.append(None)
-            connection.stalled.add(call)
+        if not call.over and self._stall(call, None):
             return True
         call.concluded = True
         work = self._begin_work(call)
@@ -679,7 +679,11 @@ class Transport:
             return
         quick = 0
         while (request := waiting.get()) is not None:
-            seconds = self._serve_own(call, request)
+            try:
+                seconds = self._serve_own(call, request)
+            except Exception:
+                self._give_up(call.connection)
+                continue
             quick = quick + 1 if seconds < _QUICK_SECONDS else 0
             if quick >= _QUICK and not call.session.may_wait:
                 with self._guard:
@@ -688,9 +692,13 @@ class Transport:
                         return
         self._release(call)
         self._depart(call)
-        with contextlib.suppress(OSError):
-            call.connection.flush()
         self._ask(call.connection)
+
+    def _give_up(self, connection: Connection) -> None:
+        """Have a connection closed after a fault in a call's own thread: none is known. Its calls end."""
+        _log.exception("peer=%s cut: a fault of this server", connection.peer)
+        connection.broken = True
+        self._ask(connection)
 
     def _serve_own(self, call: Call, request: Request | RequestError) -> float:
         """Serve a request in its call's own thread; return the seconds that it took."""
@@ -736,7 +744,8 @@ class Transport:
                 if not done:
                     call.room.clear()
                     connection.stalled.add(call)
-            if not done or connection.broken:
+                ask = connection.broken or bool(connection.out) or bool(connection.fresh) or not done
+            if ask:
                 self._ask(connection)
             if done:
                 return
