@@ -22,7 +22,6 @@ __all__ = [
     "CANCEL",
     "ENHANCE_YOUR_CALM",
     "NO_ERROR",
-    "REFUSED_STREAM",
     "Compressed",
     "End",
     "Event",
@@ -43,8 +42,13 @@ _END_STREAM = _ACK = 0x1
 _END_HEADERS, _PADDED, _PRIORITY = 0x4, 0x8, 0x20
 _HEADER_TABLE_SIZE, _ENABLE_PUSH, _MAX_STREAMS, _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE = 1, 2, 3, 4, 5
 
-NO_ERROR, PROTOCOL_ERROR, FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR = 0, 1, 3, 6
-REFUSED_STREAM, CANCEL, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 7, 8, 9, 11
+NO_ERROR = 0
+"""HTTP/2's number for an end without a fault."""
+PROTOCOL_ERROR, FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR, REFUSED_STREAM, COMPRESSION_ERROR = 1, 3, 6, 7, 9
+CANCEL = 8
+"""HTTP/2's number for a stream that is not wanted any more."""
+ENHANCE_YOUR_CALM = 11
+"""HTTP/2's number for a peer that asks for too much."""
 
 _MESSAGE = struct.Struct(">BHBBIBI")  # a DATA frame's header, and the prefix of the one message in it
 _FRAME = struct.Struct(">BHBBI")

@@ -333,10 +333,18 @@ class Layout:
         ]
 
     def write(self, columns: list[Column], index: int, slot: int, array: Array) -> None:
-        """Put what the tensor of leaf `index` holds into its column, from `slot` on; numbers by one copy."""
+        """Put what the tensor of leaf `index` holds into its column, from `slot` on; numbers by one copy.
+
+        An array that fills the whole column, and that nobody else may write to, takes the column's place.
+        """
         leaf, column = self.leaves[index], columns[index]
         if isinstance(column, np.ndarray):
             array = _narrow(array, column.dtype)
+            if self.lanes == len(column) and leaf.kind == "array":
+                flags = array.flags
+                if flags.writeable and flags.aligned:  # the memory of a large message, which is read but once
+                    columns[index] = array
+                    return
         if self.lanes is None:
             column[slot] = array if isinstance(column, np.ndarray) else leaf.unpack(array)
         else:

@@ -245,7 +245,7 @@ def test_what_cannot_be_served_is_one_line_and_exit_code_2(
 
 def test_a_port_in_use_is_one_line_and_exit_code_2(cartpole: bridge.Server, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "CartPole-v1", "--port", str(cartpole.port)]) == 2
-    assert f"cannot listen on 127.0.0.1:{cartpole.port}: is the port in use" in capfd.readouterr().err
+    assert f"cannot listen on port={cartpole.port} of 127.0.0.1: Address already in use" in capfd.readouterr().err
 
 
 def test_every_keyword_of_serve_gym_that_a_command_line_can_say_is_an_option_with_its_help() -> None:

@@ -397,7 +397,6 @@ def test_a_token_is_asked_for_on_every_transport(path: str) -> None:
         b"\0\0\0\0",
         pack_frame(b"no hello"),
         HEADER.pack(MAX_HELLO_BYTES + 1),
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     ],
 )
 def test_garbage_ends_its_own_connection_and_no_other(garbage: bytes, path: str) -> None:

@@ -36,7 +36,9 @@ def way(scheme: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Way]:
         port = server.port if scheme == "grpc" else int(server.urls[-1].rpartition(":")[2])
         with Proxy(port) as proxy:
             url = f"{scheme}://127.0.0.1:{proxy.port}"
-            envs = make_vec_remote([url, url], timeout=2.0 if scheme == "tcp" else 60.0)
+            # Two to one place share a connection, which then speaks gRPC; two names are two places.
+            other = url if scheme == "grpc" else f"{scheme}://localhost:{proxy.port}"
+            envs = make_vec_remote([url, other], timeout=2.0 if scheme == "tcp" else 60.0)
             BlockingReset(envs).reset(seed=0)
             yield Way(server, proxy, envs)
             envs.close()

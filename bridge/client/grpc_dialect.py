@@ -78,7 +78,8 @@ class GrpcDialect:
         self._opened = 0
         self.answered = False
         self.server_version: str | None = None
-        self.quiet: float | None = _QUIET_UNKNOWN
+        # The kernel looks after the sockets of this machine that stand for frames.
+        self.quiet: float | None = _QUIET_UNKNOWN if address.scheme in ("grpc", "grpcs") else None
 
     @property
     def roomy(self) -> bool:

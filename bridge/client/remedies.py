@@ -43,7 +43,15 @@ _REMEDIES = (
         f"A server is there and refused: {_CLIENT}",
     ),
 )
-_CLOSED = ("socket closed", "connection reset", "broken pipe", "end of tcp", "closed the connection", "alert")
+_CLOSED = (
+    "socket closed",
+    "connection reset",
+    "broken pipe",
+    "end of tcp",
+    "closed the connection",
+    "alert",
+    "unwrap failed",
+)
 
 
 def remedy(scheme: str, details: str) -> str:

@@ -57,7 +57,8 @@ class GrpcDialect:
         limits: `max_message_bytes` and `max_connections`.
         gate: Asks each call for the token.
         services: gRPC's own.
-        server_id: What each call is told of this server; None: nothing.
+        server_id: Of a port where frames are spoken too: what each call is told of this server, and the kernel looks
+            for clients that went; None: this is no such port.
     """
 
     throttles = True
@@ -76,6 +77,7 @@ class GrpcDialect:
         self._limits = limits
         self._gate = gate
         self._services = services
+        self._pings = server_id is None
         self._head = _HEAD if server_id is None else (*_HEAD, (SERVER_ID, server_id))
         self._began = self._heard = time.monotonic()
         self._asked: float | None = None
@@ -311,7 +313,7 @@ class GrpcDialect:
                 self._asked = None
             elif now - self._asked > PATIENCE:
                 return False
-        elif now - self._heard > QUIET:
+        elif self._pings and now - self._heard > QUIET:
             self._asked = now
             self._http.ping()
             self._connection.fresh += self._http.take()
