@@ -1016,6 +1016,21 @@ def test_a_slow_environment_holds_up_nobody_else(door, safe):
         assert slow.response(number).step.state == pb.RUNNING
 
 
+def test_answers_to_requests_that_came_together_with_a_slow_one_do_not_wait_for_it(door, monkeypatch):
+    monkeypatch.setattr(transport, "_TEND", 3600.0)
+    with serve_gym(lambda: SlowEnv(door)) as server, Hand(server) as hand:
+        slow, quick = hand.play(), hand.open()
+        hand.step(slow, BEGIN)
+        door.shut.set()
+        hand.h2.send_data(quick, message(LEAVE))
+        hand.h2.send_data(slow, message(STEP))
+        hand.send()
+        assert hand.response(quick).WhichOneof("payload") == "leave_world"
+        assert not hand.has_answer(slow)
+        door.open.set()
+        assert hand.response(slow).step.state == pb.RUNNING
+
+
 def test_a_slow_call_comes_back_to_the_leader_once_it_is_quick(door):
     with serve_gym(lambda: SlowEnv(door)) as server, Hand(server) as hand:
         number = hand.play()

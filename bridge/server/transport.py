@@ -194,6 +194,7 @@ class Transport:
         else:
             return
         self._start(self._stand_by, "bridge-standby")
+        self._ask(call.connection)  # answers to requests that came together with this one may wait there
         self._lead()
 
     def _lead(self) -> None:
