@@ -688,6 +688,15 @@ def test_each_stream_shows_the_token_and_health_needs_none():
         assert server.connections == 1
 
 
+def test_the_last_header_fields_of_a_refused_call_open_none():
+    with serve_gym(long, token="secret") as server:
+        shown = block(authorization="Bearer secret")
+        first = HELLO + frame(HEADERS, END_HEADERS, 1, block()) + frame(HEADERS, END_HEADERS | END_STREAM, 1, shown)
+        with raw(server, first + frame(CONTINUATION)) as sock:
+            heads = [number for kind, _, number, _ in frames_of(sock) if kind == HEADERS]
+            assert heads == [1]
+
+
 def test_calls_beyond_max_connections_are_refused_by_its_name_and_later_ones_served():
     with serve_gym(long, max_connections=2) as server, Hand(server) as hand, Hand(server) as other:
         first, second = hand.play(), other.play()

@@ -133,7 +133,8 @@ class GrpcDialect:
     def _other(self, stream: Stream, event: Event) -> None:
         owner = stream.owner
         if isinstance(event, Fields) and owner is None:
-            self._open(stream, event)
+            if not stream.finished:  # else these are the last ones of a call that was refused
+                self._open(stream, event)
         elif isinstance(event, (Fields, End)):
             if isinstance(owner, Call):
                 self._switchboard.push(owner, None)
