@@ -420,7 +420,10 @@ def test_requests_come_out_of_any_cut_with_padding_continuation_and_huffman(serv
 
 
 def test_a_client_that_wants_no_header_table_gets_none(server):
-    with Hand(server, HEADER_TABLE_SIZE=0) as hand:
+    with Hand(server) as hand:
+        hand.h2.update_settings({h2.settings.SettingCodes.HEADER_TABLE_SIZE: 0})
+        hand.send()
+        hand.until(lambda: hand.acks == 2)
         for _ in range(2):
             number = hand.open(CHECK)
             hand.say(number, b"", end=True)
