@@ -204,6 +204,7 @@ class Link:
         self.finishing = False
         """Whether the end of what we send is to be the end of the socket's stream."""
         self._shared = shared
+        self._doubtful = False
         self._lines: set[Line] = set()
         self._unsent = 0
         self._connecting = True
@@ -227,7 +228,7 @@ class Link:
     @property
     def roomy(self) -> bool:
         """Whether it takes a further line."""
-        return not self.ended and not self.inherited and self.dialect.roomy
+        return not (self.ended or self.inherited or self._doubtful) and self.dialect.roomy
 
     # Lines
 
@@ -262,6 +263,7 @@ class Link:
                         if events & _READ:
                             self._receive()
         if not line.ended:
+            self._doubtful = True  # perhaps nobody is there any more: whoever connects next does so anew
             line.ended = True
             self._lines.discard(line)
             self.dialect.cut(line)

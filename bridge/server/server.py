@@ -371,8 +371,8 @@ def serve_gym(
         max_worlds: Worlds at a time.
         max_lanes: The most lanes in a world that a client may ask for.
         max_message_bytes: The largest request or response, in bytes.
-        unix_path: Listen on a Unix socket at this path too, for clients on this machine: two to three times cheaper
-            than gRPC. Clients of this package that are given the gRPC URL find and use it by themselves.
+        unix_path: Listen on a Unix socket at this path too, for clients on this machine: cheaper than TCP, and open
+            to nobody but this user. Clients of this package that are given the gRPC URL find and use it by themselves.
         tcp_port: Serve the same messages as frames on a TCP port too, 0: any free one; with TLS where it is given.
         processes: How many full servers to run, each in a process of its own, so that environments step on as many
             cores; `.urls` lists them. Process i listens on `port + i` where a port is given, and at `unix_path` with

@@ -55,8 +55,10 @@ _CHUNK = 65536
 _LAST_READS = 64
 # What a message takes beside its bytes: so much room does even an empty one use.
 _PREFIX = 5
-# Answers of a connection that are sent together, where that many requests came together; larger ones go by themselves.
+# Answers of a connection that are sent together, where that many requests came together, and the seconds for which the
+# first of them waits; larger ones go by themselves.
 _TOGETHER = 8
+_SOON = 0.001
 _SMALL = 16384
 
 
@@ -199,18 +201,20 @@ class Transport:
 
     def _lead(self) -> None:
         while self._serve_ready():
-            for key, events in self._selector.select(self._patience()):
+            behind = bool(self._ready)
+            for key, events in self._selector.select(0 if behind else self._patience()):
                 if key.data is not None:
                     self._attend(key.data, events)
                 elif key.fileobj is self._wake:
                     self._on_wake()
                 elif key.fileobj in self._listeners:
                     self._accept(self._listeners[key.fileobj])
-                if self._ready and not self._serve_ready():
+                if self._ready and not behind and not self._serve_ready():
                     return
             if self._expire():
-                if not self._serve_ready():
-                    return
+                while self._ready:
+                    if not self._serve_ready():
+                        return
                 self._selector.close()
                 with self._guard:
                     self._over.set()
@@ -482,9 +486,10 @@ class Transport:
         self._ready.append((call, None))
 
     def _serve_ready(self) -> bool:
-        """Serve the requests that have come; return whether this thread still leads."""
+        """Serve the requests that have come, or some where they take long; return whether this thread still leads."""
         ready = self._ready
-        together = 0
+        together, since = 0, time.monotonic()
+        until = since + _MOMENT
         while ready:
             call, request = ready.popleft()
             connection = call.connection
@@ -495,11 +500,15 @@ class Transport:
                 _log.exception("peer=%s cut: a fault of this server", connection.peer)
                 self._close(connection)
             together += 1
-            if connection.fresh and (
-                together >= _TOGETHER or not ready or ready[0][0].connection is not connection or not connection.small
-            ):
-                together = 0
+            if not connection.fresh:
+                continue
+            now = time.monotonic()
+            full = together >= _TOGETHER or now - since > _SOON or not connection.small
+            if full or not ready or ready[0][0].connection is not connection:
                 self._flush(connection)
+                if now > until:
+                    break
+                together, since = 0, now
         return True
 
     def _serve(self, call: Call, request: Request | None) -> bool:
