@@ -1043,6 +1043,31 @@ def test_answers_to_requests_that_came_together_with_a_slow_one_do_not_wait_for_
         assert hand.response(slow).step.state == pb.RUNNING
 
 
+def test_no_more_is_read_of_a_connection_whose_requests_are_behind(monkeypatch):
+    monkeypatch.setattr(transport, "_MOMENT", 0.0005)
+    held = []
+
+    class Watched(CountingEnv):
+        def step(self, action):
+            held.append(len(server._transport._ready))
+            return super().step(action)
+
+    with serve_gym(lambda: Watched(1_000_000)) as server, Hand(server) as hand:
+        number = hand.play()
+        hand.step(number, BEGIN)
+        hand.room(1 << 30)
+        hand.room(1 << 30, number)
+        count = 4 * 65536 // len(message(STEP))
+        sender = threading.Thread(target=hand.sock.sendall, args=(frame(DATA, 0, number, message(STEP)) * count,))
+        sender.start()
+        while len(held) < count:
+            assert hand.sock.recv(65536)
+        sender.join(20.0)
+        assert max(held) <= 2 * 65536 // len(message(STEP))
+        hand.sock.close()
+        until(lambda: server.connections == 0)
+
+
 def test_a_slow_call_comes_back_to_the_leader_once_it_is_quick(door):
     with serve_gym(lambda: SlowEnv(door)) as server, Hand(server) as hand:
         number = hand.play()

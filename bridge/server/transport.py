@@ -202,9 +202,11 @@ class Transport:
     def _lead(self) -> None:
         while self._serve_ready():
             behind = bool(self._ready)
+            # Of a connection whose requests are still to be served nothing more is read: they would grow without end.
+            unserved = {call.connection for call, _ in self._ready}
             for key, events in self._selector.select(0 if behind else self._patience()):
                 if key.data is not None:
-                    self._attend(key.data, events)
+                    self._attend(key.data, events & ~_READ if key.data in unserved else events)
                 elif key.fileobj is self._wake:
                     self._on_wake()
                 elif key.fileobj in self._listeners:
