@@ -8,7 +8,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -547,7 +547,7 @@ class RemoteVectorEnv(SeatedVectorEnv):
         now = time.monotonic()
         running = [item for item in plan if item[0].state is SlotState.RUNNING and item[0].answer is None]
         written = self._write_steps(running, columns)
-        with self._inbox.together():
+        with self._inbox.together() if self._shared else nullcontext():
             for seat, position in running:
                 if seat.ended:
                     self._begin(seat, None, reset=False)
@@ -560,7 +560,8 @@ class RemoteVectorEnv(SeatedVectorEnv):
                     continue
                 acted = self.pacer is not None and seat.remote.realtime is not None
                 seat.remote.step_columns(None if acted else columns, position)
-        self._tend(now)
+        if len(running) < len(self._seats) or self._spares or self._trouble:
+            self._tend(now)
 
     def _write_steps(self, plan: list[tuple[Seat, int]], columns: list[Any]) -> dict[int, bytes]:
         """Write the Steps of all single environments that take the same form at once; return them by position."""
@@ -639,8 +640,7 @@ class RemoteVectorEnv(SeatedVectorEnv):
                 first += 1
             return first == len(seats)
 
-        self._gather(enough, time.monotonic() + timeout)
-        if not enough():
+        if not self._gather(enough, time.monotonic() + timeout):
             late = [seat for seat in self._seats if not seat.settled]
             reasons = "; ".join(
                 f"{seat.remote.url} is {seat.state.name.lower()}" + (f" ({seat.error.reason})" if seat.error else "")

@@ -372,26 +372,30 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
 
     # Gathering
 
-    def _gather(self, enough: Callable[[], bool], deadline: float) -> None:
-        """Handle deliveries until `enough`, or until the deadline."""
+    def _gather(self, enough: Callable[[], bool], deadline: float) -> bool:
+        """Handle deliveries until `enough`, or until the deadline; return whether it is enough."""
         now = time.monotonic()
-        if now >= deadline or enough():
+        done = enough()
+        if done or now >= deadline:
             self._drain()
+            done = enough()
         tend_at = now + 0.02
-        while not enough():
+        while not done:
             now = time.monotonic()
             deadline += self._attend(now)
             if now >= tend_at or now >= deadline:
                 self._tend(now)
                 tend_at = now + 0.02
             if now >= deadline:
-                return
+                return False
             # Wakes for what is due in between: a retry, or an answer that is late.
             answer, seat = self._next_answer(min(deadline, now + 0.1))
             while seat is not None:
                 if answer is not None:
                     self._handle(answer, seat)
                 answer, seat = self._here()
+            done = enough()
+        return True
 
     def _results(self) -> Results:
         """Hand out what has come."""
