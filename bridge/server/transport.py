@@ -151,7 +151,12 @@ class Transport:
         started = threading.Thread(target=thread, name=name, daemon=True)
         with self._guard:
             self._threads.add(started)
-        started.start()
+        try:
+            started.start()
+        except BaseException:
+            with self._guard:
+                self._threads.discard(started)
+            raise
 
     # Who leads
 
@@ -195,7 +200,10 @@ class Transport:
             self._called.wait()
         else:
             return
-        self._start(self._stand_by, "bridge-standby")
+        try:
+            self._start(self._stand_by, "bridge-standby")
+        except RuntimeError:  # the system has no thread left; somebody has to lead all the same
+            _log.exception("nobody stands by: a slow request holds up the others from now on")
         self._ask(call.connection)  # answers to requests that came together with this one may wait there
         self._lead()
 
