@@ -894,7 +894,7 @@ def test_requests_for_which_there_is_no_room_end_the_connection_and_its_calls(do
         hand.say(number, STEP, STEP)
         until(lambda: door.waiting == 1)
         until(lambda: server._transport.flight.requests == 1)
-        stream = frame(DATA, 0, number, requests) * (400_000 // len(requests))
+        stream = frame(DATA, 0, number, requests) * (2_000_000 // len(requests))
         sent_all(hand.sock, stream)
         assert farewell_of(hand.sock) == Codes.FLOW_CONTROL_ERROR
         door.open.set()
