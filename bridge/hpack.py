@@ -149,6 +149,8 @@ class Decoder:
     def _text(self) -> str:
         coded = self._block[self._at] & 0x80
         length = self._integer(7)
+        if length > self._max_bytes:
+            raise HpackError(f"the header fields take more than {self._max_bytes} bytes")
         data = self._block[self._at : self._at + length]
         if len(data) < length:
             raise HpackError("a header block ends in the midst of a string")

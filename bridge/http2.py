@@ -40,7 +40,7 @@ _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = 6, 7, 8, 9
 _OF_A_STREAM = (_DATA, _HEADERS, _PRIORITY_FRAME, _RST_STREAM, _CONTINUATION)
 _END_STREAM = _ACK = 0x1
 _END_HEADERS, _PADDED, _PRIORITY = 0x4, 0x8, 0x20
-_ENABLE_PUSH, _MAX_STREAMS, _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE = 2, 3, 4, 5
+_HEADER_TABLE_SIZE, _ENABLE_PUSH, _MAX_STREAMS, _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE = 1, 2, 3, 4, 5
 
 NO_ERROR = 0
 """HTTP/2's number for an end without a fault."""
@@ -53,6 +53,7 @@ ENHANCE_YOUR_CALM = 11
 _MESSAGE = struct.Struct(">BHBBIBI")  # a DATA frame's header, and the prefix of the one message in it
 _FRAME = struct.Struct(">BHBBI")
 _PREFIX = 5
+_NO_TABLE = b"\x20"  # how a header block says that its sender uses none
 _OUR_FRAME = (1 << 24) - 1
 _START_WINDOW = 65535
 _MOST_WINDOW = (1 << 31) - 1
@@ -233,6 +234,8 @@ class Http2:
         self._their_window = _START_WINDOW
         self._their_frame = 16384
         self._waiting: set[Stream] = set()
+        self._widened = False
+        self._before_block = b""
         settings = [(_INITIAL_WINDOW_SIZE, stream_window), (_MAX_FRAME_SIZE, _OUR_FRAME)]
         settings += [(_ENABLE_PUSH, 0)] if client else [(_MAX_STREAMS, max_streams)]
         self._out: list[bytes | memoryview] = [PREFACE] if client else []
@@ -253,7 +256,7 @@ class Http2:
 
     def open(self, fields: Iterable[tuple[str, str]]) -> Stream:
         """Open a stream by its header fields. Raises ValueError where they are too many."""
-        block = encode(fields)
+        block = self._encode(fields)
         if len(block) > self._their_frame:
             raise ValueError(f"expected metadata of less than {self._their_frame} bytes, got {len(block)}")
         stream = self.streams[self._next] = Stream(self._next, self._stream_window, self._their_window)
@@ -263,7 +266,7 @@ class Http2:
 
     def head(self, stream: Stream, fields: Iterable[tuple[str, str]]) -> None:
         """Send a stream's first header fields."""
-        self._frame(_HEADERS, _END_HEADERS, stream.number, encode(fields))
+        self._frame(_HEADERS, _END_HEADERS, stream.number, self._encode(fields))
 
     def send(self, stream: Stream, parts: list[bytes | memoryview], size: int) -> None:
         """Send a message of `size` bytes. What the peer has no room for stays `pending` with the stream."""
@@ -289,11 +292,16 @@ class Http2:
         if fields is None:
             stream.closing = _FRAME.pack(0, 0, _DATA, _END_STREAM, stream.number)
         else:
-            block = encode(fields)[: self._their_frame]
+            block = self._encode(fields)[: self._their_frame]
             size = len(block)
             flags = _END_HEADERS | _END_STREAM
             stream.closing = _FRAME.pack(size >> 16, size & 0xFFFF, _HEADERS, flags, stream.number) + block
         self._release(stream)
+
+    def forgo(self, stream: Stream) -> None:
+        """Drop what the peer has no room for."""
+        stream.pending.clear()
+        self._waiting.discard(stream)
 
     def cut(self, stream: Stream, code: int) -> None:
         """Cut a stream; what is pending is dropped."""
@@ -313,8 +321,12 @@ class Http2:
     def resume(self, stream: Stream, size: int) -> None:
         """Give the peer room again for a message that was deferred."""
         stream.deferred -= size
-        if not stream.deaf and stream.room < self._stream_window >> 1:
+        if not stream.deaf and 0 <= stream.room < self._stream_window >> 1 and self._room >= 0:
             self._credit(stream)
+
+    def _encode(self, fields: Iterable[tuple[str, str]]) -> bytes:
+        before, self._before_block = self._before_block, b""
+        return before + encode(fields)
 
     def _frame(self, kind: int, flags: int, number: int, payload: bytes | bytearray | memoryview) -> None:
         size = len(payload)
@@ -349,10 +361,6 @@ class Http2:
                 self._forget(stream)
             elif not self._client:  # all was said; what the client may still send is not wanted
                 self.cut(stream, NO_ERROR)
-
-    def _release_all(self) -> None:
-        for stream in list(self._waiting):
-            self._release(stream)
 
     def _forget(self, stream: Stream) -> None:
         self.streams.pop(stream.number, None)
@@ -410,6 +418,10 @@ class Http2:
             if not events:
                 raise
             self.broken = error
+        if self._widened:
+            self._widened = False
+            for stream in list(self._waiting):
+                self._release(stream)
         return events
 
     def _read(self, data: bytes, events: list[tuple[Stream, Event]]) -> None:
@@ -502,7 +514,8 @@ class Http2:
             raise Http2Error("another frame stands within a header block")
         if kind in _OF_A_STREAM:
             ours = number & 1 and number < self._next if self._client else number <= self._last
-            if not number or (not ours and (self._client or kind not in (_HEADERS, _PRIORITY_FRAME))):
+            begins = kind in (_HEADERS, _PRIORITY_FRAME, _CONTINUATION)  # the last of them: of a block that has begun
+            if not number or (not ours and (self._client or not begins)):
                 raise Http2Error(f"a frame of stream {number}, which was never opened")
         elif number and kind in (_SETTINGS, _PING, _GOAWAY):
             raise Http2Error(f"a frame about the connection names the stream {number}")
@@ -682,30 +695,39 @@ class Http2:
     def _settings(self, payload: bytes) -> None:
         if len(payload) % 6:
             raise Http2Error(f"settings of {len(payload)} bytes", FRAME_SIZE_ERROR)
+        window = self._their_window
         for key, value in struct.iter_unpack(">HI", payload):
             if key == _INITIAL_WINDOW_SIZE:
                 if value > _MOST_WINDOW:
                     raise Http2Error(f"a window of {value} bytes", FLOW_CONTROL_ERROR)
-                for stream in self.streams.values():
-                    stream.window += value - self._their_window
-                self._their_window = value
+                window = value
             elif key == _MAX_FRAME_SIZE:
                 if not 16384 <= value < 1 << 24:
                     raise Http2Error(f"frames of at most {value} bytes")
                 self._their_frame = value
+            elif key == _HEADER_TABLE_SIZE:
+                self._before_block = _NO_TABLE  # a peer that makes its table smaller waits to be told so
+        if window != self._their_window:
+            for stream in self.streams.values():
+                stream.window += window - self._their_window
+                if stream.window > _MOST_WINDOW:
+                    raise Http2Error("a window is wider than HTTP/2 allows", FLOW_CONTROL_ERROR)
+            self._their_window = window
+            self._widened = True
         self._frame(_SETTINGS, _ACK, 0, b"")
-        self._release_all()
 
     def _widen(self, number: int, payload: bytes) -> None:
         more = int.from_bytes(payload, "big") & _MOST_WINDOW
-        if len(payload) != 4 or not more:
+        if len(payload) != 4:
+            raise Http2Error(f"a window is widened by {len(payload)} bytes", FRAME_SIZE_ERROR)
+        if not more:
             raise Http2Error("a window is widened by nothing")
         stream = self.streams.get(number)
         if not number:
             self._window += more
             if self._window > _MOST_WINDOW:
                 raise Http2Error("a window is wider than HTTP/2 allows", FLOW_CONTROL_ERROR)
-            self._release_all()
+            self._widened = True
         elif stream is not None:
             stream.window += more
             if stream.window > _MOST_WINDOW:

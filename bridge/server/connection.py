@@ -51,7 +51,10 @@ class Dialect(Protocol):
         """Whether a call's client can be made to wait without the others of its connection."""
 
     def defer(self, call: Call, size: int) -> None:
-        """Make the client wait for room where a request of its is not served yet; negative: no longer."""
+        """Make the client wait for room where a request of this size is not served yet."""
+
+    def resume(self, call: Call, size: int) -> None:
+        """Give the client the room of a deferred request."""
 
     def finish(self, call: Call, error: RequestError | None) -> None:
         """End a call: as it should, or for a reason."""
@@ -143,6 +146,8 @@ class Connection:
         self.broken = False
         """Another thread than the leader found that nothing can be sent."""
         self.closed = False
+        self.moved = False
+        """Whether the client took some of what waited, since somebody looked."""
         self.small = True
         """Whether the last answer may wait for the next ones, and be sent together with them."""
         self.stalled: set[Call] = set()
@@ -242,6 +247,7 @@ class Connection:
                 else:
                     sent = sock.send(out[0])
                 self.hold(-sent)
+                self.moved = True
                 while sent:
                     first = out[0]
                     if sent < len(first):

@@ -61,6 +61,9 @@ class EitherDialect:
     def defer(self, call: Call, size: int) -> None:
         """Do nothing: there is no call."""
 
+    def resume(self, call: Call, size: int) -> None:
+        """Do nothing: there is no call."""
+
     def finish(self, call: Call, error: RequestError | None) -> None:
         """Do nothing: there is no call."""
 
@@ -144,6 +147,9 @@ class FrameDialect:
 
     def defer(self, call: Call, size: int) -> None:
         """Do nothing: the socket is not read while its client takes no answers."""
+
+    def resume(self, call: Call, size: int) -> None:
+        """Do nothing: nothing was deferred."""
 
     def finish(self, call: Call, error: RequestError | None) -> None:
         """Say nothing: it would be taken for an answer. The end of the stream says it."""

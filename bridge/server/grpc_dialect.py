@@ -7,6 +7,7 @@ import zlib
 from urllib.parse import quote
 
 from bridge.errors import Code, RequestError
+from bridge.frames import RefusedFrame
 from bridge.http2 import (
     ENHANCE_YOUR_CALM,
     NO_ERROR,
@@ -41,6 +42,8 @@ _WINDOW = 1 << 22
 _SPARE_STREAMS = 128
 # Streams that a client may cut: at once, and a second.
 _RESETS = (1000, 100)
+# Parts of answers of gRPC's own services that wait for a client; an answer has two.
+_MAX_WAITING = 64
 _MAX_DETAILS = 4000
 _PRINTABLE = "".join(chr(code) for code in range(32, 127) if chr(code) != "%")
 
@@ -130,7 +133,8 @@ class GrpcDialect:
     def _other(self, stream: Stream, event: Event) -> None:
         owner = stream.owner
         if isinstance(event, Fields) and owner is None:
-            self._open(stream, event)
+            if not stream.finished:  # else these are the last ones of a call that was refused
+                self._open(stream, event)
         elif isinstance(event, (Fields, End)):
             if isinstance(owner, Call):
                 self._switchboard.push(owner, None)
@@ -153,8 +157,12 @@ class GrpcDialect:
             self._inflate(stream, event)
         elif isinstance(owner, Call):
             self._switchboard.push(owner, event)  # one that was not admitted
-        elif isinstance(owner, SideCall):
-            self._reply(stream, owner, owner.message(bytes(event)))
+        else:
+            self._connection.drop(event)
+            if isinstance(event, RefusedFrame):
+                self._fail(stream, event.error)
+            elif isinstance(owner, SideCall):
+                self._reply(stream, owner, owner.message(bytes(event)))
 
     def _inflate(self, stream: Stream, data: Compressed) -> None:
         """Take a message that came compressed."""
@@ -174,7 +182,12 @@ class GrpcDialect:
             text = f"a request is larger than max_message_bytes={most}, once it is uncompressed"
             self._fail(stream, RequestError(Code.RESOURCE_EXHAUSTED, text))
         elif isinstance(stream.owner, Call):
-            self._switchboard.push(stream.owner, plain)
+            try:
+                self._connection.admit(len(plain))
+            except RequestError as error:
+                self._switchboard.push(stream.owner, RefusedFrame.of(error))
+            else:
+                self._switchboard.push(stream.owner, bytearray(plain))
         elif isinstance(stream.owner, SideCall):
             self._reply(stream, stream.owner, stream.owner.message(plain))
 
@@ -226,7 +239,10 @@ class GrpcDialect:
         """Answer a call of gRPC's own services."""
         for message in messages:
             self._http.send(stream, [message], len(message))
-        if side.over:
+        if len(stream.pending) > _MAX_WAITING:
+            self._encodings.pop(stream, None)
+            self._http.cut(stream, ENHANCE_YOUR_CALM)
+        elif side.over:
             self._end(stream, side.error)
 
     def _end(self, stream: Stream, error: RequestError | None, *, headed: bool = True) -> None:
@@ -259,15 +275,18 @@ class GrpcDialect:
         return bool(call.stream.pending)
 
     def defer(self, call: Call, size: int) -> None:
-        """Give the stream no new room for a request, or, for a negative size, give it."""
-        if size > 0:
-            call.stream.deferred += size
-        else:
-            self._http.resume(call.stream, -size)
-            self._connection.fresh += self._http.take()
+        """Give the stream no new room for a request."""
+        call.stream.deferred += size
+
+    def resume(self, call: Call, size: int) -> None:
+        """Give the stream room again."""
+        self._http.resume(call.stream, size)
+        self._connection.fresh += self._http.take()
 
     def finish(self, call: Call, error: RequestError | None) -> None:
         """Send the call's trailers."""
+        if error is not None:
+            self._http.forgo(call.stream)
         self._end(call.stream, error)
         self._connection.fresh += self._http.take()
 
@@ -287,6 +306,9 @@ class GrpcDialect:
 
     def tend(self, now: float) -> bool:
         """Ask for a sign of a client that has been quiet; tell whether it gave one in time."""
+        if self._connection.moved:  # it takes what was sent, behind which any ping would stand
+            self._connection.moved = False
+            self._heard = now
         if self._asked is not None:
             if self._heard > self._asked:
                 self._asked = None

@@ -51,6 +51,10 @@ _QUICK, _QUICK_SECONDS = 64, 0.005
 # Seconds between two looks for clients that went without a word.
 _TEND = 5.0
 _CHUNK = 65536
+# How often a connection is read, unheard, before it is closed.
+_LAST_READS = 64
+# What a message takes beside its bytes: so much room does even an empty one use.
+_PREFIX = 5
 # Answers of a connection that are sent together, where that many requests came together, and the seconds for which the
 # first of them waits; larger ones go by themselves.
 _TOGETHER = 8
@@ -147,7 +151,12 @@ class Transport:
         started = threading.Thread(target=thread, name=name, daemon=True)
         with self._guard:
             self._threads.add(started)
-        started.start()
+        try:
+            started.start()
+        except BaseException:
+            with self._guard:
+                self._threads.discard(started)
+            raise
 
     # Who leads
 
@@ -191,15 +200,21 @@ class Transport:
             self._called.wait()
         else:
             return
-        self._start(self._stand_by, "bridge-standby")
+        try:
+            self._start(self._stand_by, "bridge-standby")
+        except RuntimeError:  # the system has no thread left; somebody has to lead all the same
+            _log.exception("nobody stands by: a slow request holds up the others from now on")
+        self._ask(call.connection)  # answers to requests that came together with this one may wait there
         self._lead()
 
     def _lead(self) -> None:
         while self._serve_ready():
             behind = bool(self._ready)
+            # Of a connection whose requests are still to be served nothing more is read: they would grow without end.
+            unserved = {call.connection for call, _ in self._ready}
             for key, events in self._selector.select(0 if behind else self._patience()):
                 if key.data is not None:
-                    self._attend(key.data, events)
+                    self._attend(key.data, events & ~_READ if key.data in unserved else events)
                 elif key.fileobj is self._wake:
                     self._on_wake()
                 elif key.fileobj in self._listeners:
@@ -256,8 +271,9 @@ class Transport:
                     self.abandon(call, error)
             self._flush(connection)
             with contextlib.suppress(OSError):  # closing on unread bytes would take our last words away
-                while len(connection.sock.recv(_CHUNK)) == _CHUNK:
-                    pass
+                for _ in range(_LAST_READS):
+                    if len(connection.sock.recv(_CHUNK)) < _CHUNK:
+                        break
             self._close(connection)
         return True
 
@@ -392,11 +408,11 @@ class Transport:
             connection.hold(-call.pending)
             call.pending = 0
             call.room.set()
-            while call.requests:
-                request = call.requests.popleft()
+            while call.requests:  # they were here before what came with the room
+                request = call.requests.pop()
                 if request is not None:
-                    connection.dialect.defer(call, -len(request))
-                self._ready.append((call, request))
+                    connection.dialect.resume(call, len(request) + _PREFIX)
+                self._ready.appendleft((call, request))
 
     def _flush(self, connection: Connection) -> None:
         """Send what is to be sent, and watch for what the connection needs next."""
@@ -508,15 +524,14 @@ class Transport:
     def _serve(self, call: Call, request: Request | None) -> bool:
         """Serve one request, or leave it to the call's own thread; return whether this thread still leads."""
         connection = call.connection
+        if request is not None and call.over:  # its client is gone
+            connection.drop(request)
+            return True
         if call.waiting is not None and self._hand_over(call, request):
             return True
-        if request is None or call.over:
-            return self._conclude(call, request)
-        if connection.out or call.pending or call.requests:
-            call.requests.append(request)
-            with connection.lock:
-                connection.stalled.add(call)
-                connection.dialect.defer(call, len(request))
+        if request is None:
+            return self._conclude(call)
+        if (connection.out or call.pending or call.requests) and self._stall(call, request):
             return True
         if type(request) is not bytes or len(request) > self.flight.room:
             try:
@@ -536,8 +551,11 @@ class Transport:
                     parts = self._handle(session, request, wait=True) or []
             finally:
                 self.flight.leave(len(request))
-            self._note(call, seconds)
-            self._send_own(call, parts)
+            try:
+                self._note(call, seconds)
+                self._send_own(call, parts)
+            except Exception:
+                self._give_up(connection)
             self._run_own(call)
             return False
         if parts is None:
@@ -549,6 +567,18 @@ class Transport:
         if session.last_error or self.metrics is not None:
             self._note(call, seconds)
         self._say(call, parts)
+        return True
+
+    def _stall(self, call: Call, request: Request | None) -> bool:
+        """Keep a request back where the client does not take its answers; return whether it does not."""
+        connection = call.connection
+        with connection.lock:  # another thread may just have sent the last of them
+            if not (connection.out or call.pending or call.requests):
+                return False
+            call.requests.append(request)
+            connection.stalled.add(call)
+            if request is not None:
+                connection.dialect.defer(call, len(request) + _PREFIX)
         return True
 
     @staticmethod
@@ -592,17 +622,12 @@ class Transport:
                 connection.hold(size)
                 connection.stalled.add(call)
 
-    def _conclude(self, call: Call, request: Request | None) -> bool:
+    def _conclude(self, call: Call) -> bool:
         """End a call that has no thread of its own; return whether this thread still leads."""
         connection = call.connection
-        if request is not None:  # its client is gone
-            connection.drop(request)
-            return True
         if call.concluded:
             return True
-        if not call.over and (connection.out or call.pending or call.requests):
-            call.requests.append(None)
-            connection.stalled.add(call)
+        if not call.over and self._stall(call, None):
             return True
         call.concluded = True
         work = self._begin_work(call)
@@ -655,7 +680,7 @@ class Transport:
             if request is None:
                 waiting.put(None)
             elif connection.dialect.throttles:
-                connection.dialect.defer(call, len(request))
+                connection.dialect.defer(call, len(request) + _PREFIX)
                 waiting.put(request)
             else:
                 try:
@@ -674,7 +699,11 @@ class Transport:
             return
         quick = 0
         while (request := waiting.get()) is not None:
-            seconds = self._serve_own(call, request)
+            try:
+                seconds = self._serve_own(call, request)
+            except Exception:
+                self._give_up(call.connection)
+                continue
             quick = quick + 1 if seconds < _QUICK_SECONDS else 0
             if quick >= _QUICK and not call.session.may_wait:
                 with self._guard:
@@ -684,6 +713,12 @@ class Transport:
         self._release(call)
         self._depart(call)
         self._ask(call.connection)
+
+    def _give_up(self, connection: Connection) -> None:
+        """Have a connection closed after a fault in a call's own thread: none is known. Its calls end."""
+        _log.exception("peer=%s cut: a fault of this server", connection.peer)
+        connection.broken = True
+        self._ask(connection)
 
     def _serve_own(self, call: Call, request: Request | RequestError) -> float:
         """Serve a request in its call's own thread; return the seconds that it took."""
@@ -695,12 +730,13 @@ class Transport:
         try:
             if not entered:
                 with connection.lock:
-                    connection.dialect.defer(call, -len(request))
-                if not call.over:
-                    connection.enter(request)
-                    entered = True
+                    connection.dialect.resume(call, len(request) + _PREFIX)
+                if call.over:
+                    connection.drop(request)
+                    return 0.0
+                connection.enter(request)
+                entered = True
             if call.over:
-                connection.drop(request)
                 return 0.0
             began = time.perf_counter()
             parts = self._handle(call.session, request, wait=True) or []
@@ -728,7 +764,8 @@ class Transport:
                 if not done:
                     call.room.clear()
                     connection.stalled.add(call)
-            if not done or connection.broken:
+                ask = connection.broken or bool(connection.out) or bool(connection.fresh) or not done
+            if ask:
                 self._ask(connection)
             if done:
                 return

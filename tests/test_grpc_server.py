@@ -1,0 +1,1294 @@
+"""The server's own HTTP/2 over real sockets: against the h2 library turned by hand, grpcio, and bytes of any kind."""
+
+import contextlib
+import gzip
+import socket
+import struct
+import threading
+import time
+import zlib
+
+import grpc
+import gymnasium
+import h2.config
+import h2.connection
+import h2.errors
+import h2.events
+import h2.settings
+import hpack
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bridge import errors, make_remote, make_vec_remote, serve_gym
+from bridge.address import parse_address
+from bridge.client.connect import connect
+from bridge.client.inbox import Inbox
+from bridge.errors import Code
+from bridge.http2 import Http2, Http2Error
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.server import grpc_dialect, transport
+from bridge.server.auth import Gate
+from bridge.server.connection import Connection
+from bridge.server.flight import Flight
+from bridge.server.grpc_services import Services
+from bridge.server.limits import Limits
+from bridge.tensors import pack_tensor
+from bridge.testing import CountingEnv, Proxy
+from bridge.wrappers import BlockingReset
+from tests.peers import Stream
+from tests.support import until
+
+PATH = "/dm_env_rpc.v1.Environment/Process"
+WATCH = "/grpc.health.v1.Health/Watch"
+CHECK = "/grpc.health.v1.Health/Check"
+REFLECT = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
+END_STREAM, ACK, END_HEADERS = 1, 1, 4
+Codes = h2.errors.ErrorCodes
+
+
+def long():
+    """Its episodes end by nothing but failures."""
+    return CountingEnv(1_000_000)
+
+
+class LargeEnv(gymnasium.Env):
+    """Gives large observations."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (300_000,), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+    size = 3
+
+    def reset(self, *, seed=None, options=None):
+        return np.full(300_000, 7, np.uint8), {}
+
+    def step(self, action):
+        return np.full(300_000, 7, np.uint8), 1.0, False, False, {}
+
+
+class SlowEnv(CountingEnv):
+    """Its steps wait where the test says so."""
+
+    def __init__(self, door):
+        super().__init__(1_000_000)
+        self.door = door
+
+    def step(self, action):
+        self.door.step()
+        return super().step(action)
+
+    def close(self):
+        self.door.closed += 1
+        super().close()
+
+
+class Door:
+    """Lets steps through, or one after another into a wait."""
+
+    def __init__(self):
+        self.shut = threading.Event()
+        self.open = threading.Event()
+        self.waiting = self.closed = 0
+        self.lock = threading.Lock()
+
+    def step(self):
+        if self.shut.is_set():
+            with self.lock:
+                self.waiting += 1
+            assert self.open.wait(30.0)
+
+
+@pytest.fixture
+def door():
+    door = Door()
+    yield door
+    door.open.set()
+
+
+def message(data, flag=0):
+    return bytes((flag,)) + struct.pack(">I", len(data)) + data
+
+
+def request(**payload):
+    return pb.EnvironmentRequest(**payload).SerializeToString()
+
+
+CREATE = request(create_world=pb.CreateWorldRequest())
+BEGIN = request(step=pb.StepRequest(requested_observations=[1]))
+STEP = request(step=pb.StepRequest(actions={1: pack_tensor(1)}, requested_observations=[1]))
+LEAVE = request(leave_world=pb.LeaveWorldRequest())
+
+
+def join(name):
+    return request(join_world=pb.JoinWorldRequest(world_name=name))
+
+
+def fields(path=PATH, **changed):
+    found = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": path,
+        ":authority": "localhost",
+        "te": "trailers",
+        "content-type": "application/grpc",
+    }
+    found.update({name.replace("__", ":").replace("_", "-"): value for name, value in changed.items()})
+    return [(name, value) for name, value in found.items() if value is not None]
+
+
+class Hand:
+    """A client on h2, turned by hand."""
+
+    def __init__(self, server, **initial):
+        self.sock = socket.create_connection(("127.0.0.1", server.port), 10.0)
+        self.h2 = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
+        if initial:
+            values = {getattr(h2.settings.SettingCodes, name): value for name, value in initial.items()}
+            self.h2.local_settings = h2.settings.Settings(client=True, initial_values=values)
+        self.credits = True
+        self.bodies, self.heads, self.trailers, self.resets, self.ended = {}, {}, {}, {}, set()
+        self.acks = 0
+        self.settled, self.pongs, self.farewell, self.gone = False, 0, None, False
+        self.h2.initiate_connection()
+        self.send()
+        self.until(lambda: self.settled)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.sock.close()
+
+    def send(self):
+        data = self.h2.data_to_send()
+        if data:
+            self.sock.sendall(data)
+
+    def read(self):
+        data = self.sock.recv(65536)
+        self.gone = not data
+        for event in self.h2.receive_data(data) if data else []:
+            self.note(event)
+        if not self.gone:
+            self.send()
+
+    def note(self, event):
+        kind, number = type(event), getattr(event, "stream_id", None)
+        if kind is h2.events.RemoteSettingsChanged:
+            self.settled = True
+        elif kind is h2.events.SettingsAcknowledged:
+            self.acks += 1
+        elif kind is h2.events.ResponseReceived:
+            self.heads[number] = dict(event.headers)
+        elif kind is h2.events.TrailersReceived:
+            self.trailers[number] = dict(event.headers)
+        elif kind is h2.events.DataReceived:
+            self.bodies[number] = self.bodies.get(number, b"") + event.data
+            if self.credits and event.flow_controlled_length:
+                self.h2.acknowledge_received_data(event.flow_controlled_length, number)
+        elif kind is h2.events.StreamEnded:
+            self.ended.add(number)
+        elif kind is h2.events.StreamReset:
+            self.resets[number] = event.error_code
+        elif kind is h2.events.PingAckReceived:
+            self.pongs += 1
+        elif kind is h2.events.ConnectionTerminated:
+            self.farewell = event.error_code
+
+    def until(self, condition):
+        while not condition():
+            assert not self.gone, "the server closed"
+            self.read()
+
+    def open(self, path=PATH, *, end=False, **changed):
+        number = self.h2.get_next_available_stream_id()
+        self.h2.send_headers(number, fields(path, **changed), end_stream=end)
+        self.send()
+        return number
+
+    def raw(self, number, data, *, end=False, pad=None):
+        while data:
+            count = min(len(data), self.h2.local_flow_control_window(number) - 300, self.h2.max_outbound_frame_size)
+            if count <= 0:
+                self.read()
+                continue
+            self.h2.send_data(number, data[:count], pad_length=pad)
+            self.send()
+            data = data[count:]
+        if end:
+            self.h2.end_stream(number)
+            self.send()
+
+    def say(self, number, *payloads, end=False, pad=None):
+        self.raw(number, b"".join(map(message, payloads)), end=end, pad=pad)
+
+    def has_answer(self, number):
+        body = self.bodies.get(number, b"")
+        return len(body) >= 5 and len(body) >= 5 + int.from_bytes(body[1:5], "big")
+
+    def answer(self, number):
+        self.until(lambda: self.has_answer(number))
+        body = self.bodies[number]
+        size = 5 + int.from_bytes(body[1:5], "big")
+        self.bodies[number] = body[size:]
+        return body[5:size]
+
+    def response(self, number):
+        return pb.EnvironmentResponse.FromString(self.answer(number))
+
+    def ask(self, number, payload):
+        self.say(number, payload)
+        return self.response(number)
+
+    def play(self, **changed):
+        """Open a session in a world of its own, with a sequence begun."""
+        number = self.open(**changed)
+        name = self.ask(number, CREATE).create_world.world_name
+        self.ask(number, join(name))
+        return number
+
+    def step(self, number, payload=STEP):
+        return self.ask(number, payload).step
+
+    def status(self, number):
+        """The code of a call that ended, and why."""
+        self.until(lambda: number in self.ended or number in self.resets)
+        found = self.trailers.get(number) or self.heads[number]
+        return int(found["grpc-status"]), found.get("grpc-message", "")
+
+    def cut(self, number):
+        self.h2.reset_stream(number, Codes.CANCEL)
+        self.send()
+
+    def room(self, more, number=None):
+        self.h2.increment_flow_control_window(more, number)
+        self.send()
+
+
+def frame(kind, flags=0, number=0, payload=b""):
+    size = len(payload)
+    return struct.pack(">BHBBI", size >> 16, size & 0xFFFF, kind, flags, number) + payload
+
+
+HELLO = PREFACE + frame(SETTINGS)
+
+
+@contextlib.contextmanager
+def raw(server, first=b""):
+    with socket.create_connection(("127.0.0.1", server.port), 10.0) as sock:
+        sock.sendall(first)
+        yield sock
+
+
+def frames_of(sock):
+    """All frames until the server closes: kind, flags, stream, payload."""
+    data = b""
+    with contextlib.suppress(ConnectionError):
+        while got := sock.recv(65536):
+            data += got
+    found = []
+    while len(data) >= 9:
+        high, low, kind, flags, number = struct.unpack_from(">BHBBI", data)
+        size = high << 16 | low
+        found.append((kind, flags, number, data[9 : 9 + size]))
+        data = data[9 + size :]
+    return found
+
+
+def farewell_of(sock):
+    """The error with which the server ended a connection."""
+    found = [payload for kind, _, _, payload in frames_of(sock) if kind == GOAWAY]
+    assert found
+    return int.from_bytes(found[-1][4:8], "big")
+
+
+def sent_all(sock, data):
+    """Send, to a server that may close meanwhile."""
+    with contextlib.suppress(ConnectionError):
+        sock.sendall(data)
+
+
+def block(path=PATH, **changed):
+    """A header block of literals, which may come on any connection at any time."""
+    return b"".join(
+        b"\0" + bytes((len(name),)) + name.encode() + bytes((len(value),)) + value.encode()
+        for name, value in fields(path, **changed)
+    )
+
+
+@pytest.fixture
+def server():
+    with serve_gym(long) as server:
+        yield server
+        until(lambda: server.connections == 0)
+        flight = server._transport.flight
+        until(lambda: (flight.requests, flight.bytes) == (0, 0))
+
+
+@contextlib.contextmanager
+def playing(server):
+    """Another client, that is served afterwards as before."""
+    with Hand(server) as other:
+        number = other.play()
+        other.step(number, BEGIN)
+        yield
+        assert other.step(number).state == pb.RUNNING
+
+
+# Streams
+
+
+def test_sessions_on_one_connection_go_on_while_others_are_cut_and_half_closed(server):
+    with Hand(server) as hand:
+        first, second, third, fourth = [hand.play() for _ in range(4)]
+        for number in (first, second, third, fourth):
+            hand.step(number, BEGIN)
+        assert server.connections == 4
+        for number in (third, first, second, fourth):
+            hand.say(number, STEP, STEP)
+        for number in (first, second, third, fourth):
+            assert [hand.response(number).step.state for _ in range(2)] == [pb.RUNNING] * 2
+        hand.say(first, STEP)
+        hand.cut(first)
+        hand.say(second, STEP, STEP, end=True)
+        assert [hand.response(second).step.state for _ in range(2)] == [pb.RUNNING] * 2
+        assert hand.status(second) == (0, "")
+        until(lambda: server.connections == 2)
+        assert hand.step(third).state == hand.step(fourth).state == pb.RUNNING
+        fifth = hand.play()
+        assert hand.step(fifth, BEGIN).state == pb.RUNNING
+        assert second not in hand.resets
+
+
+def test_what_a_client_says_no_more_on_ends_with_a_status_though_it_does_not_half_close(server):
+    with Hand(server) as hand:
+        number = hand.open()
+        hand.raw(number, message(b"x", flag=7))
+        assert hand.status(number)[0] == Code.INTERNAL
+        hand.until(lambda: number in hand.resets)
+        assert hand.resets[number] == Codes.NO_ERROR
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 100])
+def test_requests_come_out_of_any_cut_with_padding_continuation_and_huffman(server, size):
+    name = "x-" + "a" * 60
+    coded = hpack.Encoder().encode([*fields(), (name, "b" * 90)], huffman=True)
+    third = len(coded) // 3
+    stream = (
+        HELLO
+        + frame(SETTINGS, ACK)
+        + frame(HEADERS, 0, 1, coded[:third])
+        + frame(CONTINUATION, 0, 1, coded[third : 2 * third])
+        + frame(CONTINUATION, 0, 1)
+        + frame(CONTINUATION, END_HEADERS, 1, coded[2 * third :])
+    )
+    body = message(LEAVE) * 3 + message(CREATE)
+    for at in range(0, len(body), 4):
+        part = body[at : at + 4]
+        pad = at % 5
+        stream += frame(DATA, 8, 1, bytes((pad,)) + part + bytes(pad))
+        stream += frame(DATA, 8, 1, bytes((pad,)) + bytes(pad)) + frame(PING, 0, 0, b"abcdefgh") + frame(99, 7, 1, b"?")
+    stream += frame(HEADERS, END_HEADERS | END_STREAM | 8 | 32, 3, b"\2\0\0\0\0\7" + block(CHECK) + b"\0\0")
+    stream += frame(DATA, END_STREAM, 1)
+    with raw(server) as sock:
+        for at in range(0, len(stream), size):
+            sock.sendall(stream[at : at + size])
+        peer = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
+        peer.initiate_connection()
+        for number in (1, 3):
+            peer.send_headers(number, fields())
+        got, ended = b"", set()
+        while ended != {1, 3}:
+            data = sock.recv(65536)
+            assert data, "the server closed"
+            for event in peer.receive_data(data):
+                if isinstance(event, h2.events.DataReceived) and event.stream_id == 1:
+                    got += event.data
+                elif isinstance(event, h2.events.StreamEnded):
+                    ended.add(event.stream_id)
+    kinds = []
+    while got:
+        end = 5 + int.from_bytes(got[1:5], "big")
+        kinds.append(pb.EnvironmentResponse.FromString(got[5:end]).WhichOneof("payload"))
+        got = got[end:]
+    assert kinds == ["leave_world"] * 3 + ["create_world"]
+
+
+def test_a_client_that_wants_no_header_table_gets_none(server):
+    with Hand(server) as hand:
+        hand.h2.update_settings({h2.settings.SettingCodes.HEADER_TABLE_SIZE: 0})
+        hand.send()
+        hand.until(lambda: hand.acks == 2)
+        for _ in range(2):
+            number = hand.open(CHECK)
+            hand.say(number, b"", end=True)
+            assert hand.status(number) == (0, "")
+        hand.h2.update_settings({h2.settings.SettingCodes.HEADER_TABLE_SIZE: 4096})
+        hand.send()
+        assert hand.ask(hand.open(), CREATE).create_world.world_name
+
+
+def test_the_clients_own_table_may_change_its_size(server):
+    encoder = hpack.Encoder()
+    with raw(server, HELLO) as sock:
+        for number, size in ((1, 4096), (3, 100), (5, 0), (7, 4096), (9, 4096)):
+            encoder.header_table_size = size
+            sock.sendall(frame(HEADERS, END_HEADERS | END_STREAM, number, encoder.encode(fields("/nothing"))))
+        sock.sendall(frame(PING, 0, 0, b"last one"))
+        data = b""
+        while b"last one" not in data:
+            got = sock.recv(65536)
+            assert got, data
+            data += got
+        assert data.count(b"12") >= 5  # UNIMPLEMENTED
+        encoder.header_table_size = 8192
+        sock.sendall(frame(HEADERS, END_HEADERS | END_STREAM, 11, encoder.encode(fields("/nothing"))))
+        assert farewell_of(sock) == Codes.COMPRESSION_ERROR
+
+
+# Room
+
+
+def test_an_answer_for_which_there_is_no_room_waits_alone_and_arrives_whole():
+    with serve_gym(LargeEnv) as server, Hand(server, INITIAL_WINDOW_SIZE=10_000) as hand:
+        hand.credits = False
+        small, large = hand.play(), hand.play()
+        hand.say(large, BEGIN, STEP)
+        hand.until(lambda: len(hand.bodies[large]) > 5000)
+        until(lambda: server._transport.flight.bytes > 290_000)
+        for _ in range(3):
+            assert hand.ask(small, LEAVE).WhichOneof("payload") == "leave_world"
+        hand.credits = True
+        hand.room(5_000_000)
+        hand.room(1_000_000, large)
+        answers = [hand.response(large).step for _ in range(2)]
+        for answer in answers:
+            assert answer.observations[1].uint8s.array == bytes([7]) * 300_000
+        until(lambda: server._transport.flight.bytes == 0)
+
+
+def test_the_room_that_is_left_may_shrink_below_nothing_and_grow_again():
+    with serve_gym(LargeEnv) as server, Hand(server) as hand:
+        number = hand.play()
+        hand.credits = False
+        hand.room(1 << 24)
+        hand.say(number, BEGIN)
+        hand.until(lambda: len(hand.bodies[number]) >= 65_000)
+        hand.h2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        hand.send()
+        hand.until(lambda: hand.acks == 2)
+        hand.h2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 1 << 20})
+        hand.send()
+        assert len(hand.response(number).step.observations[1].uint8s.array) == 300_000
+
+
+def test_a_client_that_cuts_a_call_whose_answer_waits_frees_everything():
+    with serve_gym(LargeEnv) as server, Hand(server, INITIAL_WINDOW_SIZE=1000) as hand:
+        hand.credits = False
+        number = hand.play()
+        hand.say(number, BEGIN, STEP, STEP)
+        until(lambda: server._transport.flight.bytes > 290_000)
+        hand.cut(number)
+        until(lambda: (server._transport.flight.bytes, server.connections) == (0, 0))
+        assert hand.ask(hand.open(), LEAVE).WhichOneof("payload") == "leave_world"
+
+
+def test_requests_that_waited_are_served_before_those_that_come_with_the_room():
+    with serve_gym(LargeEnv) as server, Hand(server, INITIAL_WINDOW_SIZE=30_000) as hand:
+        hand.credits = False
+        number = hand.play()
+        hand.say(number, BEGIN, STEP, LEAVE)
+        until(lambda: server._transport.flight.bytes > 290_000)
+        hand.h2.increment_flow_control_window(1 << 24)
+        hand.h2.increment_flow_control_window(1 << 24, number)
+        hand.h2.send_data(number, message(CREATE), end_stream=True)
+        hand.send()
+        kinds = [hand.response(number).WhichOneof("payload") for _ in range(4)]
+        assert kinds == ["step", "step", "leave_world", "create_world"]
+        assert hand.status(number) == (0, "")
+
+
+@pytest.mark.parametrize("pad", [None, 100])
+def test_a_large_request_goes_beyond_the_streams_window_and_others_are_served_meanwhile(server, pad):
+    with Hand(server) as hand:
+        large, small = hand.open(), hand.open()
+        body = message(b"\xff" * 5_500_000)
+        hand.raw(large, body[:4_500_000], pad=pad)
+        assert hand.ask(small, LEAVE).WhichOneof("payload") == "leave_world"
+        hand.raw(large, body[4_500_000:], pad=pad)
+        assert hand.response(large).error.code == Code.INVALID_ARGUMENT
+        assert hand.ask(large, LEAVE).WhichOneof("payload") == "leave_world"
+        until(lambda: server._transport.flight.bytes == 0)
+
+
+def test_a_large_request_that_is_cut_off_gives_its_room_back(server):
+    with Hand(server) as hand:
+        number = hand.open()
+        hand.raw(number, message(bytes(1_000_000))[:70_000])
+        until(lambda: server._transport.flight.bytes == 1_000_000)
+        hand.cut(number)
+        until(lambda: (server._transport.flight.bytes, server.connections) == (0, 0))
+
+
+@pytest.mark.parametrize("path", [CHECK, WATCH, REFLECT])
+def test_a_large_request_to_grpcs_own_services_is_refused_and_gives_its_room_back(server, path):
+    with Hand(server) as hand:
+        number = hand.open(path)
+        hand.say(number, bytes(100_000))
+        assert hand.status(number)[0] == Code.RESOURCE_EXHAUSTED
+        until(lambda: server._transport.flight.bytes == 0)
+
+
+@pytest.mark.parametrize("path", [WATCH, REFLECT])
+def test_who_asks_and_asks_grpcs_own_services_and_takes_no_answers_is_ended(server, path):
+    ask = b"" if path == WATCH else reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()
+    with Hand(server, INITIAL_WINDOW_SIZE=0) as hand, playing(server):
+        number = hand.open(path)
+        hand.say(number, *[ask] * 3)
+        hand.room(10_000, number)
+        assert hand.answer(number) == hand.answer(number) == hand.answer(number)
+        other = hand.open(path)
+        hand.say(other, *[ask] * 1000)
+        hand.until(lambda: other in hand.resets)
+        assert hand.resets[other] == Codes.ENHANCE_YOUR_CALM
+
+
+def test_an_ended_calls_answers_that_nobody_takes_are_dropped():
+    with serve_gym(LargeEnv) as server, Hand(server, INITIAL_WINDOW_SIZE=20_000) as hand:
+        hand.credits = False
+        number = hand.play()
+        hand.say(number, BEGIN)
+        until(lambda: server._transport.flight.bytes > 270_000)
+        hand.raw(number, b"\7\0\0\0\0")
+        assert hand.status(number)[0] == Code.INTERNAL
+        until(lambda: (server._transport.flight.bytes, server.connections) == (0, 0))
+
+
+# Compression
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_compressed_requests_are_read(server, compression):
+    with grpc.insecure_channel(f"127.0.0.1:{server.port}", compression=compression) as channel:
+        call = channel.stream_stream(PATH, response_deserializer=pb.EnvironmentResponse.FromString)
+        settings = {"x": pack_tensor("y" * 100_000)}
+        made = request(create_world=pb.CreateWorldRequest(settings=settings))
+        answers = list(call(iter([made, LEAVE]), timeout=20))
+        assert [answer.WhichOneof("payload") for answer in answers] == ["error", "leave_world"]
+        assert "x" in answers[0].error.message
+
+
+@pytest.mark.parametrize(
+    ("encoding", "data", "code", "why"),
+    [
+        ("gzip", gzip.compress(bytes(2_000_000)), Code.RESOURCE_EXHAUSTED, "max_message_bytes=1000000"),
+        ("deflate", zlib.compress(bytes(2_000_000)), Code.RESOURCE_EXHAUSTED, "max_message_bytes=1000000"),
+        ("gzip", gzip.compress(b"x" * 100)[:-9], Code.INTERNAL, "cut off"),
+        ("gzip", b"no gzip", Code.INTERNAL, "cannot be read"),
+        ("gzip", b"", Code.INTERNAL, "cut off"),
+        (None, gzip.compress(LEAVE), Code.INTERNAL, "name no compression"),
+        ("snappy", LEAVE, Code.UNIMPLEMENTED, "identity, deflate, gzip"),
+    ],
+)
+def test_what_is_compressed_and_cannot_be_read_ends_its_call_alone(encoding, data, code, why):
+    with serve_gym(long, max_message_bytes=1_000_000) as server, Hand(server) as hand:
+        other = hand.play()
+        hand.step(other, BEGIN)
+        number = hand.open(grpc_encoding=encoding)
+        with contextlib.suppress(h2.exceptions.StreamClosedError):
+            hand.raw(number, message(data, flag=1))
+        status, details = hand.status(number)
+        assert status == code
+        assert why in details
+        assert hand.step(other).state == pb.RUNNING
+        until(lambda: server.connections == 1)
+
+
+def test_compressed_requests_that_wait_are_counted_as_large_as_they_are():
+    with serve_gym(LargeEnv) as server, Hand(server, INITIAL_WINDOW_SIZE=20_000) as hand:
+        hand.credits = False
+        number = hand.play(grpc_encoding="gzip")
+        bomb = message(gzip.compress(b"\xff" * 1_000_000), flag=1)
+        hand.raw(number, message(BEGIN) + bomb * 10)
+        until(lambda: server._transport.flight.bytes > 10_000_000)
+        hand.room(1 << 24)
+        hand.room(1 << 24, number)
+        assert hand.response(number).step.state == pb.RUNNING
+        for _ in range(10):
+            assert hand.response(number).error.code == Code.INVALID_ARGUMENT
+        until(lambda: server._transport.flight.bytes == 0)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("changed", "http", "code"),
+    [
+        ({"path": "/dm_env_rpc.v1.Environment/Other"}, "200", Code.UNIMPLEMENTED),
+        ({"path": "/"}, "200", Code.UNIMPLEMENTED),
+        ({"path": "/grpc.health.v1.Health/Nothing"}, "200", Code.UNIMPLEMENTED),
+        ({"__method": "GET"}, "405", None),
+        ({"content_type": "text/html"}, "415", None),
+        ({"content_type": None}, "415", None),
+    ],
+)
+def test_a_call_of_something_else_is_refused_and_the_connection_goes_on(server, changed, http, code):
+    with Hand(server) as hand:
+        for end in (False, True):
+            number = hand.open(end=end, **changed)
+            hand.until(lambda number=number: number in hand.ended)
+            assert hand.heads[number][":status"] == http
+            assert hand.heads[number].get("grpc-status") == (code and str(int(code)))
+        assert hand.ask(hand.open(), LEAVE).WhichOneof("payload") == "leave_world"
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100),
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nnot a settings frame at all",
+        PREFACE + frame(SETTINGS, ACK),
+        PREFACE + frame(PING, 0, 0, bytes(8)),
+    ],
+)
+def test_what_is_no_http2_is_told_so_and_closed(server, first):
+    with playing(server), raw(server, first) as sock:
+        assert farewell_of(sock) == Codes.PROTOCOL_ERROR
+
+
+def test_a_request_that_is_too_large_ends_its_call_alone():
+    with serve_gym(long, max_message_bytes=200_000) as server, Hand(server) as hand:
+        other, number = hand.play(), hand.open()
+        hand.step(other, BEGIN)
+        hand.raw(number, message(bytes(200_001))[:30_000])
+        code, details = hand.status(number)
+        assert code == Code.RESOURCE_EXHAUSTED
+        assert "max_message_bytes=200000" in details
+        hand.say(other, b"\xff" * 200_000)
+        assert hand.response(other).error.code == Code.INVALID_ARGUMENT
+        assert hand.step(other).state == pb.RUNNING
+        until(lambda: server.connections == 1)
+
+
+def test_each_stream_shows_the_token_and_health_needs_none():
+    with serve_gym(long, token="secret") as server, Hand(server) as hand:
+        for shown in (None, "Bearer wrong", "secret"):
+            for path in (PATH, REFLECT, "/nothing"):
+                assert hand.status(hand.open(path, authorization=shown))[0] == Code.UNAUTHENTICATED
+        number = hand.open(CHECK)
+        hand.say(number, b"")
+        assert hand.status(number)[0] == 0
+        number = hand.play(authorization="Bearer secret")
+        assert hand.status(hand.open(authorization="Bearer other"))[0] == Code.UNAUTHENTICATED
+        assert hand.step(number, BEGIN).state == pb.RUNNING
+        assert server.connections == 1
+
+
+def test_the_last_header_fields_of_a_refused_call_open_none():
+    with serve_gym(long, token="secret") as server:
+        shown = block(authorization="Bearer secret")
+        first = HELLO + frame(HEADERS, END_HEADERS, 1, block()) + frame(HEADERS, END_HEADERS | END_STREAM, 1, shown)
+        with raw(server, first + frame(CONTINUATION)) as sock:
+            heads = [number for kind, _, number, _ in frames_of(sock) if kind == HEADERS]
+            assert heads == [1]
+
+
+def test_calls_beyond_max_connections_are_refused_by_its_name_and_later_ones_served():
+    with serve_gym(long, max_connections=2) as server, Hand(server) as hand, Hand(server) as other:
+        first, second = hand.play(), other.play()
+        for one in (hand, other):
+            code, details = one.status(one.open())
+            assert code == Code.RESOURCE_EXHAUSTED
+            assert "max_connections=2" in details
+        hand.cut(first)
+        until(lambda: server.connections == 1)
+        hand.play()
+        assert other.step(second, BEGIN).state == pb.RUNNING
+
+
+def test_streams_beyond_what_the_settings_grant_are_refused(server):
+    with raw(server, HELLO) as sock, playing(server):
+        most = 256 + 128
+        opened = b"".join(frame(HEADERS, END_HEADERS, 2 * n + 1, block(WATCH)) for n in range(most + 1))
+        sock.sendall(opened + frame(PING, 0, 0, b"last one"))
+        data = b""
+        while b"last one" not in data:
+            got = sock.recv(65536)
+            assert got, data
+            data += got
+        refused = struct.pack(">I", Codes.REFUSED_STREAM)
+        assert frame(RST_STREAM, 0, 2 * most + 1, refused) in data
+        assert frame(RST_STREAM, 0, 2 * most - 1, refused) not in data
+
+
+# gRPC's own services
+
+
+def test_health_and_reflection_are_served_beside_calls(server):
+    with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        stream = Stream(server).join()
+        for name in ("", "dm_env_rpc.v1.Environment"):
+            asked = health_pb2.HealthCheckRequest(service=name)
+            assert health.Check(asked, timeout=20).status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.RpcError) as caught:
+            health.Check(health_pb2.HealthCheckRequest(service="other"), timeout=20)
+        assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+        watches = [health.Watch(health_pb2.HealthCheckRequest(service=name)) for name in ("", "other")]
+        assert [next(watch).status for watch in watches] == [
+            health_pb2.HealthCheckResponse.SERVING,
+            health_pb2.HealthCheckResponse.SERVICE_UNKNOWN,
+        ]
+        listed = health.List(health_pb2.HealthListRequest(), timeout=20)
+        assert set(listed.statuses) == {"", "dm_env_rpc.v1.Environment"}
+        reflects = reflection_pb2_grpc.ServerReflectionStub(channel)
+        asked = [
+            reflection_pb2.ServerReflectionRequest(list_services=""),
+            reflection_pb2.ServerReflectionRequest(file_containing_symbol="dm_env_rpc.v1.Environment"),
+            reflection_pb2.ServerReflectionRequest(file_containing_symbol="no.such"),
+        ]
+        kinds = [a.WhichOneof("message_response") for a in reflects.ServerReflectionInfo(iter(asked), timeout=20)]
+        assert kinds == ["list_services_response", "file_descriptor_response", "error_response"]
+        for watch in watches:
+            watch.cancel()
+        stream.close()
+
+
+def test_open_calls_get_their_grace_when_the_server_stops_and_then_a_status():
+    with (
+        serve_gym(long) as server,
+        raw(server, HELLO) as idle,
+        grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel,
+    ):
+        stream = Stream(server).join()
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        stopping = threading.Thread(target=server.stop, args=(1.0,))
+        stopping.start()
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert farewell_of(idle) == Codes.NO_ERROR
+        assert stream.ask(leave_world=pb.LeaveWorldRequest()).WhichOneof("payload") == "leave_world"
+        with pytest.raises(grpc.RpcError) as caught:
+            stream.take()
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert "the server was stopped" in caught.value.details()
+        stopping.join(20.0)
+        assert not stopping.is_alive()
+        stream.close()
+
+
+def test_no_new_call_is_taken_in_the_grace_of_a_stop(server):
+    with raw(server, HELLO + frame(HEADERS, END_HEADERS, 1, block())) as sock:
+        until(lambda: server.connections == 1)
+        stopping = threading.Thread(target=server.stop, args=(0.5,))
+        stopping.start()
+        data = b""
+        while b"stopping" not in data:
+            data += sock.recv(65536)
+        sock.sendall(frame(HEADERS, END_HEADERS, 3, block()) + frame(DATA, 0, 1, message(LEAVE)))
+        found = frames_of(sock)
+        assert (RST_STREAM, 0, 3, struct.pack(">I", Codes.REFUSED_STREAM)) in found
+        assert [len(payload) for kind, _, number, payload in found if kind == DATA and number == 1] == [7]
+        assert any(kind == HEADERS and b"the server was stopped" in payload for kind, _, _, payload in found)
+        stopping.join(20.0)
+        assert not stopping.is_alive()
+
+
+# Abuse
+
+
+@pytest.mark.parametrize("path", [PATH, WATCH, "/nothing"])
+def test_who_opens_and_cuts_streams_without_end_is_told_to_calm_down(server, path):
+    with playing(server), raw(server, HELLO) as sock:
+        cut = struct.pack(">I", Codes.CANCEL)
+        head = block(path)
+        for start in range(0, 5000, 500):
+            pairs = (
+                frame(HEADERS, END_HEADERS, 2 * n + 1, head) + frame(RST_STREAM, 0, 2 * n + 1, cut)
+                for n in range(start, start + 500)
+            )
+            sent_all(sock, b"".join(pairs))
+        assert farewell_of(sock) == Codes.ENHANCE_YOUR_CALM
+    until(lambda: server.connections == 0)
+
+
+LITERAL = b"\0\1a\x7f\x81\x7f"  # a name, and a value of 16384 bytes
+
+
+@pytest.mark.parametrize(
+    ("stream", "code"),
+    [
+        (frame(HEADERS, 0, 1, b"") + frame(CONTINUATION, 0, 1) * 100, Codes.ENHANCE_YOUR_CALM),
+        (frame(HEADERS, 0, 1, bytes(200_000)) + frame(CONTINUATION, 0, 1, bytes(100_000)), Codes.ENHANCE_YOUR_CALM),
+        (b"\x08" + frame(HEADERS, 0, 1)[1:], Codes.FRAME_SIZE_ERROR),
+        (
+            frame(HEADERS, END_HEADERS, 1, b"\x40\1a\x7f\x80\x1f" + b"b" * 4095 + b"\xbe" * 5000),
+            Codes.COMPRESSION_ERROR,
+        ),
+        (frame(HEADERS, END_HEADERS, 1, b"\x82" * 10_000), Codes.COMPRESSION_ERROR),
+        (frame(HEADERS, END_HEADERS, 1, b"\0\1a\xff\x80\x80\x0c" + bytes(200_000)), Codes.COMPRESSION_ERROR),
+        (frame(HEADERS, END_HEADERS, 1, b"\xff\xff\xff\xff\xff\xff\xff"), Codes.COMPRESSION_ERROR),
+        (frame(CONTINUATION, END_HEADERS, 1), Codes.PROTOCOL_ERROR),
+        (frame(HEADERS, 0, 1, b"") + frame(PING, 0, 0, bytes(8)), Codes.PROTOCOL_ERROR),
+        (frame(HEADERS, END_HEADERS, 2, block()), Codes.PROTOCOL_ERROR),
+        (frame(HEADERS, END_HEADERS, 0, block()), Codes.PROTOCOL_ERROR),
+        (frame(DATA, 0, 1, b"abc"), Codes.PROTOCOL_ERROR),
+        (frame(RST_STREAM, 0, 1, bytes(4)), Codes.PROTOCOL_ERROR),
+        (frame(WINDOW_UPDATE, 0, 1, b"\0\0\0\1"), Codes.PROTOCOL_ERROR),
+        (frame(WINDOW_UPDATE, 0, 0, b"\x7f\xff\xff\xff"), Codes.FLOW_CONTROL_ERROR),
+        (
+            frame(HEADERS, END_HEADERS, 1, block(WATCH)) + frame(WINDOW_UPDATE, 0, 1, b"\x7f\xff\xff\xff"),
+            Codes.FLOW_CONTROL_ERROR,
+        ),
+        (frame(WINDOW_UPDATE, 0, 0, bytes(4)), Codes.PROTOCOL_ERROR),
+        (frame(WINDOW_UPDATE, 0, 0, bytes(3)), Codes.FRAME_SIZE_ERROR),
+        (frame(SETTINGS, 0, 1), Codes.PROTOCOL_ERROR),
+        (frame(SETTINGS, 0, 0, bytes(5)), Codes.FRAME_SIZE_ERROR),
+        (frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 1 << 31)), Codes.FLOW_CONTROL_ERROR),
+        (frame(SETTINGS, 0, 0, struct.pack(">HI", 5, 100)), Codes.PROTOCOL_ERROR),
+        (frame(PING, 0, 0, bytes(7)), Codes.FRAME_SIZE_ERROR),
+        (frame(PING, 0, 3, bytes(8)), Codes.PROTOCOL_ERROR),
+        (frame(5, END_HEADERS, 1, bytes(4)), Codes.PROTOCOL_ERROR),
+        (frame(HEADERS, END_HEADERS, 1, block()) + frame(DATA, 8, 1, b"\5abc"), Codes.PROTOCOL_ERROR),
+        (frame(HEADERS, END_HEADERS, 1, block()) + frame(DATA, 8, 1), Codes.PROTOCOL_ERROR),
+        (frame(HEADERS, END_HEADERS, 1, block()) + frame(RST_STREAM, 0, 1, bytes(3)), Codes.FRAME_SIZE_ERROR),
+        (frame(HEADERS, END_HEADERS | 8, 1, b"\x09abc"), Codes.PROTOCOL_ERROR),
+        (frame(HEADERS, END_HEADERS, 1, block()) * 2, Codes.PROTOCOL_ERROR),
+    ],
+)
+def test_what_http2_forbids_ends_the_connection_by_its_number(server, stream, code):
+    with playing(server), raw(server, HELLO) as sock:
+        sent_all(sock, stream + frame(PING, 0, 0, bytes(8)))
+        assert farewell_of(sock) == code
+
+
+def test_a_stream_of_a_smaller_number_than_the_last_is_never_served(server):
+    with raw(server, HELLO) as sock:
+        sock.sendall(frame(HEADERS, END_HEADERS, 5, block()) + frame(HEADERS, END_HEADERS, 3, block()))
+        sock.sendall(frame(DATA, 0, 5, message(LEAVE)) + frame(DATA, 0, 3, message(LEAVE)))
+        sock.sendall(frame(PING, 0, 0, b"last one"))
+        data = b""
+        while b"last one" not in data:
+            got = sock.recv(65536)
+            assert got, data
+            data += got
+        assert server.connections == 1
+        sock.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.parametrize("requests", [message(bytes(60_000)), bytes(5) * 3000], ids=["large", "empty"])
+def test_requests_for_which_there_is_no_room_end_the_connection_and_its_calls(door, requests, monkeypatch):
+    """Those that wait for a slow step, empty ones too, use up the room that the client has."""
+    monkeypatch.setattr(grpc_dialect, "_WINDOW", 1 << 18)
+    with serve_gym(lambda: SlowEnv(door)) as server, Hand(server) as hand:
+        number = hand.play()
+        hand.step(number, BEGIN)
+        door.shut.set()
+        hand.say(number, STEP, STEP)
+        until(lambda: door.waiting == 1)
+        until(lambda: server._transport.flight.requests == 1)
+        stream = frame(DATA, 0, number, requests) * (2_000_000 // len(requests))
+        sent_all(hand.sock, stream)
+        assert farewell_of(hand.sock) == Codes.FLOW_CONTROL_ERROR
+        door.open.set()
+        until(lambda: (server.connections, door.closed) == (0, 1))
+        flight = server._transport.flight
+        until(lambda: (flight.requests, flight.bytes) == (0, 0))
+
+
+@pytest.mark.parametrize(
+    "flood", [frame(SETTINGS), frame(PING, 0, 0, bytes(8)), frame(WINDOW_UPDATE, 0, 0, b"\0\0\0\1")]
+)
+def test_floods_of_a_client_that_does_not_read_hold_up_nobody_and_take_no_memory(server, flood):
+    with playing(server), raw(server, HELLO) as sock:
+        for number in range(100):
+            sock.sendall(frame(HEADERS, END_HEADERS, 2 * number + 1, block(WATCH)))
+        sock.settimeout(0.2)
+        with contextlib.suppress(TimeoutError):
+            for _ in range(100):
+                sock.sendall(flood * 3000)
+        with Hand(server) as other:
+            number = other.play()
+            assert other.step(number, BEGIN).state == pb.RUNNING
+        assert server._transport.flight.bytes < 1_000_000
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=200),
+            st.builds(
+                frame,
+                st.integers(0, 10),
+                st.integers(0, 63),
+                st.integers(0, 9),
+                st.one_of(st.binary(max_size=60), st.just(block()), st.just(message(LEAVE))),
+            ),
+        ),
+        max_size=12,
+    )
+)
+def test_bytes_of_any_kind_hold_up_nobody(server, pieces):
+    with Hand(server) as other:
+        number = other.open()
+        with raw(server, HELLO) as sock:
+            for piece in pieces:
+                sent_all(sock, piece)
+        assert other.ask(number, LEAVE).WhichOneof("payload") == "leave_world"
+
+
+@pytest.mark.parametrize("first", [b"", b"P", PREFACE, PREFACE + frame(SETTINGS)[:8]])
+def test_who_does_not_begin_to_speak_is_closed(monkeypatch, first):
+    monkeypatch.setattr(transport, "_HELLO_TIMEOUT", 0.2)
+    with serve_gym(long) as server, Hand(server) as other, raw(server, first) as sock:
+        assert all(kind in (SETTINGS, WINDOW_UPDATE) for kind, *_ in frames_of(sock))
+        until(lambda: len(server._transport._connections) == 1)
+        assert other.ask(other.open(), LEAVE).WhichOneof("payload") == "leave_world"
+
+
+def test_a_client_that_gives_no_sign_is_cut_and_its_world_goes(monkeypatch):
+    monkeypatch.setattr(transport, "_TEND", 0.05)
+    monkeypatch.setattr(grpc_dialect, "QUIET", 0.2)
+    monkeypatch.setattr(grpc_dialect, "PATIENCE", 0.3)
+    with serve_gym(long) as server, Hand(server) as silent, Hand(server) as alive:
+        silent.play()
+        number = alive.play()
+        assert len(server.worlds) >= 2
+        while server.connections > 1:
+            alive.read()  # which answers pings
+        until(lambda: len(server._transport._connections) == 1)
+        assert alive.step(number, BEGIN).state == pb.RUNNING
+
+
+def test_a_client_that_takes_a_long_answer_slowly_is_not_taken_for_dead():
+    limits = Limits()
+    near, far = socket.socketpair()
+    with near, far:
+        near.setblocking(False)
+        connection = Connection(near, "peer", None, Flight(limits))
+        dialect = grpc_dialect.GrpcDialect(connection, None, limits, Gate(None), Services())
+        began = time.monotonic()
+        connection.fresh.append(bytes(5_000_000))
+        connection.flush()
+        assert connection.out
+        seconds = 0
+        while connection.out:
+            seconds += 25
+            assert dialect.tend(began + seconds)
+            far.recv(1 << 22)
+            connection.drain()
+        assert seconds > 100
+        assert dialect.tend(began + seconds + 5)
+        assert dialect.tend(began + seconds + 30)  # asks
+        assert not dialect.tend(began + seconds + 45)
+
+
+# Who leads
+
+
+@pytest.mark.parametrize("safe", [False, True])
+def test_a_slow_environment_holds_up_nobody_else(door, safe):
+    with (
+        serve_gym(lambda: SlowEnv(door), thread_safe=safe) as server,
+        Hand(server) as slow,
+        Hand(server) as hand,
+    ):
+        number, other = slow.play(), hand.play()
+        slow.step(number, BEGIN)
+        hand.step(other, BEGIN)
+        door.shut.set()
+        slow.say(number, STEP)
+        until(lambda: door.waiting == 1)
+        door.shut.clear()
+        if safe:
+            for _ in range(3):
+                assert hand.step(other).state == pb.RUNNING
+        checks = hand.open(CHECK)
+        hand.say(checks, b"")
+        assert hand.status(checks)[0] == 0
+        hand.h2.ping(b"12345678")
+        hand.send()
+        hand.until(lambda: hand.pongs == 1)
+        slow.h2.ping(b"12345678")
+        slow.send()
+        slow.until(lambda: slow.pongs == 1)  # on the same connection too
+        assert slow.ask(slow.open(), LEAVE).WhichOneof("payload") == "leave_world"
+        with Hand(server) as third:
+            assert third.ask(third.open(), LEAVE).WhichOneof("payload") == "leave_world"
+        assert not slow.has_answer(number)
+        door.open.set()
+        assert slow.response(number).step.state == pb.RUNNING
+
+
+def test_answers_to_requests_that_came_together_with_a_slow_one_do_not_wait_for_it(door, monkeypatch):
+    monkeypatch.setattr(transport, "_TEND", 3600.0)
+    with serve_gym(lambda: SlowEnv(door)) as server, Hand(server) as hand:
+        slow, quick = hand.play(), hand.open()
+        hand.step(slow, BEGIN)
+        door.shut.set()
+        hand.h2.send_data(quick, message(LEAVE))
+        hand.h2.send_data(slow, message(STEP))
+        hand.send()
+        assert hand.response(quick).WhichOneof("payload") == "leave_world"
+        assert not hand.has_answer(slow)
+        door.open.set()
+        assert hand.response(slow).step.state == pb.RUNNING
+
+
+def test_no_more_is_read_of_a_connection_whose_requests_are_behind(monkeypatch):
+    monkeypatch.setattr(transport, "_MOMENT", 0.0005)
+    held = []
+
+    class Watched(CountingEnv):
+        def step(self, action):
+            held.append(len(server._transport._ready))
+            return super().step(action)
+
+    with serve_gym(lambda: Watched(1_000_000)) as server, Hand(server) as hand:
+        number = hand.play()
+        hand.step(number, BEGIN)
+        hand.room(1 << 30)
+        hand.room(1 << 30, number)
+        count = 4 * 65536 // len(message(STEP))
+        sender = threading.Thread(target=hand.sock.sendall, args=(frame(DATA, 0, number, message(STEP)) * count,))
+        sender.start()
+        while len(held) < count:
+            assert hand.sock.recv(65536)
+        sender.join(20.0)
+        assert max(held) <= 2 * 65536 // len(message(STEP))
+        hand.sock.close()
+        until(lambda: server.connections == 0)
+
+
+def test_a_slow_call_comes_back_to_the_leader_once_it_is_quick(door):
+    with serve_gym(lambda: SlowEnv(door)) as server, Hand(server) as hand:
+        number = hand.play()
+        hand.step(number, BEGIN)
+        (connection,) = server._transport._connections.values()
+        (call,) = connection.calls
+        assert call.waiting is None
+        door.shut.set()
+        hand.say(number, STEP, STEP)
+        until(lambda: call.waiting is not None)
+        door.shut.clear()
+        door.open.set()
+        for _ in range(2):
+            assert hand.response(number).step.state == pb.RUNNING
+        steps = 0
+        while call.waiting is not None:
+            hand.say(number, STEP, STEP)
+            assert [hand.response(number).step.state for _ in range(2)] == [pb.RUNNING] * 2
+            steps += 2
+            assert steps < 5000
+        assert hand.step(number).state == pb.RUNNING
+        until(lambda: server._transport.flight.requests == 0)
+
+
+@pytest.mark.parametrize("how", ["cut", "close", "half-close"])
+def test_a_client_that_goes_during_a_slow_step_frees_its_world_afterwards(door, how):
+    with serve_gym(lambda: SlowEnv(door)) as server, Hand(server) as hand:
+        number = hand.play()
+        hand.step(number, BEGIN)
+        door.shut.set()
+        hand.say(number, STEP, b"\xff" * 100_000)
+        until(lambda: door.waiting == 1)
+        until(lambda: server._transport.flight.requests == 1)
+        if how == "cut":
+            hand.cut(number)
+        elif how == "half-close":
+            hand.h2.end_stream(number)
+            hand.send()
+        else:
+            hand.sock.close()
+        assert door.closed == 0
+        door.open.set()
+        until(lambda: (server.connections, door.closed) == (0, 1))
+        if how == "half-close":
+            assert hand.response(number).step.state == pb.RUNNING
+            assert hand.response(number).error.code == Code.INVALID_ARGUMENT
+            assert hand.status(number) == (0, "")
+        until(lambda: (server._transport.flight.requests, server._transport.flight.bytes) == (0, 0))
+
+
+def test_the_server_stops_during_a_slow_step_once_that_is_over(door):
+    with serve_gym(lambda: SlowEnv(door)) as server:
+        stream = Stream(server).join()
+        stream.ask(step=pb.StepRequest(requested_observations=[1]))
+        door.shut.set()
+        stream.send(step=pb.StepRequest(actions={1: pack_tensor(1)}))
+        until(lambda: door.waiting == 1)
+        stopping = threading.Thread(target=server.stop, args=(0.1,))
+        stopping.start()
+        with pytest.raises(grpc.RpcError) as caught:
+            stream.take()
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        door.open.set()
+        stopping.join(20.0)
+        assert not stopping.is_alive()
+        assert door.closed == 1
+        stream.close()
+
+
+def test_the_server_stops_though_environments_are_slow_to_close():
+    class SlowToClose(CountingEnv):
+        def close(self):
+            closing.append(self)
+            assert go_on.wait(20.0)
+
+    closing, go_on = [], threading.Event()
+    with serve_gym(lambda: SlowToClose(1000)) as server, Hand(server) as first, Hand(server) as second:
+        first.step(first.play(), BEGIN)
+        second.step(second.play(), BEGIN)
+        stopping = threading.Thread(target=server.stop, args=(0.0,))
+        stopping.start()
+        until(lambda: closing)
+        until(lambda: server._transport._over.is_set())
+        go_on.set()
+        stopping.join(20.0)
+        assert not stopping.is_alive()
+        assert len(closing) == 2
+
+
+def test_many_slow_calls_at_once_are_all_answered_and_leave_no_thread(door):
+    with serve_gym(lambda: SlowEnv(door), thread_safe=True) as server, Hand(server) as hand:
+        numbers = [hand.play() for _ in range(20)]
+        for number in numbers:
+            hand.step(number, BEGIN)
+        door.shut.set()
+        for number in numbers:
+            hand.say(number, STEP)
+        until(lambda: door.waiting == 20)
+        assert hand.ask(hand.open(), LEAVE).WhichOneof("payload") == "leave_world"
+        door.open.set()
+        for number in numbers:
+            assert hand.response(number).step.state == pb.RUNNING
+        for number in numbers:
+            hand.cut(number)
+        until(lambda: server.connections == 1)
+        until(lambda: server._transport.flight.requests == 0)
+        until(lambda: sum(t.name == "bridge-call" for t in threading.enumerate()) <= 1)
+
+
+# Remotes that share a socket
+
+
+def streams_of(server):
+    """The calls of each connection."""
+    return sorted(len(connection.calls) for connection in tuple(server._transport._connections.values()))
+
+
+def zeros(envs):
+    return np.zeros(envs.num_envs, np.int64)
+
+
+def running(envs):
+    return [report.state for report in envs.remotes()] == ["running"] * len(envs.remotes())
+
+
+@pytest.mark.parametrize("over", ["grpc", "unix", "tcp"])
+def test_remotes_at_one_place_share_a_socket(tmp_path, over):
+    with serve_gym(long, unix_path=str(tmp_path / "s"), tcp_port=0) as server:
+        (url,) = [url for url in server.urls if url.startswith(over)]
+        envs = make_vec_remote(url, num_envs=4, timeout=20)
+        BlockingReset(envs).reset(seed=0)
+        expected = [4] if over != "tcp" or streams_of(server) == [4] else [1, 1, 1, 1]
+        assert streams_of(server) == expected
+        for _ in range(3):
+            envs.step(zeros(envs))
+        assert server.connections == 4
+        envs.close()
+        until(lambda: server.connections == 0)
+        until(lambda: not server._transport._connections)
+
+
+def test_a_shared_socket_that_is_cut_truncates_all_slots_and_they_come_back():
+    with serve_gym(long) as server, Proxy(server.port) as proxy:
+        envs = make_vec_remote(f"grpc://127.0.0.1:{proxy.port}", num_envs=4, timeout=20)
+        BlockingReset(envs).reset(seed=0)
+        envs.step(zeros(envs))
+        assert proxy.connections == 1
+        proxy.cut()
+        cut = np.zeros(4, bool)
+        while not cut.all():
+            cut |= envs.step(zeros(envs))[3]
+        while not running(envs):
+            envs.step(zeros(envs))
+        assert proxy.connections == 1
+        for report in envs.remotes():
+            assert report.steps_asked == report.steps_received + report.steps_lost
+        envs.close()
+        until(lambda: server.connections == 0)
+
+
+def test_a_slot_whose_call_ends_leaves_the_others_on_the_socket(server):
+    envs = make_vec_remote(server.url, num_envs=3, timeout=20)
+    BlockingReset(envs).reset(seed=0)
+    (connection,) = server._transport._connections.values()
+    with connection.lock:
+        call = min(connection.calls, key=lambda call: int(call.name))
+        server._transport.abandon(call, errors.RequestError(Code.UNAVAILABLE, "enough"))
+    server._transport._ask(connection)
+    truncated = np.zeros(3, bool)
+    while not truncated.any():
+        truncated |= envs.step(zeros(envs))[3]
+    assert truncated.sum() == 1
+    while not running(envs):
+        assert envs.step(zeros(envs))[3].sum() == 0
+    assert streams_of(server) == [3]
+    envs.close()
+
+
+def test_a_slot_that_is_refused_leaves_the_others_on_the_socket():
+    with serve_gym(long, max_connections=2) as server:
+        first, second, third = ([], [], [])
+        inbox = Inbox()
+        lines = [
+            connect(parse_address(server.url), inbox, lambda what, got=got: (got, what), 1 << 20, shared=True)
+            for got in (first, second, third)
+        ]
+        assert len({line.link for line in lines}) == 1
+        for line in lines:
+            line.send(LEAVE)
+        came = [inbox.get(20.0) for _ in range(3)]
+        assert [isinstance(what, errors.RefusedError) for got, what in came if got is third] == [True]
+        assert not any(isinstance(what, Exception) for got, what in came if got is not third)
+        lines[0].send(LEAVE)
+        assert inbox.get(20.0)[0] is first
+        for line in lines:
+            line.close(1.0)
+        until(lambda: not server._transport._connections)
+
+
+def test_another_machines_name_is_not_shared(server, monkeypatch):
+    inbox = Inbox()
+    lines = [connect(parse_address(server.url), inbox, lambda what: what, 1 << 20, shared=True) for _ in range(2)]
+    monkeypatch.setattr("bridge.client.connect.is_loopback", lambda host: False)
+    lines += [connect(parse_address(server.url), inbox, lambda what: what, 1 << 20, shared=True) for _ in range(2)]
+    assert len({line.link for line in lines}) == 3
+    for line in lines:
+        line.close(0.0)
+
+
+def test_a_single_remote_plays_over_what_is_left_of_a_broken_neighbour(server):
+    with playing(server):
+        env = make_remote(server.url)
+        env.reset(seed=0)
+        env.step(1)
+        env.close()
+
+
+def test_bytes_that_resume_a_stream_raise_nothing_after_too_many_came():
+    http = Http2(client=False, max_message_bytes=1 << 20, stream_window=1000)
+    ((stream, _),) = http.feed(HELLO + frame(HEADERS, END_HEADERS, 1, block()))
+    stream.deferred = 900
+    with pytest.raises(Http2Error, match="more bytes came"):
+        http.feed(frame(DATA, 0, 1, b"\0\0\1\0\0" + bytes(2000)))
+    http.resume(stream, 900)
