@@ -212,6 +212,8 @@ class Http2:
         """How many streams the peer cut."""
         self.going = False
         """Whether we said that we take no further streams."""
+        self.room_for_streams = 1 << 31
+        """How many streams the peer takes at a time, as far as is known."""
         self.broken: Http2Error | None = None
         """What is wrong with the bytes after those that `feed` returned the events of."""
         self._decoder = Decoder()
@@ -705,6 +707,8 @@ class Http2:
                 if not 16384 <= value < 1 << 24:
                     raise Http2Error(f"frames of at most {value} bytes")
                 self._their_frame = value
+            elif key == _MAX_STREAMS:
+                self.room_for_streams = value
             elif key == _HEADER_TABLE_SIZE:
                 self._before_block = _NO_TABLE  # a peer that makes its table smaller waits to be told so
         if window != self._their_window:

@@ -84,7 +84,8 @@ class GrpcDialect:
     @property
     def roomy(self) -> bool:
         """Whether a further call may be opened."""
-        return self._http.farewell is None and len(self._http.streams) < _MAX_LINES
+        http = self._http
+        return http.farewell is None and len(http.streams) < min(_MAX_LINES, http.room_for_streams)
 
     @property
     def broken(self) -> bool:
