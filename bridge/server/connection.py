@@ -24,31 +24,38 @@ _MAX_PARTS = 64
 Request = bytes | bytearray
 
 
-class Dialect(Protocol):
-    """What a connection speaks: writes to its `fresh`. Called with the connection's lock held."""
+class Dialect:
+    """What a connection speaks: writes to its `fresh`. Called with the connection's lock held.
+
+    What is here serves where there is nothing to do or to say.
+    """
+
+    throttles = False
+    """Whether a call's client can be made to wait without the others of its connection."""
 
     @property
     def space(self) -> memoryview | None:
         """Where the next bytes go, to be received into and told to `filled`; None: any, to `feed`."""
+        return None
 
     def filled(self, count: int) -> None:
         """Take note that bytes are in `space`."""
 
     def feed(self, data: bytes) -> None:
         """Take bytes; what they complete goes to the transport. Raises RequestError where they cannot be read."""
+        raise NotImplementedError
 
     def ended(self) -> bool:
         """Take note that the client's stream of bytes came to its end; return whether it may take answers still."""
+        return False
 
     def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
         """Send a call's answer; return whether the client has room for all of it."""
+        raise NotImplementedError
 
     def blocked(self, call: Call) -> bool:
-        """Whether the client has no room for a call's answers."""
-
-    @property
-    def throttles(self) -> bool:
-        """Whether a call's client can be made to wait without the others of its connection."""
+        """Whether the client has no room for a call's answers, though the socket has."""
+        return False
 
     def defer(self, call: Call, size: int) -> None:
         """Make the client wait for room where a request of this size is not served yet."""
@@ -67,6 +74,7 @@ class Dialect(Protocol):
 
     def tend(self, now: float) -> bool:
         """See to signs of life; return whether the connection may stay."""
+        return True
 
 
 class Switchboard(Protocol):

@@ -16,7 +16,7 @@ __all__ = ["EitherDialect", "FrameDialect"]
 _HTTP2 = b"PRI "  # how HTTP/2 begins; no frame is as long as these four bytes would have it
 
 
-class EitherDialect:
+class EitherDialect(Dialect):
     """Waits for a client's first bytes, and speaks as it does: frames, or gRPC.
 
     Args:
@@ -25,18 +25,12 @@ class EitherDialect:
         grpc: Makes what speaks gRPC.
     """
 
-    throttles = False
-    space = None
-
     def __init__(
         self, connection: Connection, frames: Callable[[Connection], Dialect], grpc: Callable[[Connection], Dialect]
     ) -> None:
         self._connection = connection
         self._frames, self._grpc = frames, grpc
         self._first = b""
-
-    def filled(self, count: int) -> None:
-        """Do nothing: there is no `space`."""
 
     def feed(self, data: bytes) -> None:
         """Take the first bytes, and hand them on once it is clear what they are."""
@@ -46,39 +40,8 @@ class EitherDialect:
             connection.dialect = (self._grpc if self._first.startswith(_HTTP2) else self._frames)(connection)
             connection.dialect.feed(self._first)
 
-    def ended(self) -> bool:
-        """Take nothing more."""
-        return False
 
-    def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
-        """Do nothing: there is no call."""
-        return True
-
-    def blocked(self, call: Call) -> bool:
-        """Tell nothing: there is no call."""
-        return False
-
-    def defer(self, call: Call, size: int) -> None:
-        """Do nothing: there is no call."""
-
-    def resume(self, call: Call, size: int) -> None:
-        """Do nothing: there is no call."""
-
-    def finish(self, call: Call, error: RequestError | None) -> None:
-        """Do nothing: there is no call."""
-
-    def refuse(self, error: RequestError) -> None:
-        """Say nothing: nobody knows in what language."""
-
-    def drain(self) -> None:
-        """Say nothing: nobody knows in what language."""
-
-    def tend(self, now: float) -> bool:
-        """Say nothing: a client that says nothing is cut."""
-        return True
-
-
-class FrameDialect:
+class FrameDialect(Dialect):
     """A length before each message, and a hello before all others.
 
     Args:
@@ -88,8 +51,6 @@ class FrameDialect:
         gate: Asks the client for the token.
         server_id: What the hello calls this server.
     """
-
-    throttles = False
 
     def __init__(
         self, connection: Connection, switchboard: Switchboard, limits: Limits, gate: Gate, server_id: str
@@ -141,16 +102,6 @@ class FrameDialect:
         self._connection.fresh += parts
         return True
 
-    def blocked(self, call: Call) -> bool:
-        """Tell nothing: it is the socket that is full."""
-        return False
-
-    def defer(self, call: Call, size: int) -> None:
-        """Do nothing: the socket is not read while its client takes no answers."""
-
-    def resume(self, call: Call, size: int) -> None:
-        """Do nothing: nothing was deferred."""
-
     def finish(self, call: Call, error: RequestError | None) -> None:
         """Say nothing: it would be taken for an answer. The end of the stream says it."""
         self._connection.ending = True
@@ -162,10 +113,3 @@ class FrameDialect:
         else:
             payload = error_response(error)
         self._connection.fresh.append(pack_frame(payload))
-
-    def drain(self) -> None:
-        """Say nothing: frames have no word for it."""
-
-    def tend(self, now: float) -> bool:
-        """Say nothing: the kernel looks after these sockets."""
-        return True

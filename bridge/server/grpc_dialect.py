@@ -23,7 +23,7 @@ from bridge.http2 import (
     TooLarge,
 )
 from bridge.server.auth import Gate
-from bridge.server.connection import Call, Connection, Switchboard
+from bridge.server.connection import Call, Connection, Dialect, Switchboard
 from bridge.server.grpc_services import Services, SideCall
 from bridge.server.limits import Limits
 from bridge.sockets import PATIENCE, QUIET
@@ -48,7 +48,7 @@ _MAX_DETAILS = 4000
 _PRINTABLE = "".join(chr(code) for code in range(32, 127) if chr(code) != "%")
 
 
-class GrpcDialect:
+class GrpcDialect(Dialect):
     """The calls of one connection.
 
     Args:
@@ -255,10 +255,6 @@ class GrpcDialect:
             cut = details.rfind("%", len(details) - 2) if len(details) == _MAX_DETAILS else -1
             fields.append(("grpc-message", details[:cut] if cut >= 0 else details))
         self._http.finish(stream, fields)
-
-    def ended(self) -> bool:
-        """Take the end of the bytes for the client's: its calls end by themselves."""
-        return False
 
     # What goes
 
