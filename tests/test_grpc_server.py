@@ -30,7 +30,7 @@ from bridge.client.inbox import Inbox
 from bridge.errors import Code
 from bridge.http2 import Http2, Http2Error
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.server import grpc_dialect, transport
+from bridge.server import calls, grpc_dialect, transport
 from bridge.server.auth import Gate
 from bridge.server.connection import Connection
 from bridge.server.flight import Flight
@@ -1044,7 +1044,7 @@ def test_answers_to_requests_that_came_together_with_a_slow_one_do_not_wait_for_
 
 
 def test_no_more_is_read_of_a_connection_whose_requests_are_behind(monkeypatch):
-    monkeypatch.setattr(transport, "_MOMENT", 0.0005)
+    monkeypatch.setattr(calls, "_MOMENT", 0.0005)
     held = []
 
     class Watched(CountingEnv):
