@@ -1292,3 +1292,22 @@ def test_bytes_that_resume_a_stream_raise_nothing_after_too_many_came():
     with pytest.raises(Http2Error, match="more bytes came"):
         http.feed(frame(DATA, 0, 1, b"\0\0\1\0\0" + bytes(2000)))
     http.resume(stream, 900)
+
+
+def test_a_request_that_may_wait_is_refused_where_no_thread_is_left_and_served_later(monkeypatch):
+    with serve_gym("CartPole-v1", thread_safe=True) as server:
+        start = server._transport._start
+
+        def no_thread(run, name):
+            if name == "bridge-call":
+                raise RuntimeError("can't start new thread")
+            start(run, name)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(server._transport, "_start", no_thread)
+            with pytest.raises(errors.RefusedError, match="no thread left") as caught:
+                make_remote(server.url, timeout=20)
+            assert caught.value.code == errors.Code.RESOURCE_EXHAUSTED
+        env = make_remote(server.url, timeout=20)
+        env.reset(seed=0)
+        env.close()

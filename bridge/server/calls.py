@@ -250,10 +250,7 @@ class Calls(abc.ABC):
             self._run_own(call)
             return False
         if parts is None:
-            with self._guard:
-                call.waiting = queue.SimpleQueue()
-            self._hand_over(call, bytes(request))
-            self._start(lambda: self._run_own(call), "bridge-call")
+            self._detach(call, request)
             return True
         if session.last_error or self.metrics is not None:
             self._note(call, seconds)
@@ -382,6 +379,20 @@ class Calls(abc.ABC):
         if not connection.dialect.throttles and waiting.qsize() > self._limits.max_requests_in_flight + _MAX_REFUSALS:
             self._close(connection)  # it sends and sends while an earlier request of it waits
         return True
+
+    def _detach(self, call: Call, request: Request) -> None:
+        """Give a call a thread of its own, for a request that may wait."""
+        with self._guard:
+            call.waiting = queue.SimpleQueue()
+        try:
+            self._start(lambda: self._run_own(call), "bridge-call")
+        except RuntimeError:
+            with self._guard:
+                call.waiting = None
+            text = "this server's system has no thread left for a request that may wait; send it again later"
+            self._say(call, [error_response(RequestError(Code.RESOURCE_EXHAUSTED, text))])
+        else:
+            self._hand_over(call, bytes(request))
 
     def _run_own(self, call: Call) -> None:
         """Serve a call until it ends, or has been quick for long enough to go back to the leader."""

@@ -44,6 +44,7 @@ _SPARE_STREAMS = 128
 _RESETS = (1000, 100)
 # Parts of answers of gRPC's own services that wait for a client; an answer has two.
 _MAX_WAITING = 64
+_MAX_SIDE_REQUEST = 65536
 _MAX_DETAILS = 4000
 _PRINTABLE = "".join(chr(code) for code in range(32, 127) if chr(code) != "%")
 
@@ -166,7 +167,7 @@ class GrpcDialect(Dialect):
 
     def _inflate(self, stream: Stream, data: Compressed) -> None:
         """Take a message that came compressed."""
-        most = self._limits.max_message_bytes
+        most = self._limits.max_message_bytes if isinstance(stream.owner, Call) else _MAX_SIDE_REQUEST
         try:
             if self._encodings.get(stream, "identity") == "identity":
                 raise zlib.error("its header fields name no compression")
