@@ -167,7 +167,9 @@ class GrpcDialect(Dialect):
 
     def _inflate(self, stream: Stream, data: Compressed) -> None:
         """Take a message that came compressed."""
-        most = self._limits.max_message_bytes if isinstance(stream.owner, Call) else _MAX_SIDE_REQUEST
+        name, most = "max_message_bytes=", self._limits.max_message_bytes
+        if not isinstance(stream.owner, Call):
+            name, most = "", _MAX_SIDE_REQUEST
         try:
             if self._encodings.get(stream, "identity") == "identity":
                 raise zlib.error("its header fields name no compression")
@@ -180,7 +182,7 @@ class GrpcDialect(Dialect):
             self._fail(stream, problem)
             return
         if len(plain) > most:
-            text = f"a request is larger than max_message_bytes={most}, once it is uncompressed"
+            text = f"a request is larger than {name}{most}, once it is uncompressed"
             self._fail(stream, RequestError(Code.RESOURCE_EXHAUSTED, text))
         elif isinstance(stream.owner, Call):
             try:
