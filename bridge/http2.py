@@ -22,6 +22,7 @@ __all__ = [
     "CANCEL",
     "ENHANCE_YOUR_CALM",
     "NO_ERROR",
+    "PREFACE",
     "Compressed",
     "End",
     "Event",
@@ -35,6 +36,7 @@ __all__ = [
 ]
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""How a client begins."""
 _DATA, _HEADERS, _PRIORITY_FRAME, _RST_STREAM, _SETTINGS, _PUSH_PROMISE = range(6)
 _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = 6, 7, 8, 9
 _OF_A_STREAM = (_DATA, _HEADERS, _PRIORITY_FRAME, _RST_STREAM, _CONTINUATION)

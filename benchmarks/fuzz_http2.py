@@ -1,0 +1,184 @@
+"""`python -m benchmarks.fuzz_http2`: random and garbled HTTP/2, over a real Unix socket to a server of its own.
+
+Each connection begins as a gRPC client's does, and goes on with frames of any kind, in order and out of it, some of
+which hold requests. Whatever comes, the server must live on and serve a client that is in order, and its memory, its
+threads and its files must not grow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import select
+import struct
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from benchmarks.fuzz import garbled, valid_requests
+from benchmarks.fuzz_frames import Report, opened, play, sent, server
+from bridge.hpack import encode
+from bridge.http2 import PREFACE
+from bridge.wire import METHOD, SERVICE
+
+_DEADLINE = 30.0
+_BATCH = 32
+_FIELDS = (
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", f"/{SERVICE}/{METHOD}"),
+    (":authority", "localhost"),
+    ("te", "trailers"),
+    ("content-type", "application/grpc"),
+)
+_OTHER_FIELDS = (
+    (":method", "GET"),
+    (":path", "/grpc.health.v1.Health/Watch"),
+    (":path", "/nowhere"),
+    ("content-type", "text/html"),
+    ("grpc-encoding", "gzip"),
+    ("grpc-encoding", "soup"),
+    ("x", "y" * 300),
+)
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """Return a frame of HTTP/2."""
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+
+
+def headers(rng: random.Random) -> bytes:
+    """Return a header block: mostly that of a call."""
+    fields = list(_FIELDS)
+    if rng.random() < 0.3:
+        fields.insert(rng.randrange(len(fields) + 1), rng.choice(_OTHER_FIELDS))
+    if rng.random() < 0.1:
+        fields.pop(rng.randrange(len(fields)))
+    block = encode(fields)
+    return garbled(block, rng) if rng.random() < 0.05 else block
+
+
+def message(rng: random.Random, pool: Sequence[bytes]) -> bytes:
+    """Return the bytes of a stream's message: mostly a request."""
+    data = rng.choice(pool)
+    if rng.random() < 0.2:
+        data = garbled(data, rng)
+    size = len(data) if rng.random() < 0.97 else rng.choice((0, len(data) + 1, 100_000, 1 << 31))
+    return bytes((0 if rng.random() < 0.97 else rng.randrange(4),)) + size.to_bytes(4, "big") + data
+
+
+def any_frame(rng: random.Random, stream: int, pool: Sequence[bytes]) -> bytes:
+    """Return a frame of a connection whose newest stream is `stream`."""
+    way = rng.random()
+    number = rng.choice((0, 1, stream, stream, stream, rng.randrange(1 << 31)))
+    if way < 0.5:
+        data = b"".join(message(rng, pool) for _ in range(rng.randint(1, 3)))
+        if rng.random() < 0.2:
+            data = data[: rng.randrange(len(data) + 1)]
+        return frame(0, int(rng.random() < 0.05), number if rng.random() < 0.05 else stream, data)
+    if way < 0.7:
+        return frame(1, 4 | int(rng.random() < 0.1), stream + 2 if rng.random() < 0.8 else number, headers(rng))
+    if way < 0.8:
+        return frame(8, 0, number, struct.pack(">I", rng.choice((0, 1, 65535, 1 << 30, rng.randrange(1 << 32)))))
+    if way < 0.85:
+        pairs = [(rng.randrange(8), rng.choice((0, 1, 100, 65535, 16384, 1 << 24, 1 << 31))) for _ in range(3)]
+        return frame(4, int(rng.random() < 0.2), 0, b"".join(struct.pack(">HI", *pair) for pair in pairs))
+    if way < 0.9:
+        return frame(3, 0, stream, struct.pack(">I", rng.randrange(16)))
+    if way < 0.95:
+        return frame(6, rng.randrange(2), 0, rng.randbytes(8 if rng.random() < 0.9 else 3))
+    return frame(rng.randrange(12), rng.randrange(256), number, rng.randbytes(rng.randrange(40)))
+
+
+def connection(path: str, rng: random.Random, frames: int, pool: Sequence[bytes]) -> tuple[int, str]:
+    """Send frames over one connection, and read what comes; return how many, and how it ended.
+
+    Raises:
+        TimeoutError: The server neither takes nor sends anything.
+    """
+    count, stream = 0, 1
+    with opened(path) as sock:
+        try:
+            sent(sock, PREFACE + frame(4, 0, 0, b"") + frame(1, 4, 1, encode(_FIELDS)), rng)
+            while count < frames:
+                batch = []
+                for _ in range(rng.randint(1, _BATCH)):
+                    batch.append(any_frame(rng, stream, pool))
+                    if batch[-1][3] == 1:
+                        stream = max(stream, int.from_bytes(batch[-1][5:9], "big") & 0xFFFF | 1)
+                sent(sock, b"".join(batch), rng)
+                count += len(batch)
+                while select.select([sock], [], [], 0)[0]:
+                    if not sock.recv(1 << 18):
+                        return count, "ended by the server"
+            return count, "closed"
+        except ConnectionError:
+            return count, "reset"
+
+
+def run(frames: int, *, seed: int = 0, say: Callable[[str], None] | None = None) -> Report:
+    """Send frames over connections one after the other, and play in between.
+
+    Raises:
+        AssertionError: The server has crashed.
+        TimeoutError: It stands still.
+    """
+    rng = random.Random(seed)
+    ends: Counter[str] = Counter()
+    pool = valid_requests([])
+    count = connections = grown_from = 0
+    shown = began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder, server(f"{folder}/s") as process:
+        path = f"{folder}/s"
+        play(path)
+        files, threads = process.num_fds(), process.num_threads()
+        while count < frames:
+            if not grown_from and count >= frames // 10:
+                grown_from = process.memory_info().rss
+            if say is not None and time.perf_counter() - shown > 10.0:
+                shown = time.perf_counter()
+                say(f"{count:,} frames, {process.memory_info().rss / 1e6:.1f} MB")
+            number, end = connection(path, rng, rng.randint(1, 500), pool)
+            count += number
+            connections += 1
+            ends[end] += 1
+            if connections % 100 == 0:
+                play(path)
+        seconds = time.perf_counter() - began
+        play(path)
+        deadline = time.monotonic() + _DEADLINE
+        while process.num_fds() > files or process.num_threads() > threads:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.01)  # the server notices each end by itself
+        return Report(
+            count,
+            seconds,
+            connections,
+            ends,
+            process.memory_info().rss - grown_from,
+            process.num_fds() - files,
+            process.num_threads() - threads,
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run, print the figures; the exit code is 1 where memory grew by more than 20 MB, or files or threads are left."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz_http2", description="Random HTTP/2.")
+    parser.add_argument("--frames", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args(argv)
+    report = run(arguments.frames, seed=arguments.seed, say=lambda text: print(text, file=sys.stderr, flush=True))
+    print(
+        f"{report.frames:,} frames over {report.connections:,} connections in {report.seconds:.0f} s, "
+        f"{report.frames / report.seconds:,.0f} a second: {dict(report.answers.most_common())}; in the server, memory "
+        f"grew by {report.grown / 1e6:.1f} MB after the first tenth, files by {report.files}, threads by "
+        f"{report.threads}"
+    )
+    return int(report.grown > 20_000_000 or report.files > 0 or report.threads > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
