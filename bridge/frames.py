@@ -16,12 +16,14 @@ from bridge.errors import Code, RequestError
 from bridge.version import __version__
 from bridge.wire import HELLO
 
-__all__ = ["HEADER", "MAX_HELLO_BYTES", "FrameReader", "Hello", "RefusedFrame", "pack_frame"]
+__all__ = ["HEADER", "MAX_HELLO_BYTES", "SMALL", "FrameReader", "Hello", "RefusedFrame", "pack_frame"]
 
 HEADER = struct.Struct(">I")
 """The length before each frame."""
 MAX_HELLO_BYTES = 16384
 """Bytes in a hello, which is read before anybody has shown a token."""
+SMALL = 16384
+"""Bytes of a message that is sent from one piece of memory: its parts may change before it is sent."""
 _LARGE = 65536
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from bridge.errors import RequestError
-from bridge.frames import RefusedFrame
+from bridge.frames import SMALL, RefusedFrame
 from bridge.hpack import Decoder, HpackError, encode
 
 __all__ = [
@@ -280,9 +280,15 @@ class Http2:
         if whole <= self._their_frame and whole <= self._window and whole <= stream.window and not stream.pending:
             self._window -= whole
             stream.window -= whole
-            self._out.append(_MESSAGE.pack(whole >> 16, whole & 0xFFFF, _DATA, 0, stream.number, 0, size))
-            self._out += parts
+            head = _MESSAGE.pack(whole >> 16, whole & 0xFFFF, _DATA, 0, stream.number, 0, size)
+            if size <= SMALL:
+                self._out.append(b"".join((head, *parts)))
+            else:
+                self._out.append(head)
+                self._out += parts
             return
+        if size <= SMALL:
+            parts = [b"".join(parts)]
         stream.pending.append(memoryview(b"\0" + size.to_bytes(4, "big")))
         stream.pending.extend(memoryview(part) for part in parts if len(part))
         self._waiting.add(stream)

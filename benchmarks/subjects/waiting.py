@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from unittest.mock import patch
 
 from benchmarks.loops import vector_stepping
 from benchmarks.registry import Measure, goal, subject
@@ -62,6 +63,8 @@ def far_worlds() -> Iterator[Measure]:
         host, _, port = url.removeprefix("tcp://").rpartition(":")
         with (
             Script(PROXY, host, port, str(DELAY_MS / 2000.0)) as near,
+            # As other machines, to which each remote has a link of its own.
+            patch("bridge.client.connect.is_loopback", return_value=False),
             joined(f"tcp://127.0.0.1:{near}", num_envs=LANES) as envs,
         ):
             steps = vector_stepping(envs)

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from bridge.errors import Code, RequestError
+from bridge.frames import SMALL
 from bridge.logs import SafeLog
 from bridge.server.connection import Call, Connection, Request
 from bridge.server.flight import Flight
@@ -30,10 +31,9 @@ _MAX_REFUSALS = 64
 # A call comes back from its own thread after so many requests in a row that took less than so many seconds.
 _QUICK, _QUICK_SECONDS = 64, 0.005
 # Answers of a connection that are sent together, where that many requests came together, and the seconds for which the
-# first of them waits; larger ones go by themselves.
+# first of them waits; those that are not `SMALL` go by themselves.
 _TOGETHER = 8
 _SOON = 0.001
-_SMALL = 16384
 
 
 class Calls(abc.ABC):
@@ -233,13 +233,20 @@ class Calls(abc.ABC):
         session = call.session
         work = self._begin_work(call, len(request))
         began = time.perf_counter()
-        parts = self._handle(session, request, wait=False)
+        try:
+            parts = session.handle_parts(request, wait=False)
+        except Exception as error:
+            parts = self._fault(error)
         seconds = time.perf_counter() - began
-        if self._end_work(work):
+        with self._guard:  # as `_end_work`, of which this is the one that counts
+            overtaken = self._busy is not work
+            if not overtaken:
+                self._busy = None
+        if overtaken:
             threading.current_thread().name = "bridge-call"
             try:
                 if parts is None:
-                    parts = self._handle(session, request, wait=True) or []
+                    parts = self._handle(session, request)
             finally:
                 self.flight.leave(len(request))
             try:
@@ -269,14 +276,18 @@ class Calls(abc.ABC):
                 connection.dialect.defer(call, len(request) + PREFIX)
         return True
 
-    @staticmethod
-    def _handle(session: Session, request: Request, *, wait: bool) -> list[bytes | memoryview] | None:
+    def _handle(self, session: Session, request: Request) -> list[bytes | memoryview]:
+        """Answer a request that may wait."""
         try:
-            return session.handle_parts(request, wait=wait)
-        except Exception as error:  # none is known that comes to here; the other calls are not to pay for it
-            _log.exception("a request was not served")
-            problem = RequestError(Code.INTERNAL, f"the server failed: {error!r}")
-            return [error_response(problem)]
+            return session.handle_parts(request) or []
+        except Exception as error:
+            return self._fault(error)
+
+    @staticmethod
+    def _fault(error: Exception) -> list[bytes | memoryview]:
+        """Answer a request at which a session failed: none is known; the other calls are not to pay for it."""
+        _log.exception("a request was not served")
+        return [error_response(RequestError(Code.INTERNAL, f"the server failed: {error!r}"))]
 
     def _note(self, call: Call, seconds: float) -> None:
         """Count a request, and log one that was refused."""
@@ -299,9 +310,7 @@ class Calls(abc.ABC):
             parts = [error_response(RequestError(Code.RESOURCE_EXHAUSTED, text))]
             size = len(parts[0])
         connection = call.connection
-        connection.small = size <= _SMALL
-        if connection.small and len(parts) > 1:
-            parts = [b"".join(parts)]  # what they show of the environment may change before they are sent
+        connection.small = size <= SMALL
         with connection.lock:
             if call.over:
                 return
@@ -441,7 +450,7 @@ class Calls(abc.ABC):
             if call.over:
                 return 0.0
             began = time.perf_counter()
-            parts = self._handle(call.session, request, wait=True) or []
+            parts = self._handle(call.session, request)
             seconds = time.perf_counter() - began
             self._note(call, seconds)
         except RequestError as error:

@@ -224,7 +224,7 @@ class Connection:
             self.fresh = []
         if not fresh:
             return
-        size = sum(map(len, fresh))
+        size = len(fresh[0]) if len(fresh) == 1 else sum(map(len, fresh))
         if self.out:
             self._keep(fresh, size)
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bridge.errors import RequestError
-from bridge.frames import HEADER, FrameReader, Hello, pack_frame
+from bridge.frames import HEADER, SMALL, FrameReader, Hello, pack_frame
 from bridge.server.auth import Gate
 from bridge.server.connection import Call, Connection, Dialect, Switchboard
 from bridge.server.limits import Limits
@@ -98,8 +98,12 @@ class FrameDialect(Dialect):
 
     def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
         """Send an answer's frame."""
-        self._connection.fresh.append(HEADER.pack(size))
-        self._connection.fresh += parts
+        fresh = self._connection.fresh
+        if size <= SMALL:
+            fresh.append(b"".join((HEADER.pack(size), *parts)))
+        else:
+            fresh.append(HEADER.pack(size))
+            fresh += parts
         return True
 
     def finish(self, call: Call, error: RequestError | None) -> None:

@@ -319,7 +319,9 @@ class Transport(Calls):
             except OSError:
                 self._close(connection)
                 return
-            self._arrange(connection)
+            unusual = connection.out or connection.ending or connection.eof or not connection.calls
+            if unusual or connection.events != _READ:
+                self._arrange(connection)
 
     def _arrange(self, connection: Connection) -> None:
         """Watch for what the connection needs: room to send, or else the next request."""
