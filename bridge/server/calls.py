@@ -238,7 +238,7 @@ class Calls(abc.ABC):
         except Exception as error:
             parts = self._fault(error)
         seconds = time.perf_counter() - began
-        with self._guard:  # as `_end_work`, of which this is the one that counts
+        with self._guard:  # `_end_work`, written out: every step passes here
             overtaken = self._busy is not work
             if not overtaken:
                 self._busy = None
