@@ -183,16 +183,6 @@ class FrameReader:
         self._large = bytearray(length)
         self._large[: self._have] = first
 
-    def take(self, data: bytes) -> list[bytes | bytearray]:
-        """Take bytes that were not received into `space`; return the frames that they complete. Raises as `feed`."""
-        frames: list[bytes | bytearray] = []
-        while (space := self.space) is not None and data:
-            count = min(len(space), len(data))
-            space[:count] = data[:count]
-            frames += self.filled(count)
-            data = data[count:]
-        return frames + self.feed(data) if data else frames
-
     def _refusal(self, length: int) -> str:
         if self._limit != self._max_bytes:
             return f"expected a hello of at most {self._limit} bytes as the first frame, got a frame of {length} bytes"

@@ -410,11 +410,6 @@ class Http2:
         self._passed(stream, count, events)
         return events
 
-    @property
-    def partial(self) -> bool:
-        """Whether a frame or message has begun and is not complete."""
-        return bool(self._rest) or self._left > 0 or any(stream.body is not None for stream in self.streams.values())
-
     def feed(self, data: bytes) -> list[tuple[Stream, Event]]:
         """Take bytes; return the events that they complete, each with its stream, in order.
 

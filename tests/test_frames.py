@@ -117,8 +117,14 @@ def test_a_large_frame_that_is_not_admitted_is_dropped_and_its_place_is_kept(chu
     reader = FrameReader(1 << 20, admit=admit)
     found: list[bytes | bytearray] = []
     for position in range(0, len(stream), chunk):
-        found += reader.take(stream[position : position + chunk])
-        assert reader.space is None or len(reader.space) <= 100_000
+        data = stream[position : position + chunk]
+        while (space := reader.space) is not None and data:
+            assert len(space) <= 100_000
+            count = min(len(space), len(data))
+            space[:count] = data[:count]
+            found += reader.filled(count)
+            data = data[count:]
+        found += reader.feed(data)
     assert [bytes(frame) for frame in found] == [b"hello", b"", b"b", b"c" * 100_000, b""]
     assert [frame.error.message for frame in found if isinstance(frame, RefusedFrame)] == ["no room"] * 2
     assert asked == [200_000, 100_000, 200_000]

@@ -88,7 +88,7 @@ class Security:
 
 
 class Gate:
-    """Asks each client for the token. A transport calls `check`, or the gate itself, before it touches any world.
+    """Asks each client for the token. A transport calls `check` before it touches any world.
 
     Args:
         token: What clients have to show; None: they are let in without.
@@ -115,10 +115,6 @@ class Gate:
             Code.UNAUTHENTICATED,
             f"{problem}; pass token=… or token_file=…, or set the environment variable BRIDGE_TOKEN",
         )
-
-    def __call__(self, shown: str | None) -> bool:
-        """Tell whether a token lets its bearer in."""
-        return self._token is None or self._token.matches(shown)
 
     @staticmethod
     def bearer(header: str | bytes | None) -> str | None:
