@@ -75,7 +75,6 @@ class GrpcDialect:
         if token is not None:
             self._fields.append(("authorization", f"Bearer {token}"))
         self._http = Http2(client=True, max_message_bytes=max_message_bytes)
-        self._opened = 0
         self.answered = False
         self.server_version: str | None = None
         # The kernel looks after the sockets of this machine that stand for frames.

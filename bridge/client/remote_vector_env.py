@@ -90,7 +90,7 @@ class _Question:
 
 
 class _Turn(AbstractContextManager[None]):
-    """A call of a vector environment while which no other may be."""
+    """A call of a vector environment, during which there may be no other."""
 
     def __init__(self, envs: RemoteVectorEnv, call: str, pending: str | None) -> None:
         self._envs, self._call, self._pending = envs, call, pending
@@ -194,7 +194,8 @@ class RemoteVectorEnv(SeatedVectorEnv):
         self._was_reset = False
         self._sent = False
         """Whether answers to `send` may be outstanding."""
-        self._trouble = self._calm = False
+        self._calm = False
+        self._trouble = False
         """Whether a seat may have an error."""
         self._looked = time.monotonic()
         """When it was last seen what has come."""

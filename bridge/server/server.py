@@ -117,9 +117,10 @@ class Server:
             self._transport.stop(0.0)
             raise
         self._transport.metrics = self._metrics
-        self._transport.start()
         if self._unix is not None:
             self._registry.unix_path = self._unix.path
+        self._transport.start()
+        if self._unix is not None:
             self._offer = local.publish(self.port, self._unix.path, server_id)
         self._tls = security.tls
         self._reaper = Reaper(self._registry.reap, idle_timeout)
