@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from bridge.errors import RequestError
-from bridge.frames import SMALL, RefusedFrame
 from bridge.hpack import Decoder, HpackError, encode
 
 __all__ = [
@@ -64,6 +63,23 @@ _CONNECTION_WINDOW = _MOST_WINDOW
 _MAX_BLOCK = 1 << 18
 _MAX_CONTINUATIONS = 64
 _LARGE = 65536
+
+
+SMALL = 16384
+"""Bytes of a message that is sent from one piece of memory: its parts may change before it is sent."""
+
+
+class RefusedMessage(bytes):
+    """What stands for a message that was not admitted, and whose bytes were dropped: empty, with the reason."""
+
+    error: RequestError
+
+    @classmethod
+    def of(cls, error: RequestError) -> RefusedMessage:
+        """Return one with this reason."""
+        message = cls()
+        message.error = error
+        return message
 
 
 class Http2Error(Exception):
@@ -172,7 +188,7 @@ class Stream:
         self.body: bytearray | None = None
         self.have = 0
         self.compressed = False
-        self.skip: RefusedFrame | None = None
+        self.skip: RefusedMessage | None = None
         """What comes in place of the message whose bytes are being dropped; `have` of them are still to come."""
 
 
@@ -185,7 +201,7 @@ class Http2:
         stream_window: Bytes that the peer may send on a stream before they were taken.
         max_streams: Of a server: how many streams there may be at a time.
         admit: Called with the bytes of a large message before memory is taken for it, and with as many less than none
-            where it will not come to its end; where it raises RequestError, a `RefusedFrame` comes in its place.
+            where it will not come to its end; where it raises RequestError, a `RefusedMessage` comes in its place.
     """
 
     def __init__(
@@ -647,7 +663,7 @@ class Http2:
             try:
                 self._admit(length)
             except RequestError as error:
-                stream.skip, stream.have = RefusedFrame.of(error), length
+                stream.skip, stream.have = RefusedMessage.of(error), length
                 return None
         stream.body = bytearray(length)
         return stream.body

@@ -17,7 +17,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
 from bridge.tensors import Spec, fill_tensor, pack_tensor, unpack_tensor
 
-__all__ = ["ENCODED", "NUMBER", "TEXT", "Family", "Property", "PropertyTree", "read_encoded"]
+__all__ = ["ENCODED", "NUMBER", "TEXT", "Family", "Property", "PropertyTree", "encoded", "read_encoded"]
 
 TEXT = "text"
 """A string."""
@@ -41,6 +41,8 @@ class Property:
     """Gives its value; None: it cannot be read."""
     write: Callable[[Any], None] | None = None
     """Takes its value; None: it cannot be written."""
+    in_environment: bool = False
+    """Whether code of the environment runs for it, which must be called in the environment's own thread."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +61,8 @@ class Family:
     """Gives the names to list; there may be others."""
     find: Callable[[str], None]
     """Raises RequestError where there is no leaf of a name."""
+    in_environment: bool = False
+    """As of a property."""
 
 
 class PropertyTree:
@@ -83,6 +87,17 @@ class PropertyTree:
         return PropertyTree(
             [*self._leaves.values(), *other._leaves.values()], [*self._families.values(), *other._families.values()]
         )
+
+    def runs_environment(self, request: properties_pb2.PropertyRequest) -> bool:
+        """Whether code of the environment runs for a request, so that `answer` belongs into the environment's thread."""
+        kind = request.WhichOneof("payload")
+        key: str = "" if kind is None else getattr(request, kind).key
+        member = self._member(key)
+        if member is not None:
+            return member[0].in_environment
+        if kind == "list_property":
+            return key in self._families and self._families[key].in_environment
+        return key in self._leaves and self._leaves[key].in_environment
 
     def answer(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
         """Serve one request.
@@ -131,17 +146,14 @@ class PropertyTree:
         if leaf.read is None:
             raise RequestError(Code.PERMISSION_DENIED, f"the property {key!r} cannot be read, only listed")
         value = leaf.read()
-        tensor = pb.Tensor()
         try:
             if leaf.kind == ENCODED:
-                fill_tensor(tensor, np.frombuffer(values.encode(value), np.uint8))
-            else:
-                tensor = pack_tensor(value, np.int64 if leaf.kind == NUMBER else None)
+                return encoded(value)
+            return pack_tensor(value, np.int64 if leaf.kind == NUMBER else None)
         except TensorError as error:
             raise RequestError(
                 Code.INTERNAL, f"the property {key!r} has a value that cannot be sent: {error}"
             ) from error
-        return tensor
 
     def write(self, key: str, tensor: pb.Tensor) -> None:
         """Set the value of a leaf."""
@@ -204,6 +216,17 @@ class PropertyTree:
             is_writable=leaf.write is not None,
             description=leaf.description,
         )
+
+
+def encoded(value: Any) -> pb.Tensor:
+    """Encode a value as uint8 bytes of the values codec.
+
+    Raises:
+        TensorError: The codec does not carry it.
+    """
+    tensor = pb.Tensor()
+    fill_tensor(tensor, np.frombuffer(values.encode(value), np.uint8))
+    return tensor
 
 
 def read_encoded(tensor: pb.Tensor) -> Any:

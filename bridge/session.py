@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
@@ -22,6 +22,7 @@ from bridge.step_codec import StepCodec
 from bridge.tensors import Array
 from bridge.wire import CALL_REQUEST_URL, CALL_RESPONSE_URL, PROPERTY_REQUEST_URL, PROPERTY_RESPONSE_URL
 from bridge.worlds.base import Agent, World, fill_observations
+from bridge.worlds.resets import ResetOrder
 
 __all__ = ["TRANSITIONS", "Event", "Hub", "Session", "State", "error_response"]
 
@@ -124,14 +125,10 @@ _MOST_KNOWN = 256
 class Hub(Protocol):
     """What a session asks of the server that it is part of: the worlds, and the properties that all of them share."""
 
-    @property
-    def apart(self) -> bool:
-        """Whether its worlds are called at the same time, so that each connection may wait for its own."""
-
-    def create_world(self, settings: Mapping[str, pb.Tensor], owner: object, *, for_others: bool) -> str:
+    async def create_world(self, settings: Mapping[str, pb.Tensor], owner: object, *, for_others: bool) -> str:
         """Make a world that belongs to the connection `owner`; return its name."""
 
-    def find_world(self, name: str) -> World:
+    async def find_world(self, name: str) -> World:
         """Return a world by its name; "" is the default one."""
 
     def joined(self, world: World, owner: object) -> None:
@@ -140,16 +137,17 @@ class Hub(Protocol):
     def left(self, world: World, owner: object) -> None:
         """Note that the connection `owner` is out."""
 
-    def destroy_world(self, name: str) -> None:
+    async def destroy_world(self, name: str) -> None:
         """End a world."""
 
-    def reset_world(
-        self, name: str, settings: Mapping[str, pb.Tensor], agent: Agent | None, gone: Callable[[], bool]
+    async def reset_world(
+        self,
+        name: str,
+        settings: Mapping[str, pb.Tensor],
+        agent: Agent | None,
+        waiting: Callable[[ResetOrder], None],
     ) -> None:
-        """Begin a new sequence for every agent of a world; waits for them until `gone()`, or a deadline (D-15)."""
-
-    def wake(self) -> None:
-        """Let whoever waits in a world look again whether it is `gone()`."""
+        """Begin a new sequence for every agent of a world; waits for them, at most until a deadline (D-15)."""
 
     def disconnected(self, owner: object) -> None:
         """Give up what belongs to a connection that ended."""
@@ -159,7 +157,7 @@ class Hub(Protocol):
 
 
 class Session:
-    """Serves one connection. Its methods are called by one thread at a time.
+    """Serves one connection. One request is handled at a time.
 
     Args:
         hub: The server's worlds.
@@ -176,6 +174,7 @@ class Session:
         self._wanted: tuple[int, ...] | None = None
         self._known: dict[bytes, Any] = {}
         self._gone = False
+        self._waits_for: ResetOrder | None = None
         self.last_step: tuple[str, int, int] | None = None
         """Of a request that was a Step with actions: its world, the environments stepped, and the episodes ended."""
         self.last_error = 0
@@ -191,31 +190,18 @@ class Session:
         """The world that the connection is in; None: none."""
         return None if self._world is None else self._world.name
 
-    @property
-    def may_wait(self) -> bool:
-        """Whether its requests may wait: for a clock, for other agents, or for an environment that runs apart."""
-        return self._hub.apart or (self._agent is not None and self._agent.may_wait)
+    async def handle(self, data: bytes | bytearray) -> list[bytes | memoryview]:
+        """Answer a serialized EnvironmentRequest by a serialized EnvironmentResponse, whatever the bytes are.
 
-    def handle(self, data: bytes) -> bytes:
-        """Answer a serialized EnvironmentRequest by a serialized EnvironmentResponse, whatever the bytes are."""
-        return b"".join(self.handle_parts(data) or ())
-
-    def handle_parts(self, data: bytes | bytearray, *, wait: bool = True) -> list[bytes | memoryview] | None:
-        """Answer as `handle`; the response is in parts, which are to be sent before the next request is handled.
-
-        Args:
-            data: A serialized EnvironmentRequest.
-            wait: Whether the request may wait for other connections; False: None is returned for one that may, and
-                nothing has happened.
+        Returns:
+            The response in parts, which are to be sent before the next request is handled.
         """
         codec, agent, world = self._codec, self._agent, self._world
-        if not wait and (self._hub.apart or (agent is not None and agent.may_wait)):
-            return None
         if codec is not None and agent is not None and world is not None and self._state is State.RUNNING:
             action = self._known.get(data) if type(data) is bytes else None
             arrays = codec.read_request(data) if action is None else None
             if action is not None or arrays is not None:
-                return self._step_fast(codec, agent, world, data, action, arrays or [])
+                return await self._step_fast(codec, agent, world, data, action, arrays or [])
         try:
             request = pb.EnvironmentRequest.FromString(bytes(data))
         except (DecodeError, ValueError) as error:
@@ -223,11 +209,9 @@ class Session:
                 Code.INVALID_ARGUMENT, f"expected an EnvironmentRequest, got {len(data)} bytes that are none: {error}"
             )
             return [_error(problem).SerializeToString()]
-        if not wait and request.WhichOneof("payload") == "reset_world":
-            return None  # D-15: for the Steps of the world's other agents
-        return [self.answer(request).SerializeToString()]
+        return [(await self.answer(request)).SerializeToString()]
 
-    def _step_fast(
+    async def _step_fast(
         self, codec: StepCodec, agent: Agent, world: World, data: bytes | bytearray, action: Any, arrays: list[Array]
     ) -> list[bytes | memoryview]:
         """Do what `_step` does for a request that was read without protobuf.
@@ -246,7 +230,7 @@ class Session:
             if action is None:
                 action = self._decode(agent, data, arrays)
             agent.prepare(wanted)
-            state = self._run(agent, world, action)
+            state = await self._run(agent, world, action)
             values = agent.values(wanted)
         except RequestError as error:
             return [self._refused(error).SerializeToString()]
@@ -276,7 +260,7 @@ class Session:
             self._known[bytes(data)] = action
         return action
 
-    def _run(self, agent: Agent, world: World, action: Any) -> int:
+    async def _run(self, agent: Agent, world: World, action: Any) -> int:
         """Step a running sequence with an action that was decoded; return its state."""
         if world.resets.closed:  # D-17
             raise _destroyed(world)
@@ -284,7 +268,7 @@ class Session:
             agent.interrupt()
             state: int = pb.INTERRUPTED
         else:
-            state = agent.apply(action)
+            state = await agent.apply(action)
         self.last_step = (world.name, *agent.ended(state))
         if state != pb.RUNNING:  # STEP_RAN leads from RUNNING to RUNNING
             self._move(_STEP_EVENTS[state])
@@ -298,7 +282,7 @@ class Session:
         specs = agent.observations
         self._codec = StepCodec.make(list(agent.actions.items()), [(uid, specs[uid]) for uid in wanted])
 
-    def answer(self, request: pb.EnvironmentRequest) -> pb.EnvironmentResponse:
+    async def answer(self, request: pb.EnvironmentRequest) -> pb.EnvironmentResponse:
         """Answer one request."""
         kind = request.WhichOneof("payload")
         response = pb.EnvironmentResponse()
@@ -309,7 +293,7 @@ class Session:
                     Code.INVALID_ARGUMENT,
                     "expected a request of one of the protocol's kinds, got one without a payload",
                 )
-            self._SERVE[kind](self, request, response)
+            await self._SERVE[kind](self, request, response)
         except RequestError as error:
             return self._refused(error)
         except TensorError as error:
@@ -323,12 +307,12 @@ class Session:
         return _error(error)
 
     def hang_up(self) -> None:
-        """Take note that the client is gone, so that no request waits any longer. May be called from any thread."""
+        """End what the request at hand waits for: the client is gone. It is answered with CANCELLED."""
         self._gone = True
-        agent = self._agent
-        if agent is not None:
-            agent.hang_up()
-        self._hub.wake()
+        if self._agent is not None:
+            self._agent.hang_up()
+        if self._waits_for is not None:
+            self._waits_for.cancel()
 
     def close(self) -> None:
         """Take note that the stream ended: the agent leaves, and what belongs to the connection goes."""
@@ -351,17 +335,17 @@ class Session:
         self._require(event)
         self._state = TRANSITIONS[self._state, event]
 
-    def _create_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+    async def _create_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         self._require(Event.CREATE_WORLD)
         # A client of ours joins what it makes; gone before it did, it leaves a world that nobody knows of.
         for_others = not self._client_version
-        name = self._hub.create_world(request.create_world.settings, self, for_others=for_others)
+        name = await self._hub.create_world(request.create_world.settings, self, for_others=for_others)
         response.create_world.world_name = name
         response.create_world.SetInParent()
 
-    def _join_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+    async def _join_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         self._require(Event.JOIN_WORLD)
-        world = self._hub.find_world(request.join_world.world_name)
+        world = await self._hub.find_world(request.join_world.world_name)
         agent = world.join(request.join_world.settings)
         self._world, self._agent = world, agent
         self._codec = self._wanted = None
@@ -370,7 +354,7 @@ class Session:
         self._move(Event.JOIN_WORLD)
         response.join_world.specs.CopyFrom(agent.specs())
 
-    def _step(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+    async def _step(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         agent, world = self._agent, self._world
         if agent is None or world is None:
             self._require(Event.STEP_BEGAN)  # D-8
@@ -386,12 +370,12 @@ class Session:
                 raise RequestError(Code.INVALID_ARGUMENT, f"unknown observation UID {uid}; there are {known}")  # D-10
         agent.prepare(wanted)
         if self._state is State.RUNNING:
-            state = self._run(agent, world, agent.decode(self._read_actions(agent, step.actions)))
+            state = await self._run(agent, world, agent.decode(self._read_actions(agent, step.actions)))
             observed = agent.observe(wanted)
         else:
             world.resets.start(agent)
             try:
-                state = agent.begin()  # D-9: whatever actions it came with
+                state = await agent.begin()  # D-9: whatever actions it came with
             except RequestError:
                 world.resets.end(agent)
                 raise
@@ -416,7 +400,7 @@ class Session:
             read[uid] = array
         return read
 
-    def _reset(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+    async def _reset(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         agent, world = self._agent, self._world
         if agent is None or world is None:
             self._require(Event.RESET)  # D-8
@@ -426,21 +410,29 @@ class Session:
         world.resets.end(agent)
         response.reset.specs.CopyFrom(agent.specs())
 
-    def _reset_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+    async def _reset_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         self._require(Event.RESET_WORLD)
         name = request.reset_world.world_name
         inside = self._is_in(name)
         agent = self._agent if inside else None
-        self._hub.reset_world(name, request.reset_world.settings, agent, lambda: self._gone)
+        try:
+            await self._hub.reset_world(name, request.reset_world.settings, agent, self._wait_for)
+        finally:
+            self._waits_for = None
         if inside:
             self._move(Event.RESET_WORLD)
         response.reset_world.SetInParent()
+
+    def _wait_for(self, order: ResetOrder) -> None:
+        self._waits_for = order
+        if self._gone:
+            order.cancel()
 
     def _is_in(self, name: str) -> bool:
         """Whether the connection is in the world that has this name now, and not in a destroyed one that had it."""
         return self._world is not None and self._world.name == name and not self._world.resets.closed
 
-    def _leave_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+    async def _leave_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         self._leave()
         self._move(Event.LEAVE_WORLD)
         response.leave_world.SetInParent()
@@ -453,7 +445,7 @@ class Session:
             agent.leave()
             self._hub.left(world, self)
 
-    def _destroy_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+    async def _destroy_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         self._require(Event.DESTROY_WORLD)
         name = request.destroy_world.world_name
         if self._is_in(name):
@@ -461,27 +453,33 @@ class Session:
                 Code.FAILED_PRECONDITION,
                 f"this connection is in the world {name!r}; send LeaveWorld before DestroyWorld",
             )  # D-17
-        self._hub.destroy_world(name)
+        await self._hub.destroy_world(name)
         response.destroy_world.SetInParent()
 
     def _properties(self) -> PropertyTree:
         text = "the client's version, as the server knows it; empty for a client that is not of this package"
         return PropertyTree([Property("connection.client_version", TEXT, text, lambda: self._client_version)])  # U-12
 
-    def _extension(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+    async def _answer_property(self, request: properties_pb2.PropertyRequest) -> bytes:
+        tree = self._hub.properties().merged(self._properties())
+        if self._agent is not None:
+            tree = tree.merged(self._agent.properties())
+            if tree.runs_environment(request):
+                return (await self._agent.answer_property(request)).SerializeToString()
+        return tree.answer(request).SerializeToString()
+
+    async def _extension(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         self._require(Event.EXTENSION)
         url, data = request.extension.type_url, request.extension.value
         try:
             if url == PROPERTY_REQUEST_URL:
-                tree = self._hub.properties().merged(self._properties())
-                if self._agent is not None:
-                    tree = tree.merged(self._agent.properties())
-                answer = tree.answer(properties_pb2.PropertyRequest.FromString(data)).SerializeToString()
+                answer = await self._answer_property(properties_pb2.PropertyRequest.FromString(data))
                 response.extension.type_url, response.extension.value = PROPERTY_RESPONSE_URL, answer
             elif url == CALL_REQUEST_URL:
                 if self._agent is None:
                     raise RequestError(Code.FAILED_PRECONDITION, "a method call needs a world; send JoinWorld first")
-                answer = self._agent.call(bridge_pb2.CallRequest.FromString(data)).SerializeToString()
+                called = await self._agent.call(bridge_pb2.CallRequest.FromString(data))
+                answer = called.SerializeToString()
                 response.extension.type_url, response.extension.value = CALL_RESPONSE_URL, answer
             else:
                 raise RequestError(
@@ -491,7 +489,7 @@ class Session:
         except DecodeError as error:
             raise RequestError(Code.INVALID_ARGUMENT, f"the extension {url!r} cannot be read: {error}") from error
 
-    _SERVE: Mapping[str, Callable[[Session, pb.EnvironmentRequest, pb.EnvironmentResponse], None]] = {
+    _SERVE: Mapping[str, Callable[[Session, pb.EnvironmentRequest, pb.EnvironmentResponse], Awaitable[None]]] = {
         "create_world": _create_world,
         "join_world": _join_world,
         "step": _step,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,13 +11,11 @@ import pytest
 
 from bridge.client.inbox import Inbox
 from bridge.client.remote import Answer, Batch, Delivery, Remote, Wish
-from bridge.server.limits import Limits
-from bridge.server.registry import Registry
-from bridge.session import Session
 from bridge.spaces import Layout
 from bridge.testing import Conditions, Duplex, VirtualClock
 from bridge.worlds.realtime import Realtime, RealtimeWorld
 from bridge.worlds.source import EnvSource
+from tests.support import direct_registry, direct_session
 
 
 class Network:
@@ -32,9 +29,9 @@ class Network:
         server_clock = VirtualClock(100.0 + skew)
         self.clock.subscribe(lambda now: server_clock.advance_to(now + skew))
         source = EnvSource(env, realtime=Realtime(fps, clock=server_clock))
-        self.registry = Registry(source, Limits(), threading.RLock())
+        self.registry = direct_registry(source)
         self.duplex: Duplex[bytes] = Duplex(conditions, np.random.default_rng(0))
-        self.session = Session(self.registry)
+        self.session = direct_session(self.registry)
         self.inbox: Inbox[Delivery] = Inbox()
         self.answers: list[Answer] = []
         self._deliver: Callable[[bytes], None] = lambda what: None
@@ -61,7 +58,7 @@ class Network:
 
     @property
     def world(self) -> RealtimeWorld:
-        world = self.registry.find_world(self.registry.names[0])
+        world = self.registry.find_world(self.registry.names[0]).wrapped
         assert isinstance(world, RealtimeWorld)
         return world
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import selectors
 import subprocess
@@ -16,6 +17,13 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+
+from bridge.server.limits import Limits
+from bridge.server.registry import Registry
+from bridge.session import Session
+from bridge.testing import LocalRuntime
+from bridge.worlds.base import Agent, World
+from bridge.worlds.scheduling import Pending
 
 everywhere = pytest.mark.parametrize("isolation", [None, "process"], indirect=True, ids=["here", "isolated"])
 """Runs a test with environments in the server's process, and in processes of their own."""
@@ -140,6 +148,71 @@ print(server.url, flush=True)
 server.wait(grace=0.0)
 """
 """A script for `server_process`: serves the environment, and lanes, that its arguments name."""
+
+
+class Direct:
+    """Stands for a world, an agent or a registry whose coroutines are run to their end, without a server.
+
+    Args:
+        wrapped: The object.
+        runtime: Runs the coroutines.
+    """
+
+    def __init__(self, wrapped: Any, runtime: LocalRuntime) -> None:
+        self.wrapped, self.runtime = wrapped, runtime
+
+    def __getattr__(self, name: str) -> Any:
+        return self._plain(getattr(self.wrapped, name))
+
+    def _plain(self, value: Any) -> Any:
+        if callable(value) and not isinstance(value, type):
+            return lambda *args, **kwargs: self._plain(value(*args, **kwargs))
+        if inspect.iscoroutine(value):
+            value = self.runtime.run(value)
+        return Direct(value, self.runtime) if isinstance(value, (World, Agent, Session)) else value
+
+    def handle(self, data: bytes) -> bytes:
+        """Of a session: answer a request, in one piece."""
+        return b"".join(self.runtime.run(self.wrapped.handle(data)))
+
+
+class Later:
+    """An executor that makes no call before `release`."""
+
+    def __init__(self) -> None:
+        self.begun: list[Any] = []
+        self._released: Pending[None] = Pending()
+
+    async def run(self, function: Any, *args: Any) -> Any:
+        self.begun.append(function)
+        await self._released
+        return function(*args)
+
+    def close(self) -> None:
+        """Nothing ends."""
+
+    def release(self, runtime: LocalRuntime) -> None:
+        """Make the calls, and all that follows from them."""
+        self._released.set_result(None)
+        while runtime.scheduler.ready:
+            runtime.scheduler.run()
+
+
+def direct_registry(source: Any, limits: Limits | None = None, **more: Any) -> Any:
+    """A registry of worlds without a server: a `Direct` one, whose `runtime` sessions may share."""
+    runtime = LocalRuntime()
+    return Direct(Registry(source, limits or Limits(), runtime, **more), runtime)
+
+
+def direct_session(registry: Any, version: str = "") -> Any:
+    """A session of a `direct_registry`."""
+    return Direct(Session(registry.wrapped, version), registry.runtime)
+
+
+def direct_world(source: Any, settings: Any = None) -> Any:
+    """A world that a source makes, without a server."""
+    runtime = LocalRuntime()
+    return Direct(runtime.run(source.make_world("w", settings or {}, runtime)), runtime)
 
 
 def until(condition: Any, deadline: float = 10.0) -> None:

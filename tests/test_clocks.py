@@ -20,9 +20,9 @@ import pytest
 import bridge
 from bridge import make_remote, make_vec_remote, serve_gym
 from bridge.client import remote_vector_env, seating
-from bridge.server import reaper
-from bridge.server.reaper import Reaper
-from bridge.testing import CountingEnv, Proxy
+from bridge.server.idle_worlds import IdleWorlds
+from bridge.testing import CountingEnv, Proxy, VirtualClock
+from bridge.worlds.scheduling import Scheduler
 from bridge.wrappers import BlockingReset
 from tests.support import server_process, until
 
@@ -107,19 +107,22 @@ def test_a_date_that_jumps_moves_no_frame_of_a_world_in_real_time(jumps: list[in
     assert jumps[0]
 
 
-def test_time_in_which_a_server_stood_still_makes_no_world_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    jump = [0.0]
-    monkeypatch.setattr(reaper, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + jump[0]))
+def test_time_in_which_a_server_stood_still_makes_no_world_idle() -> None:
+    clock = VirtualClock()
+    scheduler = Scheduler(clock.now)
     told: list[float] = []
-    watch = Reaper(told.append, idle_timeout=0.04)
-    try:
-        until(lambda: len(told) > 2)
-        jump[0] += HOUR
-        until(lambda: told[-1] > 0.3)  # it goes on with the time that it saw
-    finally:
-        watch.stop()
+    watch = IdleWorlds(told.append, 0.04, scheduler)
+    watch.start()
+    for seconds in [0.01] * 5 + [HOUR] + [0.01] * 5:
+        clock.advance(seconds)
+        scheduler.run()
+    assert len(told) == 11
     assert max(np.diff(told)) <= 0.02 + 1e-9
     assert told[-1] < 60
+    watch.stop()
+    clock.advance(1.0)
+    scheduler.run()
+    assert len(told) == 11
 
 
 def test_time_in_which_a_client_stood_still_is_not_its_servers_fault(monkeypatch: pytest.MonkeyPatch) -> None:

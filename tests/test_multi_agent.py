@@ -19,7 +19,7 @@ from bridge.testing import check_server
 from bridge.worlds.multi_agent import default_action
 from tests.parallel_envs import NAMES, Relay
 from tests.peers import PublicClient, Stream
-from tests.support import assert_identical, everywhere
+from tests.support import assert_identical, everywhere, until
 
 RUNNING, TERMINATED, INTERRUPTED = 1, 2, 3
 
@@ -492,9 +492,9 @@ def test_when_one_of_two_public_clients_is_killed_the_others_go_on_as_declared(p
 
 def waiting(server, world=""):
     """Wait until somebody waits in its first Step."""
-    made = server._registry.find_world(world)
-    with made.resets.changed:
-        assert made.resets.changed.wait_for(lambda: bool(made._ready), 20)
+    until(lambda: world in server.worlds, 20)
+    (made,) = [made for made in server._registry.worlds if made.name == world]
+    until(lambda: bool(made._pending), 20)
     return made
 
 
@@ -505,8 +505,7 @@ def test_a_client_that_dies_while_it_waits_for_others_frees_its_seat_at_once():
         stream.send(step=pb.StepRequest())
         world = waiting(server)
         stream.die()
-        with world.resets.changed:
-            assert world.resets.changed.wait_for(lambda: world.agents == 0, 20)
+        until(lambda: world.agents == 0, 20)
         stream.close()
 
 

@@ -1,7 +1,6 @@
 """Random, reordered, truncated and garbled requests never break a session (D-1, D-2)."""
 
 import random
-import threading
 
 import numpy as np
 from hypothesis import HealthCheck, event, given, settings
@@ -11,15 +10,15 @@ from bridge.errors import Code
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.limits import Limits
-from bridge.server.registry import Registry
-from bridge.session import TRANSITIONS, Event, Session, State
+from bridge.session import TRANSITIONS, Event, State
 from bridge.tensors import pack_tensor
 from bridge.testing import CountingEnv
 from bridge.wire import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
-from bridge.worlds.multi_agent import Teamwork
+from bridge.worlds.multi_agent import MultiAgentOptions
 from bridge.worlds.multi_agent_source import ParallelSource
 from bridge.worlds.source import EnvSource
 from tests.parallel_envs import Relay
+from tests.support import direct_registry, direct_session
 
 STEP_EVENTS = {
     pb.RUNNING: (Event.STEP_BEGAN, Event.STEP_RAN),
@@ -165,7 +164,7 @@ def begin(session, world, made):
 
 
 def registry(source):
-    return Registry(source, Limits(max_worlds=4), threading.RLock(), reset_world_timeout=0.001)
+    return direct_registry(source, Limits(max_worlds=4), reset_world_timeout=0.001)
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
@@ -173,7 +172,7 @@ def registry(source):
 def test_every_request_gets_one_lawful_answer(playing, seed):
     """D-1, D-2: three connections on one server; no session lands in a state that its table does not allow."""
     hub = registry(EnvSource(lambda length=3: CountingEnv(length)))
-    sessions, made, rng = [Session(hub) for _ in range(3)], [], random.Random(seed)
+    sessions, made, rng = [direct_session(hub) for _ in range(3)], [], random.Random(seed)
     try:
         if playing:
             begin(sessions[0], "", made)
@@ -196,8 +195,8 @@ def test_every_request_gets_one_lawful_answer(playing, seed):
 @given(seed=st.integers(0, 2**32))
 def test_every_request_gets_one_lawful_answer_in_a_world_of_several_agents(seed):
     """D-1, D-2, D-22: also where each Step waits for others that may never come."""
-    hub = registry(ParallelSource(lambda **kwargs: Relay(), Teamwork("default", agent_timeout=0.001)))
-    sessions, made, rng = [Session(hub) for _ in range(4)], [], random.Random(seed)
+    hub = registry(ParallelSource(lambda **kwargs: Relay(), MultiAgentOptions("default", agent_timeout=0.001)))
+    sessions, made, rng = [direct_session(hub) for _ in range(4)], [], random.Random(seed)
     try:
         for session in sessions[:2]:
             begin(session, "", made)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import threading
 from typing import Any
 
 from gymnasium.spaces import Discrete
@@ -19,12 +18,12 @@ from bridge.errors import Code
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.limits import Limits
-from bridge.server.registry import Registry
-from bridge.session import TRANSITIONS, Event, Session, State
+from bridge.session import TRANSITIONS, Event, State
 from bridge.tensors import pack_tensor, unpack_tensor
 from bridge.testing import CountingEnv
 from bridge.wire import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
 from bridge.worlds.source import EnvSource
+from tests.support import direct_registry, direct_session
 
 CLIENTS, MOST_WORLDS, LENGTH = 3, 3, 3
 EXAMPLES = int(os.environ.get("BRIDGE_SESSIONS", "100"))
@@ -64,7 +63,7 @@ class Place:
 class Client:
     """What the model knows of a connection."""
 
-    session: Session
+    session: Any
     state: State = State.UNJOINED
     place: Place | None = None
     gone: bool = False
@@ -84,8 +83,8 @@ class Sessions(RuleBasedStateMachine):
         MADE.clear()
         self.now = 0.0
         limits = Limits(max_worlds=MOST_WORLDS)
-        self.hub = Registry(EnvSource(Touchy), limits, threading.RLock(), idle_timeout=60.0, reset_world_timeout=0.001)
-        self.clients = [Client(Session(self.hub)) for _ in range(CLIENTS)]
+        self.hub = direct_registry(EnvSource(Touchy), limits, idle_timeout=60.0, reset_world_timeout=0.001)
+        self.clients = [Client(direct_session(self.hub)) for _ in range(CLIENTS)]
         self.places: dict[str, Place] = {}
         self.names = ["", "nowhere"]
 
@@ -299,7 +298,7 @@ class Sessions(RuleBasedStateMachine):
     def connect(self, who: int, ours: bool) -> None:
         """Another client takes the place of one whose stream ended."""
         if self.clients[who].state is State.CLOSED:
-            self.clients[who] = Client(Session(self.hub, "1.0" if ours else ""), ours=ours)
+            self.clients[who] = Client(direct_session(self.hub, "1.0" if ours else ""), ours=ours)
 
     @rule()
     def wait_for_an_hour(self) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,14 +10,12 @@ import pytest
 
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.server.limits import Limits
-from bridge.server.registry import Registry
-from bridge.session import Session
 from bridge.tensors import pack_tensor
-from bridge.testing import Conditions, CountingEnv, SlowResetEnv
+from bridge.testing import Conditions, CountingEnv
 from bridge.worlds.realtime import Realtime
 from bridge.worlds.source import EnvSource
 from tests.realtime_tools import Network, read
+from tests.support import Later, direct_registry, direct_session
 
 Make = Callable[..., Network]
 
@@ -179,20 +175,16 @@ def test_reset_world_begins_anew_once_the_others_were_told(network: Make) -> Non
     remote = net.remote()
     begin(net, remote, reset=True)
     net.run_until(net.clock.now() + 0.1)
-    other = Session(net.registry)
+    other = direct_session(net.registry)
     settings = {"seed": pack_tensor(5)}
     request = pb.EnvironmentRequest(reset_world=pb.ResetWorldRequest(world_name=net.world.name, settings=settings))
     answers: list[pb.EnvironmentResponse] = []
-    caller = threading.Thread(target=lambda: answers.append(other.answer(request)), name="bridge-test-reset")
-    caller.start()
-    agent = net.session._agent
-    deadline = time.monotonic() + 10.0
-    while not net.world.resets.is_due(agent):
-        assert time.monotonic() < deadline
+    net.registry.runtime.scheduler.start(other.wrapped.answer(request), lambda answer, error: answers.append(answer))
+    assert net.world.resets.is_due(net.session._agent.wrapped)
     assert net.world.loop.lanes[0].episode == 1, "nothing is reset before somebody was told"
     observation, reward, terminated, truncated, _ = step(net, remote)
     assert (observation.tolist(), reward, terminated, truncated) == ([1, 10], 55.0, False, True)
-    caller.join(10.0)
+    net.registry.runtime.scheduler.run()
     assert answers[0].WhichOneof("payload") == "reset_world"
     other.close()
     observation, _, _, _, info = begin(net, remote, reset=False)
@@ -202,23 +194,19 @@ def test_reset_world_begins_anew_once_the_others_were_told(network: Make) -> Non
 
 def test_a_first_step_that_waits_ends_when_its_client_hangs_up() -> None:
     """Nothing hangs: a dead client's request does not wait for a slow reset."""
-    release = threading.Event()
-    env = SlowResetEnv(release, deadline=60.0)
-    registry = Registry(EnvSource(lambda: env, realtime=Realtime(50.0)), Limits(), threading.RLock())
-    session = Session(registry)
+    registry = direct_registry(EnvSource(lambda: CountingEnv(5), realtime=Realtime(50.0)))
+    runtime, session = registry.runtime, direct_session(registry)
     session.answer(pb.EnvironmentRequest(join_world=pb.JoinWorldRequest()))
-    answers: list[pb.EnvironmentResponse] = []
-
-    def ask() -> None:
-        answers.append(session.answer(pb.EnvironmentRequest(step=pb.StepRequest())))
-
-    thread = threading.Thread(target=ask, name="bridge-test-begin")
-    thread.start()
-    assert env.in_reset.wait(10.0)
+    runtime.executor, answers = Later(), []
+    registry.worlds[0].env._executor = runtime.executor
+    request = pb.EnvironmentRequest(step=pb.StepRequest())
+    runtime.scheduler.start(session.wrapped.answer(request), lambda answer, error: answers.append(answer))
+    while not runtime.executor.begun:
+        runtime.scheduler.run()
+    assert answers == []
     session.hang_up()
-    thread.join(10.0)
-    assert not thread.is_alive()
+    runtime.scheduler.run()
     assert answers[0].error.code == Code.CANCELLED
     session.close()
-    release.set()
+    runtime.executor.release(runtime)
     registry.close()

@@ -5,14 +5,15 @@ import threading
 import pytest
 from gymnasium import spaces
 
-from bridge import values
+from bridge import make_remote, serve_gym, values
 from bridge.errors import Code, RequestError, SettingError
+from bridge.server import serving
 from bridge.server.limits import Limits
-from bridge.server.registry import Registry
 from bridge.tensors import pack_tensor, unpack_tensor
 from bridge.testing import CountingEnv
 from bridge.version import __version__
 from bridge.worlds.source import EnvSource
+from tests.support import Later, direct_registry
 
 
 class StubbornEnv(CountingEnv):
@@ -30,7 +31,7 @@ def make(factory=CountingEnv, **limits):
         envs.append(factory(**kwargs))
         return envs[-1]
 
-    return Registry(EnvSource(build), Limits(**limits), threading.RLock()), envs
+    return direct_registry(EnvSource(build), Limits(**limits)), envs
 
 
 def refusal(function, *args):
@@ -52,12 +53,12 @@ def test_the_default_world_is_made_when_it_is_first_asked_for_and_only_once():
     # D-4
     registry, envs = make()
     assert registry.names == []
-    worlds = []
-    threads = [threading.Thread(target=lambda: worlds.append(registry.find_world(""))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
+    runtime = registry.runtime
+    runtime.executor, worlds = Later(), []
+    for _ in range(8):
+        runtime.scheduler.start(registry.wrapped.find_world(""), lambda world, error: worlds.append(world))
+    assert (len(runtime.executor.begun), worlds) == (1, [])
+    runtime.executor.release(runtime)
     assert len(worlds) == 8
     assert len({id(world) for world in worlds}) == len(envs) == 1
     assert registry.names == [""]
@@ -166,62 +167,61 @@ def test_close_ends_all_worlds_and_makes_no_more():
     registry.close()
 
 
-def test_a_world_that_does_not_close_keeps_no_other_open():
+def test_a_world_that_does_not_close_keeps_no_other_open(caplog):
     registry, envs = make(StubbornEnv)
     owner = object()
     for _ in range(2):
         world = registry.find_world(registry.create_world({}, owner))
         registry.joined(world, owner)
     registry.find_world("")
-    with pytest.warns(RuntimeWarning, match="did not close: .*the motor does not stop"):
-        registry.disconnected(owner)
+    registry.disconnected(owner)
     assert [env.closed for env in envs] == [True, True, False]
-    with pytest.warns(RuntimeWarning, match="did not close"):
-        registry.close()
-    assert envs[2].closed
-
-
-def test_a_world_that_is_built_while_the_server_stops_is_closed_again():
-    began, go = threading.Event(), threading.Event()
-    envs, errors = [], []
-
-    def slow():
-        began.set()
-        assert go.wait(10)
-        envs.append(CountingEnv())
-        return envs[-1]
-
-    registry = Registry(EnvSource(slow), Limits(), threading.RLock())
-    thread = threading.Thread(target=lambda: errors.append(refusal(registry.create_world, {}, object())))
-    thread.start()
-    assert began.wait(10)
+    assert caplog.text.count("did not close: INTERNAL: the environment raised OSError in close") == 2
     registry.close()
-    go.set()
-    thread.join(10)
-    assert errors[0].code == Code.UNAVAILABLE
-    assert envs[0].closed
+    assert envs[2].closed
+    assert caplog.text.count("did not close") == 3
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_world_that_is_built_while_the_server_stops_is_closed_again(broken):
+    """One that cannot be built is told as such all the same."""
+
+    def factory():
+        if broken:
+            raise ValueError("no display")
+        return CountingEnv()
+
+    registry, envs = make(factory)
+    registry.runtime.executor, errors = Later(), []
+    registry.runtime.scheduler.start(
+        registry.wrapped.create_world({}, object()), lambda name, error: errors.append(error)
+    )
+    registry.close()
+    registry.runtime.executor.release(registry.runtime)
+    assert errors[0].code == (Code.INTERNAL if broken else Code.UNAVAILABLE)
+    assert ("no display" in errors[0].message) == broken
+    assert all(env.closed for env in envs)
     assert registry.names == []
 
 
-def test_the_environment_is_built_under_the_lock():
-    lock = threading.RLock()
+def test_the_environment_is_built_under_the_lock_of_the_process():
     held = []
 
     def factory():
+        lock = serving.environments_lock
         thread = threading.Thread(target=lambda: held.append(not lock.acquire(blocking=False)))
         thread.start()
         thread.join(10)
         return CountingEnv()
 
-    Registry(EnvSource(factory), Limits(), lock).create_world({}, object())
+    with serve_gym(factory) as server:
+        make_remote(server.url).close()
     assert held == [True]
 
 
 def test_properties_say_what_the_server_is_and_gives():
     # D-18, before join
-    registry = Registry(
-        EnvSource(["CartPole-v1", "CartPole-v0"]), Limits(max_connections=9, max_lanes=3), threading.RLock()
-    )
+    registry = direct_registry(EnvSource(["CartPole-v1", "CartPole-v0"]), Limits(max_connections=9, max_lanes=3))
     tree = registry.properties()
     assert unpack_tensor(tree.read("server.version"))[()] == __version__
     assert unpack_tensor(tree.read("server.limits.max_connections")) == 9
@@ -240,7 +240,7 @@ def test_limits_are_positive_integers(value):
 
 
 def test_a_default_world_of_many_ids_asks_for_a_name():
-    registry = Registry(EnvSource(["CartPole-v1", "CartPole-v0"]), Limits(), threading.RLock())
+    registry = direct_registry(EnvSource(["CartPole-v1", "CartPole-v0"]))
     error = refusal(registry.find_world, "")
     assert error.code == Code.INVALID_ARGUMENT
     assert "name the environment in the setting env_id; this server has CartPole-v1, CartPole-v0" in error.message

@@ -1,7 +1,5 @@
 """`bridge.session`: one connection's protocol, without a network; what clients may rely on, request by request."""
 
-import threading
-
 import gymnasium
 import numpy as np
 import pytest
@@ -13,14 +11,13 @@ from bridge import values
 from bridge.errors import Code
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.server.limits import Limits
-from bridge.server.registry import Registry
-from bridge.session import TRANSITIONS, Event, Session, State
+from bridge.session import TRANSITIONS, Event, State
 from bridge.spaces import Leaf
 from bridge.tensors import pack_tensor, unpack_tensor
 from bridge.testing import CountingEnv, FailingEnv, SpaceEnv
 from bridge.wire import CALL_REQUEST_URL, CALL_RESPONSE_URL, PROPERTY_REQUEST_URL, PROPERTY_RESPONSE_URL
 from bridge.worlds.source import EnvSource
+from tests.support import direct_registry, direct_session
 
 KINDS = ("create_world", "join_world", "step", "reset", "reset_world", "leave_world", "destroy_world", "extension")
 
@@ -36,10 +33,10 @@ class Server:
             self.envs.append(env)
             return env
 
-        self.registry = Registry(EnvSource(factory, **kwargs), Limits(), threading.RLock())
+        self.registry = direct_registry(EnvSource(factory, **kwargs))
 
     def connect(self):
-        return Peer(Session(self.registry))
+        return Peer(direct_session(self.registry))
 
 
 class Peer:
@@ -885,7 +882,7 @@ def test_a_fault_of_the_server_itself_is_answered_with_its_traceback(server, pee
         raise ZeroDivisionError("oops")
 
     with monkeypatch.context() as patch:
-        patch.setattr(peer.session._agent, "observe", broken)
+        patch.setattr(peer.session._agent.wrapped, "observe", broken)
         response = peer.step(0)
     assert response.error.code == Code.INTERNAL
     assert "ZeroDivisionError('oops')" in response.error.message

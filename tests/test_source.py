@@ -1,7 +1,6 @@
 """`bridge.worlds.source`: what can be served, and what CreateWorld settings make of it (D-3)."""
 
 import os
-import threading
 
 import gymnasium
 import numpy as np
@@ -15,6 +14,7 @@ from bridge.testing import CountingEnv
 from bridge.worlds.gym import GymWorld
 from bridge.worlds.source import EnvSource
 from bridge.worlds.vector import VectorWorld
+from tests.support import direct_world
 
 
 def make(source, **settings):
@@ -22,7 +22,7 @@ def make(source, **settings):
         name: value if hasattr(value, "DESCRIPTOR") else pack_tensor(value)
         for name, value in {key.replace("__", "."): value for key, value in settings.items()}.items()
     }
-    return source.make_world("w", tensors, threading.RLock())
+    return direct_world(source, tensors)
 
 
 def refusal(source, **settings):
@@ -69,7 +69,7 @@ def test_an_id_a_spec_a_list_and_a_callable_can_be_served(env, ids, title):
     assert source.env_ids == ids
     assert source.title == title
     world = make(source, **({"env_id": ids[-1]} if len(ids) > 1 else {}))
-    assert isinstance(world, GymWorld)
+    assert isinstance(world.wrapped, GymWorld)
     world.close()
 
 
@@ -119,7 +119,7 @@ def test_the_client_names_one_of_the_served_environments():
     # D-3
     source = EnvSource(["CartPole-*", "Taxi-v4"])
     world = make(source, env_id="Taxi-v4")
-    assert world._env.spec.id == "Taxi-v4"
+    assert world.env._env.spec.id == "Taxi-v4"
     world.close()
     error = refusal(source)
     assert error.code == Code.INVALID_ARGUMENT
@@ -146,20 +146,20 @@ def test_a_callable_has_no_id():
 
 def test_arguments_come_from_the_server_and_the_client_on_top():
     source = EnvSource(Adjustable, env_kwargs={"size": 2, "name": "server"})
-    env = make(source, kwargs__name="client", kwargs__speed=1.5, kwargs__on=True, render_mode="ansi")._env
+    env = make(source, kwargs__name="client", kwargs__speed=1.5, kwargs__on=True, render_mode="ansi").env._env
     assert (env.size, env.name, env.render_mode, env.more) == (2, "client", "ansi", {"speed": 1.5, "on": True})
     assert [type(env.more[key]) for key in env.more] == [float, bool]
-    env = make(source, kwargs__size=np.array([1, 2]), kwargs=encoded({"name": None, "x": {"y": (1,)}}))._env
+    env = make(source, kwargs__size=np.array([1, 2]), kwargs=encoded({"name": None, "x": {"y": (1,)}})).env._env
     assert env.size.tolist() == [1, 2]
     assert env.name is None
     assert env.more == {"x": {"y": (1,)}}
-    assert make(source)._env.name == "server"
+    assert make(source).env._env.name == "server"
 
 
 def test_arguments_reach_a_registered_environment():
     world = make(EnvSource("FrozenLake-v1", env_kwargs={"map_name": "8x8"}), kwargs__is_slippery=False)
-    assert world._env.observation_space.n == 64
-    assert world._env.spec.kwargs["is_slippery"] is False
+    assert world.env._env.observation_space.n == 64
+    assert world.env._env.spec.kwargs["is_slippery"] is False
     world.close()
 
 
@@ -224,8 +224,8 @@ def test_lanes_are_made_in_the_mode_that_is_asked_for(mode, num_envs, kind, lane
     world = (
         make(EnvSource("CartPole-v1", **keywords)) if who == "server" else make(EnvSource("CartPole-v1"), **keywords)
     )
-    assert type(world) is kind
-    assert getattr(world._env, "num_envs", None) == lanes
+    assert type(world.wrapped) is kind
+    assert getattr(world.env._env, "num_envs", None) == lanes
     world.close()
 
 
@@ -237,9 +237,9 @@ def test_a_callable_is_called_once_for_each_lane():
         return made[-1]
 
     world = make(EnvSource(factory, num_envs=3))
-    assert isinstance(world._env, SyncVectorEnv)
+    assert isinstance(world.env._env, SyncVectorEnv)
     assert len(made) == 3
-    assert [env.unwrapped for env in world._env.envs] == made
+    assert [env.unwrapped for env in world.env._env.envs] == made
     world.close()
     assert all(env.closed for env in made)
 
@@ -249,7 +249,7 @@ def test_a_callable_that_returns_a_vector_environment_is_served_as_it_is():
         return SyncVectorEnv([CountingEnv] * 2)
 
     world = make(EnvSource(factory))
-    assert type(world) is VectorWorld
+    assert type(world.wrapped) is VectorWorld
     world.close()
     error = refusal(EnvSource(factory), num_envs=4)
     assert error.code == Code.INVALID_ARGUMENT
@@ -303,5 +303,5 @@ def test_a_vector_environment_class_is_a_callable_too():
     assert issubclass(SyncVectorEnv, VectorEnv)
     assert EnvSource(SyncVectorEnv, env_kwargs={"env_fns": [CountingEnv]}).title == "SyncVectorEnv"
     world = make(EnvSource(SyncVectorEnv, env_kwargs={"env_fns": [CountingEnv]}))
-    assert type(world) is VectorWorld
+    assert type(world.wrapped) is VectorWorld
     world.close()

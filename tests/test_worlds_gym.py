@@ -1,26 +1,24 @@
 """`bridge.worlds.gym`: one environment as a world, beside the same environment played directly."""
 
-import threading
-
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 
 from bridge import values
-from bridge.errors import Code, RequestError, UnsupportedSpaceError
-from bridge.pb import bridge_pb2
+from bridge.errors import Code, RequestError
+from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.properties import read_encoded
 from bridge.space_json import space_from_json
 from bridge.tensors import pack_tensor, unpack_tensor
-from bridge.testing import CountingEnv, FailingEnv, SpaceEnv
-from bridge.worlds.gym import GymWorld
-from tests.support import assert_identical
+from bridge.testing import CountingEnv, FailingEnv, LocalRuntime, SpaceEnv
+from bridge.worlds.source import EnvSource
+from tests.support import Direct, assert_identical, direct_world
 
 
-def world_of(env, lock=None):
-    return GymWorld("w", env, lock or threading.RLock())
+def world_of(env):
+    return direct_world(EnvSource(lambda: env))
 
 
 def names(agent):
@@ -123,49 +121,57 @@ def test_one_agent_sits_at_a_time():
     other.leave()
 
 
-def test_every_call_of_the_environment_is_made_under_the_lock():
-    class Lock:
+def test_every_call_of_the_environment_is_made_by_its_executor():
+    calls = []
+
+    class Executor:
         depth = 0
 
-        def __enter__(self):
+        async def run(self, function, *args):
             self.depth += 1
+            try:
+                return function(*args)
+            finally:
+                self.depth -= 1
 
-        def __exit__(self, *error):
-            self.depth -= 1
-
-    lock = Lock()
+    executor = Executor()
 
     class Watching(CountingEnv):
         render_mode = "ansi"
         attribute = 1
 
         def reset(self, **kwargs):
-            assert lock.depth
+            calls.append(executor.depth)
             return super().reset(**kwargs)
 
         def step(self, action):
-            assert lock.depth
+            calls.append(executor.depth)
             return super().step(action)
 
         def render(self):
-            assert lock.depth
+            calls.append(executor.depth)
             return "picture"
 
         def close(self):
-            assert lock.depth
+            calls.append(executor.depth)
             super().close()
 
         def method(self):
-            return lock.depth
+            return executor.depth
 
-    world = world_of(Watching(), lock)
+    runtime = LocalRuntime()
+    runtime.executor = executor
+    world = Direct(runtime.run(EnvSource(Watching).make_world("w", {}, runtime)), runtime)
     agent = world.join({})
     agent.begin()
     agent.step({1: np.int64(0)})
-    assert read_encoded(agent.properties().read("world.frame")) == ["picture"]
-    assert values.from_value(agent.call(bridge_pb2.CallRequest(name="method")).results[0])
+    request = properties_pb2.PropertyRequest()
+    request.read_property.key = "world.frame"
+    assert agent.properties().runs_environment(request)
+    assert read_encoded(agent.answer_property(request).read_property.value) == ["picture"]
+    assert values.from_value(agent.call(bridge_pb2.CallRequest(name="method")).results[0]) == 1
     world.close()
-    assert lock.depth == 0
+    assert calls == [1, 1, 1, 1]
 
 
 def test_what_the_environment_raises_is_told_with_its_traceback():
@@ -286,5 +292,5 @@ def test_methods_are_called_with_arguments_by_the_codec():
 def test_a_custom_space_of_numbers_cannot_be_served():
     env = CountingEnv()
     env.observation_space = spaces.Space((2,), np.float32)
-    with pytest.raises(UnsupportedSpaceError, match="TransformObservation"):
-        world_of(env).join({})
+    with pytest.raises(RequestError, match="TransformObservation"):
+        world_of(env)

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import threading
 from pathlib import Path
 
 import gymnasium
@@ -15,20 +14,19 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from bridge import values
-from bridge.errors import Code, RequestError, SettingError
+from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.tensors import pack_tensor
 from bridge.testing import EVERY_SPACE, CountingEnv, FailingEnv, SpaceEnv
 from bridge.worlds.lane_infos import join_infos
 from bridge.worlds.source import EnvSource
-from bridge.worlds.vector import VectorWorld
-from tests.support import assert_identical
+from tests.support import assert_identical, direct_world
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def world_of(env):
-    return VectorWorld("w", env, threading.RLock())
+    return direct_world(EnvSource(lambda: env))
 
 
 def look(agent, *wanted):
@@ -167,7 +165,7 @@ def test_the_world_stays_running_and_a_finished_lane_resets_in_the_next_step():
 
 def test_the_lanes_own_vector_environment_is_served():
     source = EnvSource("CartPole-v1", num_envs=4, vectorization_mode="vector_entry_point")
-    world = source.make_world("w", {}, threading.RLock())
+    world = direct_world(source)
     local = gymnasium.make_vec("CartPole-v1", 4, vectorization_mode="vector_entry_point")
     agent = world.join({})
     agent.reset({"seed": pack_tensor([5, 6, 7, 8])}, False)  # consecutive: its one seed
@@ -207,7 +205,7 @@ def lanes():
 
 
 def seeds_of(agent):
-    return [env.np_random_seed for env in agent._env.envs]
+    return [env.np_random_seed for env in agent._world.env._env.envs]
 
 
 def test_a_seed_for_all_lanes_and_one_for_each(lanes):
@@ -295,7 +293,7 @@ def test_a_lane_that_raises_is_told_and_a_reset_mends_it():
 def test_another_autoreset_mode_is_refused(mode):
     env = SyncVectorEnv([CountingEnv], autoreset_mode=mode)
     with pytest.raises(
-        SettingError, match=f"autoreset mode is NEXT_STEP, got {mode}.*BlockingReset gives the other modes"
+        RequestError, match=f"autoreset mode is NEXT_STEP, got {mode}.*BlockingReset gives the other modes"
     ):
         world_of(env)
     env.close()
@@ -404,7 +402,7 @@ ASYNC = """
     from bridge.tensors import pack_tensor
     from bridge.worlds.source import EnvSource
     from gymnasium.vector import SyncVectorEnv
-    from tests.support import assert_identical
+    from tests.support import assert_identical, direct_world
     from tests.test_worlds_vector import act, encoded, info_of, look, observation_of, refusal
     import gymnasium
 
@@ -412,8 +410,8 @@ ASYNC = """
     def main():
         local = SyncVectorEnv([lambda: gymnasium.make("Taxi-v4", max_episode_steps=8)] * 2)
         source = EnvSource("Taxi-v4", num_envs=2, vectorization_mode="async", env_kwargs={"max_episode_steps": 8})
-        world = source.make_world("w", {}, threading.RLock())
-        print("pids", *(process.pid for process in world._env.processes), flush=True)
+        world = direct_world(source)
+        print("pids", *(process.pid for process in world.env._env.processes), flush=True)
         agent = world.join({})
         agent.reset({"seed": pack_tensor([3, 11])}, False)
         agent.begin()
@@ -433,9 +431,8 @@ ASYNC = """
             assert_identical(look(agent, "reward", "terminated", "truncated"), [reward, terminated, truncated])
         error = None
         try:
-            EnvSource("Taxi-v4").make_world(
-                "x", {"num_envs": pack_tensor(2), "vectorization_mode": pack_tensor("async"),
-                      "kwargs.altitude": pack_tensor(1)}, threading.RLock())
+            direct_world(EnvSource("Taxi-v4"), {"num_envs": pack_tensor(2), "kwargs.altitude": pack_tensor(1),
+                                                "vectorization_mode": pack_tensor("async")})
         except Exception as caught:
             error = caught
         print("error", type(error).__name__, error.code.name, "altitude" in error.message, flush=True)

@@ -1,125 +1,28 @@
-"""A client's connection and its calls, as the server's transport sees them."""
+"""A client's connection: its socket, and what is received and sent over it."""
 
 from __future__ import annotations
 
-import queue
-import selectors
 import socket
-import threading
 from collections import deque
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from bridge.errors import RequestError
-from bridge.frames import RefusedFrame
-from bridge.server.flight import Flight
-from bridge.session import Session
+from bridge.http2 import SMALL
+from bridge.server.admission import Admission
+from bridge.server.event_loop import READ
 from bridge.tls import Tls
+from bridge.worlds.scheduling import Timer
 
-__all__ = ["CHUNK", "Call", "Connection", "Dialect", "Switchboard"]
+if TYPE_CHECKING:
+    from bridge.server.calls import Call
+    from bridge.server.grpc_protocol import GrpcProtocol
+
+__all__ = ["CHUNK", "Connection"]
 
 CHUNK = 65536
 """Bytes that are received at a time."""
 _MAX_PARTS = 64
-
-Request = bytes | bytearray
-
-
-class Dialect:
-    """What a connection speaks: writes to its `fresh`. Called with the connection's lock held.
-
-    What is here serves where there is nothing to do or to say.
-    """
-
-    throttles = False
-    """Whether a call's client can be made to wait without the others of its connection."""
-
-    @property
-    def space(self) -> memoryview | None:
-        """Where the next bytes go, to be received into and told to `filled`; None: any, to `feed`."""
-        return None
-
-    def filled(self, count: int) -> None:
-        """Take note that bytes are in `space`."""
-
-    def feed(self, data: bytes) -> None:
-        """Take bytes; what they complete goes to the transport. Raises RequestError where they cannot be read."""
-        raise NotImplementedError
-
-    def ended(self) -> bool:
-        """Take note that the client's stream of bytes came to its end; return whether it may take answers still."""
-        return False
-
-    def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
-        """Send a call's answer; return whether the client has room for all of it."""
-        raise NotImplementedError
-
-    def blocked(self, call: Call) -> bool:
-        """Whether the client has no room for a call's answers, though the socket has."""
-        return False
-
-    def defer(self, call: Call, size: int) -> None:
-        """Make the client wait for room where a request of this size is not served yet."""
-
-    def resume(self, call: Call, size: int) -> None:
-        """Give the client the room of a deferred request."""
-
-    def finish(self, call: Call, error: RequestError | None) -> None:
-        """End a call: as it should, or for a reason."""
-
-    def refuse(self, error: RequestError) -> None:
-        """Tell a client whose bytes cannot be read why the connection ends."""
-
-    def drain(self) -> None:
-        """Tell the client that no further calls are taken."""
-
-    def tend(self, now: float) -> bool:
-        """See to signs of life; return whether the connection may stay."""
-        return True
-
-
-class Switchboard(Protocol):
-    """What a dialect asks of the transport."""
-
-    def begin(self, connection: Connection, version: str, prefix: str) -> Call:
-        """Admit a call, of a client that says it has this version; raises RequestError where there are too many."""
-
-    def push(self, call: Call, request: Request | None) -> None:
-        """Have a request served once those before it were; None: no more follow."""
-
-    def abandon(self, call: Call, error: RequestError | None = None) -> None:
-        """End a call whose client is gone, or, for a reason that it is told, is listened to no longer."""
-
-    def settled(self, connection: Connection) -> None:
-        """Take note that a client speaks the connection's language."""
-
-
-class Call:
-    """One stream of requests: a session.
-
-    Args:
-        connection: Where it comes and answers go.
-        session: What answers.
-        name: For the log.
-    """
-
-    def __init__(self, connection: Connection, session: Session, name: str) -> None:
-        self.connection = connection
-        self.session = session
-        self.name = name
-        self.stream: Any = None
-        """What the dialect knows it by."""
-        self.requests: deque[Request | None] = deque()
-        """Not served yet, because the client takes no answers; None: the end."""
-        self.over = False
-        """Nothing more is said."""
-        self.concluded = False
-        """Its session is closed, or is being."""
-        self.waiting: queue.SimpleQueue[Request | RequestError | None] | None = None
-        """Where its requests go while it has a thread of its own; those that are too many as why; None: the end."""
-        self.pending = 0
-        """Bytes of its answers that count while the client has no room for them."""
-        self.room = threading.Event()
-        """Set when the client may have room again for answers of its own thread."""
 
 
 class Connection:
@@ -128,59 +31,66 @@ class Connection:
     Args:
         sock: Not blocking.
         peer: Where the client is, for the log.
-        tls: What stands between the socket and the dialect; None: nothing.
-        flight: Counts the bytes that wait.
+        tls: What stands between the socket and the protocol; None: nothing.
+        admission: Counts the bytes that wait.
     """
 
-    def __init__(self, sock: socket.socket, peer: str, tls: Tls | None, flight: Flight) -> None:
+    def __init__(self, sock: socket.socket, peer: str, tls: Tls | None, admission: Admission) -> None:
         self.sock = sock
         self.peer = peer
         self.tls = tls
-        self.dialect: Dialect
-        self.lock = threading.RLock()
-        """Held by whoever reads, writes or changes what is here, or in the dialect."""
+        self.protocol: GrpcProtocol
         self.calls: set[Call] = set()
-        self.fresh: list[bytes | memoryview] = []
+        self.blocked_calls: set[Call] = set()
+        """Those whose requests wait until the client takes their answers."""
+        self.unserved = 0
+        """Requests that were received, and not looked at yet."""
+        self.outgoing: list[bytes | memoryview] = []
         """What is to be sent with the next `flush`."""
-        self.out: deque[memoryview] = deque()
+        self.unsent: deque[memoryview] = deque()
         """What the socket did not take."""
-        self.held = 0
-        """Bytes that count for `max_queued_bytes`: of large requests that are not served, and of `out`."""
-        self.events = selectors.EVENT_READ
+        self.on_events: Callable[[int], None] = lambda events: None
+        """What the event loop calls when the socket is ready."""
+        self.events = READ
+        """What the event loop watches the socket for."""
         self.ending = False
-        """Nothing more is read; it closes once what it has to say is sent."""
-        self.eof = False
-        """The client sends nothing more."""
-        self.broken = False
-        """Another thread than the leader found that nothing can be sent."""
+        """Whether nothing more is read; it closes once what it has to say is sent."""
         self.closed = False
-        self.moved = False
+        self.progressed = False
         """Whether the client took some of what waited, since somebody looked."""
-        self.small = True
-        """Whether the last answer may wait for the next ones, and be sent together with them."""
-        self.stalled: set[Call] = set()
-        """Calls that wait for their client to take answers."""
-        self._flight = flight
+        self.timer: Timer | None = None
+        """Closes it where the client does not begin to speak, or once it was refused."""
+        self.joins_answers = True
+        """Whether the last answer may wait for the next ones, to be sent together with them."""
+        self._admission = admission
+        self._held = 0
+
+    # What counts for `max_queued_bytes`
 
     def admit(self, size: int) -> None:
         """Count a large request that begins, or raise RequestError; negative: give it up."""
         if size > 0:
-            self._flight.reserve(size)
-            self.held += size
+            self._admission.reserve(size)
+            self._held += size
         else:
             self.hold(size)
 
     def hold(self, size: int) -> None:
         """Count bytes that wait, fewer where `size` is negative."""
-        with self.lock:
-            if size and not self.closed:  # all was given back when it was closed
-                self.held += size
-                self._flight.hold(size)
+        if size and not self.closed:  # all was given back when it was closed
+            self._held += size
+            self._admission.hold(size)
 
-    def drop(self, request: Request | None) -> None:
-        """Forget a request that is not to be served."""
+    def release_all(self) -> None:
+        """Give back all that was counted."""
+        self.hold(-self._held)
+
+    def drop(self, request: bytes | bytearray | None) -> None:
+        """Give back what a request counts that is not to be served, or is served from now on."""
         if type(request) is bytearray:
             self.hold(-len(request))
+
+    # What comes
 
     def receive(self) -> int:
         """Receive once; return the number of bytes: 0 at the end of the stream.
@@ -189,95 +99,104 @@ class Connection:
             OSError: As the socket does; ssl.SSLError where TLS ends it.
             RequestError: The bytes cannot be read.
         """
-        dialect = self.dialect
+        protocol = self.protocol
         if self.tls is not None:
             data = self.sock.recv(CHUNK)
             plain = self.tls.receive(data) if data else b""
-            while plain and (space := dialect.space) is not None:
+            while plain and (space := protocol.space) is not None:
                 count = min(len(space), len(plain))
                 space[:count] = plain[:count]
-                dialect.filled(count)
+                protocol.filled(count)
                 plain = plain[count:]
             if plain:
-                dialect.feed(plain)
+                protocol.feed(plain)
             return len(data)
-        space = dialect.space
+        space = protocol.space
         if space is not None:
             count = self.sock.recv_into(space)
-            dialect.filled(count)
+            protocol.filled(count)
             return count
         data = self.sock.recv(CHUNK)
         if data:
-            dialect.feed(data)
+            protocol.feed(data)
         return len(data)
+
+    # What goes
 
     def flush(self) -> None:
         """Send what is to be sent, as far as the socket takes it. Raises OSError as the socket does."""
-        fresh = self.fresh
+        outgoing = self.outgoing
         if self.tls is not None:
             if not self.tls.ready:
-                fresh = [self.tls.send()] if self.tls.owes else []
+                outgoing = [self.tls.send()] if self.tls.owes else []
             else:
-                fresh = [self.tls.send(fresh)] if fresh or self.tls.owes else []
-                self.fresh = []
+                outgoing = [self.tls.send(outgoing)] if outgoing or self.tls.owes else []
+                self.outgoing = []
         else:
-            self.fresh = []
-        if not fresh:
+            self.outgoing = []
+        if not outgoing:
             return
-        size = len(fresh[0]) if len(fresh) == 1 else sum(map(len, fresh))
-        if self.out:
-            self._keep(fresh, size)
+        size = len(outgoing[0]) if len(outgoing) == 1 else sum(map(len, outgoing))
+        if self.unsent:
+            self._keep(outgoing, size)
             return
-        if size <= CHUNK or len(fresh) == 1:
-            data = fresh[0] if len(fresh) == 1 else b"".join(fresh)
+        if size <= CHUNK or len(outgoing) == 1:
+            data = outgoing[0] if len(outgoing) == 1 else b"".join(outgoing)
             try:
                 sent = self.sock.send(data)
             except BlockingIOError:
                 sent = 0
             if sent < size:
-                self.out.append(memoryview(data)[sent:])
+                self.unsent.append(memoryview(data)[sent:])
                 self.hold(size - sent)
             return
-        self._keep(fresh, size)
+        self._keep(outgoing, size)
         self.drain()
 
     def _keep(self, parts: list[bytes | memoryview], size: int) -> None:
-        self.out.extend(memoryview(part) for part in parts if len(part))
+        self.unsent.extend(memoryview(part) for part in parts if len(part))
         self.hold(size)
 
     def drain(self) -> None:
-        """Send of `out` what the socket takes. Raises OSError as the socket does."""
-        out, sock = self.out, self.sock
+        """Send of `unsent` what the socket takes. Raises OSError as the socket does."""
+        unsent, sock = self.unsent, self.sock
         try:
-            while out:
+            while unsent:
                 if hasattr(sock, "sendmsg"):
-                    sent = sock.sendmsg([out[i] for i in range(min(len(out), _MAX_PARTS))])
+                    sent = sock.sendmsg([unsent[i] for i in range(min(len(unsent), _MAX_PARTS))])
                 else:
-                    sent = sock.send(out[0])
+                    sent = sock.send(unsent[0])
                 self.hold(-sent)
-                self.moved = True
+                self.progressed = True
                 while sent:
-                    first = out[0]
+                    first = unsent[0]
                     if sent < len(first):
-                        out[0] = first[sent:]
+                        unsent[0] = first[sent:]
                         break
-                    out.popleft()
+                    unsent.popleft()
                     sent -= len(first)
         except BlockingIOError:
             return
 
-    def enter(self, request: Request) -> None:
-        """Count a request as one in flight, or raise RequestError. A large one counted as one that waits until now."""
-        self._taken(request)
-        self._flight.enter(len(request))
+    # The interface that a call has to its client, whatever the transport (`bridge.server.calls.Client`)
 
-    def check(self, request: Request) -> None:
-        """Raise as `enter`, and count nothing: of a request that is served at once."""
-        self._taken(request)
-        self._flight.check(len(request))
+    def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
+        """Send an answer with the next `flush`; return whether the client has room for all of it."""
+        self.joins_answers = size <= SMALL
+        return self.protocol.answer(call, parts, size)
 
-    def _taken(self, request: Request) -> None:
-        if type(request) is bytearray:
-            self.hold(-len(request))
-        if isinstance(request, RefusedFrame):
-            raise request.error
+    def is_blocked(self, call: Call) -> bool:
+        """Whether the client does not take the answers of a call for now."""
+        return bool(self.unsent) or self.protocol.is_blocked(call)
+
+    def defer(self, call: Call, size: int) -> None:
+        """Give the client no new flow-control window for a request that waits."""
+        self.protocol.defer(call, size)
+
+    def resume(self, call: Call, size: int) -> None:
+        """Give the client the window of a request that is served now."""
+        self.protocol.resume(call, size)
+
+    def finish(self, call: Call, error: RequestError | None) -> None:
+        """End a call: as it should, or for a reason."""
+        self.protocol.finish(call, error)

@@ -11,7 +11,7 @@ from bridge.server.auth import Security
 from bridge.server.limits import Limits
 from bridge.server.server import IDLE_TIMEOUT, RESET_WORLD_TIMEOUT, Server
 from bridge.worlds.isolated import CALL_TIMEOUT, Isolation
-from bridge.worlds.multi_agent import Teamwork
+from bridge.worlds.multi_agent import MultiAgentOptions
 from bridge.worlds.multi_agent_source import ParallelSource
 
 __all__ = ["serve_parallel"]
@@ -42,6 +42,7 @@ def serve_parallel(
     call_timeout: float | None = CALL_TIMEOUT,
     max_world_bytes: int | None = None,
     metrics_port: int | None = None,
+    start: bool = True,
 ) -> Server:
     """Publish a PettingZoo environment as a world of dm_env_rpc in which each connection is an agent.
 
@@ -50,7 +51,8 @@ def serve_parallel(
 
     Args:
         env: An id of PettingZoo's registry, a callable that returns a ParallelEnv or AECEnv, a PettingZoo module, or
-            one environment. An AECEnv goes through PettingZoo's own conversion.
+            one environment. An AECEnv goes through PettingZoo's own conversion. One environment that was made already
+            moves to the thread of the server with its first call: from then on nothing else may use it.
         env_kwargs: Keyword arguments for the callable; a client's own go on top of them.
         missing_agent: What is done where an agent is missing because nobody joined as it, its client left or died, or
             its Step is late: `wait` for it, take a `default` action, or `end` the sequence.
@@ -74,6 +76,8 @@ def serve_parallel(
         call_timeout: With isolation, the seconds that one call of an environment may take, as for `serve_gym`.
         max_world_bytes: With isolation, the memory that a world's process may allocate; None: no limit.
         metrics_port: Where to show metrics, 0: any free port; None: nowhere.
+        start: Serve in a background thread at once. False: listen, and serve when `start()` or `run()` of the server
+            is called.
 
     Returns:
         The server, as `serve_gym` returns it.
@@ -81,8 +85,12 @@ def serve_parallel(
     Raises:
         SettingError: The environment cannot be served, a keyword is out of its range, the port is in use.
     """
-    source = ParallelSource(env, Teamwork(missing_agent, agent_timeout, default_action), env_kwargs)
-    source.isolate(Isolation.of(isolation, call_timeout, max_world_bytes))
+    source = ParallelSource(
+        env,
+        MultiAgentOptions(missing_agent, agent_timeout, default_action),
+        env_kwargs,
+        Isolation.of(isolation, call_timeout, max_world_bytes),
+    )
     limits = Limits(max_connections, max_worlds, max_message_bytes=max_message_bytes)
     security = Security.of(
         token=token,
@@ -91,7 +99,7 @@ def serve_parallel(
         tls_key=tls_key,
         tls_client_ca=tls_client_ca,
     )
-    return Server(
+    server = Server(
         source,
         host=host,
         port=port,
@@ -101,3 +109,6 @@ def serve_parallel(
         metrics_port=metrics_port,
         reset_world_timeout=reset_world_timeout,
     )
+    if start:
+        server.start()
+    return server

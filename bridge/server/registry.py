@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
 from bridge.errors import Code, RequestError
+from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.properties import ENCODED, NUMBER, TEXT, Property, PropertyTree
 from bridge.server.limits import Limits
 from bridge.version import __version__
-from bridge.worlds.base import Agent, Lock, World
+from bridge.worlds.base import Agent, World
+from bridge.worlds.resets import ResetOrder
+from bridge.worlds.scheduling import Pending, Runtime
 
 __all__ = ["Registry", "WorldSource"]
 
+_log = SafeLog(__name__)
 DEFAULT_WORLD = ""
 
 
@@ -37,11 +39,7 @@ class WorldSource(Protocol):
     def title(self) -> str:
         """What to call it to a person."""
 
-    @property
-    def apart(self) -> bool:
-        """Whether its worlds are called at the same time, under locks of their own."""
-
-    def make_world(self, name: str, settings: Mapping[str, pb.Tensor], lock: Lock) -> World:
+    async def make_world(self, name: str, settings: Mapping[str, pb.Tensor], runtime: Runtime) -> World:
         """Build the world that CreateWorld settings ask for."""
 
 
@@ -65,10 +63,12 @@ class Registry:
     what a dead client leaves behind is gone, and a world that was created for others to join stays. Clients of this
     package create worlds for themselves alone: those go with them joined or not.
 
+    All methods are called by the thread that runs the event loop, apart from `names` and `drain`, which any may call.
+
     Args:
         source: Makes the worlds.
         limits: How many there may be.
-        lock: Held around every call of an environment.
+        runtime: Runs the calls of environments, and what waits.
         idle_timeout: Seconds after which a world without agents goes, by `reap`; None: never.
         reset_world_timeout: Seconds that a ResetWorld waits for the other agents.
     """
@@ -77,7 +77,7 @@ class Registry:
         self,
         source: WorldSource,
         limits: Limits,
-        lock: Lock,
+        runtime: Runtime,
         *,
         idle_timeout: float | None = None,
         reset_world_timeout: float = 60.0,
@@ -88,30 +88,25 @@ class Registry:
         """Where this server listens on a Unix socket."""
         self._source = source
         self._limits = limits
-        self._environments = lock
-        self._guard = threading.Lock()
+        self._runtime = runtime
         self._entries: dict[str, _Entry | None] = {}
-        self._default = threading.Lock()
+        self._default: Pending[None] | None = None
+        """Done once the default world is made, or could not be."""
+        self._closing: set[Pending[None]] = set()
+        """The worlds that are being closed where nobody waits for an answer."""
         self._closed = False
-
-    @property
-    def apart(self) -> bool:
-        """Whether its worlds are called at the same time, so that each connection may wait for its own."""
-        return self._source.apart
 
     @property
     def names(self) -> list[str]:
         """The names of the worlds that there are; the default one only once somebody joined it."""
-        with self._guard:
-            return [name for name, entry in self._entries.items() if entry is not None]
+        return [name for name, entry in list(self._entries.items()) if entry is not None]
 
     @property
     def worlds(self) -> list[World]:
         """The worlds that there are."""
-        with self._guard:
-            return [entry.world for entry in self._entries.values() if entry is not None]
+        return [entry.world for entry in list(self._entries.values()) if entry is not None]
 
-    def create_world(self, settings: Mapping[str, pb.Tensor], owner: object, *, for_others: bool = True) -> str:
+    async def create_world(self, settings: Mapping[str, pb.Tensor], owner: object, *, for_others: bool = True) -> str:
         """Make a world with a name that nobody else has (D-3).
 
         Args:
@@ -119,151 +114,151 @@ class Registry:
             owner: The connection that asks.
             for_others: Whether it stays for others to join where its owner goes without having joined it.
         """
+        self._refuse_if_closed()
+        count = sum(other != DEFAULT_WORLD for other in self._entries)
+        if count >= self._limits.max_worlds:
+            raise RequestError(
+                Code.RESOURCE_EXHAUSTED,
+                f"this server has max_worlds={self._limits.max_worlds} worlds already; destroy one first",
+            )
         name = f"world-{secrets.token_hex(8)}"
-        with self._guard:
-            self._refuse_if_closed()
-            count = sum(other != DEFAULT_WORLD for other in self._entries)
-            if count >= self._limits.max_worlds:
-                raise RequestError(
-                    Code.RESOURCE_EXHAUSTED,
-                    f"this server has max_worlds={self._limits.max_worlds} worlds already; destroy one first",
-                )
-            self._entries[name] = None  # holds the place while the environment is built
+        self._entries[name] = None  # holds the place while the environment is built
         try:
-            world = self._source.make_world(name, settings, self._environments)
+            world = await self._source.make_world(name, settings, self._runtime)
         except BaseException:
-            with self._guard:
-                del self._entries[name]
+            self._entries.pop(name, None)
             raise
-        with self._guard:
-            if not self._closed:
-                self._entries[name] = _Entry(world, owner, goes_with_owner=not for_others)
-        if self._closed:  # the server stopped while the environment was built
-            _end(world)
-            self._refuse_if_closed()
+        await self._refuse_late(world)
+        self._entries[name] = _Entry(world, owner, goes_with_owner=not for_others)
         return name
 
-    def find_world(self, name: str) -> World:
+    async def find_world(self, name: str) -> World:
         """Return a world; the default one is made when it is first asked for (D-4)."""
         if name == DEFAULT_WORLD:
-            return self._find_default()
-        with self._guard:
-            entry = self._entries.get(name)
+            return await self._find_default()
+        entry = self._entries.get(name)
         if entry is None:
             raise self._unknown(name)
         return entry.world
 
-    def _find_default(self) -> World:
-        with self._default:
-            with self._guard:
-                self._refuse_if_closed()
-                entry = self._entries.get(DEFAULT_WORLD)
-            if entry is not None and not entry.world.alive:
-                entry.world.close()
-                entry = None
-            if entry is None:
-                entry = _Entry(self._source.make_world(DEFAULT_WORLD, {}, self._environments), None)
-                with self._guard:
-                    self._entries[DEFAULT_WORLD] = entry
+    async def _find_default(self) -> World:
+        while self._default is not None:  # another connection has it made
+            await self._default
+        self._refuse_if_closed()
+        entry = self._entries.get(DEFAULT_WORLD)
+        if entry is not None and entry.world.alive:
             return entry.world
+        making = self._default = Pending()
+        try:
+            if entry is not None:
+                await entry.world.close()
+            world = await self._source.make_world(DEFAULT_WORLD, {}, self._runtime)
+            await self._refuse_late(world)
+            self._entries[DEFAULT_WORLD] = _Entry(world, None)
+            return world
+        finally:
+            self._default = None
+            making.set_result(None)
+
+    async def _refuse_late(self, world: World) -> None:
+        """Close a world again that was built while the server stopped."""
+        if self._closed:
+            await _end(world)
+            self._refuse_if_closed()
 
     def joined(self, world: World, owner: object) -> None:
         """Note whether a world's creator joined it."""
-        with self._guard:
-            entry = self._entries.get(world.name)
-            if entry is None:
-                return
-            entry.idle_since = None
-            if entry.owner is owner:
-                entry.goes_with_owner = True
+        entry = self._entries.get(world.name)
+        if entry is None:
+            return
+        entry.idle_since = None
+        if entry.owner is owner:
+            entry.goes_with_owner = True
 
     def left(self, world: World, owner: object) -> None:
         """Nothing changes: the world goes on without its agent (D-16)."""
 
-    def destroy_world(self, name: str) -> None:
+    async def destroy_world(self, name: str) -> None:
         """End a world; agents that are in it get an error on their next Step (D-17)."""
-        with self._guard:
-            entry = self._entries.get(name)
-            if entry is None:
-                raise self._unknown(name)
-            del self._entries[name]
+        entry = self._entries.get(name)
+        if entry is None:
+            raise self._unknown(name)
+        del self._entries[name]
         entry.world.resets.close()
-        entry.world.close()
+        await entry.world.close()
 
-    def reset_world(
-        self, name: str, settings: Mapping[str, pb.Tensor], agent: Agent | None, gone: Callable[[], bool]
+    async def reset_world(
+        self,
+        name: str,
+        settings: Mapping[str, pb.Tensor],
+        agent: Agent | None,
+        waiting: Callable[[ResetOrder], None] = lambda order: None,
     ) -> None:
         """Begin a new sequence for every agent of a world (D-15)."""
-        self.find_world(name).reset(settings, agent, gone, self._reset_world_timeout)
-
-    def wake(self) -> None:
-        """Let whoever waits in a world look again."""
-        with self._guard:
-            worlds = [entry.world for entry in self._entries.values() if entry is not None]
-        for world in worlds:
-            world.resets.wake()
+        world = await self.find_world(name)
+        await world.reset(settings, agent, self._reset_world_timeout, waiting)
 
     def reap(self, now: float) -> list[str]:
         """Destroy the worlds that no agent has been in for `idle_timeout` seconds.
 
         Args:
-            now: Monotonic seconds. A world's time without agents counts from the first call that finds it so.
+            now: Seconds that never go back. A world's time without agents counts from the first call that finds it so.
 
         Returns:
             The names of those that went.
         """
         if self._idle_timeout is None:
             return []
-        idle: list[tuple[str, _Entry]] = []
-        with self._guard:
-            for name, entry in self._entries.items():
-                if entry is None:
-                    continue
-                if entry.world.agents:
-                    entry.idle_since = None
-                elif entry.idle_since is None:
-                    entry.idle_since = now
-                elif now - entry.idle_since >= self._idle_timeout:
-                    idle.append((name, entry))
-        gone = []
-        for name, entry in idle:
-            try:
-                if not entry.world.retire():
-                    continue
-            except RequestError:
-                pass  # its environment raised in close(), and there is nobody to tell; it is gone all the same
-            gone.append(name)
-            with self._guard:
-                if self._entries.get(name) is entry:
-                    del self._entries[name]
-        return gone
+        idle: list[str] = []
+        for name, entry in self._entries.items():
+            if entry is None:
+                continue
+            if entry.world.agents:
+                entry.idle_since = None
+            elif entry.idle_since is None:
+                entry.idle_since = now
+            elif now - entry.idle_since >= self._idle_timeout:
+                idle.append(name)
+        for name in idle:
+            self._close_later(name)
+        return idle
 
     def disconnected(self, owner: object) -> None:
         """Destroy the worlds that nobody but this connection used."""
-        with self._guard:
-            mine = {name: entry for name, entry in self._entries.items() if entry is not None and entry.owner is owner}
-            gone = []
-            for name, entry in mine.items():
-                entry.owner = None
-                if entry.goes_with_owner and (not entry.world.agents or not entry.world.alive):
-                    gone.append(entry.world)
-                    del self._entries[name]
-        for world in gone:
-            _end(world)
+        for name, entry in list(self._entries.items()):
+            if entry is None or entry.owner is not owner:
+                continue
+            entry.owner = None
+            if entry.goes_with_owner and (not entry.world.agents or not entry.world.alive):
+                self._close_later(name)
+
+    def _close_later(self, name: str) -> None:
+        """Take a world away at once, and close it while the event loop goes on."""
+        entry = self._entries.pop(name)
+        if entry is None:
+            return
+        pending: Pending[None] = Pending()
+        self._closing.add(pending)
+
+        def closed(result: None, error: BaseException | None) -> None:
+            self._closing.discard(pending)
+            pending.set_result(None)
+
+        self._runtime.scheduler.start(_end(entry.world), closed)
 
     def drain(self) -> None:
         """Make no more worlds; those that there are go on."""
         self._closed = True
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Destroy every world and make no more."""
-        with self._guard:
-            self._closed = True
-            entries = [entry for entry in self._entries.values() if entry is not None]
-            self._entries.clear()
-        for entry in entries:
-            entry.world.resets.close()
-            _end(entry.world)
+        self._closed = True
+        for name, entry in list(self._entries.items()):
+            if entry is not None:
+                entry.world.resets.close()
+                self._close_later(name)
+        for pending in list(self._closing):
+            await pending
 
     def properties(self) -> PropertyTree:
         """Return the tree below `server`."""
@@ -309,9 +304,11 @@ class Registry:
         )
 
 
-def _end(world: World) -> None:
+async def _end(world: World) -> None:
     """Close a world where nobody waits for an answer; one that fails must not keep others open."""
     try:
-        world.close()
+        await world.close()
     except RequestError as error:
-        warnings.warn(f"the world {world.name!r} did not close: {error}", RuntimeWarning, stacklevel=2)
+        _log.warning("the world %r did not close: %s", world.name, error)
+    except Exception:
+        _log.exception("the world %r did not close", world.name)

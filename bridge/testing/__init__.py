@@ -18,6 +18,7 @@ from bridge.testing.envs import (
 from bridge.testing.link import Conditions, Duplex, End, Link, LinkStats
 from bridge.testing.proxy import Proxy
 from bridge.testing.report import CheckResult, Report, Status
+from bridge.testing.runtime import LocalRuntime
 
 __all__ = [
     "EVERY_SPACE",
@@ -31,6 +32,7 @@ __all__ = [
     "FailingEnv",
     "Link",
     "LinkStats",
+    "LocalRuntime",
     "MonotonicClock",
     "Proxy",
     "Report",

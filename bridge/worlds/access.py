@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium
 from gymnasium.vector import SyncVectorEnv, VectorEnv
@@ -17,35 +16,22 @@ from bridge.properties import ENCODED, NUMBER, TEXT, Family, Property, PropertyT
 from bridge.random_state import state_of
 from bridge.space_json import space_to_json
 from bridge.worlds.attributes import find_attribute, list_attributes
+from bridge.worlds.base import failures_in
 
-__all__ = ["Access", "EnvAccess", "ParallelAccess"]
-
-
-class Access(Protocol):
-    """What a world asks of its environment, wherever that lives."""
-
-    def properties(self) -> PropertyTree:
-        """Return what the environment adds to the tree below `world`."""
-
-    def frame(self) -> Any:
-        """Return what `render()` gives now, a list with an entry a lane."""
-
-    def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
-        """Call a public method, or read a public attribute, on the lanes that the request names."""
+__all__ = ["EnvAccess", "ParallelAccess"]
 
 
 class EnvAccess:
-    """The access to a Gymnasium environment, or to a vector of them.
+    """The properties, attributes and methods of a Gymnasium environment, or of a vector of them.
+
+    Its methods are called in the thread that the environment belongs to.
 
     Args:
         env: The environment.
-        guard: Gives what is held around a call of it, which turns what it raises into the answer; its argument says
-            what the call is for.
     """
 
-    def __init__(self, env: Any, guard: Callable[[str], AbstractContextManager[None]]) -> None:
+    def __init__(self, env: Any) -> None:
         self._env: Any = env
-        self._guard = guard
         self._lanes: int | None = env.num_envs if isinstance(env, VectorEnv) else None
 
     def properties(self) -> PropertyTree:
@@ -57,43 +43,32 @@ class EnvAccess:
             if self._lanes
             else (env.observation_space, env.action_space)
         )
-        metadata = plain_dict(env.metadata)
         return PropertyTree(
             [
-                _leaf("env_id", TEXT, "the environment's id; empty where it has none", lambda: spec.id if spec else ""),
-                _leaf(
-                    "num_envs",
-                    NUMBER,
-                    "the number of lanes; 0 for a single environment",
-                    lambda: self._lanes or 0,
-                ),
-                _leaf(
-                    "observation_space",
-                    TEXT,
-                    "one environment's exact space, as JSON",
-                    lambda: space_to_json(spaces[0]),
-                ),
-                _leaf("action_space", TEXT, "one environment's exact space, as JSON", lambda: space_to_json(spaces[1])),
-                _leaf("metadata", ENCODED, "the environment's metadata", lambda: metadata),
-                _leaf("render_mode", TEXT, "the render mode; empty where there is none", lambda: env.render_mode or ""),
-                _leaf("spec", ENCODED, "what the environment's registration says", lambda: _spec_facts(spec)),
-                _leaf("frame", ENCODED, "what render() gives now, a value for each lane", self.frame),
-                _leaf("random", ENCODED, "seed and state of the random generator, a dict for each lane", self._random),
-                _leaf("wrappers", ENCODED, "the classes of the wrappers around one environment", self._wrappers),
+                _fixed("env_id", TEXT, "the environment's id; empty where it has none", spec.id if spec else ""),
+                _fixed("num_envs", NUMBER, "the number of lanes; 0 for a single environment", self._lanes or 0),
+                _fixed("observation_space", TEXT, "one environment's exact space, as JSON", space_to_json(spaces[0])),
+                _fixed("action_space", TEXT, "one environment's exact space, as JSON", space_to_json(spaces[1])),
+                _fixed("metadata", ENCODED, "the environment's metadata", plain_dict(env.metadata)),
+                _fixed("render_mode", TEXT, "the render mode; empty where there is none", env.render_mode or ""),
+                _fixed("spec", ENCODED, "what the environment's registration says", _describe_spec(spec)),
+                _live("frame", "what render() gives now, a value for each lane", self.frame),
+                _live("random", "seed and state of the random generator, a dict for each lane", self._random),
+                _fixed("wrappers", ENCODED, "the classes of the wrappers around one environment", self._wrappers()),
             ],
             [self._attributes("an attribute, a value for each lane")],
         )
 
     def frame(self) -> Any:
         """Return what `render()` gives now, a list with an entry a lane."""
-        with self._guard("render"):
+        with failures_in("render"):
             frame = self._env.render()
         if not self._lanes:
             return [frame]
         return [None] * self._lanes if frame is None else list(frame)
 
     def _random(self) -> list[dict[str, Any]]:
-        with self._guard("np_random"):
+        with failures_in("np_random"):
             generators, seeds = self._env.np_random, self._env.np_random_seed
         if not isinstance(generators, tuple):  # one environment, or lanes that share a generator
             generators, seeds = (generators,) * (self._lanes or 1), (seeds,) * (self._lanes or 1)
@@ -117,15 +92,15 @@ class EnvAccess:
 
     def _attributes(self, description: str) -> Family:
         def names() -> list[str]:
-            with self._guard("listing its attributes"):
+            with failures_in("listing its attributes"):
                 return list_attributes(self._env)
 
         def find(name: str) -> None:
             refuse_private(name)
-            with self._guard(f"looking for {name}"):
+            with failures_in(f"looking for {name}"):
                 find_attribute(self._env, name)
 
-        return Family("world.attributes", description, self._get_attr, self._set_attr, names, find)
+        return Family("world.attributes", description, self._get_attr, self._set_attr, names, find, in_environment=True)
 
     def _get_attr(self, name: str) -> Any:
         response = self.call(bridge_pb2.CallRequest(name=name))
@@ -138,7 +113,7 @@ class EnvAccess:
             raise RequestError(
                 Code.INVALID_ARGUMENT, f"expected a list of {count} values, one a lane, got {value!r:.80}"
             )
-        with self._guard(f"setting {name}"):
+        with failures_in(f"setting {name}"):
             self._set(name, value)
 
     def _set(self, name: str, value: list[Any]) -> None:
@@ -158,7 +133,7 @@ class EnvAccess:
             }
         except (TensorError, ValueError) as error:
             raise RequestError(Code.INVALID_ARGUMENT, f"bad arguments for {request.name}: {error}") from error
-        with self._guard(f"call of {request.name}"):
+        with failures_in(f"call of {request.name}"):
             results = self._call(request.name, args, kwargs, self._check_lanes(request.lanes))
         try:
             return bridge_pb2.CallResponse(results=[values.to_value(result) for result in results])
@@ -199,21 +174,16 @@ class ParallelAccess(EnvAccess):
 
     def properties(self) -> PropertyTree:
         """Return what the environment adds to the tree below `world`."""
-        env = self._env
-        metadata = plain_dict(getattr(env, "metadata", {}))
+        metadata = plain_dict(getattr(self._env, "metadata", {}))
+        render_mode = getattr(self._env, "render_mode", None) or ""
         return PropertyTree(
             [
-                _leaf("env_id", TEXT, "the environment's id; empty where it has none", lambda: ""),
-                _leaf("num_envs", NUMBER, "the number of lanes; 0 for a single environment", lambda: 0),
-                _leaf("metadata", ENCODED, "the environment's metadata", lambda: metadata),
-                _leaf(
-                    "render_mode",
-                    TEXT,
-                    "the render mode; empty where there is none",
-                    lambda: getattr(env, "render_mode", None) or "",
-                ),
-                _leaf("spec", ENCODED, "what the environment's registration says", lambda: None),
-                _leaf("frame", ENCODED, "what render() gives now, in a list", self.frame),
+                _fixed("env_id", TEXT, "the environment's id; empty where it has none", ""),
+                _fixed("num_envs", NUMBER, "the number of lanes; 0 for a single environment", 0),
+                _fixed("metadata", ENCODED, "the environment's metadata", metadata),
+                _fixed("render_mode", TEXT, "the render mode; empty where there is none", render_mode),
+                _fixed("spec", ENCODED, "what the environment's registration says", None),
+                _live("frame", "what render() gives now, in a list", self.frame),
             ],
             [self._attributes("an attribute, in a list of one")],
         )
@@ -226,8 +196,14 @@ class ParallelAccess(EnvAccess):
         return [value(*args, **kwargs) if callable(value) else value]
 
 
-def _leaf(name: str, kind: str, description: str, read: Callable[[], Any]) -> Property:
-    return Property(f"world.{name}", kind, description, read)
+def _fixed(name: str, kind: str, description: str, value: Any) -> Property:
+    """A property that is read once, when the environment has been made."""
+    return Property(f"world.{name}", kind, description, lambda: value)
+
+
+def _live(name: str, description: str, read: Callable[[], Any]) -> Property:
+    """A property for which code of the environment runs."""
+    return Property(f"world.{name}", ENCODED, description, read, in_environment=True)
 
 
 def _look_up(look: Callable[[], Any], name: str) -> Any:
@@ -256,7 +232,7 @@ def _plain(value: Any) -> bool:
     return True
 
 
-def _spec_facts(spec: Any) -> dict[str, Any] | None:
+def _describe_spec(spec: Any) -> dict[str, Any] | None:
     """What of an EnvSpec holds at the other end too."""
     if spec is None:
         return None

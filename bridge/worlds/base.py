@@ -5,53 +5,37 @@ from __future__ import annotations
 import abc
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from types import TracebackType
+from typing import Any, TypeVar
 
 import gymnasium
 
 from bridge import values
 from bridge.errors import Code, RequestError, TensorError
-from bridge.pb import bridge_pb2
+from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.properties import PropertyTree
 from bridge.tensors import Array, Spec, fill_tensor
-from bridge.worlds.resets import ResetBook
+from bridge.worlds.resets import ResetBook, ResetOrder
+from bridge.worlds.scheduling import Scheduler
 
-__all__ = ["Agent", "AllOf", "Lock", "World", "answer_to", "environment_failure"]
+__all__ = ["Agent", "World", "answer_to", "environment_failure", "failures_in", "in_environment"]
 
-Lock = AbstractContextManager[Any]
-"""What every call of an environment in this process is made under."""
-
-
-class AllOf(AbstractContextManager[None]):
-    """Several locks held together, taken in their order."""
-
-    def __init__(self, locks: Sequence[Lock]) -> None:
-        self._locks = locks
-
-    def __enter__(self) -> None:
-        for lock in self._locks:
-            lock.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        for lock in reversed(self._locks):
-            lock.__exit__(None, None, None)
+T = TypeVar("T")
 
 
 class Agent(abc.ABC):
-    """One connection's seat in a world.
+    """One connection's part in a world.
 
     A session calls `begin` for the first Step of a sequence and `step` for the others, never two at once. What a call
-    raises as RequestError is the answer to that request, and changes nothing.
+    raises as RequestError is the answer to that request, and changes nothing. Coroutines may wait: for the thread or
+    the process of the environment, for other agents, or for a clock.
     """
 
     actions: Mapping[int, Spec]
     """Action specs by UID."""
     observations: Mapping[int, Spec]
     """Observation specs by UID."""
-    may_wait = True
-    """Whether a call may wait for a clock or for other agents; False: it takes what its environment takes."""
 
     def specs(self) -> pb.ActionObservationSpecs:
         """Return the specs as they travel."""
@@ -65,11 +49,11 @@ class Agent(abc.ABC):
         """Take the settings of the next sequence, and end the running one (D-14)."""
 
     @abc.abstractmethod
-    def begin(self) -> int:
+    async def begin(self) -> int:
         """Start a sequence; return its state, RUNNING."""
 
     @abc.abstractmethod
-    def step(self, actions: Mapping[int, Array]) -> int:
+    async def step(self, actions: Mapping[int, Array]) -> int:
         """Apply actions, already checked against their specs; return the state that follows."""
 
     def prepare(self, uids: Sequence[int]) -> None:
@@ -96,9 +80,9 @@ class Agent(abc.ABC):
         """Return what `apply` takes for the actions that `step` takes; raises as `step` for those that are none."""
         return actions
 
-    def apply(self, action: Any) -> int:
+    async def apply(self, action: Any) -> int:
         """Do as `step` does with what `decode` returned."""
-        return self.step(action)
+        return await self.step(action)
 
     def values(self, uids: Sequence[int]) -> list[Array | float | bool | bytes]:
         """Return what `observe` does, in the order of the UIDs; scalars may be Python's, and uint8 arrays bytes."""
@@ -109,28 +93,38 @@ class Agent(abc.ABC):
     def properties(self) -> PropertyTree:
         """Return the properties of the world, as this agent sees it."""
 
+    async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
+        """Answer a request for a property of the world for which code of the environment runs."""
+        return self.properties().answer(request)
+
     @abc.abstractmethod
     def leave(self) -> None:
-        """Give up the seat; the world goes on."""
+        """Leave the world, which goes on."""
 
     def hang_up(self) -> None:  # noqa: B027 - most agents never wait
-        """Take note, from any thread, that the client is gone, so that no call of it waits any longer."""
+        """End what the agent waits for: its client is gone. What it waited for is answered with CANCELLED."""
 
-    def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+    async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a method of the environment, or read an attribute."""
         raise RequestError(Code.UNIMPLEMENTED, f"this world has no methods to call, so not {request.name!r} either")
 
 
 class World(abc.ABC):
-    """Something that agents join. `join` may be called from any thread."""
+    """Something that agents join.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        name: The world's name.
+        scheduler: Runs what the world waits for.
+    """
+
+    def __init__(self, name: str, scheduler: Scheduler) -> None:
         self.name = name
+        self.scheduler = scheduler
         self.resets = ResetBook()
 
     @abc.abstractmethod
     def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
-        """Seat an agent.
+        """Let an agent in.
 
         Raises:
             RequestError: RESOURCE_EXHAUSTED where the world is full, INVALID_ARGUMENT for settings it does not know.
@@ -143,19 +137,12 @@ class World(abc.ABC):
 
     @property
     def alive(self) -> bool:
-        """Whether it can still be joined; a world that ended by itself is not."""
+        """Whether it can still be joined; a world that ended by itself cannot."""
         return True
 
     @abc.abstractmethod
-    def close(self) -> None:
-        """End the world; agents that are still in get an error on their next Step."""
-
-    def retire(self) -> bool:
-        """End the world if no agent is in; return whether it did."""
-        if self.agents:
-            return False
-        self.close()
-        return True
+    async def close(self) -> None:
+        """End the world; agents that are still in get an error on their next Step. Again: nothing."""
 
     def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
         """Take the settings of the sequence that a ResetWorld begins; return what takes them back.
@@ -166,28 +153,39 @@ class World(abc.ABC):
         refuse_unknown(settings, (), "ResetWorld")
         return lambda: None
 
-    def reset(
-        self, settings: Mapping[str, pb.Tensor], caller: Agent | None, gone: Callable[[], bool], timeout: float
+    async def reset(
+        self,
+        settings: Mapping[str, pb.Tensor],
+        caller: Agent | None,
+        timeout: float,
+        waiting: Callable[[ResetOrder], None] = lambda order: None,
     ) -> None:
         """Begin a new sequence for every agent (D-15): wait until each running one but the caller was interrupted.
 
         Args:
             settings: For the next sequence.
             caller: The agent of the connection that asks, where it is in this world.
-            gone: Whether that connection has ended.
             timeout: Seconds to wait for the others' Steps.
+            waiting: Gets the order while it is waited for; `ResetOrder.cancel` ends the wait.
 
         Raises:
-            RequestError: Bad settings, or DEADLINE_EXCEEDED.
+            RequestError: Bad settings, DEADLINE_EXCEEDED, or CANCELLED.
         """
         undo = self.prepare_reset(settings, caller)
-        untold, withdrawn = self.resets.wait(self.resets.interrupt(caller), timeout, gone)
+        order = self.resets.interrupt(caller)
+        waiting(order)
+        timer = self.scheduler.call_later(timeout, order.expire)
+        try:
+            await order.finished
+        finally:
+            timer.cancel()
+        untold, withdrawn = self.resets.withdraw(order)
         if withdrawn:
             undo()
         if untold:
             then = "nothing was reset" if withdrawn else "they are interrupted at their next Step"
             raise RequestError(
-                Code.CANCELLED if gone() else Code.DEADLINE_EXCEEDED,
+                Code.CANCELLED if order.cancelled else Code.DEADLINE_EXCEEDED,
                 f"ResetWorld of {self.name!r}: {untold} other agents did not Step within "
                 f"reset_world_timeout={timeout:g} s, so {then}; let each agent Step once, or leave",
             )
@@ -197,18 +195,63 @@ class World(abc.ABC):
             self.resets.end(caller)
 
 
+def in_environment(where: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """In the thread of an environment: call a function of it, and turn what it raises into an answer.
+
+    The answer keeps no reference to the exception, whose frames would keep the environment: that is to be destroyed
+    in its own thread.
+
+    Args:
+        where: What the environment does, for the message.
+        function: What to call.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+
+    Raises:
+        RequestError: The function raised something.
+    """
+    try:
+        return function(*args, **kwargs)
+    except RequestError as error:
+        answer = error
+    except BaseException as error:
+        answer = answer_to(where, error)
+    answer.__cause__ = answer.__context__ = answer.__traceback__ = None
+    raise answer
+
+
+class failures_in:  # noqa: N801 - reads as `suppress` does
+    """A context manager that turns what code of an environment raises into an answer.
+
+    Args:
+        where: What the environment does, for the message.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and not isinstance(error, RequestError):
+            raise answer_to(self._where, error) from error
+
+
 def environment_failure(where: str, error: BaseException) -> RequestError:
     """Turn what an environment raised into the answer: INTERNAL with its own traceback text (D-2)."""
     frames = traceback.format_exception(type(error), error, error.__traceback__)
     return RequestError(
         Code.INTERNAL,
         f"the environment raised {type(error).__name__} in {where}: {error}\n{''.join(frames)}"
-        "Mend the environment, or reset to begin a new episode.",
+        "Fix the environment, or call reset() to begin a new episode.",
     )
 
 
 def answer_to(where: str, error: BaseException) -> RequestError:
-    """Turn what an environment raised into the answer, with a plain word for what is no failure of it."""
+    """Turn what an environment raised into the answer: FAILED_PRECONDITION for wrong use, INTERNAL for a failure."""
     if isinstance(error, gymnasium.error.ResetNeeded):
         return RequestError(Code.FAILED_PRECONDITION, f"no {where} before the first Step: {error}")
     if isinstance(error, NotImplementedError) and where == "render":

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import VectorEnv
 
 from bridge import values
 from bridge.errors import Code, RequestError, TensorError
-from bridge.pb import bridge_pb2
+from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.properties import ENCODED, TEXT, Property, PropertyTree
-from bridge.samples import Samples
-from bridge.space_json import published_space
 from bridge.spaces import Layout
 from bridge.tensors import Array, Spec, unpack_tensor
-from bridge.worlds.access import Access, EnvAccess
-from bridge.worlds.base import Agent, Lock, World, answer_to, environment_failure, read_bytes, refuse_unknown
-from bridge.worlds.isolated import WorldProcess
-from bridge.worlds.isolated_env import Isolated
+from bridge.worlds.access import refuse_private
+from bridge.worlds.base import Agent, World, failures_in, read_bytes, refuse_unknown
+from bridge.worlds.scheduling import Scheduler
 
 __all__ = ["EnvAgent", "EnvWorld", "GymAgent", "GymWorld"]
 
@@ -33,11 +25,9 @@ class EnvAgent(Agent):
     """The one agent of an environment; what one environment and many lanes have in common."""
 
     SETTINGS: tuple[str, ...] = ("seed", "options")
-    may_wait = False
 
-    def __init__(self, world: EnvWorld, env: Any, observation_space: Any, action_space: Any, lanes: int | None) -> None:
+    def __init__(self, world: EnvWorld, observation_space: Any, action_space: Any, lanes: int | None) -> None:
         self._world = world
-        self._env: Any = env
         self._lanes = lanes
         self._observation_layout = Layout(observation_space, "observation", lanes)
         self._action_layout = Layout(action_space, "action", lanes)
@@ -88,13 +78,14 @@ class EnvAgent(Agent):
     def _read_mask(self, settings: Mapping[str, pb.Tensor], options: dict[str, Any] | None) -> dict[str, Any] | None:
         return options
 
-    def begin(self) -> int:
+    async def begin(self) -> int:
         """Reset the environment with the settings that wait."""
-        seed, options = self.pending
-        with self._world.environment("reset"):
-            self._observation, info = self._env.reset(seed=seed, options=options)
-            self._info = self._join(info)
-        self.pending = (None, None)
+        pending = self.pending
+        result = await self._world.env.reset(seed=pending[0], options=pending[1])
+        with failures_in("reset"):
+            self._observation, self._info = result
+        if self.pending is pending:  # else a ResetWorld brought others meanwhile
+            self.pending = (None, None)
         for array in (self._reward, self._terminated, self._truncated):
             array[...] = 0
         return pb.RUNNING
@@ -104,10 +95,6 @@ class EnvAgent(Agent):
         self._reward[...] = 0
         self._truncated[...] = True
         self._info = {}
-
-    def _join(self, info: Any) -> Any:
-        """What is sent of an info."""
-        return info
 
     def _action(self, actions: Mapping[int, Array]) -> Any:
         try:
@@ -160,35 +147,43 @@ class EnvAgent(Agent):
         """Return the tree below `world`."""
         return self._world.properties()
 
-    def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+    async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
+        """Read, write or list a property for which code of the environment runs."""
+        self._world.refuse_if_over()
+        return await self._world.env.answer_property(request)
+
+    async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a public method of the environment, or read a public attribute, on some lanes."""
-        return self._world.call(request)
+        refuse_private(request.name)
+        self._world.refuse_if_over()
+        return await self._world.env.call(request)
 
     def leave(self) -> None:
-        """Give up the seat."""
+        """Leave the world to the next agent."""
         self._world.vacate(self)
 
 
 class GymAgent(EnvAgent):
     """The agent of a single environment."""
 
-    def __init__(self, world: EnvWorld, env: Any, observation_space: Any, action_space: Any, lanes: int | None) -> None:
-        super().__init__(world, env, observation_space, action_space, lanes)
+    def __init__(self, world: EnvWorld, observation_space: Any, action_space: Any, lanes: int | None) -> None:
+        super().__init__(world, observation_space, action_space, lanes)
         # Not a dict of integers, from which an environment may take what it has read.
         self.keeps_actions = self._action_layout.single and self._action_layout.leaves[0].kind == "scalar"
 
-    def step(self, actions: Mapping[int, Array]) -> int:
+    async def step(self, actions: Mapping[int, Array]) -> int:
         """Step the environment; truncation alone interrupts, termination terminates (D-13)."""
-        return self.apply(self._action(actions))
+        return await self.apply(self._action(actions))
 
     def decode(self, actions: Mapping[int, Array]) -> Any:
         """Return the environment's action."""
         return self._action(actions)
 
-    def apply(self, action: Any) -> int:
+    async def apply(self, action: Any) -> int:
         """Step the environment with an action of its own."""
-        with self._world.environment("step"):
-            self._observation, reward, terminated, truncated, self._info = self._env.step(action)
+        result = await self._world.env.step(action)
+        with failures_in("step"):
+            self._observation, reward, terminated, truncated, self._info = result
             self._reward[...] = float(reward)
             self._terminated[...] = bool(terminated)
             self._truncated[...] = bool(truncated)
@@ -213,71 +208,26 @@ class GymAgent(EnvAgent):
         return found
 
 
-class _EnvironmentCall:
-    """What `EnvWorld.environment` returns; a generator in its place would cost each step a microsecond more."""
-
-    __slots__ = ("_began", "_where", "_world")
-
-    def __init__(self, world: EnvWorld, where: str) -> None:
-        self._world, self._where = world, where
-        self._began = 0.0
-
-    def __enter__(self) -> None:
-        world = self._world
-        world._lock.__enter__()
-        if world._closed:
-            world._lock.__exit__(None, None, None)
-            raise world._over()
-        self._began = time.perf_counter()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        times = self._world._times.get(self._where)
-        if times is not None:
-            times.add(time.perf_counter() - self._began)
-        self._world._lock.__exit__(kind, error, trace)
-        if isinstance(error, (Exception, SystemExit)) and not isinstance(error, RequestError):
-            raise answer_to(self._where, error) from error
-
-
 class EnvWorld(World):
     """A world around an environment that one agent may use at a time.
 
     Args:
         name: The world's name.
         env: The environment, owned by the world from here on.
-        lock: Held around every call of the environment.
+        scheduler: Runs what the world waits for.
     """
 
-    ACCESS: type[EnvAccess] = EnvAccess
-
-    def __init__(self, name: str, env: Any, lock: Lock) -> None:
-        super().__init__(name)
-        self._env: Any = env
-        self._process: WorldProcess | None = env.process if isinstance(env, Isolated) else None
-        self._access: Access = env.access if isinstance(env, Isolated) else self.ACCESS(env, self.environment)
-        self._lock = lock
-        self._seat = threading.Lock()
+    def __init__(self, name: str, env: Any, scheduler: Scheduler) -> None:
+        super().__init__(name, scheduler)
+        self.env: Any = env
         self._agent: EnvAgent | None = None
         self._closed = False
         self._carried: tuple[Any, Any] = (None, None)
-        self._lanes: int | None = env.num_envs if isinstance(env, VectorEnv) else None
-        self._times = {"step": Samples(), "reset": Samples()}
-
-    def environment(self, where: str) -> AbstractContextManager[None]:
-        """Hold the lock around a call of the environment; what it raises becomes the answer."""
-        return _EnvironmentCall(self, where)
-
-    @property
-    def isolated(self) -> bool:
-        """Whether its environment lives in a process of its own."""
-        return self._process is not None
 
     @property
     def alive(self) -> bool:
-        """Whether it can still be joined; not once the process of its environment is gone."""
-        return self._process is None or self._process.alive
+        """Whether it can still be joined; not once its environment ended by itself."""
+        return self.env.ended is None
 
     @property
     def agents(self) -> int:
@@ -285,39 +235,33 @@ class EnvWorld(World):
         return int(self._agent is not None)
 
     def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
-        """Seat the one agent."""
+        """Let the one agent in."""
         refuse_unknown(settings, (), "JoinWorld")
-        with self._seat:
-            self.refuse_if_over()
-            if self._agent is not None:
-                raise RequestError(
-                    Code.RESOURCE_EXHAUSTED,
-                    f"the world {self.name!r} is full: it has 1 agent of at most 1; create a world of your own",
-                )
-            self._agent = self._make_agent()
-            self._agent.pending, self._carried = self._carried, (None, None)
-            return self._agent
+        self.refuse_if_over()
+        if self._agent is not None:
+            raise RequestError(
+                Code.RESOURCE_EXHAUSTED,
+                f"the world {self.name!r} is full: it has 1 agent of at most 1; create a world of your own",
+            )
+        self._agent = self._make_agent()
+        self._agent.pending, self._carried = self._carried, (None, None)
+        return self._agent
 
     def refuse_if_over(self) -> None:
-        """Raise where the world is destroyed, or the process of its environment gone."""
-        if self._closed or not self.alive:
-            raise self._over()
-
-    def _over(self) -> RequestError:
-        """Return what ended the world, as an answer."""
-        if self._process is not None and self._process.end is not None:
-            return self._process.end
-        return RequestError(
-            Code.FAILED_PRECONDITION, f"the world {self.name!r} was destroyed; leave, and create or join another"
-        )
+        """Raise where the world is destroyed, or its environment has ended by itself."""
+        if self.env.ended is not None:
+            raise self.env.ended
+        if self._closed:
+            raise RequestError(
+                Code.FAILED_PRECONDITION, f"the world {self.name!r} was destroyed; leave, and create or join another"
+            )
 
     def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
         """Keep the settings for the agent's next sequence, or for the next agent's first."""
         pending = self._make_agent().read_settings(settings)
-        with self._seat:
-            agent = self._agent
-            before = self._carried if agent is None else agent.pending
-            self._set_pending(agent, pending)
+        agent = self._agent
+        before = self._carried if agent is None else agent.pending
+        self._set_pending(agent, pending)
         return lambda: self._set_pending(agent, before)
 
     def _set_pending(self, agent: EnvAgent | None, pending: tuple[Any, Any]) -> None:
@@ -326,41 +270,23 @@ class EnvWorld(World):
         else:
             agent.pending = pending
 
-    def retire(self) -> bool:
-        """End the world if no agent is in, so that none joins meanwhile."""
-        with self._seat:
-            if self._agent is not None:
-                return False
-            self.close()
-            return True
-
     def _make_agent(self) -> EnvAgent:
         raise NotImplementedError
 
     def vacate(self, agent: EnvAgent) -> None:
-        """Free the seat of an agent that leaves."""
-        with self._seat:
-            if self._agent is agent:
-                self._agent = None
+        """Make room for another agent, where this one is the world's."""
+        if self._agent is agent:
+            self._agent = None
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close the environment."""
-        with self._lock:
-            if self._closed:
-                return
+        if not self._closed:
             self._closed = True
-            try:
-                self._env.close()
-            except (Exception, SystemExit) as error:
-                raise environment_failure("close", error) from error
+            await self.env.close()
 
     def properties(self) -> PropertyTree:
         """Return the tree below `world`."""
-        return (
-            PropertyTree([self._name_leaf()])
-            .merged(self._access.properties())
-            .merged(PropertyTree([self._timing_leaf()]))
-        )
+        return PropertyTree([self._name_leaf()]).merged(self.env.properties()).merged(PropertyTree([self._timing_leaf()]))
 
     def _name_leaf(self) -> Property:
         return Property("world.name", TEXT, "the world's name", lambda: self.name)
@@ -368,21 +294,11 @@ class EnvWorld(World):
     def _timing_leaf(self) -> Property:
         """`count`, `p50`, `p90`, `p99` and `max` of the calls of `step` and of `reset`, in seconds."""
         text = "seconds in the environment's step and reset, a dict for each"
-        return Property(
-            "world.timing",
-            ENCODED,
-            text,
-            lambda: {where: times.summary() for where, times in self._times.items()},
-        )
-
-    def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
-        """Call a public method, or read a public attribute, on the lanes that the request names."""
-        return self._access.call(request)
+        return Property("world.timing", ENCODED, text, lambda: self.env.times.summary())
 
 
 class GymWorld(EnvWorld):
     """The world of a single environment."""
 
     def _make_agent(self) -> GymAgent:
-        spaces = published_space(self._env.observation_space), published_space(self._env.action_space)
-        return GymAgent(self, self._env, *spaces, lanes=None)
+        return GymAgent(self, self.env.observation_space, self.env.action_space, lanes=None)

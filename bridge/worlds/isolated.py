@@ -13,9 +13,10 @@ import dataclasses
 import multiprocessing
 import os
 import signal
+import socket
 import threading
+from collections import deque
 from collections.abc import Callable
-from multiprocessing import connection
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -23,7 +24,8 @@ from google.protobuf.message import DecodeError
 from bridge import values
 from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.worlds.isolated_child import main
+from bridge.worlds.isolated_child import LENGTH, main
+from bridge.worlds.scheduling import Pending, Runtime, Timer
 
 __all__ = ["CALL_TIMEOUT", "Isolation", "WorldProcess", "start_method"]
 
@@ -33,6 +35,7 @@ _GRACE = 2.0
 """Seconds that a world's process has for closing its environment, once it is idle."""
 _START = 120.0
 """Seconds that a process has for its start and its imports, before the environment is made."""
+_CHUNK = 1 << 18
 _starting = threading.Lock()
 
 
@@ -100,51 +103,92 @@ class Isolation:
             ) from error
 
 
+class _Ask:
+    """A message to the process, and its answer to come."""
+
+    def __init__(self, message: bytes, where: str, limit: float | None) -> None:
+        self.message = message
+        self.where = where
+        """What the environment does meanwhile, for messages; empty: nothing."""
+        self.limit = limit
+        """Seconds that the answer may take; None: for ever."""
+        self.answer: Pending[bytes] = Pending()
+
+
 class WorldProcess:
     """A process that holds an environment, and answers one message after the other.
 
+    Its pipe is one of the files that the event loop watches: no thread waits for it. Made by `start`.
+
     Args:
         name: The world's name.
-        recipe: What the process makes the environment of: a pickle of ours.
-        factory: A client's own factory, which nobody unpickles but that process; None: there is none.
         isolation: What the process may use.
-        channels: How many messages it answers at the same time, each channel one after the other.
-
-    Raises:
-        RequestError: The environment could not be made, or not within `call_timeout`.
+        runtime: Watches the pipe.
     """
 
-    def __init__(
-        self, name: str, recipe: bytes, factory: bytes | None, isolation: Isolation, channels: int = 1
-    ) -> None:
+    def __init__(self, name: str, isolation: Isolation, runtime: Runtime) -> None:
         self.name = name
         self._isolation = isolation
-        self._ending = threading.Lock()
+        self._runtime = runtime
+        self._process: Any = None
+        self._sock, self._theirs = socket.socketpair()
+        self._sock.setblocking(False)
+        self._received = bytearray()
+        self._unsent = memoryview(b"")
+        self._queue: deque[_Ask] = deque()
+        self._current: _Ask | None = None
+        self._timer: Timer | None = None
         self._end: tuple[Code, str] | None = None
+        self._killed: tuple[Code, str] | None = None
+        """Why we killed it, until it is gone."""
         self._closing = False
+        self._gone: Pending[None] = Pending()
+        self.facts: dict[str, Any] = {}
+        """The description of the environment that the process gave."""
+
+    @classmethod
+    async def start(
+        cls, name: str, recipe: bytes, factory: bytes | None, isolation: Isolation, runtime: Runtime
+    ) -> WorldProcess:
+        """Start a process and have it make its environment.
+
+        Args:
+            name: The world's name.
+            recipe: What the process makes the environment of: a pickle of ours.
+            factory: A client's own factory, which nobody unpickles but that process; None: there is none.
+            isolation: What the process may use.
+            runtime: Watches the pipe.
+
+        Raises:
+            RequestError: The environment could not be made, or not within `call_timeout`.
+        """
+        process = cls(name, isolation, runtime)
+        await runtime.executor.run(process._launch, recipe, factory)  # the first start imports much
+        runtime.add_reader(process._sock, process._on_readable)
+        runtime.add_reader(process._process.sentinel, process._on_exit)
+        try:
+            await process.ask(b"h", b"", "its start", limit=_START)  # imports are not the environment's time
+            process.facts = values.decode(await process.ask(b"?", b"", "its construction"))
+        except BaseException:
+            await process.close()
+            raise
+        return process
+
+    def _launch(self, recipe: bytes, factory: bytes | None) -> None:
         method = start_method()
         context: Any = multiprocessing.get_context(method)
-        pipes = [context.Pipe() for _ in range(channels)]
-        self._channels = [(mine, threading.Lock()) for mine, _ in pipes]
-        arguments = ([theirs for _, theirs in pipes], recipe, factory, isolation.max_world_bytes)
-        self._process = context.Process(target=main, args=arguments, name=f"bridge-{name or 'default'}")
-        with _starting:
-            if method == "forkserver":
-                context.set_forkserver_preload(["bridge.worlds.isolated_child", "bridge.worlds.source"])
-            self._process.start()
-        for _, theirs in pipes:
-            theirs.close()
+        arguments = (self._theirs, recipe, factory, self._isolation.max_world_bytes)
+        self._process = context.Process(target=main, args=arguments, name=f"bridge-{self.name or 'default'}")
         try:
-            self.ask(b"h", b"", "its start", limit=_START)  # imports are not the environment's time
-            self.facts: dict[str, Any] = values.decode(self.ask(b"?", b"", "its construction"))
+            with _starting:
+                if method == "forkserver":
+                    context.set_forkserver_preload(["bridge.worlds.isolated_child", "bridge.worlds.source"])
+                self._process.start()
         except BaseException:
-            self.close()
+            self._sock.close()
             raise
-
-    @property
-    def channels(self) -> int:
-        """How many messages it answers at the same time."""
-        return len(self._channels)
+        finally:
+            self._theirs.close()
 
     @property
     def pid(self) -> int | None:
@@ -152,14 +196,7 @@ class WorldProcess:
         return None if self._end is not None else self._process.pid
 
     @property
-    def alive(self) -> bool:
-        """Whether it is there and takes messages."""
-        if self._end is None and not self._closing and connection.wait([self._process.sentinel], 0):
-            self._bury("")
-        return self._end is None and not self._closing
-
-    @property
-    def end(self) -> RequestError | None:
+    def ended(self) -> RequestError | None:
         """What ended it, as an answer; None where nothing did but the end of its world."""
         if self._end is None or self._closing:
             return None
@@ -168,7 +205,7 @@ class WorldProcess:
             code, f"the process of the world {self.name!r} {how}; connect again to have another world made"
         )
 
-    def ask(self, kind: bytes, payload: bytes, where: str, *, limit: float | None = None, channel: int = 0) -> bytes:
+    async def ask(self, kind: bytes, payload: bytes, where: str, *, limit: float | None = None) -> bytes:
         """Send one message to the process and wait for the answer.
 
         Args:
@@ -176,74 +213,98 @@ class WorldProcess:
             payload: What goes with it.
             where: What the environment does meanwhile, for messages.
             limit: Seconds to wait; None: `call_timeout`.
-            channel: By which channel.
 
         Raises:
             RequestError: What the environment answered; DEADLINE_EXCEEDED after `call_timeout`, and UNAVAILABLE where
                 the process is gone: the world has ended then.
         """
-        pipe, busy = self._channels[channel]
-        with busy:
-            if self._closing or self._end is not None:
-                raise self._gone()
-            try:
-                pipe.send_bytes(kind + payload)
-                answer = self._receive(pipe, where, limit or self._isolation.call_timeout)
-            except (EOFError, OSError):
-                self._bury(where)
-                raise self._gone() from None
+        if self._closing or self._end is not None:
+            raise self._over()
+        return await self._send(_Ask(kind + payload, where, limit or self._isolation.call_timeout))
+
+    async def _send(self, ask: _Ask) -> bytes:
+        self._queue.append(ask)
+        self._send_next()
+        answer = await ask.answer
         if answer[:1] == b"-":
             raise _read_refusal(answer[1:])
         return answer[1:]
 
-    def _receive(self, pipe: Any, where: str, limit: float | None) -> bytes:
-        # The sentinel too: what the environment started itself may hold the pipe's other end open.
-        ready = connection.wait([pipe, self._process.sentinel], limit)
-        if not ready:
-            self._kill()
-            self._bury(
-                where,
-                f"was ended, because the environment did not return from {where} within call_timeout={limit:g} s",
-            )
-            raise self._gone()
-        if pipe not in ready and not pipe.poll(0):
-            raise EOFError
-        answer: bytes = pipe.recv_bytes()
-        return answer
-
-    def _gone(self) -> RequestError:
-        return self.end or RequestError(
+    def _over(self) -> RequestError:
+        return self.ended or RequestError(
             Code.FAILED_PRECONDITION, f"the world {self.name!r} was destroyed; leave, and create or join another"
         )
 
-    def _bury(self, where: str, how: str | None = None) -> None:
-        """Take note that the process is gone, and see to it that it is.
+    # The pipe
 
-        Args:
-            where: What it was asked for then; empty: nothing.
-            how: What we ended it for; None: it ended by itself.
-        """
-        with self._ending:
-            if self._end is not None:
-                return
-            self._process.join(_GRACE)
-            if self._process.is_alive():
-                self._kill()
-                self._process.join(_GRACE)
-            with _starting:  # where other threads look at processes too
-                code = self._process.exitcode
-            self._kill()  # what it started itself, in its group
-            if how is not None:
-                self._end = (Code.UNAVAILABLE if not where else Code.DEADLINE_EXCEEDED), how
-                return
-            cause = "" if code is None else f" with exit code {code}"
-            if code is not None and code < 0:
-                name = signal.Signals(-code).name if -code in signal.Signals._value2member_map_ else f"signal {-code}"
-                cause = f" by {name}" + (" (perhaps out of memory)" if -code == signal.SIGKILL else "")
-            self._end = Code.UNAVAILABLE, f"ended{cause}" + (f" in {where}" if where else "")
+    def _send_next(self) -> None:
+        if self._current is not None or not self._queue or self._end is not None:
+            return
+        ask = self._current = self._queue.popleft()
+        if ask.limit is not None:
+            self._timer = self._runtime.scheduler.call_later(ask.limit, self._on_timeout)
+        self._unsent = memoryview(LENGTH.pack(len(ask.message)) + ask.message)
+        self._on_writable()
+
+    def _on_writable(self) -> None:
+        waited = bool(self._unsent)
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[self._sock.send(self._unsent) :]
+        except BlockingIOError:
+            self._runtime.add_writer(self._sock, self._on_writable)
+            return
+        except OSError:
+            self._unsent = memoryview(b"")  # it is gone, which its sentinel says
+        if waited and self._end is None:
+            self._runtime.remove_writer(self._sock)
+
+    def _on_readable(self) -> None:
+        if self._end is not None:
+            return
+        closed = True
+        try:
+            while data := self._sock.recv(_CHUNK):
+                self._received += data
+        except BlockingIOError:
+            closed = False
+        except OSError:
+            pass
+        received, start = self._received, LENGTH.size
+        if len(received) >= start and len(received) >= start + LENGTH.unpack_from(received)[0]:
+            answer, self._received = bytes(memoryview(received)[start:]), bytearray()
+            self._answered(answer)
+        if closed:  # the process ends, which its sentinel says; one that does not is killed
+            self._runtime.remove_reader(self._sock)
+            self._runtime.scheduler.call_later(_GRACE, self._kill)
+
+    def _answered(self, answer: bytes) -> None:
+        ask, self._current = self._current, None
+        self._stop_timer()
+        if ask is not None:
+            ask.answer.set_result(answer)
+        self._send_next()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # The end
+
+    def _on_timeout(self) -> None:
+        """End a process whose environment does not return."""
+        ask = self._current
+        if ask is None or self._end is not None:
+            return
+        self._killed = (
+            Code.DEADLINE_EXCEEDED,
+            f"was ended, because the environment did not return from {ask.where} within call_timeout={ask.limit:g} s",
+        )
+        self._kill()
 
     def _kill(self) -> None:
-        pid = self._process.pid
+        pid = None if self._process is None else self._process.pid
         if pid is not None and hasattr(os, "killpg"):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
@@ -251,39 +312,81 @@ class WorldProcess:
             with contextlib.suppress(OSError, ValueError):
                 self._process.kill()
 
-    def close(self) -> None:
-        """Close the environment and end the process; where it is in a call that does not return, without asking.
+    def _on_exit(self) -> None:
+        """Reap the process, and tell everybody who waits for it."""
+        if self._end is not None:
+            return
+        self._on_readable()  # a last answer
+        where = self._current.where if self._current is not None else ""
+        self._runtime.remove_reader(self._process.sentinel)
+        self._runtime.remove_reader(self._sock)
+        with _starting:  # where other threads look at processes too
+            self._process.join(_GRACE)
+            code = self._process.exitcode
+        self._kill()  # what it started itself, in its group
+        self._end = self._killed or (Code.UNAVAILABLE, f"ended{_cause(code)}" + (f" in {where}" if where else ""))
+        self._stop_timer()
+        self._sock.close()
+        asks, self._queue = [self._current, *self._queue], deque()
+        self._current = None
+        for ask in asks:
+            if ask is not None:
+                ask.answer.set_error(self._over())
+        self._gone.set_result(None)
+
+    async def close(self) -> None:
+        """Close the environment and end the process; one that is in a call that does not return is killed.
 
         Raises:
             RequestError: What the environment raised in its `close`; the process is gone all the same.
         """
-        pipe, busy = self._channels[0]
+        if self._process is None or self._end is not None or self._closing:
+            if self._process is not None:
+                await self._gone
+            return
+        self._closing = True
+        waiting, self._queue = self._queue, deque()
+        for ask in waiting:
+            ask.answer.set_error(self._over())
+        scheduler = self._runtime.scheduler
+        timer = scheduler.call_later(_GRACE, self._kill)
         failure: RequestError | None = None
-        free = busy.acquire(timeout=_GRACE)
-        again = self._closing or self._end is not None
-        self._closing = self._closing or not again  # a process that had ended by itself is told of as such
         try:
-            if free and not again:
-                asked = False
-                with contextlib.suppress(EOFError, OSError):
-                    pipe.send_bytes(b"x")
-                    asked = pipe.poll(_GRACE)
-                    answer = pipe.recv_bytes() if asked else b""
-                    failure = _read_refusal(answer[1:]) if answer[:1] == b"-" else None
-                if not asked:
-                    self._kill()
-            elif not free:
-                self._kill()  # whoever waits in `ask` sees it
-            self._bury("", "was ended: the world was destroyed")
+            with contextlib.suppress(RequestError):
+                if self._current is not None:
+                    await self._current.answer
+            timer.cancel()
+            timer = scheduler.call_later(_GRACE, self._kill)
+            if self._end is None:
+                answer = await self._asked_to_close()
+                failure = _read_refusal(answer[1:]) if answer[:1] == b"-" else None
+            timer.cancel()
+            timer = scheduler.call_later(_GRACE, self._kill)
+            await self._gone
         finally:
-            if free:
-                busy.release()
-        for pipe, busy in self._channels:
-            if busy.acquire(timeout=2 * _GRACE):
-                pipe.close()
-                busy.release()
+            timer.cancel()
         if failure is not None:
             raise failure
+
+    async def _asked_to_close(self) -> bytes:
+        """Ask the process to close its environment and to end; return the answer, empty where none came."""
+        ask = _Ask(b"x", "close", None)
+        self._queue.append(ask)
+        self._send_next()
+        try:
+            return await ask.answer
+        except RequestError:
+            return b""
+
+
+def _cause(code: int | None) -> str:
+    """Say what an exit code tells of a process's end."""
+    if code is None:
+        return ""
+    if code >= 0:
+        return f" with exit code {code}"
+    name = signal.Signals(-code).name if -code in signal.Signals._value2member_map_ else f"signal {-code}"
+    return f" by {name}" + (" (perhaps out of memory)" if -code == signal.SIGKILL else "")
 
 
 def _read_refusal(data: bytes) -> RequestError:

@@ -6,9 +6,11 @@ import contextlib
 import os
 import pickle
 import signal
+import socket
+import struct
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from multiprocessing import connection, parent_process
 from typing import Any
 
@@ -18,23 +20,55 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from bridge import values
 from bridge.errors import Code, RequestError, TensorError
-from bridge.pb import bridge_pb2
+from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.properties import Property, PropertyTree
 from bridge.space_json import space_from_json, space_to_json
 from bridge.spaces import Layout
 from bridge.worlds.access import EnvAccess, ParallelAccess
-from bridge.worlds.base import AllOf, answer_to, environment_failure
+from bridge.worlds.base import environment_failure, failures_in
 from bridge.worlds.lane_infos import collect_infos, join_infos
 
-__all__ = ["main"]
+__all__ = ["LENGTH", "main"]
 
 
-def main(pipes: Sequence[Any], recipe: bytes, factory: bytes | None, max_bytes: int | None) -> None:
-    """Serve an environment over pipes until they end, one says so, or this process's parent is gone.
+LENGTH = struct.Struct(">Q")
+"""The length before each message on the pipe."""
+
+
+class Pipe:
+    """This process's end of the pipe to the server.
 
     Args:
-        pipes: Each answers one message after the other; the first makes the environment and ends it.
-        recipe: A pickle of a source of environments, and of what it is asked for.
+        sock: A connected socket.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._file = sock.makefile("rb")
+
+    def receive(self) -> bytes:
+        """Wait for a message and return it. Raises EOFError where the server has closed its end."""
+        (size,) = LENGTH.unpack(self._read(LENGTH.size))
+        return self._read(size)
+
+    def _read(self, size: int) -> bytes:
+        data = self._file.read(size)
+        if len(data) < size:
+            raise EOFError
+        return data
+
+    def send(self, message: bytes) -> None:
+        """Send a message."""
+        self._sock.sendall(LENGTH.pack(len(message)) + message)
+
+
+def main(sock: socket.socket, recipe: bytes, factory: bytes | None, max_bytes: int | None) -> None:
+    """Serve an environment over a pipe until it ends, a message says so, or this process's parent is gone.
+
+    Args:
+        sock: The pipe. One message after the other is answered, all of them in this thread.
+        recipe: A pickle of how to make environments, and of what is asked for.
         factory: A client's own factory, pickled.
         max_bytes: The memory that may be allocated.
     """
@@ -44,10 +78,8 @@ def main(pipes: Sequence[Any], recipe: bytes, factory: bytes | None, max_bytes: 
     else:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, name="bridge-isolated-watch", daemon=True).start()
-    child = _Child(len(pipes), recipe, factory, max_bytes)
-    for pipe in pipes[1:]:
-        threading.Thread(target=child.serve, args=(pipe,), name="bridge-isolated-channel", daemon=True).start()
-    child.serve(pipes[0])
+    sock.setblocking(True)
+    _Child(recipe, factory, max_bytes).serve(Pipe(sock))
 
 
 def _end_with_parent() -> None:
@@ -55,17 +87,6 @@ def _end_with_parent() -> None:
     if parent is not None:
         connection.wait([parent.sentinel])
         os._exit(1)  # an environment that never returns must not outlive its server
-
-
-@contextlib.contextmanager
-def _guard(where: str) -> Iterator[None]:
-    """Turn what an environment raises into the answer."""
-    try:
-        yield
-    except RequestError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise answer_to(where, error) from error
 
 
 class _Player:
@@ -80,13 +101,13 @@ class _Player:
         self._warned: set[str] = set()
 
     def reset(self, seed: Any, options: Any) -> list[Any]:
-        with _guard("reset"):
+        with failures_in("reset"):
             observation, info = self._env.reset(seed=seed, options=options)
         return [_pack(self._observations, observation), self._info(info)]
 
     def step(self, arrays: list[Any]) -> list[Any]:
         action = self._actions.unpack(arrays)
-        with _guard("step"):
+        with failures_in("step"):
             observation, reward, terminated, truncated, info = self._env.step(action)
             told: list[Any] = (
                 [float(reward), bool(terminated), bool(truncated)]
@@ -105,7 +126,8 @@ class _EnvHost:
     access: EnvAccess
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        self.access = EnvAccess(env, _guard)
+        self.env = env
+        self.access = EnvAccess(env)
         self.facts: dict[str, Any] = {"kind": "env", "spaces": [_texts(env.observation_space, env.action_space)]}
         self._player = _Player(env, _published(self.facts["spaces"][0]), None)
 
@@ -122,7 +144,8 @@ class _VectorHost:
     access: EnvAccess
 
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
-        self.access = EnvAccess(env, _guard)
+        self.env = env
+        self.access = EnvAccess(env)
         mode = env.metadata.get("autoreset_mode")
         texts = _texts(env.single_observation_space, env.single_action_space)
         self.facts: dict[str, Any] = {
@@ -158,8 +181,8 @@ class _ParallelHost:
     access: EnvAccess
 
     def __init__(self, env: Any) -> None:
-        self._env = env
-        self.access = ParallelAccess(env, _guard)
+        self.env = env
+        self.access = ParallelAccess(env)
         self._agents = list(env.possible_agents)
         self._numbers = {agent: number for number, agent in enumerate(self._agents)}
         texts = [_texts(env.observation_space(agent), env.action_space(agent)) for agent in self._agents]
@@ -174,14 +197,14 @@ class _ParallelHost:
 
     def reset(self, payload: Any) -> Any:
         seed, options = payload
-        with _guard("reset"):
-            observations, infos = self._env.reset(seed=seed, options=options)
+        with failures_in("reset"):
+            observations, infos = self.env.reset(seed=seed, options=options)
         return self._told(observations, {}, {}, {}, infos)
 
     def step(self, payload: Any) -> Any:
         actions = {self._agents[number]: self._layouts[number][1].unpack(arrays) for number, arrays in payload}
-        with _guard("step"):
-            observations, rewards, terminations, truncations, infos = self._env.step(actions)
+        with failures_in("step"):
+            observations, rewards, terminations, truncations, infos = self.env.step(actions)
         return self._told(observations, rewards, terminations, truncations, infos)
 
     def _told(self, observations: Any, rewards: Any, terminations: Any, truncations: Any, infos: Any) -> list[Any]:
@@ -198,7 +221,7 @@ class _ParallelHost:
                     values.encode_info(infos[agent], self._warned) if agent in infos else None,
                 ]
             )
-        return [[self._numbers[agent] for agent in self._env.agents], rows]
+        return [[self._numbers[agent] for agent in self.env.agents], rows]
 
 
 def _texts(*spaces: Any) -> list[str]:
@@ -221,21 +244,19 @@ def _pack(layout: Layout, observation: Any) -> list[Any]:
 class _Child:
     """The environment, and what is done for each kind of message."""
 
-    def __init__(self, channels: int, recipe: bytes, factory: bytes | None, max_bytes: int | None) -> None:
+    def __init__(self, recipe: bytes, factory: bytes | None, max_bytes: int | None) -> None:
         self._load: Callable[[], Callable[[], Any]] = lambda: _load(recipe, factory, max_bytes)
         self._make: Callable[[], Any] | None = None
-        self._env: Any = None
         self._host: _EnvHost | _VectorHost | _ParallelHost | None = None
-        self._locks = [threading.RLock() for _ in range(channels)]
-        self._whole = AllOf(self._locks)
+        self._properties = PropertyTree()
 
-    def serve(self, pipe: Any) -> None:
-        """Answer the messages of one channel."""
+    def serve(self, pipe: Pipe) -> None:
+        """Answer messages until the pipe ends."""
         with contextlib.suppress(EOFError, OSError):
-            while self._answer(pipe, pipe.recv_bytes()):
+            while self._answer(pipe, pipe.receive()):
                 pass
 
-    def _answer(self, pipe: Any, message: bytes) -> bool:
+    def _answer(self, pipe: Pipe, message: bytes) -> bool:
         kind, payload = message[:1], message[1:]
         try:
             answer = b"+" + self._SERVE[kind](self, payload)
@@ -245,7 +266,7 @@ class _Child:
             answer = _refusal(RequestError(Code.INVALID_ARGUMENT, str(error)))
         except (Exception, SystemExit) as error:  # the environment's own; the host says where it can
             answer = _refusal(environment_failure("its process", error))
-        pipe.send_bytes(answer)
+        pipe.send(answer)
         return kind != b"x"
 
     def _hosted(self) -> _EnvHost | _VectorHost | _ParallelHost:
@@ -260,62 +281,38 @@ class _Child:
     def _start(self, payload: bytes) -> bytes:
         if self._make is None:
             raise RequestError(Code.FAILED_PRECONDITION, "nothing was loaded to make the environment of")
-        env = self._env = self._make()
-        with _guard("its construction"):
+        env = self._make()
+        with failures_in("its construction"):
             if isinstance(env, VectorEnv):
                 self._host = _VectorHost(env)
             else:
                 self._host = _EnvHost(env) if isinstance(env, gymnasium.Env) else _ParallelHost(env)
+        self._properties = self._host.access.properties()
         return values.encode(self._host.facts)
 
     def _describe(self, payload: bytes) -> bytes:
-        tree = self._hosted().access.properties()
         leaves = [
-            [leaf.key, leaf.kind, leaf.description, leaf.read is not None, leaf.write is not None]
-            for leaf in tree.leaves
+            [leaf.key, leaf.kind, leaf.description, leaf.in_environment, None if leaf.in_environment else _value(leaf)]
+            for leaf in self._properties.leaves
         ]
-        return values.encode([leaves, [[family.key, family.description] for family in tree.families]])
-
-    def _lock_of(self, payload: Any) -> contextlib.AbstractContextManager[Any]:
-        """What a call of one lane holds where lanes have channels of their own."""
-        lane = payload[0] if isinstance(self._host, _VectorHost) else None
-        return self._whole if lane is None else self._locks[lane % len(self._locks)]
+        return values.encode([leaves, [[family.key, family.description] for family in self._properties.families]])
 
     def _reset(self, payload: bytes) -> bytes:
-        read = values.decode(payload)
-        with self._lock_of(read):
-            return values.encode(self._hosted().reset(read))
+        return values.encode(self._hosted().reset(values.decode(payload)))
 
     def _step(self, payload: bytes) -> bytes:
-        read = values.decode(payload)
-        with self._lock_of(read):
-            return values.encode(self._hosted().step(read))
+        return values.encode(self._hosted().step(values.decode(payload)))
 
     def _call(self, payload: bytes) -> bytes:
-        with self._whole:
-            return self._hosted().access.call(bridge_pb2.CallRequest.FromString(payload)).SerializeToString()
+        return self._hosted().access.call(bridge_pb2.CallRequest.FromString(payload)).SerializeToString()
 
-    def _list(self, payload: bytes) -> bytes:
-        with self._whole:
-            found = self._hosted().access.properties().list(payload.decode())
-        return values.encode([item.spec.name for item in found])
-
-    def _read(self, payload: bytes) -> bytes:
-        with self._whole:
-            return self._hosted().access.properties().read(payload.decode()).SerializeToString()
-
-    def _write(self, payload: bytes) -> bytes:
-        size = 4 + int.from_bytes(payload[:4], "big")
-        tensor = pb.Tensor.FromString(payload[size:])
-        with self._whole:
-            self._hosted().access.properties().write(payload[4:size].decode(), tensor)
-        return b""
+    def _property(self, payload: bytes) -> bytes:
+        return self._properties.answer(properties_pb2.PropertyRequest.FromString(payload)).SerializeToString()
 
     def _close(self, payload: bytes) -> bytes:
-        with self._whole:
-            if self._env is not None:
-                with _guard("close"):
-                    self._env.close()
+        if self._host is not None:
+            with failures_in("close"):
+                self._host.env.close()
         return b""
 
     _SERVE: Mapping[bytes, Callable[[_Child, bytes], bytes]] = {
@@ -325,11 +322,13 @@ class _Child:
         b"r": _reset,
         b"s": _step,
         b"c": _call,
-        b"L": _list,
-        b"R": _read,
-        b"W": _write,
+        b"p": _property,
         b"x": _close,
     }
+
+
+def _value(leaf: Property) -> Any:
+    return None if leaf.read is None else leaf.read()
 
 
 def _load(recipe: bytes, factory: bytes | None, max_bytes: int | None) -> Callable[[], Any]:
@@ -341,7 +340,7 @@ def _load(recipe: bytes, factory: bytes | None, max_bytes: int | None) -> Callab
             raise RequestError(Code.UNIMPLEMENTED, "max_world_bytes is not possible on this system") from None
         resource.setrlimit(resource.RLIMIT_DATA, (max_bytes, max_bytes))
     try:
-        source, order = pickle.loads(recipe)
+        source, request = pickle.loads(recipe)
         if factory is not None:
             made = pickle.loads(factory)
             if not callable(made):
@@ -356,7 +355,7 @@ def _load(recipe: bytes, factory: bytes | None, max_bytes: int | None) -> Callab
         what = "the environment factory" if factory is not None else "what makes the environment"
         problem = environment_failure(f"unpickling {what} on Python {version}", error)
         raise problem from error
-    return lambda: source.make_env(order)
+    return lambda: source.make_env(request)
 
 
 def _refusal(error: RequestError) -> bytes:

@@ -6,172 +6,157 @@ that lives there. Observations and actions travel as the arrays of their spaces'
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
-import numpy as np
 from gymnasium import Space
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector import AutoresetMode
 
 from bridge import values
-from bridge.errors import Code, RequestError, TensorError
-from bridge.pb import bridge_pb2
-from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.properties import ENCODED, Family, Property, PropertyTree, read_encoded
+from bridge.errors import Code, RequestError
+from bridge.pb import bridge_pb2, properties_pb2
+from bridge.properties import Family, Property, PropertyTree
 from bridge.space_json import space_from_json
 from bridge.spaces import Layout
-from bridge.tensors import pack_tensor, unpack_tensor
+from bridge.worlds.environment import StepTimes
 from bridge.worlds.isolated import Isolation, WorldProcess
+from bridge.worlds.scheduling import Runtime
 
 __all__ = ["Isolated", "IsolatedEnv", "IsolatedParallelEnv", "IsolatedVectorEnv", "start_isolated"]
 
 
-class RemoteAccess:
-    """The access to an environment in a process: what `EnvAccess` gives there."""
+class Isolated:
+    """What stands for an environment in a process of its own, whatever its kind.
 
-    def __init__(self, process: WorldProcess) -> None:
-        self._process = process
-        leaves, families = values.decode(process.ask(b"d", b"", "its properties"))
-        found = [
-            Property(
-                key,
-                kind,
-                text,
-                partial(self._read, key, kind) if readable else None,
-                partial(self._write, key, kind) if writable else None,
-            )
-            for key, kind, text, readable, writable in leaves
-        ]
-        self._tree = PropertyTree(found, [self._family(key, text) for key, text in families])
+    Args:
+        process: Its process.
+        leaves: The properties that the environment adds, as the process describes them.
+        families: The families of properties, likewise.
+    """
 
-    def _family(self, key: str, text: str) -> Family:
-        return Family(
-            key,
-            text,
-            lambda name: self._read(f"{key}.{name}", ENCODED),
-            lambda name, value: self._write(f"{key}.{name}", ENCODED, value),
-            lambda: [found.rpartition(".")[2] for found in self._list(key)],
-            lambda name: self._find(f"{key}.{name}"),
+    def __init__(self, process: WorldProcess, leaves: list[Any], families: list[Any]) -> None:
+        self.process = process
+        self.times = StepTimes()
+        self._tree = PropertyTree(
+            [_leaf(key, kind, text, live, value) for key, kind, text, live, value in leaves],
+            [_family(key, text) for key, text in families],
         )
 
-    def _list(self, key: str) -> list[str]:
-        keys: list[str] = values.decode(self._process.ask(b"L", key.encode(), f"listing {key}"))
-        return keys
+    @property
+    def ended(self) -> RequestError | None:
+        """What ended its process, as an answer; None where nothing did but the end of its world."""
+        return self.process.ended
 
-    def _find(self, key: str) -> None:
-        self._list(key)  # of a leaf it is refused, by NOT_FOUND where there is none
-
-    def _read(self, key: str, kind: str) -> Any:
-        tensor = pb.Tensor.FromString(self._process.ask(b"R", key.encode(), f"reading {key}"))
-        return read_encoded(tensor) if kind == ENCODED else unpack_tensor(tensor, key)[()]
-
-    def _write(self, key: str, kind: str, value: Any) -> None:
-        try:
-            tensor = pack_tensor(np.frombuffer(values.encode(value), np.uint8) if kind == ENCODED else value)
-        except TensorError as error:
-            raise RequestError(Code.INVALID_ARGUMENT, str(error)) from error
-        name = key.encode()
-        self._process.ask(b"W", len(name).to_bytes(4, "big") + name + tensor.SerializeToString(), f"setting {key}")
+    async def close(self) -> None:
+        """Close the environment and end its process; raises what the environment raised."""
+        await self.process.close()
 
     def properties(self) -> PropertyTree:
         """Return what the environment adds to the tree below `world`."""
         return self._tree
 
-    def frame(self) -> Any:
-        """Return what `render()` gives now, a list with an entry a lane."""
-        return self._read("world.frame", ENCODED)
+    async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
+        """Read, write or list a property for which code of the environment runs."""
+        kind = str(request.WhichOneof("payload"))
+        where = {"read_property": "render" if request.read_property.key == "world.frame" else "reading a property"}
+        data = await self.process.ask(b"p", request.SerializeToString(), where.get(kind, "its properties"))
+        return properties_pb2.PropertyResponse.FromString(data)
 
-    def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+    async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a public method, or read a public attribute, on the lanes that the request names."""
-        answer = self._process.ask(b"c", request.SerializeToString(), f"call of {request.name}")
+        answer = await self.process.ask(b"c", request.SerializeToString(), f"call of {request.name}")
         return bridge_pb2.CallResponse.FromString(answer)
 
+    async def _ask(self, kind: bytes, payload: Any, where: str) -> Any:
+        """Have the environment reset or stepped, and time it."""
+        began = time.perf_counter()
+        try:
+            return values.decode(await self.process.ask(kind, values.encode(payload), where))
+        finally:
+            getattr(self.times, where).add(time.perf_counter() - began)
 
-class Isolated:
-    """What stands for an environment in a process of its own, whatever its kind."""
 
-    def __init__(self, process: WorldProcess) -> None:
-        self.process = process
-        self.access = RemoteAccess(process)
+def _leaf(key: str, kind: str, text: str, live: bool, value: Any) -> Property:
+    return Property(key, kind, text, lambda: value, in_environment=live)
 
-    def close(self) -> None:
-        """Close the environment and end its process; raises what the environment raised."""
-        self.process.close()
+
+def _family(key: str, text: str) -> Family:
+    def elsewhere(*arguments: Any) -> Any:
+        raise RequestError(Code.INTERNAL, f"{key} is answered by the environment's process")
+
+    return Family(key, text, elsewhere, elsewhere, elsewhere, elsewhere, in_environment=True)
 
 
 class IsolatedLane:
-    """Stands for one environment, or for all lanes of a vector at once: their reset and step."""
+    """Stands for one environment, or for all lanes of a vector at once: their reset and step.
 
-    def __init__(
-        self, process: WorldProcess, spaces: tuple[Space[Any], Space[Any]], lanes: int | None, lane: int | None = None
-    ) -> None:
-        self.observation_space, self.action_space = spaces
-        self._process = process
+    Args:
+        owner: Asks the process.
+        spaces: Observation and action space of one environment.
+        lanes: How many there are at once; None: one, without lanes.
+        lane: The number of this one, where it is one of several.
+    """
+
+    def __init__(self, owner: Isolated, spaces: tuple[Any, Any], lanes: int | None, lane: int | None = None) -> None:
+        self._owner = owner
         self._lane = lane
-        self._channel = (lane or 0) % process.channels
         self._observations = Layout(spaces[0], "observation", lanes)
         self._actions = Layout(spaces[1], "action", lanes)
 
-    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, Any]:
+    async def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, Any]:
         """Reset the environment; the infos of lanes are joined already."""
-        observation, info = self._ask(b"r", [self._lane, seed, options], "reset")
+        observation, info = await self._owner._ask(b"r", [self._lane, seed, options], "reset")
         return self._observations.unpack(observation), values.decode(info)
 
-    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
+    async def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
         """Step the environment; the infos of lanes are joined already."""
         arrays = self._actions.pack(action, rounding=True)
-        observation, reward, terminated, truncated, info = self._ask(b"s", [self._lane, arrays], "step")
+        observation, reward, terminated, truncated, info = await self._owner._ask(b"s", [self._lane, arrays], "step")
         return self._observations.unpack(observation), reward, terminated, truncated, values.decode(info)
-
-    def _ask(self, kind: bytes, payload: Any, where: str) -> Any:
-        return values.decode(self._process.ask(kind, values.encode(payload), where, channel=self._channel))
 
 
 class IsolatedEnv(Isolated, IsolatedLane):
     """Stands for a Gymnasium environment."""
 
-    def __init__(self, process: WorldProcess) -> None:
-        Isolated.__init__(self, process)
-        IsolatedLane.__init__(self, process, _spaces(process.facts["spaces"][0]), None)
+    def __init__(self, process: WorldProcess, leaves: list[Any], families: list[Any]) -> None:
+        Isolated.__init__(self, process, leaves, families)
+        self.observation_space, self.action_space = _spaces(process.facts["spaces"][0])
+        IsolatedLane.__init__(self, self, (self.observation_space, self.action_space), None)
+
+    @property
+    def lanes(self) -> list[Any]:
+        """What a world steps by itself: this environment."""
+        return [self]
 
 
-class IsolatedVectorEnv(Isolated, IsolatedLane, VectorEnv[Any, Any, Any]):
+class IsolatedVectorEnv(Isolated, IsolatedLane):
     """Stands for a vector environment."""
 
-    def __init__(self, process: WorldProcess) -> None:
+    def __init__(self, process: WorldProcess, leaves: list[Any], families: list[Any]) -> None:
+        Isolated.__init__(self, process, leaves, families)
         facts = process.facts
-        spaces = _spaces(facts["spaces"][0])
-        self.num_envs = facts["num_envs"]
-        Isolated.__init__(self, process)
-        IsolatedLane.__init__(self, process, spaces, self.num_envs)
-        self.single_observation_space, self.single_action_space = spaces
-        self.observation_space, self.action_space = (batch_space(space, self.num_envs) for space in spaces)
+        spaces = self.observation_space, self.action_space = _spaces(facts["spaces"][0])
+        self.num_envs: int = facts["num_envs"]
+        IsolatedLane.__init__(self, self, spaces, self.num_envs)
         mode = facts["autoreset_mode"]
-        self.metadata = {"autoreset_mode": None if mode is None else AutoresetMode[mode]}
+        self.autoreset_mode = None if mode is None else AutoresetMode[mode]
         self.kind: str = facts["type"]
         self.resets_lanes: bool = facts["resets_lanes"]
         self._text: str = facts["text"]
         lanes = range(self.num_envs) if facts["steps_lanes"] else ()
-        self.envs = [IsolatedLane(process, spaces, None, lane) for lane in lanes]
+        self.lanes = [IsolatedLane(self, spaces, None, lane) for lane in lanes]
 
-    def close(self, **kwargs: Any) -> None:
-        """Close the environments and end their process; raises what they raised."""
-        self.closed = True
-        self.process.close()
-
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return self._text
 
 
 class IsolatedParallelEnv(Isolated):
     """Stands for a PettingZoo ParallelEnv."""
 
-    def __init__(self, process: WorldProcess) -> None:
-        super().__init__(process)
+    def __init__(self, process: WorldProcess, leaves: list[Any], families: list[Any]) -> None:
+        super().__init__(process, leaves, families)
         self.possible_agents: list[Any] = process.facts["agents"]
-        self.agents: list[Any] = []
         self._spaces = dict(zip(self.possible_agents, map(_spaces, process.facts["spaces"]), strict=True))
         self._numbers = {agent: number for number, agent in enumerate(self.possible_agents)}
         self._layouts = {
@@ -189,22 +174,21 @@ class IsolatedParallelEnv(Isolated):
         space: Space[Any] = self._spaces[agent][1]
         return space
 
-    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[Any, Any], dict[Any, Any]]:
-        """Reset the environment; return observations and infos by agent."""
-        parts = self._read(self.process.ask(b"r", values.encode([seed, options]), "reset"))
-        return parts[0], parts[4]
+    async def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any, list[Any]]:
+        """Reset the environment; return observations and infos by agent, and the agents that are alive."""
+        parts = self._read(await self._ask(b"r", [seed, options], "reset"))
+        return parts[0], parts[4], parts[5]
 
-    def step(self, actions: Mapping[Any, Any]) -> tuple[dict[Any, Any], ...]:
-        """Step the environment; return observations, rewards, both flags and infos by agent."""
+    async def step(self, actions: Mapping[Any, Any]) -> tuple[Any, ...]:
+        """Step the environment; return its five results by agent, and the agents that are alive."""
         packed = [
             [self._numbers[agent], self._layouts[agent][1].pack(action, rounding=True)]
             for agent, action in actions.items()
         ]
-        return self._read(self.process.ask(b"s", values.encode(packed), "step"))
+        return self._read(await self._ask(b"s", packed, "step"))
 
-    def _read(self, answer: bytes) -> tuple[dict[Any, Any], ...]:
-        alive, rows = values.decode(answer)
-        self.agents = [self.possible_agents[number] for number in alive]
+    def _read(self, answer: Any) -> tuple[Any, ...]:
+        alive, rows = answer
         parts: tuple[dict[Any, Any], ...] = ({}, {}, {}, {}, {})
         for number, observation, *rest in rows:
             agent = self.possible_agents[number]
@@ -213,31 +197,32 @@ class IsolatedParallelEnv(Isolated):
             for part, value in zip(parts[1:], rest, strict=True):
                 if value is not None:
                     part[agent] = values.decode(value) if part is parts[4] else value
-        return parts
+        return *parts, [self.possible_agents[number] for number in alive]
 
 
 def _spaces(pair: list[str]) -> tuple[Space[Any], Space[Any]]:
     return space_from_json(pair[0]), space_from_json(pair[1])
 
 
-_KINDS: Mapping[str, type[Isolated]] = {
+_KINDS: Mapping[str, type[Any]] = {
     "env": IsolatedEnv,
     "vector": IsolatedVectorEnv,
     "parallel": IsolatedParallelEnv,
 }
 
 
-def start_isolated(
-    name: str, recipe: bytes, factory: bytes | None, isolation: Isolation, channels: int = 1
-) -> Isolated:
-    """Start a process, have it make its environment, and return what stands for that; arguments as `WorldProcess`.
+async def start_isolated(
+    name: str, recipe: bytes, factory: bytes | None, isolation: Isolation, runtime: Runtime
+) -> Any:
+    """Start a process, have it make its environment, and return what stands for that; as `WorldProcess.start`.
 
     Raises:
         RequestError: The environment could not be made, or not within `call_timeout`.
     """
-    process = WorldProcess(name, recipe, factory, isolation, channels)
+    process = await WorldProcess.start(name, recipe, factory, isolation, runtime)
     try:
-        return _KINDS[process.facts["kind"]](process)
+        leaves, families = values.decode(await process.ask(b"d", b"", "its properties"))
+        return _KINDS[process.facts["kind"]](process, leaves, families)
     except BaseException:
-        process.close()
+        await process.close()
         raise

@@ -197,6 +197,11 @@ class RealtimeLoop:
         """Return when the next frame is due; None: the clock has not started."""
         return None if self._start is None else self._start + self._index / self.fps
 
+    @property
+    def reset_waits(self) -> bool:
+        """Whether `poll` would return a reset, whatever the time."""
+        return any(lane.asked and not lane.busy for lane in self.lanes)
+
     def poll(self, now: float) -> list[Job]:
         """Return what is to be done now: the resets that wait, and one frame if it is due."""
         jobs = []

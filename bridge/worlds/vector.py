@@ -6,17 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode
 
 from bridge.errors import SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.space_json import published_space
 from bridge.tensors import Array, unpack_tensor
 from bridge.wire import NO_SEED
-from bridge.worlds.base import Lock
+from bridge.worlds.base import failures_in
 from bridge.worlds.gym import EnvAgent, EnvWorld
-from bridge.worlds.isolated_env import IsolatedVectorEnv
-from bridge.worlds.lane_infos import collect_infos, join_infos
+from bridge.worlds.scheduling import Scheduler
 
 __all__ = ["VectorAgent", "VectorWorld"]
 
@@ -26,15 +24,10 @@ class VectorAgent(EnvAgent):
 
     SETTINGS = ("seed", "options", "reset_mask")
 
-    def __init__(self, world: VectorWorld, env: VectorEnv[Any, Any, Any], collects: bool) -> None:
-        spaces = published_space(env.single_observation_space), published_space(env.single_action_space)
-        super().__init__(world, env, *spaces, lanes=env.num_envs)
-        self._collects = collects
-        if isinstance(env, IsolatedVectorEnv):
-            self._kind, self._separable = env.kind, env.resets_lanes
-        else:
-            self._kind = type(env.unwrapped).__name__
-            self._separable = isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
+    def __init__(self, world: VectorWorld) -> None:
+        env = world.env
+        super().__init__(world, env.observation_space, env.action_space, lanes=env.num_envs)
+        self._kind, self._separable = env.kind, env.resets_lanes
 
     def _read_seed(self, array: Array) -> Any:
         """An integer seeds lane i with itself + i; a list gives each lane's, -1 for none."""
@@ -69,15 +62,11 @@ class VectorAgent(EnvAgent):
             raise TensorError(f"{self._kind} cannot reset some of its lanes alone; reset all of them")
         return {**(options or {}), "reset_mask": mask}
 
-    def _join(self, info: Any) -> Any:
-        return join_infos(info, self._env.num_envs) if self._collects else info
-
-    def step(self, actions: Mapping[int, Array]) -> int:
+    async def step(self, actions: Mapping[int, Array]) -> int:
         """Step all lanes."""
-        action = self._action(actions)
-        with self._world.environment("step"):
-            self._observation, reward, terminated, truncated, info = self._env.step(action)
-            self._info = self._join(info)
+        result = await self._world.env.step(self._action(actions))
+        with failures_in("step"):
+            self._observation, reward, terminated, truncated, self._info = result
             self._reward[...] = reward
             self._terminated[...] = terminated
             self._truncated[...] = truncated
@@ -85,7 +74,7 @@ class VectorAgent(EnvAgent):
 
     def ended(self, state: int) -> tuple[int, int]:
         """Return the number of lanes, and how many of them ended their episode."""
-        return self._env.num_envs, int(np.count_nonzero(self._terminated | self._truncated))
+        return self._world.env.num_envs, int(np.count_nonzero(self._terminated | self._truncated))
 
 
 class VectorWorld(EnvWorld):
@@ -95,15 +84,14 @@ class VectorWorld(EnvWorld):
         SettingError: The vector environment does not reset its lanes in the next step.
     """
 
-    def __init__(self, name: str, env: VectorEnv[Any, Any, Any], lock: Lock) -> None:
-        mode = env.metadata.get("autoreset_mode")
+    def __init__(self, name: str, env: Any, scheduler: Scheduler) -> None:
+        mode = env.autoreset_mode
         if mode is not AutoresetMode.NEXT_STEP:
             raise SettingError(
                 f"expected a vector environment whose autoreset mode is NEXT_STEP, got {mode} from {env}; the client's "
                 "BlockingReset gives the other modes"
             )
-        super().__init__(name, env, lock)
-        self._collects = collect_infos(env)
+        super().__init__(name, env, scheduler)
 
     def _make_agent(self) -> VectorAgent:
-        return VectorAgent(self, self._env, self._collects)
+        return VectorAgent(self)

@@ -1,13 +1,13 @@
-"""gRPC, as the server speaks it: dm_env_rpc's call, any number of them on an HTTP/2 connection, and gRPC's services."""
+"""gRPC as the server speaks it: dm_env_rpc's calls, any number of them on an HTTP/2 connection, and gRPC's services."""
 
 from __future__ import annotations
 
 import time
 import zlib
+from typing import Protocol
 from urllib.parse import quote
 
 from bridge.errors import Code, RequestError
-from bridge.frames import RefusedFrame
 from bridge.http2 import (
     ENHANCE_YOUR_CALM,
     NO_ERROR,
@@ -18,19 +18,21 @@ from bridge.http2 import (
     Garbled,
     Http2,
     Http2Error,
+    RefusedMessage,
     Reset,
     Stream,
     TooLarge,
 )
 from bridge.server.auth import Gate
-from bridge.server.connection import Call, Connection, Dialect, Switchboard
+from bridge.server.calls import Call, Request
+from bridge.server.connection import Connection
 from bridge.server.grpc_services import Services, SideCall
 from bridge.server.limits import Limits
 from bridge.sockets import PATIENCE, QUIET
 from bridge.version import __version__
-from bridge.wire import HELLO, METHOD, SERVER_ID, SERVICE
+from bridge.wire import HELLO, METHOD, SERVICE
 
-__all__ = ["GrpcDialect"]
+__all__ = ["CallHandler", "GrpcProtocol"]
 
 _PATH = f"/{SERVICE}/{METHOD}"
 _CONTENT = ("content-type", "application/grpc")
@@ -49,37 +51,41 @@ _MAX_DETAILS = 4000
 _PRINTABLE = "".join(chr(code) for code in range(32, 127) if chr(code) != "%")
 
 
-class GrpcDialect(Dialect):
-    """The calls of one connection.
+class CallHandler(Protocol):
+    """What the protocol asks of the server."""
+
+    def open(self, client: Connection, version: str) -> Call:
+        """Admit a call, of a client that says it has this version; raises RequestError where there are too many."""
+
+    def receive(self, call: Call, request: Request | None) -> None:
+        """Have a request served once those before it were; None: no more follow."""
+
+    def abandon(self, call: Call, error: RequestError | None = None) -> None:
+        """End a call; send `error` as its status if given."""
+
+    def settled(self, connection: Connection) -> None:
+        """Note that a client speaks HTTP/2."""
+
+
+class GrpcProtocol:
+    """The calls of one connection. What is to be sent goes into the connection's `outgoing`.
 
     Args:
         connection: What speaks it.
-        switchboard: Gets the calls.
+        handler: Gets the calls.
         limits: `max_message_bytes` and `max_connections`.
         gate: Asks each call for the token.
         services: gRPC's own.
-        server_id: Of a port where frames are spoken too: what each call is told of this server, and the kernel looks
-            for clients that went; None: this is no such port.
     """
 
-    throttles = True
-
     def __init__(
-        self,
-        connection: Connection,
-        switchboard: Switchboard,
-        limits: Limits,
-        gate: Gate,
-        services: Services,
-        server_id: str | None = None,
+        self, connection: Connection, handler: CallHandler, limits: Limits, gate: Gate, services: Services
     ) -> None:
         self._connection = connection
-        self._switchboard = switchboard
+        self._handler = handler
         self._limits = limits
         self._gate = gate
         self._services = services
-        self._pings = server_id is None
-        self._head = _HEAD if server_id is None else (*_HEAD, (SERVER_ID, server_id))
         self._began = self._heard = time.monotonic()
         self._asked: float | None = None
         self._settled = False
@@ -91,7 +97,7 @@ class GrpcDialect(Dialect):
             max_streams=limits.max_connections + _SPARE_STREAMS,
             admit=connection.admit,
         )
-        connection.fresh += self._http.take()
+        connection.outgoing += self._http.take()
 
     # What comes
 
@@ -116,20 +122,20 @@ class GrpcDialect(Dialect):
             raise RequestError(Code.INVALID_ARGUMENT, f"it speaks no HTTP/2: {error}") from error
 
     def _take(self, events: list[tuple[Stream, Event]]) -> None:
-        push = self._switchboard.push
+        receive = self._handler.receive
         for stream, event in events:
             owner = stream.owner
             if type(owner) is Call and (type(event) is bytes or type(event) is bytearray):
-                push(owner, event)
+                receive(owner, event)
             else:
                 self._other(stream, event)
         http = self._http
         if http.owes:
-            self._connection.fresh += http.take()
+            self._connection.outgoing += http.take()
         self._heard = time.monotonic()
         if http.spoke and not self._settled:
             self._settled = True
-            self._switchboard.settled(self._connection)
+            self._handler.settled(self._connection)
 
     def _other(self, stream: Stream, event: Event) -> None:
         owner = stream.owner
@@ -138,13 +144,13 @@ class GrpcDialect(Dialect):
                 self._open(stream, event)
         elif isinstance(event, (Fields, End)):
             if isinstance(owner, Call):
-                self._switchboard.push(owner, None)
+                self._handler.receive(owner, None)
             elif isinstance(owner, SideCall):
                 self._reply(stream, owner, owner.end())
         elif isinstance(event, Reset):
             self._encodings.pop(stream, None)
             if isinstance(owner, Call):
-                self._switchboard.abandon(owner)
+                self._handler.abandon(owner)
             allowed = _RESETS[0] + _RESETS[1] * (time.monotonic() - self._began)
             if self._http.resets > allowed:
                 raise RequestError(Code.RESOURCE_EXHAUSTED, "the client cuts one stream after the other")
@@ -157,10 +163,10 @@ class GrpcDialect(Dialect):
         elif isinstance(event, Compressed):
             self._inflate(stream, event)
         elif isinstance(owner, Call):
-            self._switchboard.push(owner, event)  # one that was not admitted
+            self._handler.receive(owner, event)  # one that was not admitted
         else:
             self._connection.drop(event)
-            if isinstance(event, RefusedFrame):
+            if isinstance(event, RefusedMessage):
                 self._fail(stream, event.error)
             elif isinstance(owner, SideCall):
                 self._reply(stream, owner, owner.message(bytes(event)))
@@ -188,15 +194,15 @@ class GrpcDialect(Dialect):
             try:
                 self._connection.admit(len(plain))
             except RequestError as error:
-                self._switchboard.push(stream.owner, RefusedFrame.of(error))
+                self._handler.receive(stream.owner, RefusedMessage.of(error))
             else:
-                self._switchboard.push(stream.owner, bytearray(plain))
+                self._handler.receive(stream.owner, bytearray(plain))
         elif isinstance(stream.owner, SideCall):
             self._reply(stream, stream.owner, stream.owner.message(plain))
 
     def _fail(self, stream: Stream, error: RequestError) -> None:
         if isinstance(stream.owner, Call):
-            self._switchboard.abandon(stream.owner, error)
+            self._handler.abandon(stream.owner, error)
         else:
             self._end(stream, error)
 
@@ -217,9 +223,9 @@ class GrpcDialect(Dialect):
             if encoding not in _ENCODINGS.split(", "):
                 raise RequestError(Code.UNIMPLEMENTED, f"the compression {encoding!r:.40} is none of {_ENCODINGS}")
             if path == _PATH:
-                call = self._switchboard.begin(self._connection, fields.get(HELLO, ""), "")
+                call = self._handler.open(self._connection, fields.get(HELLO, ""))
                 stream.owner, call.stream = call, stream
-                self._http.head(stream, self._head)
+                self._http.head(stream, _HEAD)
             else:
                 side = side or self._services.open(path)
                 if side is None:
@@ -231,10 +237,10 @@ class GrpcDialect(Dialect):
         if encoding != "identity":
             self._encodings[stream] = encoding
         if side is not None:
-            self._http.head(stream, self._head)
+            self._http.head(stream, _HEAD)
         if event.last:
             if isinstance(stream.owner, Call):
-                self._switchboard.push(stream.owner, None)
+                self._handler.receive(stream.owner, None)
             elif side is not None:
                 self._reply(stream, side, side.end())
 
@@ -266,10 +272,10 @@ class GrpcDialect(Dialect):
         stream: Stream = call.stream
         http = self._http
         http.send(stream, parts, size)
-        self._connection.fresh += http.take()
+        self._connection.outgoing += http.take()
         return not stream.pending
 
-    def blocked(self, call: Call) -> bool:
+    def is_blocked(self, call: Call) -> bool:
         """Whether the client has no room on the call's stream."""
         return bool(call.stream.pending)
 
@@ -280,20 +286,20 @@ class GrpcDialect(Dialect):
     def resume(self, call: Call, size: int) -> None:
         """Give the stream room again."""
         self._http.resume(call.stream, size)
-        self._connection.fresh += self._http.take()
+        self._connection.outgoing += self._http.take()
 
     def finish(self, call: Call, error: RequestError | None) -> None:
         """Send the call's trailers."""
         if error is not None:
             self._http.forgo(call.stream)
         self._end(call.stream, error)
-        self._connection.fresh += self._http.take()
+        self._connection.outgoing += self._http.take()
 
     def refuse(self, error: RequestError) -> None:
         """Send the farewell that is due."""
         if not self._http.going:
             self._http.go_away(ENHANCE_YOUR_CALM, error.message)
-        self._connection.fresh += self._http.take()
+        self._connection.outgoing += self._http.take()
 
     def drain(self) -> None:
         """Say farewell; the open calls go on."""
@@ -301,20 +307,20 @@ class GrpcDialect(Dialect):
         for stream in list(self._http.streams.values()):
             if isinstance(stream.owner, SideCall):
                 self._reply(stream, stream.owner, stream.owner.drain())
-        self._connection.fresh += self._http.take()
+        self._connection.outgoing += self._http.take()
 
     def tend(self, now: float) -> bool:
         """Ask for a sign of a client that has been quiet; tell whether it gave one in time."""
-        if self._connection.moved:  # it takes what was sent, behind which any ping would stand
-            self._connection.moved = False
+        if self._connection.progressed:  # it takes what was sent, behind which any ping would stand
+            self._connection.progressed = False
             self._heard = now
         if self._asked is not None:
             if self._heard > self._asked:
                 self._asked = None
             elif now - self._asked > PATIENCE:
                 return False
-        elif self._pings and now - self._heard > QUIET:
+        elif now - self._heard > QUIET:
             self._asked = now
             self._http.ping()
-            self._connection.fresh += self._http.take()
+            self._connection.outgoing += self._http.take()
         return True

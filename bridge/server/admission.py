@@ -1,0 +1,63 @@
+"""What a server works on at a time, over all its connections: requests being served, and bytes that wait."""
+
+from __future__ import annotations
+
+from bridge.errors import Code, RequestError
+from bridge.server.limits import Limits
+
+__all__ = ["Admission"]
+
+
+class Admission:
+    """Counts requests being served and the bytes that they and their answers take, and refuses those that are too many.
+
+    Args:
+        limits: `max_requests_in_flight` and `max_queued_bytes`.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.requests = 0
+        """The requests that are being served: those that wait for an environment, for other agents or for a clock too."""
+        self.bytes = 0
+        """The bytes of those requests, of large ones that are being received, and of answers that were not sent yet."""
+
+    def check(self, size: int) -> None:
+        """See whether a request of `size` bytes may be served.
+
+        Raises:
+            RequestError: RESOURCE_EXHAUSTED: there are too many, or they take too much.
+        """
+        limits = self._limits
+        if self.requests >= limits.max_requests_in_flight:
+            raise RequestError(
+                Code.RESOURCE_EXHAUSTED,
+                f"this server serves max_requests_in_flight={limits.max_requests_in_flight} requests already; "
+                "send it again later, or start another server",
+            )
+        if self.bytes + size > limits.max_queued_bytes:
+            raise RequestError(
+                Code.RESOURCE_EXHAUSTED,
+                f"with this request of {size} bytes, requests and answers would take {self.bytes + size} bytes, "
+                f"more than max_queued_bytes={limits.max_queued_bytes}; send it again later",
+            )
+
+    def enter(self, size: int) -> None:
+        """Count a request of `size` bytes that is being served, until `leave`. Raises as `check`; nothing is done then."""
+        self.check(size)
+        self.requests += 1
+        self.bytes += size
+
+    def leave(self, size: int) -> None:
+        """Note that a request of `size` bytes was served."""
+        self.requests -= 1
+        self.bytes -= size
+
+    def reserve(self, size: int) -> None:
+        """Count the bytes of a request that is being received, or raise as `check`; `hold(-size)` ends it."""
+        self.check(size)
+        self.bytes += size
+
+    def hold(self, size: int) -> None:
+        """Count bytes that wait, fewer where `size` is negative. They are never refused."""
+        self.bytes += size

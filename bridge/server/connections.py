@@ -1,0 +1,309 @@
+"""The connections of a server: accepted, read and written when the event loop says so, kept alive, and closed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from functools import partial
+
+from bridge.errors import RequestError
+from bridge.logs import SafeLog
+from bridge.server.admission import Admission
+from bridge.server.calls import Call, Calls, Request
+from bridge.server.connection import CHUNK, Connection
+from bridge.server.event_loop import READ, WRITE, EventLoop
+from bridge.server.grpc_protocol import GrpcProtocol
+from bridge.server.limits import Limits
+from bridge.sockets import prepare
+from bridge.tls import Tls, explain
+from bridge.worlds.scheduling import Timer
+
+__all__ = ["Connections"]
+
+_log = SafeLog(__name__)
+# Seconds that a client has to begin to speak, and that one which was refused has for reading why.
+_HELLO_TIMEOUT = 10.0
+_LINGER = 1.0
+# Connections without a call at a time (at least): the oldest makes room for the next.
+_MAX_IDLE = 256
+# Seconds between two looks for clients that went without a word.
+_KEEPALIVE = 5.0
+# How often a connection is read, unheard, before it is closed.
+_LAST_READS = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class _Listener:
+    sock: socket.socket
+    tls: ssl.SSLContext | None
+    closed: Callable[[], None] | None
+
+
+class Connections:
+    """All connections of a server.
+
+    Args:
+        loop: Watches the sockets.
+        limits: `max_connections`.
+        admission: Counts the bytes that wait.
+        speak: Makes the protocol of a connection.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        limits: Limits,
+        admission: Admission,
+        speak: Callable[[Connection], GrpcProtocol],
+    ) -> None:
+        self._loop = loop
+        self._limits = limits
+        self._admission = admission
+        self._speak = speak
+        self.calls: Calls
+        self._listeners: list[_Listener] = []
+        self.all: dict[socket.socket, Connection] = {}
+        """Those that are open, by their socket."""
+        self._idle: dict[Connection, None] = {}
+        """Those without a call, oldest first."""
+        self._keepalive: Timer | None = None
+        self._draining = False
+
+    # What the protocol asks (`bridge.server.grpc_protocol.CallHandler`)
+
+    def open(self, client: Connection, version: str) -> Call:
+        """Admit a call."""
+        call = self.calls.open(client, version)
+        self._stop_timer(client)
+        self._idle.pop(client, None)
+        return call
+
+    def receive(self, call: Call, request: Request | None) -> None:
+        """Have a request served once those before it were; None: no more follow."""
+        self.calls.receive(call, request)
+
+    def abandon(self, call: Call, error: RequestError | None = None) -> None:
+        """End a call; send `error` as its status if given."""
+        self.calls.abandon(call, error)
+
+    def settled(self, connection: Connection) -> None:
+        """Note that a client speaks HTTP/2: it may stay without a call."""
+        if not connection.ending:
+            self._stop_timer(connection)
+
+    # Accepting
+
+    def listen(
+        self, sock: socket.socket, tls: ssl.SSLContext | None, closed: Callable[[], None] | None = None
+    ) -> None:
+        """Serve whoever connects to a socket.
+
+        Args:
+            sock: It listens.
+            tls: What TLS is spoken with; None: none is.
+            closed: Called when nobody listens there any more.
+        """
+        sock.setblocking(False)
+        listener = _Listener(sock, tls, closed)
+        self._listeners.append(listener)
+        self._loop.register(sock, READ, lambda events: self._accept(listener))
+
+    def stop_listening(self) -> None:
+        """Accept no more connections. Again: nothing."""
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            self._loop.unregister(listener.sock)
+            listener.sock.close()
+            if listener.closed is not None:
+                listener.closed()
+
+    def _accept(self, listener: _Listener) -> None:
+        try:
+            sock, name = listener.sock.accept()
+        except OSError as error:  # it went again, or there are no descriptors left for it
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                if self._idle:
+                    self._cut(next(iter(self._idle)), "no file descriptor is left, and it has no call")
+                else:
+                    time.sleep(0.01)  # until one is; the listener stays ready all the time
+            return
+        try:
+            prepare(sock)
+        except OSError:  # it was reset meanwhile, which some systems tell here
+            sock.close()
+            return
+        peer, tls = "unix", None
+        if isinstance(name, tuple):
+            peer = f"ipv6:[{name[0]}]:{name[1]}" if ":" in name[0] else f"ipv4:{name[0]}:{name[1]}"
+            tls = None if listener.tls is None else Tls(listener.tls)
+        most = max(_MAX_IDLE, self._limits.max_connections)  # all of them may connect at once
+        if len(self._idle) >= most:
+            self._cut(next(iter(self._idle)), f"{most} others have no call either")
+        connection = Connection(sock, peer, tls, self._admission)
+        self.all[sock] = connection
+        self._idle[connection] = None
+        self._close_after(connection, _HELLO_TIMEOUT)
+        if self._keepalive is None:
+            self._keepalive = self._loop.scheduler.call_later(_KEEPALIVE, self._check_keepalive)
+        connection.on_events = partial(self._on_events, connection)
+        self._loop.register(sock, READ, connection.on_events)
+        connection.protocol = self._speak(connection)
+        if tls is None:
+            self.flush(connection)
+
+    # Time
+
+    def _close_after(self, connection: Connection, seconds: float) -> None:
+        self._stop_timer(connection)
+        connection.timer = self._loop.scheduler.call_later(seconds, lambda: self._expire(connection))
+
+    def _stop_timer(self, connection: Connection) -> None:
+        if connection.timer is not None:
+            connection.timer.cancel()
+            connection.timer = None
+
+    def _expire(self, connection: Connection) -> None:
+        connection.timer = None
+        late = connection.tls is not None and not connection.tls.ready
+        self._cut(connection, f"no {'TLS handshake' if late else 'hello'} within {_HELLO_TIMEOUT:g} s")
+
+    def _check_keepalive(self) -> None:
+        """Ask clients that were quiet for a sign of life, and close those that gave none."""
+        self._keepalive = None
+        if self.all:
+            self._keepalive = self._loop.scheduler.call_later(_KEEPALIVE, self._check_keepalive)
+        now = time.monotonic()
+        for connection in list(self.all.values()):
+            if connection.protocol.tend(now):
+                self.flush(connection)
+            else:
+                _log.info("peer=%s lost: no sign of life", connection.peer)
+                self.close(connection)
+
+    # Reading and writing
+
+    def _on_events(self, connection: Connection, events: int) -> None:
+        """Read and write what a socket has and takes."""
+        if connection.closed:
+            return
+        try:
+            if events & WRITE:
+                connection.drain()
+            # Of a connection whose requests are still to be served nothing more is read: they would grow without end.
+            if events & READ and not connection.unserved:
+                self._receive(connection)
+            if connection.blocked_calls and not connection.unsent:
+                for call in list(connection.blocked_calls):
+                    self.calls.unblock(call)
+        except BlockingIOError:
+            pass
+        except ssl.SSLError as error:
+            if not connection.calls:
+                _log.warning("refused %s: no TLS handshake: %s", connection.peer, explain(error))
+            self._linger(connection)
+        except OSError:
+            self.close(connection)
+        except RequestError as error:
+            connection.protocol.refuse(error)
+            self._linger(connection)
+        except Exception:
+            _log.exception("peer=%s cut: a fault of this server", connection.peer)
+            self.close(connection)
+        if connection.outgoing or connection.tls is not None or connection.events != READ or connection.ending:
+            self.flush(connection)
+
+    def _receive(self, connection: Connection) -> None:
+        if connection.ending:  # it was refused; what it had sent before it knew is dropped
+            if not connection.sock.recv(CHUNK):
+                self.close(connection)
+        elif not connection.receive():
+            self.close(connection)
+
+    def flush(self, connection: Connection) -> None:
+        """Send what is to be sent, and watch for what the connection needs next."""
+        if connection.closed:
+            return
+        try:
+            connection.flush()
+        except OSError:
+            self.close(connection)
+            return
+        if connection.unsent or connection.ending or not connection.calls or connection.events != READ:
+            self._arrange(connection)
+
+    def _arrange(self, connection: Connection) -> None:
+        """Watch for what the connection needs: room to send, or else the next request."""
+        if not connection.calls and not connection.ending:
+            self._idle.setdefault(connection)
+            if self._draining:
+                self._linger(connection)
+        if connection.ending and not connection.unsent and not connection.calls:
+            if connection.timer is None:
+                self.close(connection)
+                return
+            # Whoever was refused is read on for a moment: closing on unread bytes would take our last words away.
+            with contextlib.suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_WR)
+        # No new request is read while answers wait: a client that does not read cannot make us keep without end.
+        events = WRITE if connection.unsent else READ
+        if events != connection.events:
+            connection.events = events
+            self._loop.modify(connection.sock, events, connection.on_events)
+
+    # Closing
+
+    def _cut(self, connection: Connection, why: str) -> None:
+        """Close a connection that has no call, and log it unless its refusal was logged."""
+        if not connection.ending:
+            _log.warning("refused %s: %s", connection.peer, why)
+        self.close(connection)
+
+    def _linger(self, connection: Connection) -> None:
+        """Read nothing more, end the calls, and close a moment after what is to be said has been sent."""
+        connection.ending = True
+        for call in list(connection.calls):
+            self.abandon(call)
+        self._close_after(connection, _LINGER)
+
+    def close(self, connection: Connection) -> None:
+        """Close a connection at once; its calls end."""
+        if self.all.pop(connection.sock, None) is None:
+            return
+        connection.release_all()
+        connection.closed = connection.ending = True
+        self._stop_timer(connection)
+        self._idle.pop(connection, None)
+        self._loop.unregister(connection.sock)
+        connection.unsent.clear()
+        connection.outgoing.clear()
+        for call in list(connection.calls):
+            self.abandon(call)
+        connection.sock.close()
+
+    def drain(self) -> None:
+        """Accept no more connections and calls; the open calls go on."""
+        self._draining = True
+        self.stop_listening()
+        for connection in list(self.all.values()):
+            connection.protocol.drain()
+            self.flush(connection)
+
+    def close_all(self, error: RequestError) -> None:
+        """End every call with an error, and close every connection."""
+        self.stop_listening()
+        for connection in list(self.all.values()):
+            for call in list(connection.calls):
+                self.abandon(call, error)
+            self.flush(connection)
+            with contextlib.suppress(OSError):  # closing on unread bytes would take our last words away
+                for _ in range(_LAST_READS):
+                    if len(connection.sock.recv(CHUNK)) < CHUNK:
+                        break
+            self.close(connection)
+        if self._keepalive is not None:
+            self._keepalive.cancel()

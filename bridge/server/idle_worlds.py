@@ -1,0 +1,46 @@
+"""How worlds without agents go: the registry is told the time now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bridge.worlds.scheduling import Scheduler, Timer
+
+__all__ = ["IdleWorlds"]
+
+
+class IdleWorlds:
+    """Calls `reap(seconds)` again and again, from `start` to `stop`.
+
+    Time in which this process stood still, stopped or suspended, does not count: whoever is to join a world may have
+    stood still with it.
+
+    Args:
+        reap: Given seconds that never go back.
+        idle_timeout: A world goes at most a quarter of these seconds late.
+        scheduler: Sets the timers.
+    """
+
+    def __init__(self, reap: Callable[[float], object], idle_timeout: float, scheduler: Scheduler) -> None:
+        self._reap = reap
+        self._period = min(idle_timeout / 4, 60.0)
+        self._scheduler = scheduler
+        self._seconds = 0.0
+        self._looked = 0.0
+        self._timer: Timer | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._looked = self._scheduler.now()
+        self._timer = self._scheduler.call_later(self._period, self._look)
+
+    def _look(self) -> None:
+        before, self._looked = self._looked, self._scheduler.now()
+        self._seconds += min(self._looked - before, 2 * self._period)
+        self._timer = self._scheduler.call_later(self._period, self._look)
+        self._reap(self._seconds)
+
+    def stop(self) -> None:
+        """Call it no more."""
+        if self._timer is not None:
+            self._timer.cancel()

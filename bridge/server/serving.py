@@ -1,0 +1,270 @@
+"""The threads of a server: one that serves, and its deputy.
+
+The serving thread runs the event loop, and calls the environments in its midst: an environment is made, reset,
+stepped, rendered and closed by this one thread, as OpenGL contexts, SQLite connections and GUI toolkits need it. While
+such a call lasts longer than a moment, the deputy runs the loop in its place: it answers what needs no environment,
+and queues the calls of environments, which the serving thread makes when it is back.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from bridge.errors import Code, RequestError
+from bridge.logs import SafeLog
+from bridge.server.event_loop import EventLoop
+from bridge.worlds.scheduling import Executor, Pending
+
+__all__ = ["ServerRuntime", "ServingThread", "environments_lock", "forget_lock_in_child"]
+
+T = TypeVar("T")
+_log = SafeLog(__name__)
+MOMENT = 0.04
+"""Seconds that an environment's call may hold up the event loop."""
+environments_lock = threading.RLock()
+"""Held around every call of an environment of this process, whichever of its servers publishes it."""
+
+
+def forget_lock_in_child() -> None:
+    """In a forked process: make the lock anew, which the parent's thread may hold."""
+    global environments_lock
+    environments_lock = threading.RLock()
+
+
+class ServingThread:
+    """Runs an event loop and, as its `Executor`, the calls of environments.
+
+    Args:
+        loop: The event loop.
+        taken_over: Called by the deputy when it begins to run the loop.
+    """
+
+    def __init__(self, loop: EventLoop, taken_over: Callable[[], None] = lambda: None) -> None:
+        self._loop = loop
+        self._taken_over = taken_over
+        self._owner = threading.Lock()
+        """Held by the thread that runs the loop."""
+        self._serving: int | None = None
+        self._deputy: threading.Thread | None = None
+        self._deputy_runs = False
+        self._jobs: deque[tuple[Pending[Any], Callable[..., Any], tuple[Any, ...]]] = deque()
+        self._calls = 0
+        self._in_call = False
+        self._wanted_back = False
+        self._dozing = False
+        self._call_began = threading.Event()
+        self._over = threading.Event()
+        self.finished = threading.Event()
+        """Set when the loop has ended; the serving thread may still be in a call then."""
+        self._threads: set[WorldThread] = set()
+
+    @property
+    def in_call(self) -> bool:
+        """Whether an environment is being called by the serving thread."""
+        return self._in_call
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the calling thread is the serving thread."""
+        return threading.get_ident() == self._serving
+
+    # The serving thread
+
+    def serve(self) -> None:
+        """Run the loop in the calling thread until `finish`."""
+        self._serving = threading.get_ident()
+        self._deputy = threading.Thread(target=self._stand_by, name="bridge-deputy", daemon=True)
+        try:
+            self._deputy.start()
+        except RuntimeError:  # the system has no thread left
+            self._deputy = None
+            _log.exception("no deputy: a slow call of an environment holds up everybody from now on")
+        try:
+            with self._owner:
+                while not self._over.is_set():
+                    self._run_jobs()
+                    if not self._over.is_set():
+                        self._loop.turn(block=not self._jobs)
+        finally:
+            self.finish()
+            if self._deputy is not None:
+                self._deputy.join()
+
+    def finish(self) -> None:
+        """End the loop; by the thread that runs it."""
+        self._over.set()
+        self._call_began.set()
+        for thread in tuple(self._threads):
+            thread.close()
+        self.finished.set()
+
+    def _run_jobs(self) -> None:
+        """Make the calls that the deputy could not make."""
+        while self._jobs and not self._over.is_set():
+            pending, function, args = self._jobs.popleft()
+            try:
+                result = self._call(function, args)
+            except Exception as error:
+                pending.set_error(error)
+            else:
+                pending.set_result(result)
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a function of an environment in the serving thread."""
+        if not self._deputy_runs and not self._jobs:
+            return self._call(function, args)
+        pending: Pending[T] = Pending()
+        self._jobs.append((pending, function, args))
+        return await pending
+
+    def close(self) -> None:
+        """Do nothing: an environment that is closed leaves the thread to the others."""
+
+    def _call(self, function: Callable[..., T], args: tuple[Any, ...]) -> T:
+        """Call a function, and let the deputy run the loop where it takes long."""
+        self._calls += 1
+        self._in_call = True
+        if self._dozing:
+            self._call_began.set()
+        self._owner.release()
+        try:
+            with environments_lock:
+                return function(*args)
+        finally:
+            if not self._owner.acquire(blocking=False):
+                self._take_back()
+            self._in_call = False
+
+    def _take_back(self) -> None:
+        self._wanted_back = True
+        self._loop.wake()
+        self._owner.acquire()
+        self._wanted_back = False
+
+    # The deputy
+
+    def _stand_by(self) -> None:
+        """Run the loop whenever a call lasts longer than a moment."""
+        while not self._over.is_set():
+            if not self._in_call:
+                self._doze()
+                continue
+            seen = self._calls
+            if self._over.wait(MOMENT):
+                return
+            if self._lasts(seen) and self._owner.acquire(blocking=False):
+                try:
+                    if self._lasts(seen):
+                        self._run_loop()
+                finally:
+                    self._owner.release()
+
+    def _lasts(self, seen: int) -> bool:
+        return self._in_call and self._calls == seen
+
+    def _doze(self) -> None:
+        """Sleep until an environment is called."""
+        self._call_began.clear()
+        self._dozing = True
+        if not self._in_call and not self._over.is_set():
+            self._call_began.wait()
+        self._dozing = False
+
+    def _run_loop(self) -> None:
+        self._deputy_runs = True
+        try:
+            self._taken_over()
+            while not self._wanted_back and not self._over.is_set():
+                self._loop.turn()
+        except BaseException:
+            _log.exception("the deputy failed: requests wait for the environment's call to end")
+        finally:
+            self._deputy_runs = False
+
+    # Worlds with threads of their own
+
+    def start_thread(self, name: str) -> Executor:
+        """Return an executor with a thread of its own, which ends with it or with the server."""
+        thread = WorldThread(self._loop, name, self._threads.discard)
+        self._threads.add(thread)
+        return thread
+
+
+class WorldThread:
+    """A thread for the environments of one world, or one lane, of a server with `thread_safe=True`.
+
+    Args:
+        loop: Gets the results.
+        name: The thread's name.
+        ended: Called, in the thread, when it ends.
+    """
+
+    def __init__(self, loop: EventLoop, name: str, ended: Callable[[WorldThread], None]) -> None:
+        self._loop = loop
+        self._ended = ended
+        self._calls: queue.SimpleQueue[tuple[Pending[Any], Callable[..., Any], tuple[Any, ...]] | None]
+        self._calls = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._started = False
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a function in the thread, which starts with the first call.
+
+        Raises:
+            RequestError: RESOURCE_EXHAUSTED: the system has no thread left.
+        """
+        if not self._started:
+            try:
+                self._thread.start()
+            except RuntimeError as error:
+                self._ended(self)
+                text = "this server's system has no thread left for another world; destroy one, or try again later"
+                raise RequestError(Code.RESOURCE_EXHAUSTED, text) from error
+            self._started = True
+        pending: Pending[T] = Pending()
+        self._calls.put((pending, function, args))
+        return await pending
+
+    def close(self) -> None:
+        """Let the thread end after the calls that it was given."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        try:
+            while (call := self._calls.get()) is not None:
+                self._make(*call)
+                del call  # it may hold the last reference to an environment
+        finally:
+            self._ended(self)
+
+    def _make(self, pending: Pending[Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        result: Any = None
+        problem: BaseException | None = None
+        try:
+            result = function(*args)
+        except BaseException as error:
+            problem = error
+        self._loop.scheduler.call_soon_threadsafe(lambda: pending.finish(result, problem))
+
+
+class ServerRuntime:
+    """What the worlds of a server run on (`bridge.worlds.scheduling.Runtime`).
+
+    Args:
+        loop: Watches files, and has the scheduler.
+        serving: Calls the environments.
+    """
+
+    def __init__(self, loop: EventLoop, serving: ServingThread) -> None:
+        self.scheduler = loop.scheduler
+        self.scheduler.is_inside = lambda: serving.is_current
+        self.executor: Executor = serving
+        self.start_thread = serving.start_thread
+        self.add_reader = loop.add_reader
+        self.add_writer = loop.add_writer
+        self.remove_reader = loop.remove_reader
+        self.remove_writer = loop.remove_writer

@@ -1,0 +1,49 @@
+"""The actions that stand in where no agent gives one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+__all__ = ["default_action", "neutral_action"]
+
+
+def neutral_action(space: spaces.Space[Any]) -> Any:
+    """Return the element of a space that is nearest to doing nothing: zeros, the first choice, the shortest text."""
+    if isinstance(space, spaces.Box):
+        return np.clip(np.zeros(space.shape), space.low, space.high).astype(space.dtype)
+    if isinstance(space, spaces.Discrete):
+        return space.dtype.type(space.start)
+    if isinstance(space, spaces.MultiDiscrete):
+        return np.array(space.start, dtype=space.dtype)
+    if isinstance(space, spaces.MultiBinary):
+        return np.zeros(space.shape, dtype=space.dtype)
+    if isinstance(space, spaces.Dict):
+        return {key: neutral_action(part) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(neutral_action(part) for part in space.spaces)
+    if isinstance(space, spaces.Text):
+        return space.character_list[0] * space.min_length if space.min_length else ""
+    if isinstance(space, spaces.OneOf):
+        return np.int64(0), neutral_action(space.spaces[0])
+    same = copy.deepcopy(space)
+    same.seed(0)
+    return same.sample()
+
+
+def default_action(agent: Any, observation: Any, space: Any) -> Any:
+    """Return an action that does little: the first that is allowed, or the neutral one.
+
+    Args:
+        agent: The agent's id.
+        observation: What it saw last; of a dict with `action_mask` the mask is obeyed.
+        space: Its action space.
+    """
+    mask = observation.get("action_mask") if isinstance(observation, Mapping) else None
+    if isinstance(space, spaces.Discrete) and mask is not None and np.any(mask):
+        return space.dtype.type(int(space.start) + int(np.argmax(mask)))
+    return neutral_action(space)

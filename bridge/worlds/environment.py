@@ -1,0 +1,347 @@
+"""An environment as a world sees it, wherever it lives: its description, and calls that are awaited.
+
+`LocalEnv` holds an environment of this process. Everything of it that runs code of the environment goes through its
+executor, and so takes place in the one thread that the environment belongs to; its last reference is dropped there
+too. `bridge.worlds.isolated_env` has the same interface for environments in processes of their own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+import gymnasium
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+
+from bridge.errors import Code, RequestError
+from bridge.pb import bridge_pb2, properties_pb2
+from bridge.properties import NUMBER, Property, PropertyTree, encoded, read_encoded
+from bridge.samples import Samples
+from bridge.space_json import published_space
+from bridge.worlds.access import EnvAccess, ParallelAccess
+from bridge.worlds.base import in_environment
+from bridge.worlds.lane_infos import collect_infos, join_infos
+from bridge.worlds.scheduling import Executor, Scheduler, gather
+
+__all__ = ["Environment", "Lanes", "LocalEnv", "LocalParallelEnv", "LocalVectorEnv", "StepTimes", "adopt"]
+
+E = TypeVar("E")
+T = TypeVar("T")
+
+
+class StepTimes:
+    """The seconds that the calls of `reset` and of `step` took."""
+
+    def __init__(self) -> None:
+        self.reset = Samples()
+        self.step = Samples()
+
+    def summary(self) -> dict[str, dict[str, float]]:
+        """Return `count`, `p50`, `p90`, `p99` and `max` of each, in seconds."""
+        return {"step": self.step.summary(), "reset": self.reset.summary()}
+
+
+class Environment(Protocol):
+    """What every world needs of its environment."""
+
+    times: StepTimes
+
+    @property
+    def ended(self) -> RequestError | None:
+        """Why it takes no more calls, as an answer, where it ended by itself; None: it did not."""
+
+    async def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        """Reset it; return what its own `reset` returns."""
+
+    async def step(self, action: Any) -> Any:
+        """Step it; return what its own `step` returns."""
+
+    async def close(self) -> None:
+        """Close it and give it up. Raises RequestError with what its `close` raised; it is given up all the same."""
+
+    def properties(self) -> PropertyTree:
+        """Return what it adds to the tree below `world`."""
+
+    async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
+        """Read, write or list a property for which code of the environment runs."""
+
+    async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+        """Call a public method, or read a public attribute, on the lanes that the request names."""
+
+
+class LocalBase(Generic[E]):
+    """What environments of this process have in common. Made in the thread that they belong to.
+
+    Args:
+        env: The environment, owned by this object from here on.
+        access: Its properties, attributes and methods.
+        executor: Runs its calls.
+        own_executor: Whether the executor serves nothing else, and ends with the environment.
+    """
+
+    def __init__(self, env: E, access: EnvAccess, executor: Executor, own_executor: bool) -> None:
+        self._env: E | None = env
+        self._access: EnvAccess | None = access
+        self._tree = access.properties()
+        self._executor = executor
+        self._own_executor = own_executor
+        self.times = StepTimes()
+
+    ended: RequestError | None = None
+
+    def _require(self) -> Any:
+        if self._env is None:
+            raise RequestError(Code.FAILED_PRECONDITION, "the environment was closed")
+        return self._env
+
+    async def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        """Reset the environment."""
+        return await self._executor.run(self._reset, seed, options)
+
+    async def step(self, action: Any) -> Any:
+        """Step the environment."""
+        return await self._executor.run(self._step, action)
+
+    def _reset(self, seed: Any, options: Any) -> Any:
+        env, began = self._require(), time.perf_counter()
+        try:
+            return in_environment("reset", env.reset, seed=seed, options=options)
+        finally:
+            self.times.reset.add(time.perf_counter() - began)
+
+    def _step(self, action: Any) -> Any:
+        env, began = self._require(), time.perf_counter()
+        try:
+            return in_environment("step", env.step, action)
+        finally:
+            self.times.step.add(time.perf_counter() - began)
+
+    async def close(self) -> None:
+        """Close the environment and drop the last reference to it."""
+        try:
+            await self._executor.run(self._close)
+        finally:
+            if self._own_executor:
+                self._executor.close()
+
+    def _close(self) -> None:
+        env, self._env, self._access = self._env, None, None
+        self._tree = PropertyTree()
+        if env is not None:
+            in_environment("close", env.close)  # type: ignore[attr-defined]
+
+    def properties(self) -> PropertyTree:
+        """Return what the environment adds to the tree below `world`."""
+        return self._tree
+
+    async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
+        """Read, write or list a property for which code of the environment runs."""
+        return await self._executor.run(self._answer_property, request)
+
+    def _answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
+        self._require()
+        return in_environment("reading its properties", self._tree.answer, request)
+
+    async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+        """Call a public method, or read a public attribute, on the lanes that the request names."""
+        return await self._executor.run(self._call, request)
+
+    def _call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+        self._require()
+        access: Any = self._access
+        response: bridge_pb2.CallResponse = in_environment(f"call of {request.name}", access.call, request)
+        return response
+
+
+class LocalEnv(LocalBase[Any]):
+    """A `gymnasium.Env` of this process."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], executor: Executor, *, own_executor: bool = False) -> None:
+        super().__init__(env, EnvAccess(env), executor, own_executor)
+        self.observation_space = published_space(env.observation_space)
+        self.action_space = published_space(env.action_space)
+
+    @property
+    def lanes(self) -> list[Any]:
+        """What a world steps by itself: this environment."""
+        return [self]
+
+
+class LocalLane(LocalEnv):
+    """One environment of a SyncVectorEnv, reset and stepped by itself.
+
+    Args:
+        vector: The vector environment, which owns it.
+        lane: Its number.
+    """
+
+    def __init__(self, vector: LocalVectorEnv, lane: int) -> None:
+        self._vector, self._lane = vector, lane
+        self._executor, self._own_executor = vector._executor, False
+        self.times = vector.times
+        self.observation_space, self.action_space = vector.observation_space, vector.action_space
+
+    def _require(self) -> Any:
+        return self._vector._require().envs[self._lane]
+
+
+class LocalVectorEnv(LocalBase[Any]):
+    """A `gymnasium.vector.VectorEnv` of this process. The infos that it returns are joined without loss."""
+
+    def __init__(self, env: VectorEnv[Any, Any, Any], executor: Executor, *, own_executor: bool = False) -> None:
+        super().__init__(env, EnvAccess(env), executor, own_executor)
+        self.num_envs = env.num_envs
+        self.observation_space = published_space(env.single_observation_space)
+        self.action_space = published_space(env.single_action_space)
+        self.autoreset_mode = env.metadata.get("autoreset_mode")
+        self.kind = type(env.unwrapped).__name__
+        self.resets_lanes = isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
+        self._collects = collect_infos(env)
+        self._text = str(env)
+        self.lanes = [LocalLane(self, lane) for lane in range(env.num_envs)] if isinstance(env, SyncVectorEnv) else []
+        """What a real-time world steps one by one; empty where the lanes are stepped together alone."""
+
+    def __str__(self) -> str:
+        return self._text
+
+    def _reset(self, seed: Any, options: Any) -> Any:
+        observation, info = super()._reset(seed, options)
+        return observation, self._joined(info)
+
+    def _step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super()._step(action)
+        return observation, reward, terminated, truncated, self._joined(info)
+
+    def _joined(self, info: Any) -> Any:
+        return join_infos(info, self.num_envs) if self._collects else info
+
+
+class Lanes:
+    """Environments with a thread or a process each, as the lanes of one world.
+
+    Args:
+        lanes: The environments, all of one kind.
+        scheduler: Runs calls of several lanes side by side.
+    """
+
+    kind = "Lanes"
+
+    def __init__(self, lanes: list[Any], scheduler: Scheduler) -> None:
+        self.lanes = lanes
+        self.num_envs = len(lanes)
+        self.observation_space, self.action_space = lanes[0].observation_space, lanes[0].action_space
+        self._scheduler = scheduler
+        self.times = StepTimes()
+        for lane in lanes:
+            lane.times = self.times
+
+    @property
+    def ended(self) -> RequestError | None:
+        """What ended one of them by itself, as an answer; None where nothing did."""
+        return next((lane.ended for lane in self.lanes if lane.ended is not None), None)
+
+    async def close(self) -> None:
+        """Close all environments."""
+        await gather(self._scheduler, [lane.close() for lane in self.lanes])
+
+    def properties(self) -> PropertyTree:
+        """Return what the environments add to the tree below `world`."""
+        first: PropertyTree = self.lanes[0].properties()
+        number = Property("world.num_envs", NUMBER, "the number of lanes", lambda: self.num_envs)
+        return first.merged(PropertyTree([number]))
+
+    async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
+        """Read or write a property of all lanes, whose value is a list with an item a lane; list that of the first."""
+        kind = request.WhichOneof("payload")
+        if kind == "list_property":
+            return await self.lanes[0].answer_property(request)
+        requests = [request] * self.num_envs
+        if kind == "write_property":
+            value = read_encoded(request.write_property.value)
+            if not isinstance(value, list) or len(value) != self.num_envs:
+                raise RequestError(
+                    Code.INVALID_ARGUMENT, f"expected a list of {self.num_envs} values, one a lane, got {value!r:.80}"
+                )
+            requests = [properties_pb2.PropertyRequest() for _ in value]
+            for part, item in zip(requests, value, strict=True):
+                part.write_property.key = request.write_property.key
+                part.write_property.value.CopyFrom(encoded([item]))
+        responses = await gather(
+            self._scheduler,
+            [lane.answer_property(part) for lane, part in zip(self.lanes, requests, strict=True)],
+        )
+        if kind == "read_property":
+            merged = [item for response in responses for item in read_encoded(response.read_property.value)]
+            responses[0].read_property.value.CopyFrom(encoded(merged))
+        return responses[0]
+
+    async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+        """Call a public method, or read a public attribute, on the lanes that the request names; none: on all."""
+        wrong = [lane for lane in request.lanes if not 0 <= lane < self.num_envs]
+        if wrong:
+            text = f"expected lanes 0 to {self.num_envs - 1}, got {list(request.lanes)}"
+            raise RequestError(Code.INVALID_ARGUMENT, text)
+        chosen = list(request.lanes) or list(range(self.num_envs))
+        part = bridge_pb2.CallRequest()
+        part.CopyFrom(request)
+        del part.lanes[:]
+        responses = await gather(self._scheduler, [self.lanes[lane].call(part) for lane in chosen])
+        return bridge_pb2.CallResponse(results=[result for response in responses for result in response.results])
+
+
+class LocalParallelEnv(LocalBase[Any]):
+    """A PettingZoo ParallelEnv of this process; `reset` and `step` return which agents are alive as a last item."""
+
+    def __init__(self, env: Any, executor: Executor, *, own_executor: bool = False) -> None:
+        super().__init__(env, ParallelAccess(env), executor, own_executor)
+        self.possible_agents: list[Any] = list(env.possible_agents)
+        self._spaces = {
+            agent: (published_space(env.observation_space(agent)), published_space(env.action_space(agent)))
+            for agent in self.possible_agents
+        }
+
+    def observation_space(self, agent: Any) -> Any:
+        """Return an agent's observation space."""
+        return self._spaces[agent][0]
+
+    def action_space(self, agent: Any) -> Any:
+        """Return an agent's action space."""
+        return self._spaces[agent][1]
+
+    def _reset(self, seed: Any, options: Any) -> Any:
+        observations, infos = super()._reset(seed, options)
+        return observations, infos, list(self._require().agents)
+
+    def _step(self, action: Any) -> Any:
+        return *super()._step(action), list(self._require().agents)
+
+
+async def adopt(
+    make: Callable[[], Any], executor: Executor, *, own_executor: bool = False, parallel: bool = False
+) -> LocalEnv | LocalVectorEnv | LocalParallelEnv:
+    """Make an environment in the thread of an executor, and return what worlds see of it.
+
+    Args:
+        make: Returns a `gymnasium.Env`, a `VectorEnv`, or with `parallel` a PettingZoo ParallelEnv.
+        executor: Runs this call and all others of the environment.
+        own_executor: Whether the executor ends with the environment.
+        parallel: Which kind of environment it is.
+
+    Raises:
+        RequestError: It could not be made.
+    """
+
+    def here() -> LocalEnv | LocalVectorEnv | LocalParallelEnv:
+        env = make()
+        if parallel:
+            return LocalParallelEnv(env, executor, own_executor=own_executor)
+        kind = LocalVectorEnv if isinstance(env, VectorEnv) else LocalEnv
+        return kind(env, executor, own_executor=own_executor)
+
+    try:
+        return await executor.run(in_environment, "its construction", here)
+    except BaseException:
+        if own_executor:
+            executor.close()
+        raise

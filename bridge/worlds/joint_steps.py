@@ -1,0 +1,423 @@
+"""The joint steps of a world of several agents, without input, output, threads or time (D-22).
+
+A sequence begins when all that must be there have sent their first Step; from then on the environment steps each time
+that every agent's action is in. What happens where one is missing is the world's declared policy (`MissingAgent`).
+An agent is missing when nobody has joined as it, when its client left or died, when it sent Reset, or when its Step
+does not come within `agent_timeout`. An agent that ends early, or resets, waits in its next Step for the next sequence.
+
+Requests go in (`begin`, `act`, `drop`, `cancel`). `poll` says what the environment has to do, whose result goes in by
+`began`, `stepped` or `failed`; `take_answers` gives the Steps that are answered, for many agents at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from bridge.errors import Code, RequestError, SettingError
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.worlds.resets import ResetBook
+
+__all__ = ["JointStepTable", "MissingAgent", "MultiAgentOptions", "Participant", "ResetCall", "StepCall"]
+
+
+class MissingAgent(str, enum.Enum):
+    """What a world does where an agent is missing."""
+
+    WAIT = "wait"
+    """Wait for it, or for another client that joins as it, up to the deadline; then the Steps of those who wait are
+    refused with DEADLINE_EXCEEDED, and may be sent again. An agent that sent Reset is played by default actions."""
+    DEFAULT = "default"
+    """Go on with a default action in its place: at once where it is not playing, after the deadline where it is."""
+    END = "end"
+    """End the sequence: each other agent gets its observations once with INTERRUPTED."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiAgentOptions:
+    """How the agents of a world are coordinated."""
+
+    missing_agent: MissingAgent | str = MissingAgent.WAIT
+    """What is done where an agent is missing."""
+    agent_timeout: float = 30.0
+    """Seconds that a Step waits for the other agents."""
+    default_action: Callable[[Any, Any, Any], Any] | None = None
+    """Gives the action of a missing agent from its id, its last observation and its action space; None: the first
+    allowed action, or zeros within the bounds."""
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "missing_agent", MissingAgent(self.missing_agent))
+        except ValueError:
+            known = ", ".join(policy.value for policy in MissingAgent)
+            raise SettingError(f"expected missing_agent to be one of {known}, got {self.missing_agent!r}") from None
+        if not isinstance(self.agent_timeout, (int, float)) or not self.agent_timeout > 0:
+            raise SettingError(f"expected agent_timeout to be a positive number of seconds, got {self.agent_timeout!r}")
+        if self.default_action is not None and not callable(self.default_action):
+            raise SettingError(
+                f"expected default_action to be a callable (agent, observation, space), got {self.default_action!r}"
+            )
+
+
+@dataclasses.dataclass(eq=False)
+class Participant:
+    """A joined agent, and what its next Step has to tell."""
+
+    name: str
+    agent: Any
+    """What the world's `ResetBook` knows it by."""
+    sequence: int = -1
+    """The sequence that it last took part in."""
+    playing: bool = False
+    """Whether an action of it is expected."""
+    outcome: int | None = None
+    """How its sequence ended, until a Step has told."""
+    absent: bool = False
+    """Whether the sequence that it asked for began without it."""
+    observation: Any = None
+    info: Any = None
+    reward: float = 0.0
+    """The rewards that no Step has told yet."""
+    terminated: bool = False
+    truncated: bool = False
+    cut_off: bool = False
+    """Whether the Step that is answered now tells that the sequence was ended from outside."""
+
+    def receive(self, observation: Any, reward: float, terminated: bool, truncated: bool, info: Any) -> None:
+        """Take a transition; rewards that no Step has told yet add up."""
+        self.observation, self.info = observation, info
+        self.reward += reward
+        self.terminated, self.truncated = terminated, truncated
+
+    def take_outcome(self) -> int:
+        """Return the state of the Step that is answered now."""
+        state, self.outcome = self.outcome, None
+        return pb.RUNNING if state is None else state
+
+
+@dataclasses.dataclass(frozen=True)
+class ResetCall:
+    """The environment is to be reset; `began` or `failed` tells what came of it."""
+
+    seed: Any
+    options: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class StepCall:
+    """The environment is to be stepped; `stepped` or `failed` tells what came of it."""
+
+    agents: Sequence[str]
+    """Those that act, in the environment's order."""
+    actions: Mapping[str, Any]
+    """The actions that came, by name."""
+    missing: Mapping[str, Any]
+    """The last observations of those agents for whom a default action is needed, by name."""
+
+
+@dataclasses.dataclass
+class _Wait:
+    """A Step that waits."""
+
+    participant: Participant
+    deadline: float
+    begins: bool
+    """Whether it is the first of a sequence."""
+    action: Any = None
+
+
+class JointStepTable:
+    """Who plays, who waits, and what the environment does next.
+
+    Args:
+        world: The world's name, for messages.
+        names: All agents of the environment.
+        options: The policy.
+        resets: Which agents a ResetWorld still has to tell.
+    """
+
+    def __init__(self, world: str, names: Sequence[str], options: MultiAgentOptions, resets: ResetBook) -> None:
+        self._world = world
+        self._names = tuple(names)
+        self._options = options
+        self._resets = resets
+        self.participants: dict[str, Participant] = {}
+        self.carried: tuple[Any, Any] = (None, None)
+        """Seed and options of the next sequence."""
+        self.sequence = 0
+        """How many sequences began."""
+        self._playing = False
+        self._ending = False
+        self._alive: list[str] = []
+        self._latest: dict[str, tuple[Any, Any]] = {}
+        self._waits: dict[Participant, _Wait] = {}
+        self._call: ResetCall | StepCall | None = None
+        self._answers: list[tuple[Participant, int | RequestError]] = []
+
+    # Who is in
+
+    def join(self, participant: Participant) -> None:
+        """Let a client play an agent that is free."""
+        self.participants[participant.name] = participant
+
+    def leave(self, participant: Participant) -> None:
+        """Free an agent whose client leaves or has died; the policy says what that means for the others."""
+        if self.participants.get(participant.name) is participant:
+            del self.participants[participant.name]
+            self.drop(participant)
+
+    def drop(self, participant: Participant) -> None:
+        """Take an agent out of the running sequence."""
+        was_playing, participant.playing, participant.outcome = participant.playing, False, None
+        if not self._anybody_plays():
+            self._playing = self._ending = False
+        elif was_playing and self._options.missing_agent is MissingAgent.END:
+            self._end_sequence()
+
+    def _anybody_plays(self) -> bool:
+        return any(participant.playing for participant in self.participants.values())
+
+    def _end_sequence(self) -> None:
+        """Let every agent that plays be told so by its next Step."""
+        if not self._ending:
+            self._ending = True
+            self._resets.interrupt()
+
+    # Requests
+
+    def begin(self, participant: Participant, now: float) -> None:
+        """The first Step of a sequence: wait for the next one, or enter the running one."""
+        self._resets.end(participant.agent)  # while it waits, no ResetWorld waits for it
+        self._waits[participant] = _Wait(participant, now + self._options.agent_timeout, True)
+
+    def act(self, participant: Participant, action: Any, now: float) -> None:
+        """A Step with an action: wait until the environment has stepped with those of all."""
+        self._waits[participant] = _Wait(participant, now + self._options.agent_timeout, False, action)
+
+    def cancel(self, participant: Participant) -> None:
+        """Answer the Step of an agent whose client has gone."""
+        if participant in self._waits:
+            self._answer(participant, RequestError(Code.CANCELLED, "the client has hung up"))
+
+    def end(self, error: RequestError) -> None:
+        """Answer every Step that waits: the world is over."""
+        for participant in list(self._waits):
+            self._answer(participant, error)
+
+    def prepare_reset(self, carried: tuple[Any, Any]) -> Callable[[], None]:
+        """A ResetWorld: end the sequence for all; return what takes that back."""
+        before = self.carried, self._ending
+        self.carried, self._ending = carried, self._playing
+
+        def undo() -> None:
+            self.carried, self._ending = before
+
+        return undo
+
+    # Answers
+
+    def _answer(self, participant: Participant, outcome: int | RequestError) -> None:
+        del self._waits[participant]
+        self._answers.append((participant, outcome))
+
+    def take_answers(self) -> list[tuple[Participant, int | RequestError]]:
+        """Return the Steps that are answered: by a state, or refused."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    def next_due(self) -> float | None:
+        """Return when a Step will have waited for too long; None: none waits."""
+        if self._call is not None:
+            return None
+        return min((wait.deadline for wait in self._waits.values()), default=None)
+
+    def poll(self, now: float) -> ResetCall | StepCall | None:
+        """Answer those that need not wait any longer; return what the environment has to do next, if anything."""
+        changed = True
+        while changed and self._call is None:
+            changed = False
+            for wait in list(self._waits.values()):
+                if wait.participant not in self._waits:
+                    continue
+                changed = (self._look_at_first if wait.begins else self._look_at_step)(wait, now) or changed
+                if self._call is not None:
+                    return self._call
+        return None
+
+    def _look_at_first(self, wait: _Wait, now: float) -> bool:
+        """See whether a first Step has to wait further; return whether something changed."""
+        participant, expired = wait.participant, now >= wait.deadline
+        if self._may_enter(participant):
+            self._enter(participant)
+        elif self._may_start(expired):
+            self._call = ResetCall(*self.carried)
+        elif participant.absent:
+            participant.absent = False
+            text = (
+                f"the environment began a sequence without the agent {participant.name!r}; Step again for the next "
+                "one, or leave"
+            )
+            self._answer(participant, RequestError(Code.FAILED_PRECONDITION, text))
+        elif expired:
+            self._answer(participant, self._late(self._awaited_for_start()))
+        else:
+            return False
+        return True
+
+    def _may_enter(self, participant: Participant) -> bool:
+        return (
+            self._playing
+            and not self._ending
+            and participant.sequence != self.sequence
+            and participant.name in self._alive
+        )
+
+    def _enter(self, participant: Participant) -> None:
+        participant.sequence, participant.playing = self.sequence, True
+        participant.outcome, participant.absent, participant.reward = None, False, 0.0
+        observation, info = self._latest[participant.name]
+        participant.receive(observation, 0.0, False, False, info)
+        self._resets.start(participant.agent)
+        self._answer(participant, pb.RUNNING)
+
+    def _ready(self, participant: Participant) -> bool:
+        wait = self._waits.get(participant)
+        return wait is not None and wait.begins
+
+    def _may_start(self, expired: bool) -> bool:
+        if self._options.missing_agent is not MissingAgent.DEFAULT:
+            ready = sum(wait.begins for wait in self._waits.values())
+            return not self._playing and ready == len(self._names)
+        if self._playing:
+            return expired and self._ending  # those that were not told yet are told all the same
+        return expired or all(self._ready(participant) for participant in self.participants.values())
+
+    def _awaited_for_start(self) -> list[str]:
+        if self._playing:
+            return [participant.name for participant in self.participants.values() if participant.playing]
+        ready = {wait.participant.name for wait in self._waits.values() if wait.begins}
+        return [name for name in self._names if name not in ready]
+
+    def _look_at_step(self, wait: _Wait, now: float) -> bool:
+        """See whether a Step with an action has to wait further; return whether something changed."""
+        participant = wait.participant
+        if participant.outcome is not None:
+            self._answer(participant, participant.take_outcome())
+        elif self._ending or not participant.playing or self._resets.is_due(participant.agent):
+            participant.cut_off = True
+            self.drop(participant)
+            self._answer(participant, pb.INTERRUPTED)
+        elif not (missing := self._missing()):
+            self._call = self._step_call()
+        elif now < wait.deadline:
+            return False
+        elif self._options.missing_agent is MissingAgent.DEFAULT:
+            self._call = self._step_call()
+        elif self._options.missing_agent is MissingAgent.END:
+            self._end_sequence()
+        else:
+            self._answer(participant, self._late(missing))
+        return True
+
+    def _acts(self, name: str) -> _Wait | None:
+        """The Step with an action of an agent, where one waits."""
+        participant = self.participants.get(name)
+        wait = None if participant is None else self._waits.get(participant)
+        return None if wait is None or wait.begins else wait
+
+    def _missing(self) -> list[str]:
+        """Whose action has to be waited for."""
+        missing = []
+        for name in self._alive:
+            participant = self.participants.get(name)
+            if participant is not None and participant.sequence == self.sequence:
+                awaited = participant.playing
+            else:
+                awaited = self._options.missing_agent is MissingAgent.WAIT
+            if awaited and self._acts(name) is None:
+                missing.append(name)
+        return missing
+
+    def _step_call(self) -> StepCall:
+        actions, missing = {}, {}
+        for name in self._alive:
+            wait = self._acts(name)
+            if wait is not None:
+                actions[name] = wait.action
+            else:
+                missing[name] = self._latest[name][0]
+        return StepCall(tuple(self._alive), actions, missing)
+
+    def _late(self, missing: list[str]) -> RequestError:
+        return RequestError(
+            Code.DEADLINE_EXCEEDED,
+            f"the world {self._world!r} waited agent_timeout={self._options.agent_timeout:g} s for the agents "
+            f"{', '.join(missing)}; send the Step again to go on waiting, or leave",
+        )
+
+    # What came of a call of the environment
+
+    def began(self, observations: Mapping[str, Any], infos: Mapping[str, Any], alive: Sequence[str]) -> None:
+        """The environment was reset: let all who are ready in."""
+        self._call = None
+        self.carried = (None, None)
+        self.sequence += 1
+        self._playing, self._ending = True, False
+        self._alive = list(alive)
+        self._latest = {name: (observations.get(name), infos.get(name, {})) for name in alive}
+        for participant in self.participants.values():
+            participant.playing = False
+            if self._ready(participant):
+                if participant.name in self._alive:
+                    self._enter(participant)
+                else:
+                    participant.sequence, participant.absent = self.sequence, True
+        self._settle()
+
+    def stepped(self, results: Sequence[Mapping[str, Any]], alive: Sequence[str]) -> None:
+        """The environment was stepped: hand each agent its part.
+
+        Args:
+            results: Observations, rewards, terminations, truncations and infos, each by agent.
+            alive: The agents that go on.
+        """
+        call, self._call = self._call, None
+        observations, rewards, terminations, truncations, infos = results
+        for name in self._alive:
+            terminated = bool(terminations.get(name, False))
+            # An agent that the environment drops without a word is truncated.
+            truncated = bool(truncations.get(name, False)) or (name not in alive and not terminated)
+            observation, info = observations.get(name, self._latest[name][0]), infos.get(name, {})
+            self._latest[name] = (observation, info)
+            participant = self.participants.get(name)
+            if participant is not None and participant.playing:
+                reward = float(rewards.get(name, 0.0))
+                participant.receive(observation, reward, terminated, truncated, info)
+                if terminated or truncated:
+                    participant.playing = False
+                    participant.outcome = pb.TERMINATED if terminated else pb.INTERRUPTED
+        for name in alive:
+            self._latest.setdefault(name, (observations.get(name), infos.get(name, {})))
+        self._alive = list(alive)
+        for participant in self._of_call(call):
+            self._answer(participant, participant.take_outcome())
+        self._settle()
+
+    def failed(self, error: RequestError) -> None:
+        """The environment raised: the Steps that led to the call are refused."""
+        call, self._call = self._call, None
+        for participant in self._of_call(call):
+            self._answer(participant, error)
+
+    def _of_call(self, call: ResetCall | StepCall | None) -> list[Participant]:
+        """Those whose Steps led to a call, and still wait."""
+        if isinstance(call, StepCall):
+            return [wait.participant for wait in self._waits.values() if wait.participant.name in call.actions]
+        return [wait.participant for wait in self._waits.values() if wait.begins]
+
+    def _settle(self) -> None:
+        """The sequence is over when nobody plays any more."""
+        if not self._anybody_plays():
+            self._playing = self._ending = False

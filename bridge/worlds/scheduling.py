@@ -1,0 +1,253 @@
+"""Waiting without threads: coroutines, the results that they wait for, and timers.
+
+A request that has to wait (for an environment in another thread or process, for other agents, for a clock) is a
+coroutine that awaits a `Pending` result. Whoever produces the result calls `set_result` or `set_error`, and the
+scheduler goes on with the coroutine. Nothing here waits by itself: an event loop calls `run` again and again.
+
+All methods are called by the thread that runs the event loop at that time, unless their docstring says otherwise.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from typing import Any, Generic, Protocol, TypeVar
+
+__all__ = ["Executor", "Pending", "Runtime", "Scheduler", "Task", "Timer", "gather"]
+
+T = TypeVar("T")
+
+
+class Pending(Generic[T]):
+    """A result that is not there yet. Any number of coroutines may `await` it."""
+
+    __slots__ = ("_callbacks", "_error", "_result", "done")
+
+    def __init__(self) -> None:
+        self.done = False
+        """Whether the result, or the error, is there."""
+        self._result: T | None = None
+        self._error: BaseException | None = None
+        self._callbacks: list[Callable[[], None]] = []
+
+    def set_result(self, result: T) -> None:
+        """Let those who wait go on with a result. Once it is done, this changes nothing."""
+        if not self.done:
+            self._result = result
+            self._finish()
+
+    def set_error(self, error: BaseException) -> None:
+        """Let those who wait go on with an exception. Once it is done, this changes nothing."""
+        if not self.done:
+            self._error = error
+            self._finish()
+
+    def finish(self, result: T | None, error: BaseException | None) -> None:
+        """Take a result, or an error where there is one: what a `Task` calls at its end."""
+        if error is not None:
+            self.set_error(error)
+        else:
+            self.set_result(result)  # type: ignore[arg-type]
+
+    def _finish(self) -> None:
+        self.done = True
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    def add_done_callback(self, callback: Callable[[], None]) -> None:
+        """Have a function called once the result is there; at once where it is."""
+        if self.done:
+            callback()
+        else:
+            self._callbacks.append(callback)
+
+    def __await__(self) -> Generator[Pending[Any], None, T]:
+        if not self.done:
+            yield self
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[return-value]
+
+
+class Timer:
+    """A call that is due at some time; `cancel` keeps it from being made."""
+
+    __slots__ = ("callback",)
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        """Do not make the call."""
+        self.callback = None
+
+
+class Task:
+    """A coroutine that a scheduler runs to its end.
+
+    Args:
+        scheduler: Goes on with it.
+        coroutine: What to run.
+        done: Called with the result and None, or with None and the exception.
+    """
+
+    __slots__ = ("_coroutine", "_done", "_scheduler")
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        coroutine: Coroutine[Pending[Any], None, T],
+        done: Callable[[T | None, BaseException | None], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._coroutine = coroutine
+        self._done = done
+
+    def step(self) -> bool:
+        """Run until it waits or ends; return whether it ended."""
+        try:
+            pending = self._coroutine.send(None)
+        except StopIteration as stop:
+            self._done(stop.value, None)
+        except Exception as error:
+            self._done(None, error)
+        else:
+            self.wait_for(pending)
+            return False
+        return True
+
+    def wait_for(self, pending: Pending[Any]) -> None:
+        """Go on once a result is there."""
+        pending.add_done_callback(self._resume)
+
+    def _resume(self) -> None:
+        self._scheduler.call_soon(self.step)
+
+
+async def gather(scheduler: Scheduler, coroutines: Iterable[Coroutine[Pending[Any], None, T]]) -> list[T]:
+    """Run coroutines side by side; return their results in order once all have ended, or raise the first error."""
+    waiting: list[Pending[T]] = []
+    for coroutine in coroutines:
+        waiting.append(Pending())
+        scheduler.start(coroutine, waiting[-1].finish)
+    results, problem = [], None
+    for pending in waiting:
+        try:
+            results.append(await pending)
+        except Exception as error:
+            problem = problem or error
+    if problem is not None:
+        raise problem
+    return results
+
+
+class Executor(Protocol):
+    """Runs the calls of environments in the one thread that they belong to."""
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a function in that thread, after those that were asked for before; return what it returns."""
+        ...
+
+    def close(self) -> None:
+        """Take no more calls; a thread of its own ends."""
+        ...
+
+
+class Scheduler:
+    """Runs callbacks, timers and coroutines.
+
+    Args:
+        clock: Gives the time in seconds; it never goes back.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._ready: deque[Callable[[], Any]] = deque()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._numbers = itertools.count()
+        self.is_inside: Callable[[], bool] = lambda: False
+        """Whether the calling thread is the one that calls the environments, and so must not wait for the scheduler."""
+
+    def now(self) -> float:
+        """Return the time, in seconds."""
+        return self._clock()
+
+    def call_soon(self, callback: Callable[[], Any]) -> None:
+        """Call a function in the next `run`."""
+        self._ready.append(callback)
+
+    def call_soon_threadsafe(self, callback: Callable[[], Any]) -> None:
+        """Call a function soon; may be called from any thread."""
+        self._ready.append(callback)
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
+        """Call a function at a time, in seconds of `now()`."""
+        timer = Timer(callback)
+        heapq.heappush(self._timers, (when, next(self._numbers), timer))
+        return timer
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
+        """Call a function after so many seconds."""
+        return self.call_at(self.now() + seconds, callback)
+
+    def start(
+        self,
+        coroutine: Coroutine[Pending[Any], None, T],
+        done: Callable[[T | None, BaseException | None], None],
+    ) -> None:
+        """Run a coroutine, at once until it waits for the first time; `done` gets its result or its exception."""
+        Task(self, coroutine, done).step()
+
+    @property
+    def ready(self) -> bool:
+        """Whether a callback waits for `run`."""
+        return bool(self._ready)
+
+    def next_due(self) -> float | None:
+        """Return when the next timer is due; None: there is none."""
+        timers = self._timers
+        while timers and timers[0][2].callback is None:
+            heapq.heappop(timers)
+        return timers[0][0] if timers else None
+
+    def run(self) -> None:
+        """Call what is ready, and the timers that are due, in their order."""
+        for _ in range(len(self._ready)):
+            if not self._ready:  # a long call lets another thread run the rest
+                break
+            self._ready.popleft()()
+        while (due := self.next_due()) is not None and due <= self.now():
+            callback = heapq.heappop(self._timers)[2].callback
+            if callback is not None:
+                callback()
+
+
+class Runtime(Protocol):
+    """What worlds get from whoever serves them: a server's event loop, or `bridge.testing.LocalRuntime`."""
+
+    scheduler: Scheduler
+    executor: Executor
+    """Calls environments in the serving thread, one after the other."""
+
+    def start_thread(self, name: str) -> Executor:
+        """Return an executor with a thread of its own, for environments of a server with `thread_safe=True`."""
+        ...
+
+    def add_reader(self, file: Any, callback: Callable[[], None]) -> None:
+        """Call a function whenever a file or socket can be read. It must stand being called for nothing."""
+        ...
+
+    def add_writer(self, file: Any, callback: Callable[[], None]) -> None:
+        """Call a function also whenever a socket that is being read can be written."""
+        ...
+
+    def remove_writer(self, file: Any) -> None:
+        """Watch a socket only for reading again."""
+        ...
+
+    def remove_reader(self, file: Any) -> None:
+        """Watch a file or socket no longer."""
+        ...
