@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from bridge.errors import RequestError
-from bridge.frames import SMALL, RefusedFrame
 from bridge.hpack import Decoder, HpackError, encode
 
 __all__ = [
@@ -23,6 +22,7 @@ __all__ = [
     "ENHANCE_YOUR_CALM",
     "NO_ERROR",
     "PREFACE",
+    "SMALL",
     "Compressed",
     "End",
     "Event",
@@ -30,6 +30,7 @@ __all__ = [
     "Garbled",
     "Http2",
     "Http2Error",
+    "RefusedMessage",
     "Reset",
     "Stream",
     "TooLarge",
@@ -51,6 +52,9 @@ CANCEL = 8
 """HTTP/2's number for a stream that is not wanted any more."""
 ENHANCE_YOUR_CALM = 11
 """HTTP/2's number for a peer that asks for too much."""
+
+SMALL = 16384
+"""Bytes of a message that is sent from one piece of memory: its parts may change before it is sent."""
 
 _MESSAGE = struct.Struct(">BHBBIBI")  # a DATA frame's header, and the prefix of the one message in it
 _FRAME = struct.Struct(">BHBBI")
@@ -117,6 +121,19 @@ class Compressed(bytes):
     """A message that came compressed."""
 
 
+class RefusedMessage(bytes):
+    """Stands for a message that was not admitted and whose bytes were dropped: empty, with the reason."""
+
+    error: RequestError
+
+    @classmethod
+    def of(cls, error: RequestError) -> RefusedMessage:
+        """Return one with this reason."""
+        message = cls()
+        message.error = error
+        return message
+
+
 Event = bytes | bytearray | Fields | End | Reset | TooLarge | Garbled
 
 
@@ -172,7 +189,7 @@ class Stream:
         self.body: bytearray | None = None
         self.have = 0
         self.compressed = False
-        self.skip: RefusedFrame | None = None
+        self.skip: RefusedMessage | None = None
         """What comes in place of the message whose bytes are being dropped; `have` of them are still to come."""
 
 
@@ -185,7 +202,7 @@ class Http2:
         stream_window: Bytes that the peer may send on a stream before they were taken.
         max_streams: Of a server: how many streams there may be at a time.
         admit: Called with the bytes of a large message before memory is taken for it, and with as many less than none
-            where it will not come to its end; where it raises RequestError, a `RefusedFrame` comes in its place.
+            where it will not come to its end; where it raises RequestError, a `RefusedMessage` comes in its place.
     """
 
     def __init__(
@@ -647,7 +664,7 @@ class Http2:
             try:
                 self._admit(length)
             except RequestError as error:
-                stream.skip, stream.have = RefusedFrame.of(error), length
+                stream.skip, stream.have = RefusedMessage.of(error), length
                 return None
         stream.body = bytearray(length)
         return stream.body

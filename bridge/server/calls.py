@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from bridge.errors import Code, RequestError
-from bridge.frames import SMALL
+from bridge.http2 import SMALL
 from bridge.logs import SafeLog
 from bridge.server.connection import Call, Connection, Request
 from bridge.server.flight import Flight

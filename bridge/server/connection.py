@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any, Protocol
 
 from bridge.errors import RequestError
-from bridge.frames import RefusedFrame
+from bridge.http2 import RefusedMessage
 from bridge.server.flight import Flight
 from bridge.session import Session
 from bridge.tls import Tls
@@ -279,5 +279,5 @@ class Connection:
     def _taken(self, request: Request) -> None:
         if type(request) is bytearray:
             self.hold(-len(request))
-        if isinstance(request, RefusedFrame):
+        if isinstance(request, RefusedMessage):
             raise request.error

@@ -7,7 +7,6 @@ import zlib
 from urllib.parse import quote
 
 from bridge.errors import Code, RequestError
-from bridge.frames import RefusedFrame
 from bridge.http2 import (
     ENHANCE_YOUR_CALM,
     NO_ERROR,
@@ -18,6 +17,7 @@ from bridge.http2 import (
     Garbled,
     Http2,
     Http2Error,
+    RefusedMessage,
     Reset,
     Stream,
     TooLarge,
@@ -28,7 +28,7 @@ from bridge.server.grpc_services import Services, SideCall
 from bridge.server.limits import Limits
 from bridge.sockets import PATIENCE, QUIET
 from bridge.version import __version__
-from bridge.wire import HELLO, METHOD, SERVER_ID, SERVICE
+from bridge.wire import HELLO, METHOD, SERVICE
 
 __all__ = ["GrpcDialect"]
 
@@ -58,8 +58,6 @@ class GrpcDialect(Dialect):
         limits: `max_message_bytes` and `max_connections`.
         gate: Asks each call for the token.
         services: gRPC's own.
-        server_id: Of a port where frames are spoken too: what each call is told of this server, and the kernel looks
-            for clients that went; None: this is no such port.
     """
 
     throttles = True
@@ -71,15 +69,12 @@ class GrpcDialect(Dialect):
         limits: Limits,
         gate: Gate,
         services: Services,
-        server_id: str | None = None,
     ) -> None:
         self._connection = connection
         self._switchboard = switchboard
         self._limits = limits
         self._gate = gate
         self._services = services
-        self._pings = server_id is None
-        self._head = _HEAD if server_id is None else (*_HEAD, (SERVER_ID, server_id))
         self._began = self._heard = time.monotonic()
         self._asked: float | None = None
         self._settled = False
@@ -160,7 +155,7 @@ class GrpcDialect(Dialect):
             self._switchboard.push(owner, event)  # one that was not admitted
         else:
             self._connection.drop(event)
-            if isinstance(event, RefusedFrame):
+            if isinstance(event, RefusedMessage):
                 self._fail(stream, event.error)
             elif isinstance(owner, SideCall):
                 self._reply(stream, owner, owner.message(bytes(event)))
@@ -188,7 +183,7 @@ class GrpcDialect(Dialect):
             try:
                 self._connection.admit(len(plain))
             except RequestError as error:
-                self._switchboard.push(stream.owner, RefusedFrame.of(error))
+                self._switchboard.push(stream.owner, RefusedMessage.of(error))
             else:
                 self._switchboard.push(stream.owner, bytearray(plain))
         elif isinstance(stream.owner, SideCall):
@@ -219,7 +214,7 @@ class GrpcDialect(Dialect):
             if path == _PATH:
                 call = self._switchboard.begin(self._connection, fields.get(HELLO, ""), "")
                 stream.owner, call.stream = call, stream
-                self._http.head(stream, self._head)
+                self._http.head(stream, _HEAD)
             else:
                 side = side or self._services.open(path)
                 if side is None:
@@ -231,7 +226,7 @@ class GrpcDialect(Dialect):
         if encoding != "identity":
             self._encodings[stream] = encoding
         if side is not None:
-            self._http.head(stream, self._head)
+            self._http.head(stream, _HEAD)
         if event.last:
             if isinstance(stream.owner, Call):
                 self._switchboard.push(stream.owner, None)
@@ -313,7 +308,7 @@ class GrpcDialect(Dialect):
                 self._asked = None
             elif now - self._asked > PATIENCE:
                 return False
-        elif self._pings and now - self._heard > QUIET:
+        elif now - self._heard > QUIET:
             self._asked = now
             self._http.ping()
             self._connection.fresh += self._http.take()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import secrets
 import signal
 import socket
 import threading
@@ -14,7 +13,6 @@ from types import FrameType, TracebackType
 from typing import Any
 from urllib.parse import quote
 
-from bridge import local
 from bridge.address import is_loopback
 from bridge.clock import Clock
 from bridge.credentials import TokenLike
@@ -23,7 +21,6 @@ from bridge.forks import forget_in_child, leak
 from bridge.server.auth import Gate, Security
 from bridge.server.connection import Connection, Dialect
 from bridge.server.flight import Flight
-from bridge.server.frame_dialect import EitherDialect, FrameDialect
 from bridge.server.grpc_dialect import GrpcDialect
 from bridge.server.grpc_services import Services
 from bridge.server.limits import ConnectionCount, Limits
@@ -63,7 +60,6 @@ class Server:
         port: The port to listen on; 0: any free one.
         limits: What it refuses beyond.
         unix_path: Where to listen on a Unix socket too; None: nowhere.
-        tcp_port: The port to serve frames at too, 0: any free one; None: none.
         security: Certificates, and the token.
         idle_timeout: Seconds after which a world without agents goes; None: never.
         reset_world_timeout: Seconds that a ResetWorld waits for the other agents.
@@ -78,7 +74,6 @@ class Server:
         port: int = 0,
         limits: Limits = _DEFAULTS,
         unix_path: str | None = None,
-        tcp_port: int | None = None,
         security: Security = _OPEN,
         idle_timeout: float | None = None,
         reset_world_timeout: float = RESET_WORLD_TIMEOUT,
@@ -93,8 +88,6 @@ class Server:
         if not isinstance(port, int) or not 0 <= port <= 65535:
             raise SettingError(f"expected a port from 0 to 65535, got {port!r}")
         self._source = source
-        if tcp_port is not None and (not isinstance(tcp_port, int) or not 0 <= tcp_port <= 65535):
-            raise SettingError(f"expected tcp_port from 0 to 65535, got {tcp_port!r}")
         self._registry = Registry(
             source,
             limits,
@@ -104,13 +97,10 @@ class Server:
         )
         self._count = ConnectionCount(limits.max_connections)
         self._transport = Transport(self._registry, limits, count=self._count, flight=Flight(limits))
-        self._offer: local.Offer | None = None
         self._unix: UnixListener | None = None
-        self._tcp_port: int | None = None
         self._metrics: Metrics | None = None
-        server_id = secrets.token_hex(16)
         try:
-            self._port = self._listen(limits, security, server_id, host, port, tcp_port, unix_path)
+            self._port = self._listen(limits, security, host, port, unix_path)
             if metrics_port is not None:
                 self._metrics = Metrics(host, metrics_port, lambda: self.connections, lambda: self.worlds)
         except BaseException:
@@ -120,21 +110,18 @@ class Server:
         if self._unix is not None:
             self._registry.unix_path = self._unix.path
         self._transport.start()
-        if self._unix is not None:
-            self._offer = local.publish(self.port, self._unix.path, server_id)
         self._tls = security.tls
         self._reaper = Reaper(self._registry.reap, idle_timeout)
         self._host = host
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
         if not is_loopback(host) and security.missing():
-            ports = f"port {self.port}" if tcp_port is None else f"ports {self.port} and {self._tcp_port}"
             warnings.warn(
                 f"listening on {host} without {security.missing()}: "
                 + (
-                    f"what travels over {ports} can be read and changed on its way"
+                    f"what travels over port {self.port} can be read and changed on its way"
                     if security.authenticates
-                    else f"whoever reaches {ports} can use the environments"
+                    else f"whoever reaches port {self.port} can use the environments"
                 ),
                 RuntimeWarning,
                 stacklevel=3,
@@ -142,44 +129,21 @@ class Server:
         atexit.register(self.stop, 0.0)
         forget_in_child(self)
 
-    def _listen(
-        self,
-        limits: Limits,
-        security: Security,
-        server_id: str,
-        host: str,
-        port: int,
-        tcp_port: int | None,
-        unix_path: str | None,
-    ) -> int:
-        """Open all ports; return that of gRPC."""
+    def _listen(self, limits: Limits, security: Security, host: str, port: int, unix_path: str | None) -> int:
+        """Open the port and the Unix socket; return the port."""
         transport, gate, services = self._transport, Gate(security.token), Services()
         self._services = services
 
         def grpc(connection: Connection) -> Dialect:
             return GrpcDialect(connection, transport, limits, gate, services)
 
-        def frames(connection: Connection) -> Dialect:
-            return FrameDialect(connection, transport, limits, gate, server_id)
-
-        def grpc_here(connection: Connection) -> Dialect:
-            return GrpcDialect(connection, transport, limits, gate, services, server_id)
-
-        def either(connection: Connection) -> Dialect:
-            return EitherDialect(connection, frames, grpc_here)
-
-        tls, tls_frames = security.context("h2"), security.context()
-        socks = listen_tcp(host, port, "port")
+        tls = security.context("h2")
+        socks = listen_tcp(host, port)
         for sock in socks:
             transport.listen(sock, grpc, tls)
-        if tcp_port is not None:
-            others = listen_tcp(host, tcp_port, "tcp_port")
-            self._tcp_port = others[0].getsockname()[1]
-            for sock in others:
-                transport.listen(sock, either, tls_frames)
         if unix_path is not None:
             self._unix = UnixListener(os.path.abspath(unix_path))
-            transport.listen(self._unix.sock, either, None, self._unix.remove)
+            transport.listen(self._unix.sock, grpc, None, self._unix.remove)
         found: int = socks[0].getsockname()[1]
         return found
 
@@ -211,8 +175,6 @@ class Server:
         urls = [self.url]
         if self._unix is not None:
             urls.append(f"unix://{quote(self._unix.path)}")
-        if self._tcp_port is not None:
-            urls.append(f"{'tcps' if self._tls else 'tcp'}://{self._reachable}:{self._tcp_port}")
         return urls
 
     @property
@@ -274,8 +236,6 @@ class Server:
             atexit.unregister(self.stop)
             self._registry.drain()
             try:
-                if self._offer is not None:
-                    self._offer.withdraw()
                 self._services.stop()
                 if not self._transport.stop(grace):
                     warnings.warn(
@@ -322,7 +282,6 @@ def serve_gym(
     max_lanes: int = _DEFAULTS.max_lanes,
     max_message_bytes: int = _DEFAULTS.max_message_bytes,
     unix_path: str | None = None,
-    tcp_port: int | None = None,
     processes: int = 1,
     max_requests_in_flight: int = _DEFAULTS.max_requests_in_flight,
     max_queued_bytes: int = _DEFAULTS.max_queued_bytes,
@@ -372,9 +331,8 @@ def serve_gym(
         max_worlds: Worlds at a time.
         max_lanes: The most lanes in a world that a client may ask for.
         max_message_bytes: The largest request or response, in bytes.
-        unix_path: Listen on a Unix socket at this path too, for clients on this machine: cheaper than TCP, and open
-            to nobody but this user. Clients of this package that are given the gRPC URL find and use it by themselves.
-        tcp_port: Serve the same messages as frames on a TCP port too, 0: any free one; with TLS where it is given.
+        unix_path: Listen on a Unix socket at this path too, for gRPC clients on this machine: cheaper than TCP, and
+            open to nobody but this user. Its URL is `unix://` and the path.
         processes: How many full servers to run, each in a process of its own, so that environments step on as many
             cores; `.urls` lists them. Process i listens on `port + i` where a port is given, and at `unix_path` with
             `.i` after it.
@@ -444,7 +402,6 @@ def serve_gym(
         port=port,
         limits=limits,
         unix_path=unix_path,
-        tcp_port=tcp_port,
         security=security,
         idle_timeout=idle_timeout,
         reset_world_timeout=reset_world_timeout,

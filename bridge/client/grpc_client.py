@@ -1,22 +1,28 @@
-"""gRPC, as a client speaks it: dm_env_rpc's call, one or several of them on an HTTP/2 connection."""
+"""The client's end of a gRPC connection, without a socket: dm_env_rpc's call, one or several of them over HTTP/2."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from bridge.address import Address
 from bridge.client import keepalive
-from bridge.client.link import Came, Line, Part
 from bridge.client.remedies import remedy
 from bridge.client.token import shown_token
 from bridge.credentials import TOKEN_VARIABLE
 from bridge.errors import Code, ConnectError, ConnectionLostError, PeerError, RefusedError, RemoteError
 from bridge.http2 import CANCEL, Compressed, End, Event, Fields, Garbled, Http2, Http2Error, Reset, Stream, TooLarge
 from bridge.version import __version__
-from bridge.wire import HELLO, METHOD, SERVER_ID, SERVICE
+from bridge.wire import HELLO, METHOD, SERVICE
 
-__all__ = ["GrpcDialect"]
+if TYPE_CHECKING:
+    from bridge.client.link import Line
+
+__all__ = ["Came", "GrpcClient"]
+
+Came = tuple["Line", bytes | bytearray | RemoteError]
+"""An answer, or how a call ended."""
 
 # Other servers than ours hang up on who asks them more often than every five minutes.
 _QUIET_UNKNOWN = 310.0
@@ -43,23 +49,18 @@ class _Status:
     details: str
 
 
-class GrpcDialect:
-    """The messages of the calls.
+class GrpcClient:
+    """Turns requests into bytes, and bytes into answers, for all calls of one connection.
 
     Args:
-        address: Where to.
+        address: The server.
         max_message_bytes: The largest answer.
-        server_id: The id that the server must have; None: any.
     """
 
-    alpn = "h2"
-    half_closes = False
-
-    def __init__(self, address: Address, max_message_bytes: int, server_id: str | None = None) -> None:
+    def __init__(self, address: Address, max_message_bytes: int) -> None:
         self._scheme = address.scheme
         self._url = address.url
         self._max_message_bytes = max_message_bytes
-        self._server_id = server_id
         token = shown_token(address)
         self._withheld = token is None and address.credentials.token is not None
         self._fields = [
@@ -76,9 +77,11 @@ class GrpcDialect:
             self._fields.append(("authorization", f"Bearer {token}"))
         self._http = Http2(client=True, max_message_bytes=max_message_bytes)
         self.answered = False
+        """Whether the server is known to speak gRPC."""
         self.server_version: str | None = None
-        # The kernel looks after the sockets of this machine that stand for frames.
-        self.quiet: float | None = _QUIET_UNKNOWN if address.scheme in ("grpc", "grpcs") else None
+        """The version of a server of this package; None: not known, or another server."""
+        self.quiet = _QUIET_UNKNOWN
+        """Seconds without a byte from the server after which it is sent a ping."""
 
     @property
     def roomy(self) -> bool:
@@ -88,10 +91,10 @@ class GrpcDialect:
 
     @property
     def broken(self) -> bool:
-        """Whether what follows is no HTTP/2."""
+        """Whether what follows is no HTTP/2; `feed` then raises."""
         return self._http.broken is not None
 
-    def take(self) -> list[Part]:
+    def take(self) -> list[bytes | memoryview]:
         """Return what is to be sent now."""
         return self._http.take()
 
@@ -118,7 +121,7 @@ class GrpcDialect:
 
     @property
     def space(self) -> memoryview | None:
-        """Where the rest of a large answer goes."""
+        """Where the next bytes go, to be received into and told to `filled`; None: anywhere, to `feed`."""
         return self._http.space
 
     def filled(self, count: int) -> list[Came]:
@@ -126,7 +129,7 @@ class GrpcDialect:
         return self._noted(self._http.filled(count))
 
     def feed(self, data: bytes) -> list[Came]:
-        """Take bytes; return what they complete."""
+        """Take bytes; return what they complete. Raises RemoteError where they are no HTTP/2."""
         http = self._http
         try:
             if http.broken is not None:
@@ -150,8 +153,6 @@ class GrpcDialect:
                 if status is not None:
                     self._http.cut(stream, CANCEL)  # where it is still open
                     came.append((stream.owner, self._explain(status, stream.owner.url)))
-                elif isinstance(event, Fields) and event.fields.get(SERVER_ID) != self._server_id is not None:
-                    raise ConnectError(self._url, "another server answers at its Unix socket; use transport='grpc'")
         if self.answered and self.quiet == _QUIET_UNKNOWN and self.server_version is not None:
             self.quiet = keepalive.KEEPALIVE
         return came
