@@ -215,4 +215,4 @@ class GrpcClient:
         """Say what the end of the socket's stream means now."""
         if self._http.farewell:
             return f"the connection was lost: {self._http.farewell}"
-        return "the server ended the stream" if self.answered else "it closed the connection without a word"
+        return "the server ended the stream" if self.answered else "it closed the connection without replying"
