@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from bridge.credentials import ClientCredentials
 from bridge.errors import AddressError
@@ -53,12 +53,12 @@ class Address:
 
     @property
     def target(self) -> str:
-        """`host:port` with brackets around an IPv6 address, as gRPC wants it; the path of a Unix socket.
+        """The name of the server as gRPC writes it: `host:port`, or `unix:` and a path.
 
-        A name of other than English letters is as DNS has it.
+        An IPv6 address stands in brackets; a name of other than English letters is as DNS has it.
         """
         if self.path:
-            return self.path
+            return f"unix:{quote(self.path)}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host.encode('idna').decode()}:{self.port}"
 
 

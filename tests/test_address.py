@@ -37,6 +37,7 @@ def test_a_url_is_read_into_its_parts(url, expected):
 def test_the_target_has_brackets_around_an_ipv6_address_only():
     assert parse_address("grpc://[fe80::1]:50051/E").target == "[fe80::1]:50051"
     assert parse_address("grpc://host:50051/E").target == "host:50051"
+    assert parse_address("unix:///run/a%20b?env_id=E").target == "unix:/run/a%20b"
 
 
 def test_the_target_names_a_host_as_dns_does():

@@ -347,9 +347,14 @@ def test_every_command_that_connects_shows_a_token_and_a_certificate(
         until(lambda: server.connections == 0)
 
 
-def test_check_looks_at_grpc_alone_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "unix:///run/s"]) == 2
-    assert "expected grpc:// or grpcs://, got 'unix:///run/s'" in capsys.readouterr().err
+def test_check_looks_over_a_unix_socket(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serve_gym("CartPole-v1", unix_path=str(tmp_path / "a b")) as server:
+        assert main(["check", server.urls[1], "--only", "D-8"]) == 0
+    assert main(["check", server.urls[1], "--tls-ca", str(make_certificates(tmp_path)["ca.pem"])]) == 2
+    assert "a Unix socket needs none" in capsys.readouterr().err
+
+
+def test_check_shows_no_token_that_it_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "grpc://localhost:1", "--token", "two words"]) == 2
     assert "two words" not in capsys.readouterr().err
 
