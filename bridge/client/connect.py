@@ -1,4 +1,4 @@
-"""How a client connects: by our own HTTP/2."""
+"""How a client connects: by our own HTTP/2, or by grpcio."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from bridge.errors import RemoteError, SettingError
 
 __all__ = ["TRANSPORTS", "Connection", "checked_transport", "connect"]
 
-TRANSPORTS = ("http2",)
-"""What a client may connect by."""
+TRANSPORTS = ("http2", "grpcio")
+"""What a client may connect by: our own HTTP/2, or the library grpcio."""
 
 
 class Connection(Protocol):
@@ -76,6 +76,10 @@ def connect(
     if address.credentials.has_tls and not address.tls:
         remedy = "a Unix socket needs none, leave them out" if local else f"write {address.scheme}s://"
         raise SettingError(f"tls_ca, tls_certificate and tls_key are for TLS, but {address.url!r} is without: {remedy}")
+    if transport == "grpcio":
+        from bridge.client.grpcio_transport import GrpcioConnection  # loads grpcio, which nothing else needs
+
+        return GrpcioConnection(address, inbox, label, max_message_bytes)
     shared = shared and (local or is_loopback(address.host))
     key = address.scheme, address.target, address.credentials
     link: Link | None = inbox.links.get(key) if shared else None

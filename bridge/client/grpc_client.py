@@ -19,13 +19,13 @@ from bridge.wire import HELLO, METHOD, SERVICE
 if TYPE_CHECKING:
     from bridge.client.link import Line
 
-__all__ = ["Came", "GrpcClient"]
+__all__ = ["QUIET_UNKNOWN", "Came", "GrpcClient", "call_error"]
 
 Came = tuple["Line", bytes | bytearray | RemoteError]
 """An answer, or how a call ended."""
 
-# Other servers than ours hang up on who asks them more often than every five minutes.
-_QUIET_UNKNOWN = 310.0
+QUIET_UNKNOWN = 310.0
+"""Seconds between pings to servers that are not ours: they hang up on who asks more often than every five minutes."""
 # Lines of a link: a server that says nothing of it takes at least a hundred.
 _MAX_LINES = 64
 _BY_HTTP_STATUS = {
@@ -47,6 +47,31 @@ _BY_RESET = {
 class _Status:
     code: int
     details: str
+
+
+def call_error(url: str, scheme: str, code: int, details: str, *, answered: bool, withheld: bool) -> RemoteError:
+    """Return the error that a call's status stands for.
+
+    Args:
+        url: The server's URL, for the message.
+        scheme: The URL's scheme.
+        code: The status code.
+        details: The status message.
+        answered: Whether the server had answered anything.
+        withheld: Whether there is a token that was not sent, because it would have travelled unencrypted.
+    """
+    details = details or "no details"
+    if code == Code.OK:
+        return ConnectionLostError(url, "the server ended the stream")
+    if code == Code.UNAVAILABLE and not answered:
+        return ConnectError(url, f"no connection: {details}. {remedy(scheme, details)}")
+    if code in (Code.UNAVAILABLE, Code.CANCELLED):
+        return ConnectionLostError(url, f"the connection was lost: {details}")
+    if code == Code.UNIMPLEMENTED:
+        return ConnectError(url, f"a gRPC server is there, but it does not speak dm_env_rpc: {details}")
+    if code == Code.UNAUTHENTICATED and withheld:
+        details += f" ({TOKEN_VARIABLE} is not sent unencrypted to another machine: use grpcs://, or pass token=)"
+    return RefusedError(url, f"the stream was ended: {details}", code)
 
 
 class GrpcClient:
@@ -80,7 +105,7 @@ class GrpcClient:
         """Whether the server is known to speak gRPC."""
         self.server_version: str | None = None
         """The version of a server of this package; None: not known, or another server."""
-        self.quiet = _QUIET_UNKNOWN
+        self.quiet = QUIET_UNKNOWN
         """Seconds without a byte from the server after which it is sent a ping."""
 
     @property
@@ -152,8 +177,8 @@ class GrpcClient:
                 status = self._status(stream, event)
                 if status is not None:
                     self._http.cut(stream, CANCEL)  # where it is still open
-                    came.append((stream.owner, self._explain(status, stream.owner.url)))
-        if self.answered and self.quiet == _QUIET_UNKNOWN and self.server_version is not None:
+                    came.append((stream.owner, self._error(stream.owner.url, status)))
+        if self.answered and self.quiet == QUIET_UNKNOWN and self.server_version is not None:
             self.quiet = keepalive.KEEPALIVE
         return came
 
@@ -196,20 +221,10 @@ class GrpcClient:
         number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else int(Code.UNKNOWN)
         return _Status(number, unquote(fields.get("grpc-message", ""), errors="replace"))
 
-    def _explain(self, status: _Status, url: str) -> RemoteError:
-        """Say how a call ended."""
-        code, details = status.code, status.details or "no details"
-        if code == Code.OK:
-            return ConnectionLostError(url, "the server ended the stream")
-        if code == Code.UNAVAILABLE and not self.answered:
-            return ConnectError(url, f"no connection: {details}. {remedy(self._scheme, details)}")
-        if code in (Code.UNAVAILABLE, Code.CANCELLED):
-            return ConnectionLostError(url, f"the connection was lost: {details}")
-        if code == Code.UNIMPLEMENTED:
-            return ConnectError(url, f"a gRPC server is there, but it does not speak dm_env_rpc: {details}")
-        if code == Code.UNAUTHENTICATED and self._withheld:
-            details += f" ({TOKEN_VARIABLE} is not sent unencrypted to another machine: use grpcs://, or pass token=)"
-        return RefusedError(url, f"the stream was ended: {details}", code)
+    def _error(self, url: str, status: _Status) -> RemoteError:
+        return call_error(
+            url, self._scheme, status.code, status.details, answered=self.answered, withheld=self._withheld
+        )
 
     def cut_off(self) -> str:
         """Say what the end of the socket's stream means now."""

@@ -135,7 +135,8 @@ class RemoteVectorEnv(SeatedVectorEnv):
         render_mode: The render mode to make it with.
         timeout: Seconds to wait for any answer.
         max_message_bytes: The largest request or answer, in bytes.
-        transport: What to connect by: `http2`, our own HTTP/2.
+        transport: What to speak gRPC with: `http2`, our own HTTP/2, which is faster; or `grpcio`, the library, for
+            proxies and servers that our own does not get along with.
         token: What the server wants to see; None: that of `token_file`, or else of the environment variable
             `BRIDGE_TOKEN`.
         token_file: A file that holds the token.
