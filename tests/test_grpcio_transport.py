@@ -280,6 +280,27 @@ def test_a_forked_process_leaves_the_parents_connection_alone() -> None:
         env.close()
 
 
+def test_the_garbage_collector_may_end_a_connection_while_its_thread_posts() -> None:
+    inbox: Inbox[str] = Inbox()
+    inbox.add_poster()
+    assert inbox._waker is not None
+    watched, real = inbox._waker
+
+    class Interrupted:
+        """As if the collector ran in `send`, and closed the connection."""
+
+        close = real.close
+
+        def send(self, data: bytes) -> int:
+            inbox.remove_poster()
+            return real.send(data)
+
+    inbox._waker = (watched, Interrupted())  # type: ignore[assignment]
+    inbox.post("posted")
+    assert inbox.get(0.0) == "posted"
+    assert inbox._waker is None
+
+
 def test_an_item_that_another_thread_posts_wakes_whoever_waits() -> None:
     inbox: Inbox[str] = Inbox()
     inbox.add_poster()

@@ -52,7 +52,7 @@ class Inbox(Generic[T]):
         """Held by whoever is at the sockets."""
         self._posters = 0
         self._waker: tuple[socket.socket, socket.socket] | None = None
-        self._waker_guard = threading.Lock()
+        self._waker_guard = threading.RLock()  # for the same reason
 
     def put(self, item: T) -> None:
         """Add an item; called by what looks after the sockets."""
@@ -62,9 +62,10 @@ class Inbox(Generic[T]):
         """Add an item from another thread, and wake whoever waits in `get`; after `add_poster`."""
         self._items.append(item)
         with self._waker_guard:
-            if self._waker is not None:
-                with contextlib.suppress(BlockingIOError):  # it is full: whoever waits will wake
-                    self._waker[1].send(b"\0")
+            waker = self._waker
+            if waker is not None:
+                with contextlib.suppress(OSError):  # it is full, or the garbage collector has just closed it
+                    waker[1].send(b"\0")
 
     def add_poster(self) -> None:
         """Take items from another thread, until `remove_poster`."""
