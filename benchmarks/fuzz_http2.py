@@ -215,7 +215,9 @@ def run(frames: int, *, seed: int = 0, say: Callable[[str], None] | None = None)
     shown = began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, server(f"{folder}/s") as process:
         path = f"{folder}/s"
+        first = process.num_fds()
         play(path)
+        wait_until(lambda: process.num_fds() <= first)
         files, threads = process.num_fds(), process.num_threads()
         while count < frames:
             if not grown_from and count >= frames // 10:
@@ -231,11 +233,7 @@ def run(frames: int, *, seed: int = 0, say: Callable[[str], None] | None = None)
                 play(path)
         seconds = time.perf_counter() - began
         play(path)
-        deadline = time.monotonic() + _DEADLINE
-        while process.num_fds() > files or process.num_threads() > threads:
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.01)  # the server notices each end by itself
+        wait_until(lambda: process.num_fds() <= files and process.num_threads() <= threads)
         return Report(
             count,
             seconds,
@@ -245,6 +243,13 @@ def run(frames: int, *, seed: int = 0, say: Callable[[str], None] | None = None)
             process.num_fds() - files,
             process.num_threads() - threads,
         )
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition, at most for the deadline: the server notices the end of a connection a moment later."""
+    deadline = time.monotonic() + _DEADLINE
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def play(path: str) -> None:
