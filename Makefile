@@ -74,7 +74,6 @@ chaos: $(VENV)/.installed-test
 
 fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.fuzz
-	$(BIN)/python -m benchmarks.fuzz_frames
 	$(BIN)/python -m benchmarks.fuzz_http2
 
 mutants: $(VENV)/.installed-test

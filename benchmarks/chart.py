@@ -34,7 +34,7 @@ def draw(path: Path, results: Sequence[Result], title: str) -> None:
             [result.median - min(result.values) for result in members],
             [max(result.values) - result.median for result in members],
         ]
-        ours = [result.subject.title.startswith(("gRPC", "Unix", "TCP", "the same")) for result in members]
+        ours = [result.subject.title.startswith(("gRPC", "Unix", "the same")) for result in members]
         colors = ["#3b6ea8" if mine else "#b9b9b9" for mine in ours]
         bars = axes.barh([result.subject.title for result in members], medians, xerr=spread, color=colors, height=0.7)
         axes.bar_label(

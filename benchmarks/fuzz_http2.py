@@ -8,21 +8,32 @@ threads and its files must not grow.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import random
 import select
+import socket
 import struct
+import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
 
 from benchmarks.fuzz import garbled, valid_requests
-from benchmarks.fuzz_frames import Report, opened, play, sent, server
+from bridge import make_remote, serve_gym
 from bridge.hpack import encode
 from bridge.http2 import PREFACE
+from bridge.testing import CountingEnv
 from bridge.wire import METHOD, SERVICE
 
+ROOT = Path(__file__).parent.parent
+MAX_MESSAGE_BYTES = 200_000
 _DEADLINE = 30.0
 _BATCH = 32
 _FIELDS = (
@@ -42,6 +53,78 @@ _OTHER_FIELDS = (
     ("grpc-encoding", "soup"),
     ("x", "y" * 300),
 )
+
+
+@dataclasses.dataclass
+class Report:
+    """What a run gave."""
+
+    frames: int
+    seconds: float
+    connections: int
+    ends: Counter[str]
+    """How many connections ended in each way."""
+    grown: int
+    """Bytes by which the server's memory grew after the first tenth."""
+    files: int
+    """Files that the server has open in the end, beside those of the beginning."""
+    threads: int
+    """Threads, likewise."""
+
+
+def serve(path: str) -> None:
+    """Serve until standard input ends: the whole life of the server's process."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with serve_gym(
+            lambda: CountingEnv(5),
+            unix_path=path,
+            max_worlds=8,
+            max_lanes=8,
+            max_message_bytes=MAX_MESSAGE_BYTES,
+            reset_world_timeout=0.01,
+        ):
+            print("served", flush=True)
+            sys.stdin.read()
+
+
+@contextmanager
+def server(path: str) -> Iterator[psutil.Process]:
+    """Run a server in a process of its own.
+
+    Raises:
+        AssertionError: It did not start, or has crashed.
+    """
+    command = [sys.executable, "-m", "benchmarks.fuzz_http2", "--serve", path]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            if process.stdout is None or process.stdout.readline() != b"served\n":
+                raise AssertionError("the server did not start")
+            yield psutil.Process(process.pid)
+            if process.poll() is not None:
+                raise AssertionError(f"the server ended with {process.returncode}")
+        finally:
+            process.kill()
+
+
+def opened(path: str) -> socket.socket:
+    """Connect."""
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(_DEADLINE)
+    sock.connect(path)
+    return sock
+
+
+def sent(sock: socket.socket, data: bytes, rng: random.Random) -> None:
+    """Send, at times in pieces that end anywhere."""
+    if rng.random() < 0.8:
+        sock.sendall(data)
+        return
+    view = memoryview(data)
+    while view:
+        count = rng.randint(1, max(1, len(view)))
+        sock.sendall(view[:count])
+        view = view[count:]
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -132,7 +215,9 @@ def run(frames: int, *, seed: int = 0, say: Callable[[str], None] | None = None)
     shown = began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, server(f"{folder}/s") as process:
         path = f"{folder}/s"
+        first = process.num_fds()
         play(path)
+        wait_until(lambda: process.num_fds() <= first)
         files, threads = process.num_fds(), process.num_threads()
         while count < frames:
             if not grown_from and count >= frames // 10:
@@ -148,11 +233,7 @@ def run(frames: int, *, seed: int = 0, say: Callable[[str], None] | None = None)
                 play(path)
         seconds = time.perf_counter() - began
         play(path)
-        deadline = time.monotonic() + _DEADLINE
-        while process.num_fds() > files or process.num_threads() > threads:
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.01)  # the server notices each end by itself
+        wait_until(lambda: process.num_fds() <= files and process.num_threads() <= threads)
         return Report(
             count,
             seconds,
@@ -164,16 +245,37 @@ def run(frames: int, *, seed: int = 0, say: Callable[[str], None] | None = None)
         )
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition, at most for the deadline: the server notices the end of a connection a moment later."""
+    deadline = time.monotonic() + _DEADLINE
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def play(path: str) -> None:
+    """Play as a client in good order does."""
+    env = make_remote(f"unix://{path}", timeout=_DEADLINE)
+    try:
+        env.reset(seed=0)
+        env.step(1)
+    finally:
+        env.close()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run, print the figures; the exit code is 1 where memory grew by more than 20 MB, or files or threads are left."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz_http2", description="Random HTTP/2.")
     parser.add_argument("--frames", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--serve", metavar="PATH", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
+    if arguments.serve is not None:
+        serve(arguments.serve)
+        return 0
     report = run(arguments.frames, seed=arguments.seed, say=lambda text: print(text, file=sys.stderr, flush=True))
     print(
         f"{report.frames:,} frames over {report.connections:,} connections in {report.seconds:.0f} s, "
-        f"{report.frames / report.seconds:,.0f} a second: {dict(report.answers.most_common())}; in the server, memory "
+        f"{report.frames / report.seconds:,.0f} a second: {dict(report.ends.most_common())}; in the server, memory "
         f"grew by {report.grown / 1e6:.1f} MB after the first tenth, files by {report.files}, threads by "
         f"{report.threads}"
     )

@@ -18,9 +18,9 @@ __all__ = ["Script", "joined", "server_on"]
 
 @contextmanager
 def server_on(transport: str, *arguments: str) -> Iterator[str]:
-    """Serve in a process; yield the URL of a transport: `grpc`, `unix` or `tcp`."""
+    """Serve in a process; yield the URL of a scheme: `grpc` or `unix`."""
     with tempfile.TemporaryDirectory() as folder:
-        extra = {"grpc": [], "unix": ["--unix-path", f"{folder}/s"], "tcp": ["--tcp-port", "0"]}[transport]
+        extra = {"grpc": [], "unix": ["--unix-path", f"{folder}/s"]}[transport]
         with ServerProcess(*arguments, *extra) as server:
             yield next(url for url in server.urls if url.startswith(f"{transport}://"))
 

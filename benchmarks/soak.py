@@ -35,15 +35,13 @@ class Sample:
             return cls(process.memory_info().rss, process.num_threads(), descriptors)
 
 
-def soak(
-    url: str, server: int, steps: int, resets: int, *, transport: str | None = None
-) -> list[tuple[Sample, Sample]]:
+def soak(url: str, server: int, steps: int, resets: int) -> list[tuple[Sample, Sample]]:
     """Step one environment; return samples of the client and the server: after 1 %, and nine more to the end."""
     processes = psutil.Process(), psutil.Process(server)
     samples: list[tuple[Sample, Sample]] = []
     marks = [steps // 100, *(steps * part // 10 for part in range(2, 11))]
     between = max(1, steps // resets)
-    env = make_remote(url, transport=transport)
+    env = make_remote(url)
     try:
         env.reset(seed=0)
         for count in range(1, steps + 1):
@@ -63,10 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--resets", type=int, default=10_000)
-    parser.add_argument("--transport", choices=["grpc", "unix", "tcp"], default="unix")
+    parser.add_argument("--transport", choices=["grpc", "unix"], default="unix")
     parser.add_argument("--megabytes", type=float, default=2.0, help="growth of memory that still counts as none")
     arguments = parser.parse_args(argv)
-    extra = {"grpc": [], "unix": ["--unix-path", f"/tmp/bridge-soak-{time.time_ns()}"], "tcp": ["--tcp-port", "0"]}
+    extra = {"grpc": [], "unix": ["--unix-path", f"/tmp/bridge-soak-{time.time_ns()}"]}
     with ServerProcess("CartPole-v1", *extra[arguments.transport]) as server:
         url = next(url for url in server.urls if url.startswith(arguments.transport))
         start = time.monotonic()

@@ -4,22 +4,23 @@
 (`grpc://host:50051/ALE/Pong-v5`), query parameters are CreateWorld settings (`?num_envs=8`), and `?world=NAME` joins
 a world that exists.
 
-`tcp://HOST:PORT` is the same over a plain socket, `tcps://HOST:PORT` over one with TLS, and `unix:///PATH` over a Unix
-socket of this machine, whose path is the URL's, so that the environment id is the query parameter `env_id`.
+`unix:///PATH` is gRPC over a Unix socket of this machine. The path is the socket's, so the environment id is the query
+parameter `env_id`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import ipaddress
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from bridge.credentials import ClientCredentials
 from bridge.errors import AddressError
 
 __all__ = ["Address", "is_loopback", "parse_address"]
 
-SCHEMES = ("grpc", "grpcs", "tcp", "tcps", "unix")
+SCHEMES = ("grpc", "grpcs", "unix")
+_REPLACED = {"tcp": "grpc", "tcps": "grpcs"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Address:
     url: str
     """The URL as it was given."""
     scheme: str
-    """`grpc`, `grpcs`, `tcp`, `tcps` or `unix`."""
+    """`grpc`, `grpcs` or `unix`."""
     host: str
     """A host name or an IP address; IPv6 without its brackets; empty for `unix`."""
     port: int
@@ -48,16 +49,16 @@ class Address:
     @property
     def tls(self) -> bool:
         """Whether what travels is encrypted, and the server proves who it is."""
-        return self.scheme in ("grpcs", "tcps")
+        return self.scheme == "grpcs"
 
     @property
     def target(self) -> str:
-        """`host:port` with brackets around an IPv6 address, as gRPC wants it; the path of a Unix socket.
+        """The name of the server as gRPC writes it: `host:port`, or `unix:` and a path.
 
-        A name of other than English letters is as DNS has it.
+        An IPv6 address stands in brackets; a name of other than English letters is as DNS has it.
         """
         if self.path:
-            return self.path
+            return f"unix:{quote(self.path)}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host.encode('idna').decode()}:{self.port}"
 
 
@@ -83,6 +84,8 @@ def parse_address(url: str) -> Address:
         raise
     except ValueError as error:
         raise AddressError(url, str(error)) from error
+    if (new := _REPLACED.get(parts.scheme)) is not None:
+        raise AddressError(url, f"{parts.scheme}:// is not supported any more; use {new}://{text.partition('://')[2]}")
     if parts.scheme not in SCHEMES:
         raise AddressError(url, f"the scheme {parts.scheme!r} is none of {', '.join(SCHEMES)}")
     local = parts.scheme == "unix"

@@ -159,7 +159,7 @@ def run(arguments: argparse.Namespace) -> int:
     paths = make_certificates(arguments.out, arguments.name, days=arguments.days)
     print(f"made in {arguments.out}, for {arguments.days:g} days:")
     print(f"  server: tls_certificate={paths['server.pem']}  tls_key={paths['server.key']}")
-    print(f"  client: tls_ca={paths['ca.pem']}, and connect to grpcs://… (or tcps://…)")
+    print(f"  client: tls_ca={paths['ca.pem']}, and connect to grpcs://…")
     print(f"  to let in only clients with a certificate: tls_client_ca={paths['ca.pem']} on the server,")
     print(f"          tls_certificate={paths['client.pem']}  tls_key={paths['client.key']} on the client")
     print(f"Keep {paths['ca.key']} to yourself: whoever has it can make certificates that your clients trust.")

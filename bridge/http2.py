@@ -22,6 +22,7 @@ __all__ = [
     "ENHANCE_YOUR_CALM",
     "NO_ERROR",
     "PREFACE",
+    "SMALL",
     "Compressed",
     "End",
     "Event",
@@ -29,6 +30,7 @@ __all__ = [
     "Garbled",
     "Http2",
     "Http2Error",
+    "RefusedMessage",
     "Reset",
     "Stream",
     "TooLarge",
@@ -51,6 +53,9 @@ CANCEL = 8
 ENHANCE_YOUR_CALM = 11
 """HTTP/2's number for a peer that asks for too much."""
 
+SMALL = 16384
+"""Bytes of a message that is sent from one piece of memory: its parts may change before it is sent."""
+
 _MESSAGE = struct.Struct(">BHBBIBI")  # a DATA frame's header, and the prefix of the one message in it
 _FRAME = struct.Struct(">BHBBI")
 _PREFIX = 5
@@ -63,23 +68,6 @@ _CONNECTION_WINDOW = _MOST_WINDOW
 _MAX_BLOCK = 1 << 18
 _MAX_CONTINUATIONS = 64
 _LARGE = 65536
-
-
-SMALL = 16384
-"""Bytes of a message that is sent from one piece of memory: its parts may change before it is sent."""
-
-
-class RefusedMessage(bytes):
-    """What stands for a message that was not admitted, and whose bytes were dropped: empty, with the reason."""
-
-    error: RequestError
-
-    @classmethod
-    def of(cls, error: RequestError) -> RefusedMessage:
-        """Return one with this reason."""
-        message = cls()
-        message.error = error
-        return message
 
 
 class Http2Error(Exception):
@@ -131,6 +119,19 @@ class Garbled:
 
 class Compressed(bytes):
     """A message that came compressed."""
+
+
+class RefusedMessage(bytes):
+    """Stands for a message that was not admitted and whose bytes were dropped: empty, with the reason."""
+
+    error: RequestError
+
+    @classmethod
+    def of(cls, error: RequestError) -> RefusedMessage:
+        """Return one with this reason."""
+        message = cls()
+        message.error = error
+        return message
 
 
 Event = bytes | bytearray | Fields | End | Reset | TooLarge | Garbled

@@ -1,4 +1,4 @@
-"""What both ends of the frames' transport ask of their sockets."""
+"""Socket options and keepalive times that both ends of a connection use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 __all__ = ["PATIENCE", "QUIET", "prepare"]
 
 SEND_BUFFER = 1 << 20
-"""Bytes that a Unix socket is asked to hold, so that a large frame takes few turns; the system may grant less."""
+"""Bytes that a Unix socket is asked to hold, so that a large message takes few turns; the system may grant less."""
 QUIET = 20.0
 """Seconds without a sign of the other end after which it is asked for one."""
 PATIENCE = 10.0
@@ -21,7 +21,7 @@ _KEEPALIVE = {
 
 
 def prepare(sock: socket.socket) -> None:
-    """Set what a stream of frames needs: no wait before small ones, and a look for ends that went without a word."""
+    """Make a socket non-blocking, without delay before small messages, and with TCP keepalive."""
     sock.setblocking(False)
     if sock.family == getattr(socket, "AF_UNIX", None):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)

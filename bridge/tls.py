@@ -101,7 +101,7 @@ def explain(error: Exception) -> str:
 class Tls:
     """One end of a TLS stream. May be used by one thread that receives and one that sends.
 
-    The end of the stream is the socket's own: frames tell by themselves whether they are whole.
+    The end of the stream is the socket's own: HTTP/2 tells by itself whether what came is whole.
 
     Args:
         context: Of `server_context` or `client_context`.

@@ -8,16 +8,12 @@ __all__ = [
     "NO_SEED",
     "PROPERTY_REQUEST_URL",
     "PROPERTY_RESPONSE_URL",
-    "SERVER_ID",
     "SERVICE",
     "TIMING",
 ]
 
 SERVICE = "dm_env_rpc.v1.Environment"
 """The public service, whose one method is a bidirectional stream."""
-
-SERVER_ID = "gymnasium-bridge-server"
-"""The key of the response metadata by which a client knows the server whose Unix socket it was told of."""
 
 METHOD = "Process"
 """The one method."""

@@ -26,6 +26,8 @@ from bridge.errors import AddressError
         ("h:1?kwargs.text=a%26b+c", ("grpc", "h", 1, None, None, (("kwargs.text", "a&b c"),))),
         ("grpc://h:1?world=world-1", ("grpc", "h", 1, None, "world-1")),
         ("grpc://h:1/?world=", ("grpc", "h", 1, None, "")),
+        ("unix:///run/my%20env?world=w", ("unix", "", 0, None, "w", (), "/run/my env")),
+        ("unix:///s?env_id=ALE/Pong-v5&num_envs=8", ("unix", "", 0, "ALE/Pong-v5", None, (("num_envs", "8"),), "/s")),
     ],
 )
 def test_a_url_is_read_into_its_parts(url, expected):
@@ -35,6 +37,7 @@ def test_a_url_is_read_into_its_parts(url, expected):
 def test_the_target_has_brackets_around_an_ipv6_address_only():
     assert parse_address("grpc://[fe80::1]:50051/E").target == "[fe80::1]:50051"
     assert parse_address("grpc://host:50051/E").target == "host:50051"
+    assert parse_address("unix:///run/a%20b?env_id=E").target == "unix:/run/a%20b"
 
 
 def test_the_target_names_a_host_as_dns_does():
@@ -58,7 +61,15 @@ def test_the_target_names_a_host_as_dns_does():
         ("grpc://", "it names no host"),
         ("/CartPole-v1", "it names no host"),
         ("grpc://a..b:1", "no name: .*label empty or too long"),
-        ("tcp://" + "a" * 70 + ":1", "no name: .*label (empty or )?too long"),
+        ("grpc://" + "a" * 70 + ":1", "no name: .*label (empty or )?too long"),
+        ("tcp://host:5000", "tcp:// is not supported any more; use grpc://host:5000"),
+        (
+            "tcps://host:5000/E-v0?num_envs=2",
+            r"tcps:// is not supported any more; use grpcs://host:5000/E-v0\?num_envs=2",
+        ),
+        ("unix://run/s", "unix:///PATH, with three slashes"),
+        ("unix:///", "unix:///PATH, with three slashes"),
+        ("unix:s", "unix:"),
         ("grpc://host:0", "port 0 is for servers"),
         ("grpc://host:65536", "(?i)port"),
         ("grpc://host:-1", "(?i)port"),
@@ -85,6 +96,7 @@ def test_a_url_that_cannot_be_read_says_why_and_shows_the_right_form(url, reason
         "grpc://me:secret@host:50051",
         "grpc://me:secret@host",
         "grpc://me:secret@host:0",
+        "tcp://me:secret@host:1",
         "http://me:secret@host:1",
         "me:secret@host:1",
         "grpc://me:secret@:99999",

@@ -18,7 +18,6 @@ from bridge.certificates import FILES, make_certificates
 from bridge.credentials import TOKEN_VARIABLE, ClientCredentials, Token, read_pem, read_token
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.auth import Gate, Security
-from bridge.server.server import Server
 from bridge.testing import CountingEnv
 from bridge.wire import METHOD, SERVICE
 from tests.support import until
@@ -71,23 +70,6 @@ def own(files: dict[str, Path]) -> dict[str, Any]:
     return {"tls_certificate": files["client.pem"], "tls_key": files["client.key"]}
 
 
-@pytest.fixture(params=["grpc", "tcp"])
-def over(request: pytest.FixtureRequest) -> str:
-    """A transport that other machines reach."""
-    kind: str = request.param
-    return kind
-
-
-def serve(over: str, env: Any = "CartPole-v1", **keywords: Any) -> Server:
-    return serve_gym(env, **({"tcp_port": 0} if over == "tcp" else {}), **keywords)
-
-
-def url_of(server: Server, over: str) -> str:
-    """Where the server is reached over this transport."""
-    (url,) = [url for url in server.urls if url.startswith(over)]
-    return url
-
-
 def plays(url: str, **keywords: Any) -> None:
     env = make_remote(url, timeout=20, **keywords)
     try:
@@ -97,10 +79,10 @@ def plays(url: str, **keywords: Any) -> None:
         env.close()
 
 
-def test_a_token_and_tls_let_in_and_the_url_says_so(over: str, certs: dict[str, Path]) -> None:
-    with serve(over, token=SECRET, **tls(certs)) as server:
-        url = url_of(server, over)
-        assert url.startswith(f"{over}s://127.0.0.1:")
+def test_a_token_and_tls_let_in_and_the_url_says_so(certs: dict[str, Path]) -> None:
+    with serve_gym("CartPole-v1", token=SECRET, **tls(certs)) as server:
+        url = server.url
+        assert url.startswith("grpcs://127.0.0.1:")
         plays(url, token=SECRET, tls_ca=certs["ca.pem"])
         plays(url, token=SECRET, tls_ca=certs["ca.pem"].read_bytes())
         envs = make_vec_remote(url, num_envs=2, token=SECRET, tls_ca=str(certs["ca.pem"]), timeout=20)
@@ -108,9 +90,9 @@ def test_a_token_and_tls_let_in_and_the_url_says_so(over: str, certs: dict[str, 
         envs.close()
 
 
-def test_a_client_with_a_certificate_of_the_authority_comes_in(over: str, certs: dict[str, Path]) -> None:
-    with serve(over, **tls(certs, clients=True)) as server:
-        plays(url_of(server, over), tls_ca=certs["ca.pem"], **own(certs))
+def test_a_client_with_a_certificate_of_the_authority_comes_in(certs: dict[str, Path]) -> None:
+    with serve_gym("CartPole-v1", **tls(certs, clients=True)) as server:
+        plays(server.url, tls_ca=certs["ca.pem"], **own(certs))
 
 
 @pytest.mark.parametrize(
@@ -119,15 +101,14 @@ def test_a_client_with_a_certificate_of_the_authority_comes_in(over: str, certs:
 )
 @pytest.mark.parametrize("make", [make_remote, make_vec_remote])
 def test_without_the_token_a_client_is_refused_and_no_world_is_touched(
-    over: str,
     make: Callable[..., Any],
     keywords: dict[str, Any],
     said: str,
     made: list[int],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with caplog.at_level(logging.DEBUG), serve(over, counting(made), token=SECRET) as server:
-        url = url_of(server, over)
+    with caplog.at_level(logging.DEBUG), serve_gym(counting(made), token=SECRET) as server:
+        url = server.url
         with pytest.raises(errors.RefusedError, match=said) as caught:
             make(url, timeout=20, **keywords)
         assert caught.value.code == errors.Code.UNAUTHENTICATED
@@ -175,7 +156,6 @@ def test_a_public_client_without_a_token_gets_one_answer_and_touches_nothing(mad
     ids=["foreign server", "expired server", "no ca", "no certificate", "foreign certificate", "expired certificate"],
 )
 def test_a_certificate_that_is_not_in_order_is_refused(
-    over: str,
     server_files: str,
     clients: bool,
     keywords: dict[str, Any],
@@ -192,12 +172,11 @@ def test_a_certificate_that_is_not_in_order_is_refused(
     files = request.getfixturevalue(server_files)
     with (
         caplog.at_level(logging.DEBUG),
-        serve(over, counting(made), token=SECRET, **tls(files, clients=clients)) as server,
+        serve_gym(counting(made), token=SECRET, **tls(files, clients=clients)) as server,
     ):
         with pytest.raises(errors.ConnectError, match=said) as caught:
-            make_remote(url_of(server, over), timeout=20, token=SECRET, **given)
-        if over == "tcp":  # gRPC has a log of its own
-            until(lambda: "refused ipv4:127.0.0.1:" in caplog.text)
+            make_remote(server.url, timeout=20, token=SECRET, **given)
+        until(lambda: "refused ipv4:127.0.0.1:" in caplog.text)
         assert made == []
         assert server.connections == 0
     assert SECRET not in caplog.text + str(caught.value)
@@ -205,32 +184,31 @@ def test_a_certificate_that_is_not_in_order_is_refused(
 
 
 def test_plaintext_to_a_tls_port_says_to_use_tls(
-    over: str, certs: dict[str, Path], made: list[int], caplog: pytest.LogCaptureFixture
+    certs: dict[str, Path], made: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.DEBUG), serve(over, counting(made), token=SECRET, **tls(certs)) as server:
-        with pytest.raises(errors.ConnectError, match=rf"does it speak TLS.*{over}s://"):
-            make_remote(url_of(server, over).replace(f"{over}s", over), timeout=20, token=SECRET)
-        if over == "tcp":
-            until(lambda: "refused ipv4:127.0.0.1:" in caplog.text)
+    with caplog.at_level(logging.DEBUG), serve_gym(counting(made), token=SECRET, **tls(certs)) as server:
+        with pytest.raises(errors.ConnectError, match=r"does it speak TLS.*grpcs://"):
+            make_remote(server.url.replace("grpcs", "grpc"), timeout=20, token=SECRET)
+        until(lambda: "refused ipv4:127.0.0.1:" in caplog.text)
         assert made == []
         assert server.connections == 0
     assert SECRET not in caplog.text
 
 
-def test_tls_to_a_plaintext_port_says_to_use_none(over: str, certs: dict[str, Path]) -> None:
+def test_tls_to_a_plaintext_port_says_to_use_none(certs: dict[str, Path]) -> None:
     with (
-        serve(over) as server,
-        pytest.raises(errors.ConnectError, match=f"speaks no TLS: use {over}://"),
+        serve_gym("CartPole-v1") as server,
+        pytest.raises(errors.ConnectError, match="speaks no TLS: use grpc://"),
     ):
-        make_remote(url_of(server, over).replace(over, f"{over}s"), tls_ca=certs["ca.pem"], timeout=20)
+        make_remote(server.url.replace("grpc", "grpcs"), tls_ca=certs["ca.pem"], timeout=20)
 
 
-def test_a_name_that_the_certificate_does_not_hold_is_refused(over: str, certs: dict[str, Path]) -> None:
+def test_a_name_that_the_certificate_does_not_hold_is_refused(certs: dict[str, Path]) -> None:
     with (
-        serve(over, host="127.0.0.2", **tls(certs)) as server,
+        serve_gym("CartPole-v1", host="127.0.0.2", **tls(certs)) as server,
         pytest.raises(errors.ConnectError, match="is not for this name"),
     ):
-        make_remote(url_of(server, over), tls_ca=certs["ca.pem"], timeout=20)
+        make_remote(server.url, tls_ca=certs["ca.pem"], timeout=20)
 
 
 def test_the_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,25 +234,22 @@ def test_the_environments_token_is_not_sent_in_the_clear_to_another_machine(monk
         return shown_token(dataclasses.replace(parse_address(url), credentials=ClientCredentials.of(**keywords)))
 
     monkeypatch.setenv(TOKEN_VARIABLE, SECRET)
-    for scheme in ("grpc", "tcp"):
-        assert sent(f"{scheme}://gpu-box:1") is None
-        assert sent(f"{scheme}s://gpu-box:1") == SECRET
-        assert sent(f"{scheme}://localhost:1") == SECRET
+    assert sent("grpc://gpu-box:1") is None
+    assert sent("grpcs://gpu-box:1") == SECRET
+    assert sent("grpc://localhost:1") == SECRET
     assert sent("unix:///run/s") == SECRET
     with pytest.warns(RuntimeWarning, match="travels unencrypted to gpu-box"):
         assert sent("grpc://gpu-box:1", token=SECRET) == SECRET
 
 
-def test_who_is_refused_since_the_environments_token_was_kept_back_is_told_so(
-    over: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_is_refused_since_the_environments_token_was_kept_back_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, SECRET)
     monkeypatch.setattr("bridge.client.token.is_loopback", lambda host: False)  # it is, as in all tests
     with (
-        serve(over) as server,
-        pytest.raises(errors.RefusedError, match=rf"{TOKEN_VARIABLE} is not sent unencrypted .*use {over}s://"),
+        serve_gym("CartPole-v1") as server,
+        pytest.raises(errors.RefusedError, match=rf"{TOKEN_VARIABLE} is not sent unencrypted .*use grpcs://"),
     ):
-        make_remote(url_of(server, over), timeout=20)
+        make_remote(server.url, timeout=20)
 
 
 def test_no_form_of_it_shows_the_token_and_a_pickled_one_still_works() -> None:
@@ -318,20 +293,18 @@ def test_a_certificate_without_its_key_or_with_another_is_refused(
         serve_gym("CartPole-v1", tls_certificate=certs["server.pem"])
     with pytest.raises(errors.SettingError, match="needs TLS"):
         serve_gym("CartPole-v1", tls_client_ca=certs["ca.pem"])
-    for extra in ({}, {"tcp_port": 0}):
-        with pytest.raises(errors.SettingError, match="Expected a PEM certificate and its own key"):
-            serve_gym("CartPole-v1", tls_certificate=certs["server.pem"], tls_key=foreign["server.key"], **extra)
+    with pytest.raises(errors.SettingError, match="Expected a PEM certificate and its own key"):
+        serve_gym("CartPole-v1", tls_certificate=certs["server.pem"], tls_key=foreign["server.key"])
     with pytest.raises(errors.SettingError, match="together"):
         make_remote("grpcs://localhost:1", tls_key=certs["client.key"])
-    for scheme in ("grpc", "tcp"):
-        with pytest.raises(errors.SettingError, match=f"write {scheme}s://"):
-            make_remote(f"{scheme}://localhost:1", tls_ca=certs["ca.pem"])
+    with pytest.raises(errors.SettingError, match="write grpcs://"):
+        make_remote("grpc://localhost:1", tls_ca=certs["ca.pem"])
     with pytest.raises(errors.SettingError, match="a Unix socket needs none"):
         make_remote("unix:///nowhere", tls_ca=certs["ca.pem"])
     with pytest.raises(errors.SettingError, match="tls_client_ca cannot be used"):
         serve_gym("CartPole-v1", **{**tls(certs), "tls_client_ca": certs["server.key"]})
     with pytest.raises(errors.SettingError, match="tls_ca cannot be used"):
-        make_remote("tcps://localhost:1", tls_ca=certs["server.key"])
+        make_remote("grpcs://localhost:1", tls_ca=certs["server.key"])
 
 
 @pytest.mark.parametrize(
@@ -342,8 +315,6 @@ def test_a_certificate_without_its_key_or_with_another_is_refused(
         ({"tls": True}, "token: whoever reaches port"),
         ({"tls": True, "token": SECRET}, ""),
         ({"tls": True, "clients": True}, ""),
-        ({"tcp_port": 0}, "whoever reaches ports "),
-        ({"tcp_port": 0, "tls": True, "token": SECRET}, ""),
     ],
 )
 def test_beyond_loopback_what_is_missing_is_warned_of(
@@ -353,7 +324,7 @@ def test_beyond_loopback_what_is_missing_is_warned_of(
     recwarn: pytest.WarningsRecorder,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given = {name: keywords[name] for name in ("token", "tcp_port") if name in keywords}
+    given = {name: keywords[name] for name in ("token",) if name in keywords}
     if keywords.get("tls"):
         given.update(tls(certs, clients=keywords.get("clients", False)))
     monkeypatch.setattr("bridge.server.server.is_loopback", lambda host: False)  # it is, as in all tests

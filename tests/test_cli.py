@@ -306,13 +306,9 @@ def test_info_tells_all_of_a_server_of_ours_and_leaves_nothing_behind(capsys: py
     assert re.search(r"^  world\.attributes\.gravity +rw-  \[9\.8\] ", out, re.MULTILINE)
 
 
-@pytest.mark.parametrize("over", ["unix", "tcp"])
-def test_info_and_bench_look_over_whatever_the_url_names(
-    over: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with serve_gym(["CartPole-v1", "Taxi-v4"], unix_path=str(tmp_path / "s"), tcp_port=0) as server:
-        (url,) = [url for url in server.urls if url.startswith(over)]
-        assert main(["info", url]) == 0
+def test_info_and_bench_look_over_a_unix_socket(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serve_gym(["CartPole-v1", "Taxi-v4"], unix_path=str(tmp_path / "s")) as server:
+        assert main(["info", server.urls[1]]) == 0
         command = capsys.readouterr().out.partition("name it: bridge ")[2].splitlines()[0]
         assert main(command.split()) == 0
         assert "CartPole-v1, a single environment" in capsys.readouterr().out
@@ -332,7 +328,6 @@ def test_every_command_that_connects_shows_a_token_and_a_certificate(
     own = ["--tls-certificate", str(files["client.pem"]), "--tls-key", str(files["client.key"])]
     with serve_gym(
         "CartPole-v1",
-        tcp_port=0,
         token="correct-horse",
         tls_certificate=files["server.pem"],
         tls_key=files["server.key"],
@@ -352,9 +347,14 @@ def test_every_command_that_connects_shows_a_token_and_a_certificate(
         until(lambda: server.connections == 0)
 
 
-def test_check_looks_at_grpc_alone_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "unix:///run/s"]) == 2
-    assert "expected grpc:// or grpcs://, got 'unix:///run/s'" in capsys.readouterr().err
+def test_check_looks_over_a_unix_socket(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serve_gym("CartPole-v1", unix_path=str(tmp_path / "a b")) as server:
+        assert main(["check", server.urls[1], "--only", "D-8"]) == 0
+    assert main(["check", server.urls[1], "--tls-ca", str(make_certificates(tmp_path)["ca.pem"])]) == 2
+    assert "a Unix socket needs none" in capsys.readouterr().err
+
+
+def test_check_shows_no_token_that_it_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "grpc://localhost:1", "--token", "two words"]) == 2
     assert "two words" not in capsys.readouterr().err
 

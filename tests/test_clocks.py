@@ -69,9 +69,11 @@ def jumps(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.undo()
 
 
-def test_a_date_that_jumps_ends_no_connection_world_or_backoff(jumps: list[int]) -> None:
+def test_a_date_that_jumps_ends_no_connection_world_or_backoff(jumps: list[int], tmp_path: Path) -> None:
     with (
-        serve_gym(lambda: CountingEnv(1_000_000), tcp_port=0, metrics_port=0, idle_timeout=60.0) as server,
+        serve_gym(
+            lambda: CountingEnv(1_000_000), unix_path=str(tmp_path / "s"), metrics_port=0, idle_timeout=60.0
+        ) as server,
         Proxy(server.port) as proxy,
     ):
         default = make_remote(f"{server.url}?world=")
@@ -158,15 +160,15 @@ def test_time_in_which_a_client_stood_still_is_not_its_servers_fault(monkeypatch
 
 
 SERVE_BOTH = """
-import bridge, bridge.testing
-server = bridge.serve_gym(lambda: bridge.testing.CountingEnv(1_000_000), idle_timeout=0.2, tcp_port=0)
+import sys, bridge, bridge.testing
+server = bridge.serve_gym(lambda: bridge.testing.CountingEnv(1_000_000), idle_timeout=0.2, unix_path=sys.argv[1])
 print(*server.urls, flush=True)
 server.wait(grace=0.0)
 """
 
 
-def test_a_server_that_was_stopped_longer_than_its_idle_timeout_keeps_the_worlds_of_its_clients() -> None:
-    with server_process(SERVE_BOTH) as (process, urls):
+def test_a_server_that_was_stopped_longer_than_its_idle_timeout_keeps_the_worlds_of_its_clients(tmp_path: Path) -> None:
+    with server_process(SERVE_BOTH, str(tmp_path / "s")) as (process, urls):
         envs = make_vec_remote(urls.split(), timeout=60.0)
         blocking = BlockingReset(envs)
         blocking.reset(seed=0)

@@ -12,46 +12,32 @@ from typing import Any
 import pytest
 
 from bridge import RemoteEnv, Server, make_remote, serve_gym
-from bridge.frames import Hello, pack_frame
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.session import TRANSITIONS, Event, State
 from bridge.tensors import pack_tensor
 from bridge.testing import CountingEnv
-from bridge.wire import METHOD, SERVICE
+from bridge.wire import HELLO, METHOD, SERVICE
 from tests.support import until
 
 # Sends what comes in hexadecimal lines; `ask` answers with what the server answers, `send` waits for nothing.
 CLIENT = f"""
-import sys
-host, port, hello = sys.argv[1], int(sys.argv[2]), bytes.fromhex(sys.argv[3])
-if hello:
-    import socket, struct
-    sock = socket.create_connection((host, port))
-    file = sock.makefile("rb")
-    send = lambda data: sock.sendall(struct.pack(">I", len(data)) + data)
-    take = lambda: file.read(struct.unpack(">I", file.read(4))[0])
-    sock.sendall(hello)
-    take()
-else:
-    import grpc, queue
-    requests = queue.SimpleQueue()
-    channel = grpc.insecure_channel(f"{{host}}:{{port}}")
-    call = channel.stream_stream("/{SERVICE}/{METHOD}")(iter(requests.get, None))
-    send, take = requests.put, lambda: next(call)
+import grpc, queue, sys
+requests = queue.SimpleQueue()
+channel = grpc.insecure_channel(sys.argv[1])
+metadata = [("{HELLO}", "1.0")] if sys.argv[2] == "ours" else None
+call = channel.stream_stream("/{SERVICE}/{METHOD}")(iter(requests.get, None), metadata=metadata)
 for line in sys.stdin:
     word, data = line.split()
-    send(bytes.fromhex(data))
-    print(take().hex() if word == "ask" else "", flush=True)
+    requests.put(bytes.fromhex(data))
+    print(next(call).hex() if word == "ask" else "", flush=True)
 """
 
 
 class Client:
     """A client in a process of its own, which does what it is told until it is killed."""
 
-    def __init__(self, server: Server, scheme: str) -> None:
-        url = server.urls[1 if scheme == "tcp" else 0]
-        port, hello = url.rpartition(":")[2], pack_frame(Hello().pack()).hex() if scheme == "tcp" else ""
-        command = [sys.executable, "-c", CLIENT, "127.0.0.1", port, hello]
+    def __init__(self, server: Server, kind: str = "another") -> None:
+        command = [sys.executable, "-c", CLIENT, f"127.0.0.1:{server.port}", kind]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def _order(self, word: str, **request: Any) -> bytes:
@@ -108,17 +94,17 @@ class Gated(CountingEnv):
 def server() -> Iterator[Server]:
     Gated.gate.set()
     Gated.entered.clear()
-    with serve_gym(Gated, tcp_port=0) as server:
+    with serve_gym(Gated) as server:
         yield server
         Gated.gate.set()
 
 
 @pytest.fixture
-def connect(server: Server, scheme: str) -> Iterator[Callable[[], Client]]:
+def connect(server: Server) -> Iterator[Callable[..., Client]]:
     with ExitStack() as stack:
 
-        def make() -> Client:
-            client = Client(server, scheme)
+        def make(kind: str = "another") -> Client:
+            client = Client(server, kind)
             stack.callback(client.kill)
             return client
 
@@ -154,32 +140,30 @@ def lead(client: Client, state: State) -> str:
     return world
 
 
-BOTH = pytest.mark.parametrize("scheme", ["grpc", "tcp"])
 MORTAL = [state for state in State if (state, Event.END) in TRANSITIONS]
 
 
-@BOTH
+@pytest.mark.parametrize("kind", ["ours", "another"])
 @pytest.mark.parametrize("state", MORTAL, ids=lambda state: state.value)
 def test_a_client_that_is_killed_leaves_what_it_should(
-    server: Server, connect: Callable[[], Client], bystander: RemoteEnv, state: State, scheme: str
+    server: Server, connect: Callable[..., Client], bystander: RemoteEnv, state: State, kind: str
 ) -> None:
-    client = connect()
+    client = connect(kind)
     world = lead(client, state)
     assert (server.connections, len(server.worlds)) == (2, 2)
     client.kill()
     until(lambda: server.connections == 1)
-    if state is State.UNJOINED and scheme == "grpc":  # by no client of ours: it was made for others to join
+    if state is State.UNJOINED and kind == "another":  # not a client of this package: it was made for others to join
         assert world in server.worlds
         other = make_remote(f"{server.url}?world={world}")
         other.reset()
         other.close()
     else:
-        assert world not in server.worlds  # over frames a client of ours was to join it, as its hello says
+        assert world not in server.worlds
 
 
-@BOTH
 def test_a_client_that_is_killed_in_the_midst_of_a_step_takes_its_world_along(
-    server: Server, connect: Callable[[], Client], bystander: RemoteEnv
+    server: Server, connect: Callable[..., Client], bystander: RemoteEnv
 ) -> None:
     client = connect()
     world = lead(client, State.RUNNING)
@@ -194,9 +178,8 @@ def test_a_client_that_is_killed_in_the_midst_of_a_step_takes_its_world_along(
     until(lambda: server.connections == 1 and world not in server.worlds)
 
 
-@BOTH
 def test_a_client_that_is_killed_while_its_reset_world_waits_takes_the_order_back(
-    server: Server, connect: Callable[[], Client], bystander: RemoteEnv
+    server: Server, connect: Callable[..., Client], bystander: RemoteEnv
 ) -> None:
     player, caller = connect(), connect()
     world = lead(player, State.RUNNING)
@@ -210,9 +193,8 @@ def test_a_client_that_is_killed_while_its_reset_world_waits_takes_the_order_bac
     until(lambda: server.connections == 1 and world not in server.worlds)
 
 
-@BOTH
 def test_a_killed_client_is_not_waited_for_by_a_reset_world_and_its_world_stays_while_others_are_in(
-    server: Server, connect: Callable[[], Client], bystander: RemoteEnv
+    server: Server, connect: Callable[..., Client], bystander: RemoteEnv
 ) -> None:
     player, caller = connect(), connect()
     lead(player, State.UNJOINED)

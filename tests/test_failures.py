@@ -501,10 +501,9 @@ def test_what_an_info_cannot_carry_is_left_out_and_named_once() -> None:
         remote.close()
 
 
-@pytest.mark.parametrize("transport", ["grpc", None])
-def test_a_request_that_is_too_large_to_be_sent_leaves_the_answers_of_others_in_order(transport: str | None) -> None:
+def test_a_request_that_is_too_large_to_be_sent_leaves_the_answers_of_others_in_order() -> None:
     with serve_gym(lambda: CountingEnv(50)) as server:
-        remote = make_remote(server.url, transport=transport, max_message_bytes=10_000, timeout=20.0)
+        remote = make_remote(server.url, max_message_bytes=10_000, timeout=20.0)
         remote.reset()
         with pytest.raises(errors.SettingError, match="larger than max_message_bytes=10000"):
             remote.call("get_wrapper_attr", "x" * 20_000)

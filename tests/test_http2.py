@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.address import parse_address
-from bridge.client.grpc_dialect import GrpcDialect
+from bridge.client.grpc_client import GrpcClient
 from bridge.errors import Code
 from bridge.hpack import Decoder, HpackError, encode
 from bridge.http2 import Fields, Http2Error
@@ -31,9 +31,9 @@ class Call:
     """A client's connection with one call, and what came of it."""
 
     def __init__(self, max_message_bytes):
-        self.dialect = GrpcDialect(parse_address("grpc://host:1"), max_message_bytes)
-        self.http = self.dialect._http
-        self.stream = self.http.open(self.dialect._fields)
+        self.grpc = GrpcClient(parse_address("grpc://host:1"), max_message_bytes)
+        self.http = self.grpc._http
+        self.stream = self.http.open(self.grpc._fields)
         self.metadata = self.status = None
 
     def take(self):
@@ -66,7 +66,7 @@ class Call:
                 continue
             if isinstance(event, Fields) and self.metadata is None:
                 self.metadata = event.fields
-            status = self.dialect._status(stream, event)
+            status = self.grpc._status(stream, event)
             if status is not None:
                 self.status = (status.code, status.details)
         return messages

@@ -69,7 +69,7 @@ def threads():
 
 def test_a_server_that_asks_for_a_sign_gets_it_though_nobody_waits_for_answers(server):
     inbox = Inbox()
-    connection = connect(parse_address(server.url), inbox, lambda what: what, 1000, "grpc")
+    connection = connect(parse_address(server.url), inbox, lambda what: what, 1000)
     assert len(threads()) == 1
     server.accept()
     server.h2.send_headers(1, HEADERS)
@@ -85,7 +85,7 @@ def test_a_server_that_asks_for_a_sign_gets_it_though_nobody_waits_for_answers(s
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_server_that_gives_no_sign_is_given_up_whether_or_not_somebody_waits(server, waits):
     inbox = Inbox()
-    connection = connect(parse_address(server.url), inbox, lambda what: what, 1000, "grpc")
+    connection = connect(parse_address(server.url), inbox, lambda what: what, 1000)
     server.accept()
     server.h2.send_headers(1, HEADERS)
     server.h2.send_data(1, ANSWER)
@@ -104,12 +104,12 @@ def test_a_server_that_gives_no_sign_is_given_up_whether_or_not_somebody_waits(s
 
 
 def test_inboxes_share_one_thread_which_ends_with_the_last_of_them(server):
-    connections = [connect(parse_address(server.url), Inbox(), lambda what: what, 1000, "grpc") for _ in range(3)]
+    connections = [connect(parse_address(server.url), Inbox(), lambda what: what, 1000) for _ in range(3)]
     assert len(threads()) == 1
     for connection in connections:
         connection.close(0.0)
     until(lambda: not threads())
-    again = connect(parse_address(server.url), Inbox(), lambda what: what, 1000, "grpc")
+    again = connect(parse_address(server.url), Inbox(), lambda what: what, 1000)
     assert len(threads()) == 1
     again.close(0.0)
     until(lambda: not threads())
@@ -126,7 +126,7 @@ def test_a_large_first_answer_that_ends_the_stream_is_delivered_and_so_is_the_en
         server.h2.send_data(1, sent[start : start + 16_000], end_stream=start + 16_000 >= len(sent))
     data = server.h2.data_to_send()
     server.sock.sendall(data[:-100])
-    until(lambda: len(connection.link.dialect.space or b"") == 100)
+    until(lambda: len(connection.link.grpc.space or b"") == 100)
     server.sock.sendall(data[-100:])
     assert bytes(inbox.get(20.0)) == large
     ending = inbox.get(20.0)
@@ -171,7 +171,7 @@ def test_a_connection_is_looked_after_though_another_one_never_pauses(monkeypatc
 def test_the_garbage_collector_may_close_a_connection_that_is_being_looked_after(server):
     """It runs in whatever thread makes objects, also in the one that holds the guard, and calls `__del__`."""
     inbox = Inbox()
-    connection = connect(parse_address(server.url), inbox, lambda what: connection.close(0.0), 1000, "grpc")
+    connection = connect(parse_address(server.url), inbox, lambda what: connection.close(0.0), 1000)
     server.accept()
     server.h2.send_headers(1, HEADERS)
     server.h2.send_data(1, ANSWER)

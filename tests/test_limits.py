@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
-import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +13,13 @@ import numpy as np
 import pytest
 
 from bridge import errors, make_remote, make_vec_remote, serve_gym
-from bridge.frames import HEADER, Hello, pack_frame
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.limits import Limits
 from bridge.server.server import Server
-from bridge.tensors import pack_tensor
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
 from tests.support import until
-from tests.test_frames import frame_of, raw
+from tests.test_grpc_server import Hand
 
 DOCS = Path(__file__).parent.parent / "docs" / "limits.md"
 
@@ -57,8 +52,8 @@ def url_of(server: Server, over: str) -> str:
 def test_more_requests_than_may_be_in_flight_are_refused_and_later_ones_served(over: str, path: str) -> None:
     entered, release = threading.Event(), threading.Event()
     with serve_gym(lambda: WaitingEnv(entered, release), max_requests_in_flight=1, unix_path=path) as server:
-        busy = make_vec_remote(server.url, transport="grpc")  # over a socket it would have the one thread
-        other = make_remote(url_of(server, over), transport="grpc")
+        busy = make_vec_remote(server.url)
+        other = make_remote(url_of(server, over))
         BlockingReset(busy).reset(seed=0)
         other.reset(seed=0)
         busy.step_async(np.zeros(1, np.int64))
@@ -74,13 +69,13 @@ def test_more_requests_than_may_be_in_flight_are_refused_and_later_ones_served(o
         busy.close()
 
 
-@pytest.mark.parametrize("over", ["grpc", "unix", "tcp"])
+@pytest.mark.parametrize("over", ["grpc", "unix"])
 @pytest.mark.parametrize("size", [6000, 300_000])
 def test_requests_that_take_more_than_the_queue_are_refused_and_smaller_ones_served(
     size: int, over: str, path: str
 ) -> None:
-    with serve_gym("CartPole-v1", max_queued_bytes=5000, unix_path=path, tcp_port=0) as server:
-        env = make_remote(url_of(server, over), transport="grpc")
+    with serve_gym("CartPole-v1", max_queued_bytes=5000, unix_path=path) as server:
+        env = make_remote(url_of(server, over))
         env.reset(seed=0)
         for _ in range(2):
             with pytest.raises(errors.RefusedError, match=r"more than max_queued_bytes=5000") as caught:
@@ -102,117 +97,33 @@ class LargeEnv(gymnasium.Env[Any, Any]):
         return np.zeros((6_000_000,), np.uint8), {}
 
 
-def asked(sock: socket.socket, *requests: pb.EnvironmentRequest) -> None:
-    sock.sendall(b"".join(pack_frame(request.SerializeToString()) for request in requests))
+BEGIN = pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=[1])).SerializeToString()
+RESET = pb.EnvironmentRequest(reset=pb.ResetRequest()).SerializeToString()
 
 
-def answer(sock: socket.socket) -> pb.EnvironmentResponse:
-    return pb.EnvironmentResponse.FromString(frame_of(sock))
-
-
-def greeted(sock: socket.socket) -> None:
-    """Greet, make a world and join it."""
-    sock.sendall(pack_frame(Hello().pack()))
-    frame_of(sock)
-    asked(sock, pb.EnvironmentRequest(create_world=pb.CreateWorldRequest()))
-    name = answer(sock).create_world.world_name
-    asked(sock, pb.EnvironmentRequest(join_world=pb.JoinWorldRequest(world_name=name)))
-    answer(sock)
-
-
-BEGIN = pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=[1]))
-
-
-def test_output_that_waits_for_a_slow_reader_takes_room_and_gives_it_back(path: str) -> None:
-    with serve_gym(LargeEnv, max_queued_bytes=1_000_000, unix_path=path) as server, raw(path) as slow:
-        other = make_remote(server.urls[1])
-        greeted(slow)
-        asked(slow, BEGIN)
+def test_output_that_waits_for_a_slow_reader_takes_room_and_gives_it_back() -> None:
+    with serve_gym(LargeEnv, max_queued_bytes=1_000_000) as server, Hand(server) as slow:
+        other = make_remote(server.url)
+        number = slow.play()
+        slow.credits = False
+        slow.say(number, BEGIN)
         until(lambda: server._transport.flight.bytes > 1_000_000)
         with pytest.raises(errors.RefusedError, match=r"more than max_queued_bytes=1000000"):
             other.get_attr("size")
-        assert len(answer(slow).step.observations) == 1
+        slow.credits = True
+        slow.room(1 << 24)
+        slow.room(1 << 24, number)
+        assert len(slow.response(number).step.observations) == 1
         until(lambda: server._transport.flight.bytes == 0)
         assert other.get_attr("size") == 3
-        asked(slow, pb.EnvironmentRequest(reset=pb.ResetRequest()), BEGIN)
-        answer(slow)
+        slow.credits = False
+        again = slow.play()
+        slow.say(again, BEGIN, RESET)
         until(lambda: server._transport.flight.bytes > 1_000_000)
-        slow.close()  # without having read
+        slow.sock.close()  # without having read
         until(lambda: server._transport.flight.bytes == 0)
         assert other.get_attr("size") == 3
         other.close()
-
-
-@pytest.fixture
-def waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
-    """Make agents whose Steps wait for the second event, once the first was set; the connection has its own thread."""
-    from bridge.worlds import gym as module
-
-    entered, release = threading.Event(), threading.Event()
-    apply = module.GymAgent.apply
-
-    class Waiting(module.GymAgent):
-        may_wait = True
-
-        def apply(self, action: Any) -> int:
-            entered.set()
-            assert release.wait(20.0)
-            return apply(self, action)
-
-    monkeypatch.setattr(module, "GymAgent", Waiting)
-    yield entered, release
-    release.set()
-
-
-STEP = pb.EnvironmentRequest(step=pb.StepRequest(actions={1: pack_tensor(1)}, requested_observations=[1]))
-
-
-def test_requests_in_a_connections_own_queue_are_counted_and_refused_in_their_order(
-    waiting: tuple[threading.Event, threading.Event], path: str
-) -> None:
-    entered, release = waiting
-    with serve_gym("CartPole-v1", max_requests_in_flight=3, unix_path=path) as server, raw(path) as sock:
-        flight = server._transport.flight
-        greeted(sock)
-        asked(sock, STEP, STEP)  # the first one begins the sequence
-        assert entered.wait(10.0)
-        asked(sock, STEP, STEP, STEP, STEP)
-        until(lambda: flight.requests == 3)
-        with pytest.raises(errors.RefusedError, match="max_requests_in_flight=3"):
-            make_remote(server.urls[1], timeout=20)
-        release.set()
-        assert answer(sock).step.state == pb.RUNNING
-        answers = [answer(sock) for _ in range(5)]
-        assert [message.WhichOneof("payload") for message in answers] == ["step"] * 3 + ["error"] * 2
-        assert all(message.error.code == errors.Code.RESOURCE_EXHAUSTED for message in answers[3:])
-        assert all("max_requests_in_flight=3" in message.error.message for message in answers[3:])
-        until(lambda: (flight.requests, flight.bytes) == (0, 0))
-
-
-def test_who_sends_and_sends_into_its_own_queue_is_cut_and_nothing_stays_counted(
-    waiting: tuple[threading.Event, threading.Event], path: str
-) -> None:
-    entered, release = waiting
-    with serve_gym("CartPole-v1", max_requests_in_flight=3, unix_path=path) as server, raw(path) as sock:
-        flight = server._transport.flight
-        greeted(sock)
-        asked(sock, STEP, STEP)
-        assert entered.wait(10.0)
-        answer(sock)
-        with contextlib.suppress(OSError):
-            while True:
-                asked(sock, *[STEP] * 100)
-        release.set()
-        until(lambda: (flight.requests, flight.bytes, server.connections) == (0, 0, 0))
-
-
-def test_a_large_request_that_is_cut_off_gives_its_room_back(path: str) -> None:
-    with serve_gym("CartPole-v1", unix_path=path) as server, raw(path) as sock:
-        greeted(sock)
-        sock.sendall(HEADER.pack(1_000_000) + bytes(1000))
-        until(lambda: server._transport.flight.bytes == 1_000_000)
-        sock.close()
-        until(lambda: server._transport.flight.bytes == 0)
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Limits)])

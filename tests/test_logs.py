@@ -44,10 +44,9 @@ def full() -> Iterator[FullDisk]:
     log.removeHandler(handler)
 
 
-@pytest.mark.parametrize("number", [0, 1], ids=["grpc", "tcp"])
-def test_a_handler_that_raises_ends_no_connection(full: FullDisk, number: int) -> None:
-    with serve_gym(CountingEnv, tcp_port=0, token="secret") as server:
-        url = server.urls[number]
+def test_a_handler_that_raises_ends_no_connection(full: FullDisk) -> None:
+    with serve_gym(CountingEnv, token="secret") as server:
+        url = server.url
         for _ in range(2):
             with pytest.raises(errors.RefusedError, match="UNAUTHENTICATED"):
                 make_remote(url, token="wrong")
@@ -109,9 +108,9 @@ def test_stop_in_the_midst_of_a_step_leaves_no_port_open() -> None:
             release.wait(30)
             return super().step(action)
 
-    server = serve_gym(Slow, tcp_port=0)
-    port = int(server.urls[1].rpartition(":")[2])
-    envs = make_vec_remote(server.urls[1])
+    server = serve_gym(Slow)
+    port = server.port
+    envs = make_vec_remote(server.url)
     BlockingReset(envs).reset(seed=0)
     envs.step_async(np.zeros(1, np.int64))
     assert entered.wait(10)

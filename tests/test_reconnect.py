@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from bridge import errors, make_vec_remote, serve_gym
@@ -16,7 +17,7 @@ from bridge.client import keepalive
 from bridge.client.reconnect import BREAKER_LOSSES, BREAKER_REST, BREAKER_WINDOW, RemoteRecord
 from bridge.testing import CountingEnv, Proxy
 from bridge.wrappers import BlockingReset
-from tests.support import server_process
+from tests.support import server_process, until
 
 SERVE_AT = """
 import sys
@@ -181,6 +182,7 @@ def test_a_server_that_stands_still_is_lost_after_the_timeout_and_comes_back() -
         BlockingReset(envs).reset(seed=0)
         process.send_signal(signal.SIGSTOP)
         try:
+            until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
             truncated = envs.step(zeros(envs))[3]
             assert truncated.tolist() == [True]
             assert "no answer to a step within 1 s" in str(envs.remotes()[0].reason)
@@ -276,6 +278,6 @@ def test_only_servers_of_ours_are_asked_often_for_a_sign() -> None:
         quiet = []
         for port in (foreign.port, server.port):
             envs = make_vec_remote(f"grpc://127.0.0.1:{port}", timeout=20)
-            quiet.append(envs._seats[0].remote._connection.link.dialect.quiet)
+            quiet.append(envs._seats[0].remote._connection.link.grpc.quiet)
             envs.close()
     assert quiet == [310.0, 20.0]

@@ -14,7 +14,7 @@ from bridge.cli.launch import ServerProcess
 def test_neither_end_grows_with_steps_and_resets(transport: str, tmp_path: Path) -> None:
     with ServerProcess("CartPole-v1", "--unix-path", str(tmp_path / "s")) as server:
         url = next(url for url in server.urls if url.startswith(transport))
-        samples = soak(url, server.pid, steps=4000, resets=400, transport="grpc" if transport == "grpc" else None)
+        samples = soak(url, server.pid, steps=4000, resets=400)
     settled = samples[3]  # the first steps load what Python loads late
     for mine, theirs in zip(settled, samples[-1], strict=True):
         assert theirs.threads <= mine.threads

@@ -1,4 +1,4 @@
-"""TLS under the frames: one end without a socket, and what strangers at the port can do to the others: nothing."""
+"""TLS: one end without a socket, both ends over sockets, and strangers, who can do nothing to the others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from bridge.client.connect import connect
 from bridge.client.inbox import Inbox
 from bridge.credentials import TOKEN_VARIABLE, ClientCredentials
 from bridge.errors import Code, ConnectError, ConnectionLostError
-from bridge.frames import Hello, pack_frame
+from bridge.http2 import PREFACE
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server import transport
 from bridge.testing import CountingEnv
@@ -34,7 +34,7 @@ from bridge.tls import Tls, client_context, server_context
 from bridge.wrappers import BlockingReset
 from tests import test_fidelity
 from tests.support import until
-from tests.test_frames import Frames, step_large_frames
+from tests.test_unix import Frames, step_large_frames
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def certs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture
 def tls(certs: dict[str, Path]) -> dict[str, Any]:
     """A server's keywords."""
-    return {"tcp_port": 0, "tls_certificate": certs["server.pem"], "tls_key": certs["server.key"]}
+    return {"tls_certificate": certs["server.pem"], "tls_key": certs["server.key"]}
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_remote_equals_local(tls: dict[str, Any], certs: dict[str, Path], monkey
     @contextmanager
     def serve(function: Any, **kwargs: Any) -> Iterator[Any]:
         with serve_gym(function, **tls, **kwargs) as server:
-            yield SimpleNamespace(url=server.urls[1])
+            yield SimpleNamespace(url=server.url)
 
     monkeypatch.setattr(test_fidelity, "serve_gym", serve)
     for make in (make_remote, make_vec_remote):
@@ -116,13 +116,13 @@ def test_remote_equals_local(tls: dict[str, Any], certs: dict[str, Path], monkey
 
 def test_large_frames_go_both_ways(tls: dict[str, Any], certs: dict[str, Path]) -> None:
     with serve_gym(Frames, **tls) as server:
-        step_large_frames(server.urls[1], tls_ca=certs["ca.pem"])
+        step_large_frames(server.url, tls_ca=certs["ca.pem"])
         until(lambda: server.connections == 0)
 
 
 def test_a_connection_with_a_thread_of_its_own_speaks_it_too(tls: dict[str, Any], certs: dict[str, Path]) -> None:
     with serve_gym(lambda: CountingEnv(10**6), fps=200.0, **tls) as server:
-        env = make_remote(server.urls[1], tls_ca=certs["ca.pem"], timeout=20)
+        env = make_remote(server.url, tls_ca=certs["ca.pem"], timeout=20)
         env.reset(seed=0)
         for _ in range(20):
             env.step(0)
@@ -139,12 +139,12 @@ def test_the_servers_end_is_told_and_reset_connects_again(
         tls["tls_client_ca"] = certs["ca.pem"]
         given |= {"tls_certificate": certs["client.pem"], "tls_key": certs["client.key"]}
     server = serve_gym("CartPole-v1", **tls)
-    env = make_remote(server.urls[1], **given)
+    env = make_remote(server.url, **given)
     env.reset(seed=0)
     server.stop()
     with pytest.raises(ConnectionLostError, match=r"ended the stream|was lost"):
         env.step(0)
-    tls["tcp_port"] = int(server.urls[1].rpartition(":")[2])
+    tls["port"] = server.port
     with serve_gym("CartPole-v1", **tls):
         env.reset(seed=0)
         env.step(0)
@@ -153,8 +153,8 @@ def test_the_servers_end_is_told_and_reset_connects_again(
 
 def test_several_processes_speak_it(tls: dict[str, Any], certs: dict[str, Path]) -> None:
     with serve_gym("CartPole-v1", processes=2, token="a-token", **tls) as server:
-        urls = [urls[1] for urls in server.all_urls]  # type: ignore[attr-defined]
-        assert all(url.startswith("tcps://") for url in urls)
+        urls = server.urls
+        assert all(url.startswith("grpcs://") for url in urls)
         envs = BlockingReset(make_vec_remote(urls, num_envs=4, token="a-token", tls_ca=certs["ca.pem"]))
         envs.reset(seed=0)
         envs.step(np.zeros(4, np.int64))
@@ -183,16 +183,16 @@ def test_a_stranger_at_the_port_holds_up_nobody_and_is_gone_by_the_deadline(
     words = {
         "nothing": b"",
         "half a handshake": first[: len(first) // 2],
-        "plaintext": pack_frame(Hello(token="what-nobody-should-read").pack()),
+        "plaintext": PREFACE + b"what-nobody-should-read",
         "garbage": random.Random(1).randbytes(70_000),
         "HTTP": b"GET / HTTP/1.1\r\n\r\n",
         "a handshake alone": first,
     }[said]
     with caplog.at_level(logging.DEBUG), serve_gym("CartPole-v1", **tls) as server:
-        address = ("127.0.0.1", int(server.urls[1].rpartition(":")[2]))
+        address = ("127.0.0.1", server.port)
         with socket.create_connection(address, 10.0) as stranger:
             stranger.sendall(words)
-            env = make_remote(server.urls[1], tls_ca=certs["ca.pem"], timeout=20)  # while the stranger is there
+            env = make_remote(server.url, tls_ca=certs["ca.pem"], timeout=20)  # while the stranger is there
             env.reset(seed=0)
             env.step(0)
             monkeypatch.setattr(transport, "_HELLO_TIMEOUT", 0.1)
@@ -216,10 +216,10 @@ def test_of_many_strangers_the_oldest_make_room(
 ) -> None:
     monkeypatch.setattr(transport, "_MAX_IDLE", 3)
     with serve_gym("CartPole-v1", max_connections=3, **tls) as server, contextlib.ExitStack() as stack:
-        address = ("127.0.0.1", int(server.urls[1].rpartition(":")[2]))
+        address = ("127.0.0.1", server.port)
         strangers = [stack.enter_context(socket.create_connection(address, 10.0)) for _ in range(7)]
         assert [stranger.recv(1) for stranger in strangers[:4]] == [b""] * 4
-        env = make_remote(server.urls[1], tls_ca=certs["ca.pem"], timeout=20)
+        env = make_remote(server.url, tls_ca=certs["ca.pem"], timeout=20)
         env.reset(seed=0)
         env.close()
     assert caplog.text.count("3 others have no call either") == 5
@@ -227,7 +227,7 @@ def test_of_many_strangers_the_oldest_make_room(
 
 def test_a_client_whose_server_is_silent_waits_no_longer_than_its_timeout(certs: dict[str, Path]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(TimeoutError):
-        make_remote(f"tcps://127.0.0.1:{silent.getsockname()[1]}", tls_ca=certs["ca.pem"], timeout=0.2)
+        make_remote(f"grpcs://127.0.0.1:{silent.getsockname()[1]}", tls_ca=certs["ca.pem"], timeout=0.2)
 
 
 def test_what_is_sent_before_the_handshake_is_done_goes_after_it_also_where_it_was_all(
@@ -236,7 +236,7 @@ def test_what_is_sent_before_the_handshake_is_done_goes_after_it_also_where_it_w
     got: list[Any] = []
     with serve_gym("CartPole-v1", **tls) as server:
         address = dataclasses.replace(
-            parse_address(server.urls[1]), credentials=ClientCredentials.of(tls_ca=certs["ca.pem"])
+            parse_address(server.url), credentials=ClientCredentials.of(tls_ca=certs["ca.pem"])
         )
         inbox: Inbox[Any] = Inbox()
         connection = connect(address, inbox, got.append, 1 << 20)
@@ -262,15 +262,13 @@ _HTTP = b"HTTP/1.1 400 Bad Request\r\n\r\n"
 @pytest.mark.parametrize(
     ("scheme", "answer", "said"),
     [
-        ("tcp", b"", "closed the connection: does it speak TLS.*tcps://; or gRPC.*grpc://"),
-        ("tcp", _ALERT, "closed the connection: does it speak TLS.*tcps://; or gRPC.*grpc://"),
-        ("tcp", _HTTP, "no server of this package: expected a hello.*Another program answers there"),
+        ("grpc", b"", "closed the connection: does it speak TLS.*grpcs://"),
         ("grpc", _HTTP, "no gRPC server: an HTTP server is there.*Another program answers there"),
         ("grpc", b"<!DOCTYPE HTML>", "no gRPC server: expected HTTP/2's settings.*Another program answers there"),
         ("grpc", _ALERT, "no gRPC server: the port speaks TLS. Use grpcs://"),
-        ("tcps", b"", "closed the connection: perhaps it asks for a client's certificate.*gRPC.*grpcs://"),
-        ("tcps", _ALERT, "alert.*closed the connection: perhaps it asks for a client's certificate"),
-        ("tcps", _HTTP, "speaks no TLS: use tcp://"),
+        ("grpcs", b"", "closed the connection: perhaps it asks for a client's certificate"),
+        ("grpcs", _ALERT, "alert.*closed the connection: perhaps it asks for a client's certificate"),
+        ("grpcs", _HTTP, "speaks no TLS: use grpc://"),
     ],
 )
 def test_whatever_answers_a_client_is_told_with_what_to_do(
@@ -290,7 +288,7 @@ def test_whatever_answers_a_client_is_told_with_what_to_do(
 
         thread = threading.Thread(target=respond)
         thread.start()
-        extra: dict[str, Any] = {"tls_ca": certs["ca.pem"]} if scheme == "tcps" else {}
+        extra: dict[str, Any] = {"tls_ca": certs["ca.pem"]} if scheme == "grpcs" else {}
         with pytest.raises(ConnectError, match=said) as caught:
             make_remote(f"{scheme}://127.0.0.1:{listener.getsockname()[1]}", timeout=20, **extra)
         sentences = caught.value.reason.split(". ")

@@ -93,11 +93,6 @@ def one_over_unix() -> Iterator[Measure]:
     yield from one_over("unix")
 
 
-@subject("one-tcp", "TCP socket: one CartPole", group="one")
-def one_over_tcp() -> Iterator[Measure]:
-    yield from one_over("tcp")
-
-
 @subject("dm-one", "dm-env-rpc client: one CartPole", group="one")
 def one_by_public_client() -> Iterator[Measure]:
     from benchmarks.public_client import PublicClients

@@ -53,19 +53,19 @@ while True:
 
 @subject(
     "far-64",
-    f"TCP socket: a vector step of {LANES} worlds behind links of {DELAY_MS:g} ms",
+    f"gRPC: a vector step of {LANES} worlds behind links of {DELAY_MS:g} ms",
     group="far",
     unit="ms",
     higher_is_better=False,
 )
 def far_worlds() -> Iterator[Measure]:
-    with server_on("tcp", ENV_ID) as url:
-        host, _, port = url.removeprefix("tcp://").rpartition(":")
+    with server_on("grpc", ENV_ID) as url:
+        host, _, port = url.removeprefix("grpc://").rpartition(":")
         with (
             Script(PROXY, host, port, str(DELAY_MS / 2000.0)) as near,
             # As other machines, to which each remote has a link of its own.
             patch("bridge.client.connect.is_loopback", return_value=False),
-            joined(f"tcp://127.0.0.1:{near}", num_envs=LANES) as envs,
+            joined(f"grpc://127.0.0.1:{near}", num_envs=LANES) as envs,
         ):
             steps = vector_stepping(envs)
             yield lambda seconds: 1000.0 * LANES / steps(seconds)

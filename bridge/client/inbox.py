@@ -50,10 +50,49 @@ class Inbox(Generic[T]):
         # Anew where it is held: the garbage collector runs anywhere, and what it frees may close a connection.
         self.guard = threading.RLock()
         """Held by whoever is at the sockets."""
+        self._posters = 0
+        self._waker: tuple[socket.socket, socket.socket] | None = None
+        self._waker_guard = threading.RLock()  # for the same reason
 
     def put(self, item: T) -> None:
         """Add an item; called by what looks after the sockets."""
         self._items.append(item)
+
+    def post(self, item: T) -> None:
+        """Add an item from another thread, and wake whoever waits in `get`; after `add_poster`."""
+        self._items.append(item)
+        with self._waker_guard:
+            waker = self._waker
+            if waker is not None:
+                with contextlib.suppress(OSError):  # it is full, or the garbage collector has just closed it
+                    waker[1].send(b"\0")
+
+    def add_poster(self) -> None:
+        """Take items from another thread, until `remove_poster`."""
+        with self.guard:
+            self._posters += 1
+            if self._waker is None:
+                self._waker = socket.socketpair()
+                for sock in self._waker:
+                    sock.setblocking(False)
+                self.watch(self._waker[0], selectors.EVENT_READ, self._on_wake)
+
+    def remove_poster(self) -> None:
+        """Undo one `add_poster`."""
+        with self.guard:
+            self._posters -= 1
+            if self._waker is None or self._posters:
+                return
+            with self._waker_guard:
+                waker, self._waker = self._waker, None
+            self.forget(waker[0])
+            for sock in waker:
+                sock.close()
+
+    def _on_wake(self, events: int) -> None:
+        if self._waker is not None:
+            with contextlib.suppress(BlockingIOError):
+                self._waker[0].recv(4096)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

@@ -1,7 +1,6 @@
 """A client's sockets: a link carries one stream of requests and answers, or several to the same place.
 
-No thread: the owner's inbox looks after the socket. What is spoken over it, frames or gRPC, is a `Dialect`: bytes in
-and messages out, without a socket.
+No thread: the owner's inbox looks after the socket. `GrpcClient` turns requests into bytes, and bytes into answers.
 """
 
 from __future__ import annotations
@@ -14,10 +13,11 @@ import ssl
 import sys
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from bridge.address import Address
 from bridge.client import keepalive
+from bridge.client.grpc_client import Came, GrpcClient
 from bridge.client.inbox import Inbox
 from bridge.client.remedies import remedy
 from bridge.errors import ConnectError, ConnectionLostError, RemoteError, SettingError
@@ -25,7 +25,7 @@ from bridge.forks import forget_in_child
 from bridge.sockets import prepare
 from bridge.tls import Tls, client_context, explain
 
-__all__ = ["Came", "Dialect", "Line", "Link"]
+__all__ = ["Line", "Link"]
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _CHUNK = 65536
@@ -34,70 +34,6 @@ _STALL = 5.0
 # Requests of a link that are sent together.
 _TOGETHER = 16
 _MAX_PARTS = 64
-
-Part = bytes | memoryview
-
-
-class Dialect(Protocol):
-    """What is spoken over a link."""
-
-    answered: bool
-    """Whether the server is known to speak it."""
-
-    @property
-    def broken(self) -> bool:
-        """Whether what follows cannot be read, for the reason that `feed` then raises."""
-
-    @property
-    def alpn(self) -> str | None:
-        """How TLS names it; None: not at all."""
-
-    @property
-    def half_closes(self) -> bool:
-        """Whether the end of the socket's stream is what says that no request follows."""
-
-    @property
-    def quiet(self) -> float | None:
-        """Seconds without a sign of the server after which it is asked for one; None: it cannot be asked."""
-
-    @property
-    def server_version(self) -> str | None:
-        """The version of a server of this package; None: not known, or another server."""
-
-    @property
-    def roomy(self) -> bool:
-        """Whether a further line may be opened."""
-
-    def take(self) -> list[Part]:
-        """Return what is to be sent now."""
-
-    def open(self, line: Line) -> None:
-        """Begin a line."""
-
-    def pack(self, line: Line, request: bytes) -> None:
-        """Send a request."""
-
-    def finish(self, line: Line) -> None:
-        """Say that no request follows."""
-
-    def cut(self, line: Line) -> None:
-        """Say that no answer is wanted any more."""
-
-    def ping(self) -> None:
-        """Ask for a sign."""
-
-    @property
-    def space(self) -> memoryview | None:
-        """Where the next bytes go, to be received into and told to `filled`; None: any, to `feed`."""
-
-    def filled(self, count: int) -> Iterable[Came]:
-        """Take note that bytes are in `space`; return what they complete."""
-
-    def feed(self, data: bytes) -> Iterable[Came]:
-        """Take bytes; return what they complete. Raises RemoteError where they cannot be read."""
-
-    def cut_off(self) -> str:
-        """Say what the end of the socket's stream means now."""
 
 
 class Line:
@@ -114,7 +50,7 @@ class Line:
         self.url = url
         self.deliver = deliver
         self.stream: Any = None
-        """What the dialect knows it by."""
+        """Its stream of HTTP/2."""
         self.ended = False
         self.finished = False
         with link.inbox.guard:
@@ -123,7 +59,7 @@ class Line:
     @property
     def server_version(self) -> str | None:
         """The version of a Gymnasium Bridge server, None for another one; known once an answer came."""
-        return self.link.dialect.server_version
+        return self.link.grpc.server_version
 
     @property
     def silent(self) -> bool:
@@ -146,7 +82,7 @@ class Line:
             raise ConnectionLostError(self.url, "this process was forked, and the connection is its parent's")
         with link.inbox.guard:
             if not self.ended:  # else how it ended was delivered
-                link.dialect.pack(self, request)
+                link.grpc.pack(self, request)
                 link.said()
 
     def finish(self) -> None:
@@ -158,8 +94,7 @@ class Line:
         self.deliver = _only_answers(self.deliver)
         with link.inbox.guard:
             if not self.ended:
-                link.dialect.finish(self)
-                link.finishing = link.dialect.half_closes
+                link.grpc.finish(self)
                 link.flush()
 
     def close(self, timeout: float) -> None:
@@ -172,28 +107,22 @@ class Line:
             self.link.remove(self, timeout)
 
 
-Came = tuple[Line, bytes | bytearray | RemoteError]
-
-
 class Link:
     """A socket, and the lines over it.
 
     Args:
         address: Where to; with TLS where its scheme says so.
-        dialect: What to speak.
         inbox: Looks after the socket.
-        max_message_bytes: The largest request.
+        max_message_bytes: The largest request or answer.
         shared: Whether it may carry several lines, whose requests are sent together.
 
     Raises:
         SettingError: The certificates cannot be used.
     """
 
-    def __init__(
-        self, address: Address, dialect: Dialect, inbox: Inbox[Any], max_message_bytes: int, *, shared: bool = False
-    ) -> None:
+    def __init__(self, address: Address, inbox: Inbox[Any], max_message_bytes: int, *, shared: bool = False) -> None:
         self._address = address
-        self.dialect = dialect
+        self.grpc = GrpcClient(address, max_message_bytes)
         self.inbox = inbox
         self.max_message_bytes = max_message_bytes
         self.inherited = False
@@ -201,8 +130,6 @@ class Link:
         """Whether not a byte has come yet."""
         self.ended = False
         """Whether the socket is closed."""
-        self.finishing = False
-        """Whether the end of what we send is to be the end of the socket's stream."""
         self._shared = shared
         self._doubtful = False
         self._lines: set[Line] = set()
@@ -214,7 +141,7 @@ class Link:
         self._out: list[memoryview] = []
         self._tls: Tls | None = None
         if address.tls:
-            self._tls = Tls(client_context(address.credentials, dialect.alpn), address.host)
+            self._tls = Tls(client_context(address.credentials, "h2"), address.host)
             self._tls.receive(b"")
             self._out.append(memoryview(self._tls.send()))
         self._sock: socket.socket | None = None
@@ -228,14 +155,14 @@ class Link:
     @property
     def roomy(self) -> bool:
         """Whether it takes a further line."""
-        return not (self.ended or self.inherited or self._doubtful) and self.dialect.roomy
+        return not (self.ended or self.inherited or self._doubtful) and self.grpc.roomy
 
     # Lines
 
     def add(self, line: Line) -> None:
         """Begin a line; the first one connects."""
         self._lines.add(line)
-        self.dialect.open(line)
+        self.grpc.open(line)
         if self._sock is not None or self.ended:
             self.said()
             return
@@ -245,8 +172,7 @@ class Link:
             problem = f"the host {self._address.host!r} is not known: {error}"
             self._end(lambda url: ConnectError(url, problem))
             return
-        if self.dialect.quiet is not None:
-            self.inbox.attend(self)
+        self.inbox.attend(self)
         self._connect_next(None)
 
     def remove(self, line: Line, timeout: float) -> None:
@@ -266,7 +192,7 @@ class Link:
             self._doubtful = True  # perhaps nobody is there any more: whoever connects next does so anew
             line.ended = True
             self._lines.discard(line)
-            self.dialect.cut(line)
+            self.grpc.cut(line)
             if self._lines:
                 self.flush()
         if not self._lines:
@@ -298,7 +224,7 @@ class Link:
                 return
             error = OSError(number, errno.errorcode.get(number, str(number)))
         detail = f"{error.strerror or error}" if error else "the name has no address"
-        text = f"no connection: {detail}. Is the server running there, and does it serve this transport?"
+        text = f"no connection: {detail}. Is the server running there?"
         self._end(lambda url: ConnectError(url, text))
 
     def _unmet(self, details: str) -> Callable[[str], RemoteError]:
@@ -310,15 +236,15 @@ class Link:
         plain = tls.receive(data) if data else b""
         if tls.owes:
             self._out.append(memoryview(tls.send()))
-        dialect = self.dialect
+        grpc = self.grpc
         came: list[Came] = []
-        while plain and (space := dialect.space) is not None:
+        while plain and (space := grpc.space) is not None:
             count = min(len(space), len(plain))
             space[:count] = plain[:count]
-            came += dialect.filled(count)
+            came += grpc.filled(count)
             plain = plain[count:]
         if plain:
-            came += dialect.feed(plain)
+            came += grpc.feed(plain)
         return came
 
     # The socket
@@ -346,7 +272,7 @@ class Link:
             self._receive()
 
     def said(self) -> None:
-        """Send what the dialect has to say, unless the inbox holds requests together."""
+        """Send what is to be sent, unless the inbox holds requests together."""
         self._unsent += 1
         if self._shared and self.inbox.holds(self) and self._unsent < _TOGETHER:
             return
@@ -363,10 +289,8 @@ class Link:
         if sock is None or self._connecting:
             return
         if tls is None or tls.ready:
-            parts = self.dialect.take()
+            parts = self.grpc.take()
             if not parts and not self._out:
-                if self.finishing:
-                    self._shut()
                 return
             if parts and tls is not None:
                 parts = [tls.send(parts)]
@@ -383,8 +307,6 @@ class Link:
                     if sent == len(data):
                         if self._watched != _READ:
                             self._watch(_READ)
-                        if self.finishing:
-                            self._shut()
                         return
                     parts = [memoryview(data)[sent:]]
                 self._out.extend(memoryview(part) for part in parts if len(part))
@@ -412,8 +334,6 @@ class Link:
             self._lost(error)
             return
         self._watch(_READ)
-        if self.finishing and (self._tls is None or self._tls.ready):
-            self._shut()
 
     def _push(self) -> None:
         """Send what is left, taking what comes meanwhile so that neither end waits for the other."""
@@ -430,7 +350,7 @@ class Link:
                         self._send_out()
 
     def _receive(self) -> None:
-        sock, dialect = self._sock, self.dialect
+        sock, grpc = self._sock, self.grpc
         if sock is None:
             return
         try:
@@ -439,13 +359,13 @@ class Link:
                 data = sock.recv(_CHUNK)
                 count = len(data)
                 came = self._opened(self._tls, data)
-            elif (space := dialect.space) is None:
+            elif (space := grpc.space) is None:
                 data = sock.recv(_CHUNK)
                 count = len(data)
-                came = dialect.feed(data)
+                came = grpc.feed(data)
             else:
                 count = sock.recv_into(space)
-                came = dialect.filled(count)
+                came = grpc.filled(count)
         except BlockingIOError:
             return
         except RemoteError as error:  # some of them are OSErrors too
@@ -464,34 +384,34 @@ class Link:
         if self.ended:
             return
         self.flush()
-        if dialect.broken and not self.ended:
+        if grpc.broken and not self.ended:
             try:
-                dialect.feed(b"")
+                grpc.feed(b"")
             except RemoteError as error:
                 self._end(error.at)
         if not count and not self.ended:
-            why = dialect.cut_off()
-            self._end((lambda url: ConnectionLostError(url, why)) if dialect.answered else self._unmet(why))
+            why = grpc.cut_off()
+            self._end((lambda url: ConnectionLostError(url, why)) if grpc.answered else self._unmet(why))
 
     def tend(self) -> None:
         """Ask for a sign of a server that has been quiet; give up one that gave none."""
-        quiet, now = self.dialect.quiet, time.monotonic()
-        if quiet is None or self._connecting or self._sock is None:
+        if self._connecting or self._sock is None:
             return
+        now = time.monotonic()
         if self._asked is not None and self._heard < self._asked:
             patience = keepalive.KEEPALIVE / 2
             if now - self._asked > patience:
                 text = f"the connection was lost: no answer to a keepalive ping within {patience:g} s"
                 self._end(lambda url: ConnectionLostError(url, text))
-        elif now - self._heard > quiet:
+        elif now - self._heard > self.grpc.quiet:
             self._asked = now
-            self.dialect.ping()
+            self.grpc.ping()
             self.flush()
 
     # The end
 
     def _lost(self, error: OSError) -> None:
-        if isinstance(error, (BrokenPipeError, ConnectionResetError)) and not self.dialect.answered:
+        if isinstance(error, (BrokenPipeError, ConnectionResetError)) and not self.grpc.answered:
             error = self._last_words() or error
         if self.ended:
             return
@@ -502,7 +422,7 @@ class Link:
                 with contextlib.suppress(OSError):
                     self._sock.send(self._tls.send())  # tells the server why, for its log
         text = f"the connection was lost: {reason}"
-        self._end((lambda url: ConnectionLostError(url, text)) if self.dialect.answered else self._unmet(reason))
+        self._end((lambda url: ConnectionLostError(url, text)) if self.grpc.answered else self._unmet(reason))
 
     def _last_words(self) -> ssl.SSLError | None:
         """Read why a server refused that closed before it took our first request."""
@@ -512,7 +432,7 @@ class Link:
         came: Iterable[Came] = ()
         try:
             data = sock.recv(_CHUNK)
-            came = self._opened(self._tls, data) if self._tls is not None else self.dialect.feed(data)
+            came = self._opened(self._tls, data) if self._tls is not None else self.grpc.feed(data)
         except ssl.SSLError as error:
             return error
         except RemoteError as error:
@@ -544,19 +464,12 @@ class Link:
 
     def _drop(self) -> None:
         sock, self._sock = self._sock, None
-        if not self.ended and self.dialect.quiet is not None:
+        if not self.ended:
             self.inbox.dismiss(self)
         self.ended = True
         if sock is not None:
             self.inbox.forget(sock)
             sock.close()
-
-    def _shut(self) -> None:
-        if self._sock is not None:
-            try:
-                self._sock.shutdown(socket.SHUT_WR)
-            except OSError:
-                self._drop()
 
 
 def _only_answers(
@@ -580,7 +493,7 @@ def _candidates(address: Address) -> list[tuple[int, Any]]:
     if address.scheme == "unix":
         family = getattr(socket, "AF_UNIX", None)
         if family is None:
-            raise SettingError(f"this platform has no Unix sockets for {address.url!r}; use tcp://HOST:PORT")
+            raise SettingError(f"this platform has no Unix sockets for {address.url!r}; use grpc://HOST:PORT")
         return [(family, address.path)]
     found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     return [(family, target) for family, _, _, _, target in found]

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 __all__ = ["remedy"]
 
-_PLAIN = {"grpcs": "grpc", "tcps": "tcp"}
-_SECURE = {
-    "grpc": "does it speak TLS? Then use grpcs://",
-    "tcp": "does it speak TLS? Then use tcps://; or gRPC? Then use grpc://",
-}
 _CLIENT = (
     "perhaps it asks for a client's certificate, and none came, or one that has expired or is of another authority: "
     "pass tls_certificate= and tls_key="
@@ -16,15 +11,15 @@ _CLIENT = (
 _REMEDIES = (
     (
         ("the port speaks tls",),
-        "Use {scheme}s://",
+        "Use grpcs://",
     ),
     (
-        ("no grpc server", "no server of this package"),
+        ("no grpc server",),
         "Another program answers there: is this the URL that the server printed for {scheme}://?",
     ),
     (
         ("wrong_version_number", "packet length too long", "record layer failure"),
-        "The port is there but speaks no TLS: use {plain}://, or serve with tls_certificate and tls_key",
+        "The port is there but speaks no TLS: use grpc://, or serve with tls_certificate and tls_key",
     ),
     (
         ("certificate has expired",),
@@ -64,10 +59,10 @@ def remedy(scheme: str, details: str) -> str:
     said = details.lower()
     for signs, text in _REMEDIES:
         if any(sign in said for sign in signs):
-            return text.format(scheme=scheme, plain=_PLAIN.get(scheme, scheme))
+            return text.format(scheme=scheme)
     if any(sign in said for sign in _CLOSED):
-        if scheme in _PLAIN:
-            other = "; or does it speak gRPC? Then use grpcs://" if scheme == "tcps" and "alert" not in said else ""
-            return f"A server is there and closed the connection: {_CLIENT}{other}"
-        return f"Something is there and closed the connection: {_SECURE.get(scheme, 'is it a server of this package?')}"
+        if scheme == "grpcs":
+            return f"A server is there and closed the connection: {_CLIENT}"
+        question = "does it speak TLS? Then use grpcs://" if scheme == "grpc" else "is it a gRPC server?"
+        return f"Something is there and closed the connection: {question}"
     return "Is the server running there, and its port reachable from this machine?"

@@ -250,7 +250,7 @@ class Remote:
         wish: The world wanted.
         inbox: Gets this remote, its connection's number, and what came.
         max_message_bytes: The largest request or answer.
-        transport: `grpc` to use gRPC also where the server offers a Unix socket of this machine; None: what is best.
+        transport: What to connect by, as for `connect`.
         shared: Whether there are other remotes to the same place.
     """
 
@@ -259,7 +259,7 @@ class Remote:
         wish: Wish,
         inbox: Inbox[Delivery],
         max_message_bytes: int,
-        transport: str | None = None,
+        transport: str = "http2",
         *,
         shared: bool = False,
     ) -> None:
@@ -315,7 +315,7 @@ class Remote:
         cls,
         parts: tuple[Wish, int, Facts | None],
         inbox: Inbox[Delivery],
-        transport: str | None = None,
+        transport: str = "http2",
         *,
         shared: bool = False,
     ) -> Remote:

@@ -135,11 +135,12 @@ class RemoteVectorEnv(SeatedVectorEnv):
         render_mode: The render mode to make it with.
         timeout: Seconds to wait for any answer.
         max_message_bytes: The largest request or answer, in bytes.
-        transport: None: where a server on this machine offers a Unix socket, that; `grpc`: what the URL says.
+        transport: What to speak gRPC with: `http2`, our own HTTP/2, which is faster; or `grpcio`, the library, for
+            proxies and servers that our own does not get along with.
         token: What the server wants to see; None: that of `token_file`, or else of the environment variable
             `BRIDGE_TOKEN`.
         token_file: A file that holds the token.
-        tls_ca: For `grpcs://` and `tcps://`: the authorities of the server's certificate, the path or the bytes of a
+        tls_ca: For `grpcs://`: the authorities of the server's certificate, the path or the bytes of a
             PEM file; None: those of the system.
         tls_certificate: For a server that asks for one: the client's certificate, PEM.
         tls_key: The key of `tls_certificate`, PEM.
@@ -168,7 +169,7 @@ class RemoteVectorEnv(SeatedVectorEnv):
         render_mode: str | None = None,
         timeout: float = TIMEOUT,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
-        transport: str | None = None,
+        transport: str = "http2",
         token: TokenLike | None = None,
         token_file: str | os.PathLike[str] | None = None,
         tls_ca: Pem | None = None,
@@ -239,7 +240,7 @@ class RemoteVectorEnv(SeatedVectorEnv):
             "env_kwargs": env_kwargs,
             "timeout": timeout,
             "max_message_bytes": max_message_bytes,
-            "transport": checked_transport(transport),
+            "transport": None if transport == "http2" else transport,
             **credentials.keywords(),
             "env": env,
             "spares": list(spares) or None,

@@ -129,7 +129,7 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
     _inbox: Inbox[Delivery]
     _timeout: float
     _max_message_bytes: int
-    _transport: str | None
+    _transport: str
     _shared: bool
     """Whether some remotes are in the same place."""
     _observation_layout: Layout

@@ -19,7 +19,7 @@ def shown_token(address: Address) -> str | None:
     if held.from_environment:  # it was given for any server there is
         return None
     warnings.warn(
-        f"the token travels unencrypted to {address.host}; use a server with TLS, and {address.scheme}s://",
+        f"the token travels unencrypted to {address.host}; use a server with TLS, and grpcs://",
         RuntimeWarning,
         stacklevel=2,
     )

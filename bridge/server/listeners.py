@@ -47,7 +47,7 @@ def _inode(path: str) -> tuple[int, int]:
 def _listen_unix(path: str) -> socket.socket:
     family = getattr(socket, "AF_UNIX", None)
     if family is None:
-        raise SettingError("this platform has no Unix sockets, so unix_path cannot be given; use tcp_port")
+        raise SettingError("this platform has no Unix sockets, so unix_path cannot be given; leave it out")
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         try:
@@ -82,13 +82,12 @@ def _stale(family: int, path: str) -> bool:
         return probe.connect_ex(path) == errno.ECONNREFUSED
 
 
-def listen_tcp(host: str, port: int, setting: str) -> list[socket.socket]:
+def listen_tcp(host: str, port: int) -> list[socket.socket]:
     """Listen on a TCP port of all addresses that a host's name stands for.
 
     Args:
         host: A name or an address of this machine; `::` and "": all of them, of IPv4 too.
         port: The port; 0: any free one, the same for all addresses.
-        setting: What the port is called by whoever gave it.
 
     Raises:
         SettingError: It is in use, or the address is not of this machine.
@@ -101,8 +100,8 @@ def listen_tcp(host: str, port: int, setting: str) -> list[socket.socket]:
             problem = error
     at = f"[{host}]" if ":" in host else host
     raise SettingError(
-        f"cannot listen on {setting}={port} of {at}: {(problem and problem.strerror) or problem}. Is the port in "
-        f"use, or the address not of this machine? {setting}=0 takes any free one"
+        f"cannot listen on port={port} of {at}: {(problem and problem.strerror) or problem}. Is the port in "
+        f"use, or the address not of this machine? port=0 takes any free one"
     ) from problem
 
 

@@ -42,7 +42,7 @@ class ServerGroup(Server):
         env: As for `serve_gym`; a callable travels by value, through a pipe of this machine.
         processes: How many.
         arguments: The other keyword arguments of `serve_gym`. Process i gets `port + i` where that is not 0, likewise
-            `tcp_port` and the other ports, and `unix_path` with `.i` after it.
+            the other ports, and `unix_path` with `.i` after it.
 
     Raises:
         SettingError: One of them cannot start; its message is the server's own.

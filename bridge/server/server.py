@@ -155,7 +155,7 @@ class Server:
     def _listen(self, security: Security, host: str, port: int, unix_path: str | None) -> int:
         """Open all ports; return that of gRPC."""
         tls = security.context("h2")
-        socks = listen_tcp(host, port, "port")
+        socks = listen_tcp(host, port)
         for sock in socks:
             self._connections.listen(sock, tls)
         if unix_path is not None:
@@ -501,8 +501,8 @@ def serve_gym(
         max_worlds: Worlds at a time.
         max_lanes: The most lanes in a world that a client may ask for.
         max_message_bytes: The largest request or response, in bytes.
-        unix_path: Listen on a Unix socket at this path too, for clients on this machine: cheaper than TCP, and open
-            to nobody but this user.
+        unix_path: Listen on a Unix socket at this path too, for gRPC clients on this machine: cheaper than TCP, and
+            open to nobody but this user. Its URL is `unix://` and the path.
         processes: How many full servers to run, each in a process of its own, so that environments step on as many
             cores; `.urls` lists them. Process i listens on `port + i` where a port is given, and at `unix_path` with
             `.i` after it.

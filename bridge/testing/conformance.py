@@ -137,11 +137,10 @@ def check_server(
             token=token, token_file=token_file, tls_ca=tls_ca, tls_certificate=tls_certificate, tls_key=tls_key
         ),
     )
-    if address.scheme not in ("grpc", "grpcs"):
-        raise SettingError(f"the checks look at gRPC: expected grpc:// or grpcs://, got {url!r}")
     held = address.credentials
     if held.has_tls and not address.tls:
-        raise SettingError(f"certificates are for TLS, but {url!r} is without: write grpcs://")
+        remedy = "a Unix socket needs none, leave them out" if address.path else "write grpcs://"
+        raise SettingError(f"certificates are for TLS, but {url!r} is without: {remedy}")
     if not timeout > 0 or steps < 1:
         raise SettingError(f"expected a timeout of more than 0 s and 1 step or more, got {timeout} and {steps}")
     unknown = sorted(set(only) - set(REQUIREMENTS))

@@ -1,25 +1,31 @@
-"""gRPC, as a client speaks it: dm_env_rpc's call, one or several of them on an HTTP/2 connection."""
+"""The client's end of a gRPC connection, without a socket: dm_env_rpc's call, one or several of them over HTTP/2."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from bridge.address import Address
 from bridge.client import keepalive
-from bridge.client.link import Came, Line, Part
 from bridge.client.remedies import remedy
 from bridge.client.token import shown_token
 from bridge.credentials import TOKEN_VARIABLE
 from bridge.errors import Code, ConnectError, ConnectionLostError, PeerError, RefusedError, RemoteError
 from bridge.http2 import CANCEL, Compressed, End, Event, Fields, Garbled, Http2, Http2Error, Reset, Stream, TooLarge
 from bridge.version import __version__
-from bridge.wire import HELLO, METHOD, SERVER_ID, SERVICE
+from bridge.wire import HELLO, METHOD, SERVICE
 
-__all__ = ["GrpcDialect"]
+if TYPE_CHECKING:
+    from bridge.client.link import Line
 
-# Other servers than ours hang up on who asks them more often than every five minutes.
-_QUIET_UNKNOWN = 310.0
+__all__ = ["QUIET_UNKNOWN", "Came", "GrpcClient", "call_error"]
+
+Came = tuple["Line", bytes | bytearray | RemoteError]
+"""An answer, or how a call ended."""
+
+QUIET_UNKNOWN = 310.0
+"""Seconds between pings to servers that are not ours: they hang up on who asks more often than every five minutes."""
 # Lines of a link: a server that says nothing of it takes at least a hundred.
 _MAX_LINES = 64
 _BY_HTTP_STATUS = {
@@ -43,23 +49,43 @@ class _Status:
     details: str
 
 
-class GrpcDialect:
-    """The messages of the calls.
+def call_error(url: str, scheme: str, code: int, details: str, *, answered: bool, withheld: bool) -> RemoteError:
+    """Return the error that a call's status stands for.
 
     Args:
-        address: Where to.
+        url: The server's URL, for the message.
+        scheme: The URL's scheme.
+        code: The status code.
+        details: The status message.
+        answered: Whether the server had answered anything.
+        withheld: Whether there is a token that was not sent, because it would have travelled unencrypted.
+    """
+    details = details or "no details"
+    if code == Code.OK:
+        return ConnectionLostError(url, "the server ended the stream")
+    if code == Code.UNAVAILABLE and not answered:
+        return ConnectError(url, f"no connection: {details}. {remedy(scheme, details)}")
+    if code in (Code.UNAVAILABLE, Code.CANCELLED):
+        return ConnectionLostError(url, f"the connection was lost: {details}")
+    if code == Code.UNIMPLEMENTED:
+        return ConnectError(url, f"a gRPC server is there, but it does not speak dm_env_rpc: {details}")
+    if code == Code.UNAUTHENTICATED and withheld:
+        details += f" ({TOKEN_VARIABLE} is not sent unencrypted to another machine: use grpcs://, or pass token=)"
+    return RefusedError(url, f"the stream was ended: {details}", code)
+
+
+class GrpcClient:
+    """Turns requests into bytes, and bytes into answers, for all calls of one connection.
+
+    Args:
+        address: The server.
         max_message_bytes: The largest answer.
-        server_id: The id that the server must have; None: any.
     """
 
-    alpn = "h2"
-    half_closes = False
-
-    def __init__(self, address: Address, max_message_bytes: int, server_id: str | None = None) -> None:
+    def __init__(self, address: Address, max_message_bytes: int) -> None:
         self._scheme = address.scheme
         self._url = address.url
         self._max_message_bytes = max_message_bytes
-        self._server_id = server_id
         token = shown_token(address)
         self._withheld = token is None and address.credentials.token is not None
         self._fields = [
@@ -76,9 +102,11 @@ class GrpcDialect:
             self._fields.append(("authorization", f"Bearer {token}"))
         self._http = Http2(client=True, max_message_bytes=max_message_bytes)
         self.answered = False
+        """Whether the server is known to speak gRPC."""
         self.server_version: str | None = None
-        # The kernel looks after the sockets of this machine that stand for frames.
-        self.quiet: float | None = _QUIET_UNKNOWN if address.scheme in ("grpc", "grpcs") else None
+        """The version of a server of this package; None: not known, or another server."""
+        self.quiet = QUIET_UNKNOWN
+        """Seconds without a byte from the server after which it is sent a ping."""
 
     @property
     def roomy(self) -> bool:
@@ -88,10 +116,10 @@ class GrpcDialect:
 
     @property
     def broken(self) -> bool:
-        """Whether what follows is no HTTP/2."""
+        """Whether what follows is no HTTP/2; `feed` then raises."""
         return self._http.broken is not None
 
-    def take(self) -> list[Part]:
+    def take(self) -> list[bytes | memoryview]:
         """Return what is to be sent now."""
         return self._http.take()
 
@@ -118,7 +146,7 @@ class GrpcDialect:
 
     @property
     def space(self) -> memoryview | None:
-        """Where the rest of a large answer goes."""
+        """Where the next bytes go, to be received into and told to `filled`; None: anywhere, to `feed`."""
         return self._http.space
 
     def filled(self, count: int) -> list[Came]:
@@ -126,7 +154,7 @@ class GrpcDialect:
         return self._noted(self._http.filled(count))
 
     def feed(self, data: bytes) -> list[Came]:
-        """Take bytes; return what they complete."""
+        """Take bytes; return what they complete. Raises RemoteError where they are no HTTP/2."""
         http = self._http
         try:
             if http.broken is not None:
@@ -149,10 +177,8 @@ class GrpcDialect:
                 status = self._status(stream, event)
                 if status is not None:
                     self._http.cut(stream, CANCEL)  # where it is still open
-                    came.append((stream.owner, self._explain(status, stream.owner.url)))
-                elif isinstance(event, Fields) and event.fields.get(SERVER_ID) != self._server_id is not None:
-                    raise ConnectError(self._url, "another server answers at its Unix socket; use transport='grpc'")
-        if self.answered and self.quiet == _QUIET_UNKNOWN and self.server_version is not None:
+                    came.append((stream.owner, self._error(stream.owner.url, status)))
+        if self.answered and self.quiet == QUIET_UNKNOWN and self.server_version is not None:
             self.quiet = keepalive.KEEPALIVE
         return came
 
@@ -195,23 +221,13 @@ class GrpcDialect:
         number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else int(Code.UNKNOWN)
         return _Status(number, unquote(fields.get("grpc-message", ""), errors="replace"))
 
-    def _explain(self, status: _Status, url: str) -> RemoteError:
-        """Say how a call ended."""
-        code, details = status.code, status.details or "no details"
-        if code == Code.OK:
-            return ConnectionLostError(url, "the server ended the stream")
-        if code == Code.UNAVAILABLE and not self.answered:
-            return ConnectError(url, f"no connection: {details}. {remedy(self._scheme, details)}")
-        if code in (Code.UNAVAILABLE, Code.CANCELLED):
-            return ConnectionLostError(url, f"the connection was lost: {details}")
-        if code == Code.UNIMPLEMENTED:
-            return ConnectError(url, f"a gRPC server is there, but it does not speak dm_env_rpc: {details}")
-        if code == Code.UNAUTHENTICATED and self._withheld:
-            details += f" ({TOKEN_VARIABLE} is not sent unencrypted to another machine: use grpcs://, or pass token=)"
-        return RefusedError(url, f"the stream was ended: {details}", code)
+    def _error(self, url: str, status: _Status) -> RemoteError:
+        return call_error(
+            url, self._scheme, status.code, status.details, answered=self.answered, withheld=self._withheld
+        )
 
     def cut_off(self) -> str:
         """Say what the end of the socket's stream means now."""
         if self._http.farewell:
             return f"the connection was lost: {self._http.farewell}"
-        return "the server ended the stream" if self.answered else "it closed the connection without a word"
+        return "the server ended the stream" if self.answered else "it closed the connection without replying"

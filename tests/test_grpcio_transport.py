@@ -1,0 +1,315 @@
+"""`transport="grpcio"`: the client by the library grpcio in place of our own HTTP/2: same results, same errors."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from bridge import errors, make_remote, make_vec_remote, serve_gym
+from bridge.certificates import make_certificates
+from bridge.client.inbox import Inbox
+from bridge.testing import EVERY_SPACE, CountingEnv, Proxy, SpaceEnv
+from bridge.wrappers import BlockingReset
+from tests import test_fidelity
+from tests.support import SmallNumbers, until
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),  # Gymnasium's remarks about its own environments
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+GRPCIO: dict[str, Any] = {"transport": "grpcio", "timeout": 20.0}
+
+
+def by_grpcio(url: Any, **keywords: Any) -> Any:
+    return make_remote(url, **{**GRPCIO, **keywords})
+
+
+def many_by_grpcio(urls: Any, **keywords: Any) -> Any:
+    return make_vec_remote(urls, **{**GRPCIO, **keywords})
+
+
+@pytest.fixture(autouse=True)
+def threads_end() -> Iterator[None]:
+    """Hold that no thread of a test's connections is left, ours or grpcio's."""
+    before = threading.active_count()
+    yield
+    until(lambda: threading.active_count() <= before)
+
+
+@pytest.fixture
+def fidelity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the tests of fidelity connect by grpcio."""
+    monkeypatch.setattr(test_fidelity, "make_remote", by_grpcio)
+    monkeypatch.setattr(test_fidelity, "make_vec_remote", many_by_grpcio)
+
+
+# Remote equals local
+
+
+@pytest.mark.usefixtures("fidelity")
+@pytest.mark.parametrize("name", ["CartPole", "Taxi", "Blackjack", "Pong", "MiniGrid"])
+def test_remote_equals_local(name: str) -> None:
+    function, steps, vector_steps = test_fidelity.ZOO[name]
+    slow = name == "Pong"
+    test_fidelity.compare_one(function, min(steps, 40 if slow else 150))
+    test_fidelity.compare_many(function, 3, 1, min(vector_steps, 8 if slow else 25))
+    test_fidelity.compare_many(function, 4, 2, min(vector_steps, 8 if slow else 25))
+
+
+@pytest.mark.usefixtures("fidelity")
+@pytest.mark.parametrize("name", [name for name in EVERY_SPACE if name.startswith(("dict", "box"))])
+def test_spaces_arrive_exactly(name: str) -> None:
+    actions = None if name == "dict_empty" else EVERY_SPACE[name]()
+    test_fidelity.compare_one(lambda: SpaceEnv(EVERY_SPACE[name](), actions), 12)
+    test_fidelity.compare_many(lambda: SmallNumbers(SpaceEnv(EVERY_SPACE[name](), actions)), 2, 2, 8)
+
+
+class Pixels(gymnasium.Env[Any, Any]):
+    """Gives large observations, and takes large actions."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (700, 1000), np.uint8)
+    action_space = gymnasium.spaces.Box(0, 255, (700, 1000), np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros((700, 1000), np.uint8), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return action + np.uint8(1), 0.0, False, False, {}
+
+
+def test_large_arrays_are_the_users_own_and_writable() -> None:
+    with serve_gym(Pixels) as server:
+        env = by_grpcio(server.url)
+        env.reset(seed=0)
+        first, *_ = env.step(np.full((700, 1000), 3, np.uint8))
+        second, *_ = env.step(np.full((700, 1000), 7, np.uint8))
+        assert (first == 4).all()
+        assert (second == 8).all()
+        first += 1
+        assert (second == 8).all()
+        env.close()
+
+
+def test_a_unix_socket_and_a_path_with_a_space(tmp_path: Path) -> None:
+    with serve_gym("CartPole-v1", unix_path=str(tmp_path / "a b")) as server:
+        env = by_grpcio(server.urls[1])
+        local = gymnasium.make("CartPole-v1")
+        assert np.array_equal(env.reset(seed=4)[0], local.reset(seed=4)[0])
+        assert np.array_equal(env.step(1)[0], local.step(1)[0])
+        assert env.server_version is not None
+        local.close()
+        env.close()
+
+
+def test_a_world_in_real_time_tells_its_latency() -> None:
+    with serve_gym(lambda: CountingEnv(10**6), fps=200.0) as server:
+        env = by_grpcio(server.url)
+        env.reset(seed=0)
+        for _ in range(5):
+            *_, info = env.step(0)
+        assert 0.0 < info["latency"]["round_trip"] < 10.0
+        env.close()
+
+
+def test_a_copy_connects_by_grpcio_too_and_so_does_the_spec() -> None:
+    with serve_gym("CartPole-v1") as server:
+        env = by_grpcio(server.url)
+        assert env.spec is not None
+        assert env.spec.kwargs["transport"] == "grpcio"
+        other = pickle.loads(pickle.dumps(env))
+        assert np.array_equal(other.reset(seed=3)[0], env.reset(seed=3)[0])
+        assert type(other._remote._connection).__name__ == "GrpcioConnection"
+        other.close()
+        env.close()
+
+
+# Errors
+
+
+def test_a_transport_that_there_is_not_is_refused() -> None:
+    for make in (make_remote, make_vec_remote):
+        with pytest.raises(
+            errors.SettingError, match="expected transport to be one of 'http2', 'grpcio', got 'pigeon'"
+        ):
+            make("grpc://localhost:1", transport="pigeon")  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("make", [by_grpcio, many_by_grpcio])
+def test_nobody_there_is_told_at_once(make: Callable[..., Any]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with pytest.raises(errors.ConnectError, match=r"no connection: .*Is the server running there"):
+        make(f"grpc://127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("token", [None, "wrong-token"])
+def test_a_wrong_token_is_refused(token: str | None) -> None:
+    with serve_gym("CartPole-v1", token="right-token") as server:
+        for make in (by_grpcio, many_by_grpcio):
+            with pytest.raises(errors.RefusedError, match="token") as caught:
+                make(server.url, token=token)
+            assert caught.value.code == errors.Code.UNAUTHENTICATED
+        by_grpcio(server.url, token="right-token").close()
+        assert server.worlds == []
+
+
+def test_a_lost_server_is_told_and_reset_connects_again() -> None:
+    server = serve_gym("CartPole-v1")
+    env = by_grpcio(server.url)
+    env.reset(seed=0)
+    server.stop()
+    with pytest.raises(errors.ConnectionLostError, match=r"ended the stream|was lost"):
+        env.step(0)
+    with pytest.raises(errors.ConnectError, match="no connection"):
+        env.reset()
+    with serve_gym("CartPole-v1", port=server.port):
+        env.reset(seed=0)
+        env.step(0)
+        env.close()
+
+
+def test_slots_whose_connections_are_cut_are_truncated_and_come_back() -> None:
+    with serve_gym(lambda: CountingEnv(10**6)) as server, Proxy(server.port) as proxy:
+        envs = many_by_grpcio(f"grpc://127.0.0.1:{proxy.port}", num_envs=3)
+        zeros = np.zeros(3, np.int64)
+        BlockingReset(envs).reset(seed=0)
+        envs.step(zeros)
+        proxy.cut()
+        cut = np.zeros(3, bool)
+        until(lambda: (cut.__ior__(envs.step(zeros)[3])).all(), 20)
+        until(lambda: envs.step(zeros) and all(report.state == "running" for report in envs.remotes()), 20)
+        assert [report.losses for report in envs.remotes()] == [1, 1, 1]
+        envs.close()
+        until(lambda: server.connections == 0)
+
+
+def test_messages_that_are_too_large_are_refused_at_both_ends() -> None:
+    with serve_gym(Pixels) as server:
+        env = by_grpcio(server.url, max_message_bytes=100_000)
+        with pytest.raises(errors.SettingError, match="larger than max_message_bytes=100000"):
+            env.call("reset", "x" * 200_000)
+        with pytest.raises(errors.RefusedError) as caught:
+            env.reset(seed=0)
+        assert caught.value.code == errors.Code.RESOURCE_EXHAUSTED
+        env.close()
+
+
+def test_a_step_that_takes_too_long_ends_at_the_timeout() -> None:
+    release = threading.Event()
+
+    class Stuck(CountingEnv):
+        def step(self, action: Any) -> Any:
+            assert release.wait(20.0)
+            return super().step(action)
+
+    with serve_gym(lambda: Stuck(10)) as server:
+        env = by_grpcio(server.url, timeout=0.5)
+        env.reset(seed=0)
+        with pytest.raises(errors.RemoteTimeoutError, match="no answer"):
+            env.step(0)
+        release.set()
+        env.close()
+
+
+# TLS
+
+
+def test_tls_with_a_token_and_a_certificate_of_the_client(tmp_path: Path) -> None:
+    files = make_certificates(tmp_path)
+    server_files = {"tls_certificate": files["server.pem"], "tls_key": files["server.key"]}
+    own = {"tls_certificate": files["client.pem"], "tls_key": files["client.key"], "tls_ca": files["ca.pem"]}
+    with serve_gym("CartPole-v1", token="secret", tls_client_ca=files["ca.pem"], **server_files) as server:
+        env = by_grpcio(server.url, token="secret", **own)
+        env.reset(seed=0)
+        env.step(1)
+        env.close()
+        with pytest.raises(errors.ConnectError, match="no connection"):
+            by_grpcio(server.url, token="secret", tls_ca=files["ca.pem"])
+        with pytest.raises(errors.ConnectError, match="of no authority that is trusted here"):
+            by_grpcio(server.url, token="secret")
+        with pytest.raises(errors.SettingError, match="tls_ca cannot be used"):
+            by_grpcio(server.url, tls_ca=files["server.key"])
+    with pytest.raises(errors.SettingError, match="write grpcs://"):
+        by_grpcio("grpc://localhost:1", tls_ca=files["ca.pem"])
+
+
+# The end
+
+
+def test_an_environment_that_nobody_closes_goes_with_the_garbage() -> None:
+    with serve_gym("CartPole-v1") as server:
+        env = by_grpcio(server.url)
+        env.reset(seed=0)
+        del env
+        gc.collect()
+        until(lambda: server.connections == 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_process_leaves_the_parents_connection_alone() -> None:
+    with serve_gym("CartPole-v1") as server:
+        env = by_grpcio(server.url)
+        env.reset(seed=0)
+        connection = env._remote._connection
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                connection.finish()
+                connection.close(0.0)
+                connection.send(b"")
+            except errors.ConnectionLostError:
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        env.step(0)
+        env.close()
+
+
+def test_the_garbage_collector_may_end_a_connection_while_its_thread_posts() -> None:
+    inbox: Inbox[str] = Inbox()
+    inbox.add_poster()
+    assert inbox._waker is not None
+    watched, real = inbox._waker
+
+    class Interrupted:
+        """As if the collector ran in `send`, and closed the connection."""
+
+        close = real.close
+
+        def send(self, data: bytes) -> int:
+            inbox.remove_poster()
+            return real.send(data)
+
+    inbox._waker = (watched, Interrupted())  # type: ignore[assignment]
+    inbox.post("posted")
+    assert inbox.get(0.0) == "posted"
+    assert inbox._waker is None
+
+
+def test_an_item_that_another_thread_posts_wakes_whoever_waits() -> None:
+    inbox: Inbox[str] = Inbox()
+    inbox.add_poster()
+    began = time.monotonic()
+    timer = threading.Timer(0.05, inbox.post, ["posted"])
+    timer.start()
+    assert inbox.get(10.0) == "posted"
+    assert time.monotonic() - began < 1.5  # it looks at its sockets every two seconds anyway
+    timer.join()
+    inbox.remove_poster()
+    inbox.post("after the end")
+    assert inbox.get(0.0) == "after the end"
