@@ -350,14 +350,22 @@ def views(env: gymnasium.Env[Any, Any]) -> Iterator[Any]:
             yield env.reset()[0]
 
 
+def _drawing(name: str) -> gymnasium.Env[Any, Any]:
+    return hallway() if name == "hallway" else gymnasium.make(name, render_mode="rgb_array")
+
+
+def can_draw(name: str) -> None:
+    """Draw something; raises whatever is wrong with this machine."""
+    env = _drawing(name)
+    env.reset(seed=0)
+    env.render()
+    env.close()
+
+
 def write_frames(name: str, path: str) -> None:
-    """Save what a local environment shows: the reference of a process that does nothing else."""
-    if name == "hallway":
-        env = hallway()
-        np.save(path, np.stack(list(views(env))))
-    else:
-        env = gymnasium.make(name, render_mode="rgb_array")
-        np.save(path, np.stack(list(frames(env))))
+    """Save what a local environment shows: the reference, from a process that does nothing else."""
+    env = _drawing(name)
+    np.save(path, np.stack(list((views if name == "hallway" else frames)(env))))
     env.close()
 
 
