@@ -5,6 +5,7 @@ They record which thread calls them, use what is bound to one thread, block, or 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -72,6 +73,12 @@ class _Recording:
     """What both kinds of recording environments do."""
 
     log: Log
+
+    def __getattribute__(self, name: str) -> Any:
+        if name[0] != "_" and name != "log":
+            with contextlib.suppress(AttributeError):  # the log is not there yet
+                object.__getattribute__(self, "log").add("attribute")
+        return super().__getattribute__(name)
 
     def _begin(self, log: str) -> None:
         self.log = Log(log)
