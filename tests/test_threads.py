@@ -274,6 +274,23 @@ def test_an_isolated_environment_lives_in_the_main_thread_of_its_process(name: s
     assert psutil.Process().pid not in processes
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_lanes_in_processes_of_gymnasiums_own_see_one_thread_each(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with serve_gym(RecordingEnv, num_envs=3, vectorization_mode="async") as server:
+        driver = Lanes(server.url, path)
+        try:
+            driver.exercise(5)
+        finally:
+            driver.close()
+        found = lives(path)
+    # Gymnasium makes one more in the server's process, to see its spaces.
+    stepped = {name: records for name, records in found.items() if "step" in {each["what"] for each in records}}
+    assert len(stepped) == 3
+    for records in found.values():
+        assert len({(record["pid"], record["thread"]) for record in records}) == 1
+
+
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "agents"])
 def test_with_thread_safe_each_world_has_a_thread_and_in_real_time_each_lane(name: str, tmp_path: Path) -> None:
     path = tmp_path / "log"
@@ -321,7 +338,8 @@ def test_run_serves_in_the_thread_that_calls_it(tmp_path: Path) -> None:
         found = wait_for_destruction(path, 1)
     finally:
         server.stop()
-        runner.join(20)
+        if runner.ident is not None:
+            runner.join(20)
     assert not runner.is_alive(), "stop() ends run()"
     assert_one_thread_each(found)
     assert {record["name"] for records in found.values() for record in records} == {"the caller"}
@@ -628,12 +646,13 @@ def test_thread_safe_lanes_in_real_time_are_in_a_step_at_the_same_time() -> None
             envs.close()
 
 
-def test_other_environments_are_never_in_a_call_at_the_same_time_not_even_of_two_servers() -> None:
+def test_other_environments_are_never_in_a_call_at_the_same_time_not_even_of_several_servers() -> None:
     inside = Inside()
     with (
         serve_gym(lambda: CallbackEnv(inside)) as one,
         serve_gym(lambda: CallbackEnv(inside), fps=FPS) as two,
-        worlds(one, two, each=2) as streams,
+        serve_parallel(lambda: CallbackAgents(1, inside)) as three,
+        worlds(one, two, three, each=2) as streams,
     ):
 
         def several(stream: Stream) -> None:
@@ -641,7 +660,7 @@ def test_other_environments_are_never_in_a_call_at_the_same_time_not_even_of_two
                 assert acted(stream, 1) == "step"
 
         at_the_same_time([lambda stream=stream: several(stream) for stream in streams])
-        until(lambda: inside.calls >= 12)
+        until(lambda: inside.calls >= 22)
         assert inside.most == 1
 
 
