@@ -47,17 +47,22 @@ class PublicClient:
 
 
 class Stream:
-    """Our messages over a stream of its own: `send` never waits, `take` waits for the next answer."""
+    """Our messages over a stream of its own: `send` never waits, `take` waits for the next answer.
 
-    def __init__(self, server):
-        self.channel = grpc.insecure_channel(server.url.removeprefix("grpc://"))
+    With `own_connection` it shares its TCP connection with no other stream of this process.
+    """
+
+    def __init__(self, server, own_connection=False, token=None):
+        options = [("grpc.use_local_subchannel_pool", int(own_connection))]
+        self.channel = grpc.insecure_channel(server.url.removeprefix("grpc://"), options)
+        metadata = (("authorization", f"Bearer {token}"),) if token else None
         process = self.channel.stream_stream(
             "/dm_env_rpc.v1.Environment/Process",
             pb.EnvironmentRequest.SerializeToString,
             pb.EnvironmentResponse.FromString,
         )
         self.requests = queue.SimpleQueue()
-        self.call = process(iter(self.requests.get, None), timeout=120)
+        self.call = process(iter(self.requests.get, None), timeout=120, metadata=metadata)
 
     def send(self, **payload):
         self.requests.put(pb.EnvironmentRequest(**payload))

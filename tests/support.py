@@ -124,9 +124,15 @@ class SmallNumbers(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 @contextmanager
 def server_process(*arguments: str, deadline: float = 60.0) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run a server in a process of its own: a script that prints its URL in a line; yield the process and the URL."""
+    """Run a server in a process of its own: a script that prints its URL in a line; yield the process and the URL.
+
+    Its standard input is a pipe, for scripts that take commands.
+    """
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen([sys.executable, "-c", *arguments], stdout=subprocess.PIPE, text=True, env=environment)
+    command = [sys.executable, "-c", *arguments]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, env=environment
+    )
     try:
         assert process.stdout is not None
         with selectors.DefaultSelector() as selector:
@@ -136,8 +142,9 @@ def server_process(*arguments: str, deadline: float = 60.0) -> Iterator[tuple[su
     finally:
         process.kill()
         process.wait(30)
-        if process.stdout is not None:
-            process.stdout.close()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
 
 
 SERVE = """

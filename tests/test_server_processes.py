@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
-from bridge import make_vec_remote, serve_gym
+from bridge import make_remote, make_vec_remote, serve_gym
 from bridge.errors import SettingError
 from bridge.server.processes import ServerGroup
 from bridge.wrappers import BlockingReset
@@ -123,3 +126,103 @@ def test_processes_end_with_their_parent_whatever_ends_it(number: signal.Signals
         parent.kill()
         parent.wait()
         parent.stdout.close()
+
+
+FORKING = """
+import os, sys
+from bridge import make_remote, serve_gym
+
+server = serve_gym("CartPole-v1", processes=2)
+if os.fork() == 0:
+    assert server.connections == 0 and server.urls
+    sys.exit(0)  # runs what atexit has
+_, status = os.wait()
+print("the child ended with", os.waitstatus_to_exitcode(status), flush=True)
+for url in server.urls:
+    env = make_remote(url)
+    env.reset(seed=0)
+    print("connections:", server.connections, flush=True)
+    env.close()
+server.stop()
+print("stopped", flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_leaves_the_servers_to_its_parent_and_ends() -> None:
+    # In a session of its own, so that a child that hangs can be ended too.
+    parent = subprocess.Popen(
+        [sys.executable, "-c", FORKING], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        said, _ = parent.communicate(timeout=60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(parent.pid, signal.SIGKILL)
+        parent.wait(20)
+    assert said.splitlines() == ["the child ended with 0", "connections: 1", "connections: 1", "stopped"]
+
+
+FORKED_AND_KILLED = """
+import os, signal, sys
+from bridge import serve_gym
+
+server = serve_gym("CartPole-v1", processes=2)
+child = os.fork()
+if child == 0:
+    signal.pause()
+print(child, *server.pids, flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_servers_end_with_their_parent_though_a_forked_process_lives_on() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", FORKED_AND_KILLED], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = None
+    try:
+        child, *pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 2
+        parent.kill()
+        parent.wait(20)
+        assert gone(pids)
+        assert psutil.pid_exists(child)
+    finally:
+        parent.kill()
+        parent.wait(20)
+        if child is not None:
+            os.kill(child, signal.SIGKILL)
+        parent.stdout.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_process_of_multiprocessing_leaves_the_servers_to_its_parent() -> None:
+    with serve_gym("CartPole-v1", processes=2) as server:
+        child = multiprocessing.get_context("fork").Process(target=server.stop)
+        child.start()
+        child.join(30)
+        hangs = child.is_alive()
+        child.kill()
+        child.join()
+        assert not hangs
+        assert child.exitcode == 0
+        for url in server.urls:
+            env = make_remote(url)
+            env.reset(seed=0)
+            env.close()
+
+
+def test_the_metrics_ports_of_all_servers_are_known() -> None:
+    with serve_gym("CartPole-v1", processes=2, metrics_port=0) as server:
+        assert isinstance(server, ServerGroup)
+        assert server.metrics_port == server.metrics_ports[0]
+        assert len(set(server.metrics_ports)) == 2
+        for port in server.metrics_ports:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                assert b"bridge_connections" in answer.read()
+    with serve_gym("CartPole-v1", processes=2) as server:
+        assert isinstance(server, ServerGroup)
+        assert server.metrics_port is None
+        assert server.metrics_ports == []

@@ -25,6 +25,7 @@ import cloudpickle
 import gymnasium
 
 from bridge.errors import SettingError
+from bridge.forks import forget_in_child, leak
 from bridge.server.server import Server, serve_gym
 
 __all__ = ["ServerGroup"]
@@ -54,6 +55,7 @@ class ServerGroup(Server):
         self._asking = threading.Lock()
         self._title = getattr(env, "__name__", str(env))
         self._children: list[_Child] = []
+        forget_in_child(self)
         deadline = time.monotonic() + START_TIMEOUT
         try:
             for index in range(processes):
@@ -68,10 +70,21 @@ class ServerGroup(Server):
                     raise SettingError(f"a server process could not start: {said['error']}")
                 child.urls = said["urls"]
                 child.env_ids = said["env_ids"]
+                child.metrics_port = said["metrics_port"]
         except BaseException:
             self._end_children(0.0)
             raise
         atexit.register(self.stop, 0.0)
+
+    def after_fork(self) -> None:
+        """In a forked process: leave the servers to the parent process."""
+        atexit.unregister(self.stop)
+        self._stopping = threading.Lock()
+        self._asking = threading.Lock()
+        self._stopped = threading.Event()
+        self._stopped.set()
+        for child in self._children:
+            child.after_fork()
 
     @property
     def url(self) -> str:
@@ -94,6 +107,16 @@ class ServerGroup(Server):
         return int(self.url.rpartition(":")[2])
 
     @property
+    def metrics_port(self) -> int | None:
+        """The port of the first server's metrics; None: there are none."""
+        return self._children[0].metrics_port
+
+    @property
+    def metrics_ports(self) -> list[int]:
+        """The port of each server's metrics; empty if there are none."""
+        return [child.metrics_port for child in self._children if child.metrics_port is not None]
+
+    @property
     def pids(self) -> list[int]:
         """The number of each process."""
         return [child.process.pid for child in self._children]
@@ -114,8 +137,10 @@ class ServerGroup(Server):
         return list(self._children[0].env_ids)
 
     def _ask(self) -> list[dict[str, Any]]:
-        """Ask every server that is alive how it is."""
+        """Ask every server that is alive how it is; nothing once they are stopped, or belong to a parent process."""
         with self._asking:
+            if self._stopped.is_set():
+                return []
             asked = [child for child in self._children if child.write("count")]
             deadline = time.monotonic() + _ASK_TIMEOUT
             return [said for child in asked if (said := child.read(deadline)) is not None]
@@ -153,6 +178,7 @@ class _Child:
     def __init__(self, payload: bytes) -> None:
         self.urls: list[str] = []
         self.env_ids: list[str] = []
+        self.metrics_port: int | None = None
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.process = subprocess.Popen(
             [sys.executable, "-c", _CHILD.format(path=sys.path)],
@@ -173,6 +199,17 @@ class _Child:
             for line in self.process.stdout:
                 self._lines.put(line)
         self._lines.put(None)
+
+    def after_fork(self) -> None:
+        """In a forked process: give up the pipes without closing the parent's."""
+        leak(self.process)  # the lock of its stdout is held by a thread that only the parent has
+        # The server ends when its standard input ends, so this copy must not hold it open after the parent's death.
+        # What is still in the file's buffer is the parent's to send: /dev/null takes it here.
+        null = os.open(os.devnull, os.O_RDWR)
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None and not pipe.closed:
+                os.dup2(null, pipe.fileno(), inheritable=False)
+        os.close(null)
 
     def read(self, deadline: float) -> dict[str, Any] | None:
         """Return what it says next; None: it ended, or says nothing."""
@@ -289,7 +326,7 @@ def run_child() -> None:
         ended.set()
 
     threading.Thread(target=listen, name="bridge-parent", daemon=True).start()
-    say(urls=server.urls, env_ids=server.env_ids)
+    say(urls=server.urls, env_ids=server.env_ids, metrics_port=server.metrics_port)
     try:
         while not signals and not ended.wait(0.2):  # without a timeout some platforms would not run signal handlers
             pass

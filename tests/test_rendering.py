@@ -1,0 +1,103 @@
+"""What a served environment draws equals what it draws locally, whichever of its calls are slow.
+
+OpenGL contexts belong to one thread. The local environment draws in a process that does nothing else. Drawing without
+a screen needs EGL with Mesa's software renderer; on Debian: libegl1 libopengl0 libgl1 libglu1-mesa libgl1-mesa-dri.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from bridge import make_remote
+from tests.support import server_process
+from tests.thread_envs import frames, views
+
+SERVE = """
+import json, sys
+import bridge
+from tests import thread_envs
+env = getattr(thread_envs, sys.argv[1], sys.argv[1])
+server = bridge.serve_gym(env, **json.loads(sys.argv[2]))
+print(server.url, flush=True)
+server.wait(grace=0.0)
+"""
+SERVE_IN_MAIN_THREAD = """
+import sys
+import bridge
+from tests import thread_envs
+server = bridge.serve_gym(getattr(thread_envs, sys.argv[1], sys.argv[1]), start=False)
+print(server.url, flush=True)
+server.run(grace=0.0)
+"""
+WRITE = "import sys; from tests.thread_envs import write_frames; write_frames(*sys.argv[1:])"
+DEADLINE = 120.0
+
+places = pytest.mark.parametrize(
+    "keywords", [{}, None, {"thread_safe": True}, {"isolation": "process"}], ids=["serving", "run", "world", "isolated"]
+)
+
+
+@cache
+def trouble_with_drawing(name: str) -> str:
+    """Why an environment cannot draw here; empty: it can."""
+    code = f"from tests import thread_envs as t; t.can_draw({name!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE)
+    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it crashed"])[-1]
+
+
+def local(name: str, folder: Path) -> Any:
+    """What the local environment shows, one array for all."""
+    if trouble := trouble_with_drawing(name):
+        pytest.skip(f"{name} cannot draw on this machine: {trouble}")
+    path = folder / "local.npy"
+    subprocess.run([sys.executable, "-c", WRITE, name, str(path)], check=True, timeout=DEADLINE, capture_output=True)
+    return np.load(path)
+
+
+@contextlib.contextmanager
+def remote(name: str, keywords: dict[str, Any] | None, **more: Any) -> Iterator[gymnasium.Env[Any, Any]]:
+    """A remote environment of a server in a process of its own; keywords None: which serves in its main thread."""
+    arguments = [SERVE_IN_MAIN_THREAD, name] if keywords is None else [SERVE, name, json.dumps(keywords)]
+    with server_process(*arguments) as (_, url):
+        env = make_remote(url, timeout=DEADLINE, **more)
+        try:
+            yield env
+        finally:
+            env.close()
+
+
+def assert_equal(shown: list[Any], expected: Any) -> None:
+    assert expected.max() > 0, "the local environment drew nothing but black"
+    assert len(shown) == len(expected)
+    wrong = [index for index, frame in enumerate(shown) if frame.tobytes() != expected[index].tobytes()]
+    means = ", ".join(f"{index}: {shown[index].mean():.1f} not {expected[index].mean():.1f}" for index in wrong[:5])
+    assert not wrong, f"{len(wrong)} of {len(shown)} frames differ; their means: {means}"
+
+
+@places
+@pytest.mark.parametrize("name", ["HalfCheetah-v5", "Hopper-v5"])
+def test_frames_of_mujoco_equal_the_local_ones(name: str, keywords: dict[str, Any] | None, tmp_path: Path) -> None:
+    expected = local(name, tmp_path)
+    with remote(name, keywords, render_mode="rgb_array") as env:
+        assert_equal(list(frames(env)), expected)
+
+
+@places
+def test_observations_of_miniworld_equal_the_local_ones(keywords: dict[str, Any] | None, tmp_path: Path) -> None:
+    if importlib.util.find_spec("miniworld") is None:
+        pytest.skip("miniworld is not installed; the extra `test` has it")
+    expected = local("hallway", tmp_path)
+    with remote("hallway", keywords) as env:
+        assert_equal(list(views(env)), expected)
