@@ -10,7 +10,6 @@ import argparse
 import dataclasses
 import random
 import sys
-import threading
 import time
 import warnings
 from collections import Counter
@@ -24,7 +23,7 @@ from bridge.server.limits import Limits
 from bridge.server.registry import Registry
 from bridge.session import Session
 from bridge.tensors import pack_tensor
-from bridge.testing import CountingEnv
+from bridge.testing import CountingEnv, LocalRuntime
 from bridge.wire import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
 from bridge.worlds.source import EnvSource
 
@@ -92,10 +91,11 @@ def run(requests: int, *, clients: int = 4, seed: int = 0) -> Report:
         AssertionError: A request was answered by something that is no EnvironmentResponse, or raised.
     """
     rng = random.Random(seed)
+    runtime = LocalRuntime()
     registry = Registry(
         EnvSource(lambda: CountingEnv(5)),
         Limits(max_worlds=8, max_lanes=8),
-        threading.RLock(),
+        runtime,
         reset_world_timeout=0.01,
     )
     sessions = [Session(registry) for _ in range(clients)]
@@ -116,7 +116,8 @@ def run(requests: int, *, clients: int = 4, seed: int = 0) -> Report:
                 sessions[which] = Session(registry)
             way = rng.random()
             data = rng.choice(pool) if way < 0.6 else garbled(rng.choice(pool), rng) if way < 0.9 else rng.randbytes(24)
-            answer = pb.EnvironmentResponse.FromString(sessions[rng.randrange(clients)].handle(data))
+            parts = runtime.run(sessions[rng.randrange(clients)].handle(data))
+            answer = pb.EnvironmentResponse.FromString(b"".join(parts))
             kind = answer.WhichOneof("payload")
             if kind is None:
                 raise AssertionError(f"no answer to {data!r}")
@@ -125,7 +126,7 @@ def run(requests: int, *, clients: int = 4, seed: int = 0) -> Report:
     grown = process.memory_info().rss - grown_from
     for session in sessions:
         session.close()
-    registry.close()
+    runtime.run(registry.close())
     return Report(requests, seconds, answers, grown)
 
 

@@ -222,6 +222,12 @@ def direct_world(source: Any, settings: Any = None) -> Any:
     return Direct(runtime.run(source.make_world("w", settings or {}, runtime)), runtime)
 
 
+def world_of(server: Any, name: str = "") -> Any:
+    """A world of a server in this process."""
+    (found,) = [world for world in server._registry.worlds if world.name == name]
+    return found
+
+
 def until(condition: Any, deadline: float = 10.0) -> None:
     """Wait for a condition that another thread brings about."""
     end = time.monotonic() + deadline

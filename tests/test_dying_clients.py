@@ -17,7 +17,7 @@ from bridge.session import TRANSITIONS, Event, State
 from bridge.tensors import pack_tensor
 from bridge.testing import CountingEnv
 from bridge.wire import HELLO, METHOD, SERVICE
-from tests.support import until
+from tests.support import until, world_of
 
 # Sends what comes in hexadecimal lines; `ask` answers with what the server answers, `send` waits for nothing.
 CLIENT = f"""
@@ -183,7 +183,7 @@ def test_a_client_that_is_killed_while_its_reset_world_waits_takes_the_order_bac
 ) -> None:
     player, caller = connect(), connect()
     world = lead(player, State.RUNNING)
-    book = server._registry.find_world(world).resets
+    book = world_of(server, world).resets
     caller.send(reset_world=pb.ResetWorldRequest(world_name=world))
     until(lambda: bool(book._orders))
     caller.kill()
@@ -200,7 +200,7 @@ def test_a_killed_client_is_not_waited_for_by_a_reset_world_and_its_world_stays_
     lead(player, State.UNJOINED)
     player.join("")
     assert player.step() == pb.RUNNING
-    book = server._registry.find_world("").resets
+    book = world_of(server, "").resets
     caller.send(reset_world=pb.ResetWorldRequest())
     until(lambda: bool(book._orders))
     player.kill()

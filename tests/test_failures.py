@@ -19,7 +19,7 @@ from bridge import errors, make_remote, make_vec_remote, serve_gym
 from bridge.client.remote import SlotState
 from bridge.testing import CountingEnv, FailingEnv, SlowResetEnv
 from bridge.wrappers import BlockingReset
-from tests.support import SERVE, server_process, until
+from tests.support import SERVE, server_process, until, world_of
 
 ZEROS = {n: np.zeros(n, np.int64) for n in (1, 2, 3, 4)}
 
@@ -531,7 +531,7 @@ def test_an_observation_that_its_space_cannot_hold_costs_that_slot_alone() -> No
         envs = make_vec_remote([good.url, bad.url, good.url], timeout=20)
         blocking = BlockingReset(envs)
         blocking.reset(seed=0)
-        agent: Any = bad._registry.find_world(bad.worlds[0])._agent  # type: ignore[attr-defined]
+        agent: Any = world_of(bad, bad.worlds[0])._agent  # type: ignore[attr-defined]
         values = agent.values
         agent.values = lambda uids: [np.full(2, 1e10, np.float32), *values(uids)[1:]]
         observations, _, _, truncations, infos = envs.step(np.zeros(3, np.int64))

@@ -30,10 +30,10 @@ from bridge.client.inbox import Inbox
 from bridge.errors import Code
 from bridge.http2 import Http2, Http2Error
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.server import calls, grpc_dialect, transport
+from bridge.server import calls, connections, grpc_protocol
+from bridge.server.admission import Admission
 from bridge.server.auth import Gate
 from bridge.server.connection import Connection
-from bridge.server.flight import Flight
 from bridge.server.grpc_services import Services
 from bridge.server.limits import Limits
 from bridge.tensors import pack_tensor
@@ -326,7 +326,7 @@ def server():
     with serve_gym(long) as server:
         yield server
         until(lambda: server.connections == 0)
-        flight = server._transport.flight
+        flight = server.admission
         until(lambda: (flight.requests, flight.bytes) == (0, 0))
 
 
@@ -460,7 +460,7 @@ def test_an_answer_for_which_there_is_no_room_waits_alone_and_arrives_whole():
         small, large = hand.play(), hand.play()
         hand.say(large, BEGIN, STEP)
         hand.until(lambda: len(hand.bodies[large]) > 5000)
-        until(lambda: server._transport.flight.bytes > 290_000)
+        until(lambda: server.admission.bytes > 290_000)
         for _ in range(3):
             assert hand.ask(small, LEAVE).WhichOneof("payload") == "leave_world"
         hand.credits = True
@@ -469,7 +469,7 @@ def test_an_answer_for_which_there_is_no_room_waits_alone_and_arrives_whole():
         answers = [hand.response(large).step for _ in range(2)]
         for answer in answers:
             assert answer.observations[1].uint8s.array == bytes([7]) * 300_000
-        until(lambda: server._transport.flight.bytes == 0)
+        until(lambda: server.admission.bytes == 0)
 
 
 def test_the_room_that_is_left_may_shrink_below_nothing_and_grow_again():
@@ -492,9 +492,9 @@ def test_a_client_that_cuts_a_call_whose_answer_waits_frees_everything():
         hand.credits = False
         number = hand.play()
         hand.say(number, BEGIN, STEP, STEP)
-        until(lambda: server._transport.flight.bytes > 290_000)
+        until(lambda: server.admission.bytes > 290_000)
         hand.cut(number)
-        until(lambda: (server._transport.flight.bytes, server.connections) == (0, 0))
+        until(lambda: (server.admission.bytes, server.connections) == (0, 0))
         assert hand.ask(hand.open(), LEAVE).WhichOneof("payload") == "leave_world"
 
 
@@ -503,7 +503,7 @@ def test_requests_that_waited_are_served_before_those_that_come_with_the_room():
         hand.credits = False
         number = hand.play()
         hand.say(number, BEGIN, STEP, LEAVE)
-        until(lambda: server._transport.flight.bytes > 290_000)
+        until(lambda: server.admission.bytes > 290_000)
         hand.h2.increment_flow_control_window(1 << 24)
         hand.h2.increment_flow_control_window(1 << 24, number)
         hand.h2.send_data(number, message(CREATE), end_stream=True)
@@ -523,16 +523,16 @@ def test_a_large_request_goes_beyond_the_streams_window_and_others_are_served_me
         hand.raw(large, body[4_500_000:], pad=pad)
         assert hand.response(large).error.code == Code.INVALID_ARGUMENT
         assert hand.ask(large, LEAVE).WhichOneof("payload") == "leave_world"
-        until(lambda: server._transport.flight.bytes == 0)
+        until(lambda: server.admission.bytes == 0)
 
 
 def test_a_large_request_that_is_cut_off_gives_its_room_back(server):
     with Hand(server) as hand:
         number = hand.open()
         hand.raw(number, message(bytes(1_000_000))[:70_000])
-        until(lambda: server._transport.flight.bytes == 1_000_000)
+        until(lambda: server.admission.bytes == 1_000_000)
         hand.cut(number)
-        until(lambda: (server._transport.flight.bytes, server.connections) == (0, 0))
+        until(lambda: (server.admission.bytes, server.connections) == (0, 0))
 
 
 @pytest.mark.parametrize("path", [CHECK, WATCH, REFLECT])
@@ -541,7 +541,7 @@ def test_a_large_request_to_grpcs_own_services_is_refused_and_gives_its_room_bac
         number = hand.open(path)
         hand.say(number, bytes(100_000))
         assert hand.status(number)[0] == Code.RESOURCE_EXHAUSTED
-        until(lambda: server._transport.flight.bytes == 0)
+        until(lambda: server.admission.bytes == 0)
 
 
 @pytest.mark.parametrize("path", [WATCH, REFLECT])
@@ -563,10 +563,10 @@ def test_an_ended_calls_answers_that_nobody_takes_are_dropped():
         hand.credits = False
         number = hand.play()
         hand.say(number, BEGIN)
-        until(lambda: server._transport.flight.bytes > 270_000)
+        until(lambda: server.admission.bytes > 270_000)
         hand.raw(number, b"\7\0\0\0\0")
         assert hand.status(number)[0] == Code.INTERNAL
-        until(lambda: (server._transport.flight.bytes, server.connections) == (0, 0))
+        until(lambda: (server.admission.bytes, server.connections) == (0, 0))
 
 
 # Compression
@@ -615,13 +615,13 @@ def test_compressed_requests_that_wait_are_counted_as_large_as_they_are():
         number = hand.play(grpc_encoding="gzip")
         bomb = message(gzip.compress(b"\xff" * 1_000_000), flag=1)
         hand.raw(number, message(BEGIN) + bomb * 10)
-        until(lambda: server._transport.flight.bytes > 10_000_000)
+        until(lambda: server.admission.bytes > 10_000_000)
         hand.room(1 << 24)
         hand.room(1 << 24, number)
         assert hand.response(number).step.state == pb.RUNNING
         for _ in range(10):
             assert hand.response(number).error.code == Code.INVALID_ARGUMENT
-        until(lambda: server._transport.flight.bytes == 0)
+        until(lambda: server.admission.bytes == 0)
 
 
 # What is refused
@@ -886,20 +886,20 @@ def test_a_stream_of_a_smaller_number_than_the_last_is_never_served(server):
 @pytest.mark.parametrize("requests", [message(bytes(60_000)), bytes(5) * 3000], ids=["large", "empty"])
 def test_requests_for_which_there_is_no_room_end_the_connection_and_its_calls(door, requests, monkeypatch):
     """Those that wait for a slow step, empty ones too, use up the room that the client has."""
-    monkeypatch.setattr(grpc_dialect, "_WINDOW", 1 << 18)
+    monkeypatch.setattr(grpc_protocol, "_WINDOW", 1 << 18)
     with serve_gym(lambda: SlowEnv(door)) as server, Hand(server) as hand:
         number = hand.play()
         hand.step(number, BEGIN)
         door.shut.set()
         hand.say(number, STEP, STEP)
         until(lambda: door.waiting == 1)
-        until(lambda: server._transport.flight.requests == 1)
+        until(lambda: server.admission.requests == 1)
         stream = frame(DATA, 0, number, requests) * (2_000_000 // len(requests))
         sent_all(hand.sock, stream)
         assert farewell_of(hand.sock) == Codes.FLOW_CONTROL_ERROR
         door.open.set()
         until(lambda: (server.connections, door.closed) == (0, 1))
-        flight = server._transport.flight
+        flight = server.admission
         until(lambda: (flight.requests, flight.bytes) == (0, 0))
 
 
@@ -917,7 +917,7 @@ def test_floods_of_a_client_that_does_not_read_hold_up_nobody_and_take_no_memory
         with Hand(server) as other:
             number = other.play()
             assert other.step(number, BEGIN).state == pb.RUNNING
-        assert server._transport.flight.bytes < 1_000_000
+        assert server.admission.bytes < 1_000_000
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -947,24 +947,24 @@ def test_bytes_of_any_kind_hold_up_nobody(server, pieces):
 
 @pytest.mark.parametrize("first", [b"", b"P", PREFACE, PREFACE + frame(SETTINGS)[:8]])
 def test_who_does_not_begin_to_speak_is_closed(monkeypatch, first):
-    monkeypatch.setattr(transport, "_HELLO_TIMEOUT", 0.2)
+    monkeypatch.setattr(connections, "_HELLO_TIMEOUT", 0.2)
     with serve_gym(long) as server, Hand(server) as other, raw(server, first) as sock:
         assert all(kind in (SETTINGS, WINDOW_UPDATE) for kind, *_ in frames_of(sock))
-        until(lambda: len(server._transport._connections) == 1)
+        until(lambda: len(server._connections.all) == 1)
         assert other.ask(other.open(), LEAVE).WhichOneof("payload") == "leave_world"
 
 
 def test_a_client_that_gives_no_sign_is_cut_and_its_world_goes(monkeypatch):
-    monkeypatch.setattr(transport, "_TEND", 0.05)
-    monkeypatch.setattr(grpc_dialect, "QUIET", 0.2)
-    monkeypatch.setattr(grpc_dialect, "PATIENCE", 0.3)
+    monkeypatch.setattr(connections, "_KEEPALIVE", 0.05)
+    monkeypatch.setattr(grpc_protocol, "QUIET", 0.2)
+    monkeypatch.setattr(grpc_protocol, "PATIENCE", 0.3)
     with serve_gym(long) as server, Hand(server) as silent, Hand(server) as alive:
         silent.play()
         number = alive.play()
         assert len(server.worlds) >= 2
         while server.connections > 1:
             alive.read()  # which answers pings
-        until(lambda: len(server._transport._connections) == 1)
+        until(lambda: len(server._connections.all) == 1)
         assert alive.step(number, BEGIN).state == pb.RUNNING
 
 
@@ -973,14 +973,14 @@ def test_a_client_that_takes_a_long_answer_slowly_is_not_taken_for_dead():
     near, far = socket.socketpair()
     with near, far:
         near.setblocking(False)
-        connection = Connection(near, "peer", None, Flight(limits))
-        dialect = grpc_dialect.GrpcDialect(connection, None, limits, Gate(None), Services())
+        connection = Connection(near, "peer", None, Admission(limits))
+        dialect = grpc_protocol.GrpcProtocol(connection, None, limits, Gate(None), Services())
         began = time.monotonic()
-        connection.fresh.append(bytes(5_000_000))
+        connection.outgoing.append(bytes(5_000_000))
         connection.flush()
-        assert connection.out
+        assert connection.unsent
         seconds = 0
-        while connection.out:
+        while connection.unsent:
             seconds += 25
             assert dialect.tend(began + seconds)
             far.recv(1 << 22)
@@ -991,7 +991,7 @@ def test_a_client_that_takes_a_long_answer_slowly_is_not_taken_for_dead():
         assert not dialect.tend(began + seconds + 45)
 
 
-# Who leads
+# The deputy
 
 
 @pytest.mark.parametrize("safe", [False, True])
@@ -1029,7 +1029,7 @@ def test_a_slow_environment_holds_up_nobody_else(door, safe):
 
 
 def test_answers_to_requests_that_came_together_with_a_slow_one_do_not_wait_for_it(door, monkeypatch):
-    monkeypatch.setattr(transport, "_TEND", 3600.0)
+    monkeypatch.setattr(connections, "_KEEPALIVE", 3600.0)
     with serve_gym(lambda: SlowEnv(door)) as server, Hand(server) as hand:
         slow, quick = hand.play(), hand.open()
         hand.step(slow, BEGIN)
@@ -1044,12 +1044,12 @@ def test_answers_to_requests_that_came_together_with_a_slow_one_do_not_wait_for_
 
 
 def test_no_more_is_read_of_a_connection_whose_requests_are_behind(monkeypatch):
-    monkeypatch.setattr(calls, "_MOMENT", 0.0005)
+    monkeypatch.setattr(calls, "MOMENT", 0.0005)
     held = []
 
     class Watched(CountingEnv):
         def step(self, action):
-            held.append(len(server._transport._ready))
+            held.append(len(server._calls._ready))
             return super().step(action)
 
     with serve_gym(lambda: Watched(1_000_000)) as server, Hand(server) as hand:
@@ -1068,30 +1068,6 @@ def test_no_more_is_read_of_a_connection_whose_requests_are_behind(monkeypatch):
         until(lambda: server.connections == 0)
 
 
-def test_a_slow_call_comes_back_to_the_leader_once_it_is_quick(door):
-    with serve_gym(lambda: SlowEnv(door)) as server, Hand(server) as hand:
-        number = hand.play()
-        hand.step(number, BEGIN)
-        (connection,) = server._transport._connections.values()
-        (call,) = connection.calls
-        assert call.waiting is None
-        door.shut.set()
-        hand.say(number, STEP, STEP)
-        until(lambda: call.waiting is not None)
-        door.shut.clear()
-        door.open.set()
-        for _ in range(2):
-            assert hand.response(number).step.state == pb.RUNNING
-        steps = 0
-        while call.waiting is not None:
-            hand.say(number, STEP, STEP)
-            assert [hand.response(number).step.state for _ in range(2)] == [pb.RUNNING] * 2
-            steps += 2
-            assert steps < 5000
-        assert hand.step(number).state == pb.RUNNING
-        until(lambda: server._transport.flight.requests == 0)
-
-
 @pytest.mark.parametrize("how", ["cut", "close", "half-close"])
 def test_a_client_that_goes_during_a_slow_step_frees_its_world_afterwards(door, how):
     with serve_gym(lambda: SlowEnv(door)) as server, Hand(server) as hand:
@@ -1100,7 +1076,7 @@ def test_a_client_that_goes_during_a_slow_step_frees_its_world_afterwards(door, 
         door.shut.set()
         hand.say(number, STEP, b"\xff" * 100_000)
         until(lambda: door.waiting == 1)
-        until(lambda: server._transport.flight.requests == 1)
+        until(lambda: server.admission.requests == 1)
         if how == "cut":
             hand.cut(number)
         elif how == "half-close":
@@ -1115,7 +1091,7 @@ def test_a_client_that_goes_during_a_slow_step_frees_its_world_afterwards(door, 
             assert hand.response(number).step.state == pb.RUNNING
             assert hand.response(number).error.code == Code.INVALID_ARGUMENT
             assert hand.status(number) == (0, "")
-        until(lambda: (server._transport.flight.requests, server._transport.flight.bytes) == (0, 0))
+        until(lambda: (server.admission.requests, server.admission.bytes) == (0, 0))
 
 
 def test_the_server_stops_during_a_slow_step_once_that_is_over(door):
@@ -1150,7 +1126,6 @@ def test_the_server_stops_though_environments_are_slow_to_close():
         stopping = threading.Thread(target=server.stop, args=(0.0,))
         stopping.start()
         until(lambda: closing)
-        until(lambda: server._transport._over.is_set())
         go_on.set()
         stopping.join(20.0)
         assert not stopping.is_alive()
@@ -1173,8 +1148,8 @@ def test_many_slow_calls_at_once_are_all_answered_and_leave_no_thread(door):
         for number in numbers:
             hand.cut(number)
         until(lambda: server.connections == 1)
-        until(lambda: server._transport.flight.requests == 0)
-        until(lambda: sum(t.name == "bridge-call" for t in threading.enumerate()) <= 1)
+        until(lambda: server.admission.requests == 0)
+        until(lambda: sum(t.name.startswith("bridge-world") for t in threading.enumerate()) <= 1)
 
 
 # Remotes that share a socket
@@ -1182,7 +1157,7 @@ def test_many_slow_calls_at_once_are_all_answered_and_leave_no_thread(door):
 
 def streams_of(server):
     """The calls of each connection."""
-    return sorted(len(connection.calls) for connection in tuple(server._transport._connections.values()))
+    return sorted(len(connection.calls) for connection in tuple(server._connections.all.values()))
 
 
 def zeros(envs):
@@ -1205,7 +1180,7 @@ def test_remotes_at_one_place_share_a_socket(tmp_path, over):
         assert server.connections == 4
         envs.close()
         until(lambda: server.connections == 0)
-        until(lambda: not server._transport._connections)
+        until(lambda: not server._connections.all)
 
 
 def test_a_shared_socket_that_is_cut_truncates_all_slots_and_they_come_back():
@@ -1230,11 +1205,10 @@ def test_a_shared_socket_that_is_cut_truncates_all_slots_and_they_come_back():
 def test_a_slot_whose_call_ends_leaves_the_others_on_the_socket(server):
     envs = make_vec_remote(server.url, num_envs=3, timeout=20)
     BlockingReset(envs).reset(seed=0)
-    (connection,) = server._transport._connections.values()
-    with connection.lock:
-        call = min(connection.calls, key=lambda call: int(call.name))
-        server._transport.abandon(call, errors.RequestError(Code.UNAVAILABLE, "enough"))
-    server._transport._ask(connection)
+    (connection,) = server._connections.all.values()
+    call = min(connection.calls, key=lambda call: int(call.name))
+    error = errors.RequestError(Code.UNAVAILABLE, "enough")
+    server._loop.scheduler.call_soon_threadsafe(lambda: server._calls.abandon(call, error))
     truncated = np.zeros(3, bool)
     while not truncated.any():
         truncated |= envs.step(zeros(envs))[3]
@@ -1263,7 +1237,7 @@ def test_a_slot_that_is_refused_leaves_the_others_on_the_socket():
         assert inbox.get(20.0)[0] is first
         for line in lines:
             line.close(1.0)
-        until(lambda: not server._transport._connections)
+        until(lambda: not server._connections.all)
 
 
 def test_another_machines_name_is_not_shared(server, monkeypatch):
@@ -1293,17 +1267,17 @@ def test_bytes_that_resume_a_stream_raise_nothing_after_too_many_came():
     http.resume(stream, 900)
 
 
-def test_a_request_that_may_wait_is_refused_where_no_thread_is_left_and_served_later(monkeypatch):
+def test_a_world_is_refused_where_no_thread_is_left_for_it_and_made_later(monkeypatch):
+    start = threading.Thread.start
+
+    def no_thread(thread):
+        if thread.name.startswith("bridge-world"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
     with serve_gym("CartPole-v1", thread_safe=True) as server:
-        start = server._transport._start
-
-        def no_thread(run, name):
-            if name == "bridge-call":
-                raise RuntimeError("can't start new thread")
-            start(run, name)
-
         with monkeypatch.context() as patch:
-            patch.setattr(server._transport, "_start", no_thread)
+            patch.setattr(threading.Thread, "start", no_thread)
             with pytest.raises(errors.RefusedError, match="no thread left") as caught:
                 make_remote(server.url, timeout=20)
             assert caught.value.code == errors.Code.RESOURCE_EXHAUSTED

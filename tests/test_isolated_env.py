@@ -27,7 +27,7 @@ from bridge.testing import EVERY_SPACE, CountingEnv, SpaceEnv, VirtualClock
 from bridge.wrappers import BlockingReset
 from tests.parallel_envs import NAMES, Relay
 from tests.peers import Stream
-from tests.support import SmallNumbers, assert_identical, until
+from tests.support import SmallNumbers, assert_identical, until, world_of
 from tests.trick_envs import PatientEnv, TrickEnv, TrickRelay, gone, pid_of
 
 FAILURES = [
@@ -283,7 +283,7 @@ def test_each_agent_is_told_what_their_environment_did(team: Any, trick: str, sa
     settings = {"kwargs.trick": pack_tensor(trick)}
     maker = Stream(server)
     name = maker.ask(create_world=pb.CreateWorldRequest(settings=settings)).create_world.world_name
-    pid = pid_of(server._registry.find_world(name))
+    pid = pid_of(world_of(server, name))
     agents = {agent: Stream(server) for agent in NAMES}
     for agent, stream in agents.items():
         stream.join(name, agent=agent)

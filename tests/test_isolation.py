@@ -17,7 +17,7 @@ from bridge.client.remote import SlotState
 from bridge.server.server import Server
 from bridge.testing import CountingEnv, FailingEnv
 from bridge.wrappers import BlockingReset
-from tests.support import assert_identical, until
+from tests.support import assert_identical, until, world_of
 from tests.trick_envs import TrickEnv, gone, pid_of
 
 
@@ -149,13 +149,15 @@ def test_the_vector_goes_on_with_a_world_made_anew(isolated: Any) -> None:
 
 def test_the_default_world_is_made_again_once_its_process_is_gone(isolated: Any) -> None:
     server = isolated(TrickEnv)
-    first = server._registry.find_world("")
+    make_remote(f"{server.url}?world=").close()
+    first = world_of(server)
     pid = pid_of(first)
     os.kill(pid, signal.SIGKILL)
     until(lambda: not first.alive)
     with pytest.raises(errors.RequestError, match=r"ended by SIGKILL \(perhaps out of memory\); connect again"):
         first.join({})
-    assert pid_of(server._registry.find_world("")) != pid
+    make_remote(f"{server.url}?world=").close()
+    assert pid_of(world_of(server)) != pid
 
 
 def test_stopping_does_not_wait_for_an_environment_that_never_returns(isolated: Any) -> None:
@@ -167,7 +169,7 @@ def test_stopping_does_not_wait_for_an_environment_that_never_returns(isolated: 
     pid = env.call("pid")[0]
     env.step(np.zeros(1, np.int64))
     env.step_async(np.zeros(1, np.int64))
-    server._registry.close()
+    server.stop()
     until(lambda: gone(pid))
     env.close()
 

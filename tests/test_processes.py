@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
-import bridge.server.server as server_module
 from bridge import Server, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.errors import ConnectionLostError, ResetNeededError
+from bridge.server import serving
 from bridge.wrappers import BlockingReset
 from tests.parallel_envs import Relay
 from tests.support import SERVE, assert_identical, server_process, until
@@ -227,7 +227,7 @@ def test_the_environments_lock_is_free_in_a_forked_process(server: Server) -> No
     held, done = threading.Event(), threading.Event()
 
     def call() -> None:
-        with server._registry._environments:
+        with serving.environments_lock:
             held.set()
             done.wait(60.0)
 
@@ -235,7 +235,7 @@ def test_the_environments_lock_is_free_in_a_forked_process(server: Server) -> No
     caller.start()
     try:
         assert held.wait(20.0)
-        assert in_child(lambda: server_module._environments.acquire(timeout=5.0))
+        assert in_child(lambda: serving.environments_lock.acquire(timeout=5.0))
     finally:
         done.set()
         caller.join()

@@ -13,7 +13,7 @@ import pytest
 
 from bridge import RemoteVectorEnv, Server, errors, make_vec_remote, serve_gym
 from bridge.client import keepalive
-from bridge.server import transport
+from bridge.server import connections
 from bridge.testing import CountingEnv, Proxy
 from bridge.wrappers import BlockingReset
 from tests.support import until
@@ -92,7 +92,7 @@ def test_an_idle_connection_is_still_there_after_many_keepalives(way: Way) -> No
 
 
 def test_an_idle_connection_outlives_those_that_never_send_anything(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "_HELLO_TIMEOUT", 0.2)
+    monkeypatch.setattr(connections, "_HELLO_TIMEOUT", 0.2)
     with socket.create_connection(("127.0.0.1", way.proxy.port), timeout=10) as silent:
         while silent.recv(4096):
             pass

@@ -13,7 +13,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.tensors import pack_tensor, unpack_tensor
 from tests.parallel_envs import NAMES, Relay
 from tests.peers import Stream
-from tests.support import everywhere
+from tests.support import everywhere, until, world_of
 
 STEP = {"step": pb.StepRequest(actions={1: pack_tensor(0)}, requested_observations=[1])}
 RESET_WORLD = {"reset_world": pb.ResetWorldRequest()}
@@ -68,9 +68,9 @@ def begun(stream, world=""):
 
 def waits_for_one(server, world=""):
     """Whether a ResetWorld has been ordered and is waited for."""
-    book = server._registry.find_world(world).resets
-    with book.changed:
-        return book.changed.wait_for(lambda: bool(book._orders), 20)
+    book = world_of(server, world).resets
+    until(lambda: bool(book._orders), 20)
+    return True
 
 
 def test_a_caller_outside_waits_until_the_agent_was_interrupted_once(server, streams):
@@ -204,9 +204,8 @@ def test_a_caller_that_dies_while_it_waits_leaves_no_thread(server, streams):
     caller.send(**RESET_WORLD)
     assert waits_for_one(server)
     caller.die()
-    book = server._registry.find_world("").resets
-    with book.changed:
-        assert book.changed.wait_for(lambda: not book._orders, 20)
+    book = world_of(server, "").resets
+    until(lambda: not book._orders, 20)
 
 
 @everywhere
@@ -320,14 +319,13 @@ def test_an_agent_that_dies_does_not_block_the_reset_of_the_others(relay, stream
     caller.send(reset_world=pb.ResetWorldRequest(settings={"seed": pack_tensor(4)}))
     assert waits_for_one(server)
     cyd.die()
-    world = server._registry.find_world("")
-    with world.resets.changed:
-        assert world.resets.changed.wait_for(lambda: world.agents == 2, 20)
+    world = world_of(server, "")
+    until(lambda: world.agents == 2, 20)
     heir = streams(server).join()
     heir.send(step=pb.StepRequest())
-    with world.resets.changed:
-        seat = world._seats[NAMES[2]]
-        assert world.resets.changed.wait_for(lambda: seat in world._ready or seat.playing, 20)
+    until(lambda: NAMES[2] in world.table.participants, 20)
+    heard = world.table.participants[NAMES[2]]
+    until(lambda: heard in world._pending or heard.playing, 20)
     assert [agent.ask(**lawful(number)).step.state for number, agent in enumerate((ann, bob))] == [pb.INTERRUPTED] * 2
     assert caller.take().WhichOneof("payload") == "reset_world"
     for agent in (ann, bob):

@@ -75,7 +75,7 @@ def test_fast_steps_are_refused_as_others_are(server, peer, monkeypatch):
         fast.refused(Code.INTERNAL, "the environment raised ZeroDivisionError in step: oops", "in broken")
     assert fast.play() == ("RUNNING", [1, 2], 2.0, False, False)
     with monkeypatch.context() as patch:
-        patch.setattr(peer.session._agent, "apply", broken)
+        patch.setattr(peer.session._agent.wrapped, "apply", broken)
         fast.refused(Code.INTERNAL, "the server failed at step", "in broken")
     assert fast.play() == ("RUNNING", [1, 3], 3.0, False, False)
 
@@ -87,7 +87,7 @@ def test_fast_steps_hear_of_a_reset_and_of_the_end_of_their_world(server, peer):
     fast = Fast(peer, name)
     order = peer.session._world.resets.interrupt()
     assert fast.play(action=1) == ("INTERRUPTED", [1, 1], 0.0, False, True)
-    assert not order
+    assert not order.agents
     assert [fast.play() for _ in range(2)][-1] == ("RUNNING", [2, 1], 1.0, False, False)
     other.ask(destroy_world={"world_name": name})
     fast.refused(Code.FAILED_PRECONDITION, "was destroyed; send LeaveWorld, and create or join another")

@@ -28,7 +28,7 @@ from bridge.credentials import TOKEN_VARIABLE, ClientCredentials
 from bridge.errors import Code, ConnectError, ConnectionLostError
 from bridge.http2 import PREFACE
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.server import transport
+from bridge.server import connections
 from bridge.testing import CountingEnv
 from bridge.tls import Tls, client_context, server_context
 from bridge.wrappers import BlockingReset
@@ -195,7 +195,7 @@ def test_a_stranger_at_the_port_holds_up_nobody_and_is_gone_by_the_deadline(
             env = make_remote(server.url, tls_ca=certs["ca.pem"], timeout=20)  # while the stranger is there
             env.reset(seed=0)
             env.step(0)
-            monkeypatch.setattr(transport, "_HELLO_TIMEOUT", 0.1)
+            monkeypatch.setattr(connections, "_HELLO_TIMEOUT", 0.1)
             with socket.create_connection(address, 10.0) as late:
                 late.sendall(words)
                 try:
@@ -214,7 +214,7 @@ def test_a_stranger_at_the_port_holds_up_nobody_and_is_gone_by_the_deadline(
 def test_of_many_strangers_the_oldest_make_room(
     tls: dict[str, Any], certs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(transport, "_MAX_IDLE", 3)
+    monkeypatch.setattr(connections, "_MAX_IDLE", 3)
     with serve_gym("CartPole-v1", max_connections=3, **tls) as server, contextlib.ExitStack() as stack:
         address = ("127.0.0.1", server.port)
         strangers = [stack.enter_context(socket.create_connection(address, 10.0)) for _ in range(7)]

@@ -18,6 +18,7 @@ from bridge import Server, make_vec_remote, serve_gym
 from bridge.errors import InvalidActionError, ResetNeededError, SettingError
 from bridge.testing import CountingEnv, SlowResetEnv, VirtualClock
 from bridge.wrappers import ActionHistory, BlockingReset, SkipResetting, Throttle
+from tests.support import world_of
 
 LONG = 10**9
 
@@ -78,7 +79,7 @@ def test_throttle_sends_at_once_and_asks_at_the_frames_end() -> None:
         envs = BlockingReset(Throttle(make_vec_remote(server.url), fps=5.0, clock=clock))
         observations, _ = envs.reset(seed=0)
         assert observations.tolist() == [[1, 0]]
-        world: Any = server._registry.find_world(server.worlds[0])
+        world: Any = world_of(server, server.worlds[0])
         clock.arrived = lambda: world.loop.lanes[0].unused
         results = [envs.step(np.array([action])) for action in (1, 0, 1)]
         assert made[0].seen == [1, 1, 0, 0, 1, 1], "each action is used in the very frames of its step"

@@ -93,7 +93,7 @@ class PatientEnv(TrickEnv):
 
 def pid_of(world: Any) -> Any:
     """The process of a world's environment."""
-    return world._process.pid
+    return world.env.process.pid
 
 
 def gone(pid: int) -> bool:

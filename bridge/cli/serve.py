@@ -19,7 +19,7 @@ from typing import Any
 from bridge.cli.program import OK, say
 from bridge.errors import SettingError
 from bridge.server.processes import ServerGroup
-from bridge.server.server import Server, serve_gym
+from bridge.server.server import SWITCH_INTERVAL, Server, serve_gym
 
 __all__ = ["SERVED_AT", "announce", "read_pairs", "register", "serve_options"]
 
@@ -75,7 +75,7 @@ def serve_options() -> Iterator[tuple[str, dict[str, Any]]]:
     """
     texts = _keyword_texts(inspect.getdoc(serve_gym) or "")
     for name, parameter in inspect.signature(serve_gym).parameters.items():
-        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY or name == "start":
             continue
         flag, default = f"--{name.replace('_', '-')}", parameter.default
         text = texts.get(name, "").replace("%", "%%")
@@ -143,15 +143,16 @@ def run(arguments: argparse.Namespace) -> int:
     env = _published(arguments.env)
     if arguments.perlert is not None:
         return _run_perlert(env, arguments.perlert, keywords)
+    sys.setswitchinterval(SWITCH_INTERVAL)
     with _sigterm_as_interrupt():
-        server = serve_gym(env, **keywords)
+        server = serve_gym(env, start=False, **keywords)
         try:
             if arguments.exit_on_eof:
                 threading.Thread(target=_stop_on_eof, args=(server,), daemon=True).start()
             lanes = keywords.get("num_envs", 1) > 1 or keywords.get("vectorization_mode", "sync") != "sync"
             announce(server, arguments.env, lanes)
-            server.wait()
-        except KeyboardInterrupt:  # a signal before `wait` took over, or a second one while it drained
+            server.run()
+        except KeyboardInterrupt:  # a signal before `run` took over
             server.stop()
         say("stopped: connections and environments are closed")
     return OK
@@ -242,3 +243,5 @@ def _stop_on_eof(server: Server) -> None:
     while os.read(0, 4096):
         pass
     server.stop(2.0)
+    threading.main_thread().join(5.0)
+    os._exit(OK)  # an environment is in a call that does not return

@@ -18,7 +18,7 @@ class Admission:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.requests = 0
-        """The requests that are being served: those that wait for an environment, for other agents or for a clock too."""
+        """The requests that are being served, those that wait for other agents or for a clock too."""
         self.bytes = 0
         """The bytes of those requests, of large ones that are being received, and of answers that were not sent yet."""
 
@@ -43,7 +43,7 @@ class Admission:
             )
 
     def enter(self, size: int) -> None:
-        """Count a request of `size` bytes that is being served, until `leave`. Raises as `check`; nothing is done then."""
+        """Count a request of `size` bytes that is being served, until `leave`. Raises as `check`."""
         self.check(size)
         self.requests += 1
         self.bytes += size

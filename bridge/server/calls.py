@@ -164,7 +164,10 @@ class Calls:
     def unblock(self, call: Call) -> None:
         """Go on with a call whose client may take answers again."""
         client = call.client
-        if call.busy or (not call.over and client.is_blocked(call)):
+        if call.busy:
+            return
+        if not call.over and client.is_blocked(call):
+            client.blocked_calls.add(call)
             return
         client.blocked_calls.discard(call)
         client.hold(-call.unsent)
@@ -259,7 +262,6 @@ class Calls:
             def done(parts: list[bytes | memoryview] | None, error: BaseException | None) -> None:
                 self._finish(call, size, began, parts if error is None else _fault(error))
                 self._unflushed[call.client] = None
-                self.unblock(call)
 
             Task(self._scheduler, coroutine, done).wait_for(pending)
 
@@ -270,6 +272,8 @@ class Calls:
         if call.session.last_error or self.metrics is not None:
             self._record(call, time.perf_counter() - began)
         self._answer(call, parts)
+        if call.requests:
+            self.unblock(call)
 
     def _record(self, call: Call, seconds: float) -> None:
         """Count a request, and log one that was refused."""

@@ -19,6 +19,7 @@ from bridge.server.connection import CHUNK, Connection
 from bridge.server.event_loop import READ, WRITE, EventLoop
 from bridge.server.grpc_protocol import GrpcProtocol
 from bridge.server.limits import Limits
+from bridge.server.listeners import UnixListener
 from bridge.sockets import prepare
 from bridge.tls import Tls, explain
 from bridge.worlds.scheduling import Timer
@@ -52,6 +53,11 @@ class Connections:
         limits: `max_connections`.
         admission: Counts the bytes that wait.
         speak: Makes the protocol of a connection.
+        tls: What TLS is spoken with on TCP ports; None: none is.
+        unix_path: Where to listen on a Unix socket too; None: nowhere.
+
+    Raises:
+        SettingError: Nobody can listen on the Unix socket.
     """
 
     def __init__(
@@ -60,6 +66,8 @@ class Connections:
         limits: Limits,
         admission: Admission,
         speak: Callable[[Connection], GrpcProtocol],
+        tls: ssl.SSLContext | None,
+        unix_path: str | None,
     ) -> None:
         self._loop = loop
         self._limits = limits
@@ -73,6 +81,10 @@ class Connections:
         """Those without a call, oldest first."""
         self._keepalive: Timer | None = None
         self._draining = False
+        self._tls = tls
+        if unix_path is not None:
+            unix = UnixListener(unix_path)
+            self._watch(unix.sock, None, unix.remove)
 
     # What the protocol asks (`bridge.server.grpc_protocol.CallHandler`)
 
@@ -98,16 +110,19 @@ class Connections:
 
     # Accepting
 
-    def listen(
-        self, sock: socket.socket, tls: ssl.SSLContext | None, closed: Callable[[], None] | None = None
-    ) -> None:
-        """Serve whoever connects to a socket.
+    def listen(self, host: str, port: int) -> int:
+        """Listen on a TCP port of all addresses that a host's name stands for; return the port.
 
-        Args:
-            sock: It listens.
-            tls: What TLS is spoken with; None: none is.
-            closed: Called when nobody listens there any more.
+        Raises:
+            SettingError: It is in use, or the address is not of this machine.
         """
+        socks = listen_tcp(host, port)
+        for sock in socks:
+            self._watch(sock, self._tls, None)
+        found: int = socks[0].getsockname()[1]
+        return found
+
+    def _watch(self, sock: socket.socket, tls: ssl.SSLContext | None, closed: Callable[[], None] | None) -> None:
         sock.setblocking(False)
         listener = _Listener(sock, tls, closed)
         self._listeners.append(listener)

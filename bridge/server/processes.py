@@ -19,14 +19,14 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import cloudpickle
 import gymnasium
 
 from bridge.errors import SettingError
 from bridge.forks import forget_in_child, leak
-from bridge.server.server import Server, serve_gym
+from bridge.server.server import SWITCH_INTERVAL, Server, serve_gym
 
 __all__ = ["ServerGroup"]
 
@@ -115,6 +115,36 @@ class ServerGroup(Server):
     def metrics_ports(self) -> list[int]:
         """The port of each server's metrics; empty if there are none."""
         return [child.metrics_port for child in self._children if child.metrics_port is not None]
+
+    def start(self) -> None:
+        """Refuse: the processes serve from their start on."""
+        raise SettingError("expected start() of a server that is not started; the processes serve from their start on")
+
+    def run(self, grace: float = 2.0) -> None:
+        """Block until Ctrl-C, SIGTERM or `stop`: `wait`, for each process calls its environments in its main thread."""
+        self.wait(grace)
+
+    def wait(self, grace: float = 2.0) -> None:
+        """Block until Ctrl-C, SIGTERM or `stop` from another thread; then stop all servers.
+
+        Args:
+            grace: Seconds that open connections get to end by themselves after SIGTERM; after Ctrl-C they get none.
+        """
+        signals: list[int] = []
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            signals.append(number)  # an Event's lock may be held by the very thread that this interrupts
+
+        handled = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+        before = {number: signal.signal(number, on_signal) for number in handled}
+        try:
+            # A wait without a timeout would keep Python from running signal handlers on some platforms.
+            while not signals and not self._stopped.wait(0.2):
+                pass
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self.stop(0.0 if signal.SIGINT in signals else grace)
 
     @property
     def pids(self) -> list[int]:
@@ -297,25 +327,16 @@ def run_child() -> None:
         env, arguments, specs = cloudpickle.loads(payload)  # from our own parent, through a pipe
         for spec in specs:
             gymnasium.registry.setdefault(spec.id, spec)
-        server = serve_gym(env, **arguments)
+        sys.setswitchinterval(SWITCH_INTERVAL)
+        server = serve_gym(env, start=False, **arguments)
     except BaseException as error:
         say(error=str(error) or repr(error))
         if not isinstance(error, SettingError):
             raise
         return
-    grace = 0.0
-    ended = threading.Event()
-    signals: list[int] = []
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        nonlocal grace
-        grace = 2.0
-        signals.append(number)  # the Event's lock may be held by the very thread that this interrupts
-
-    signal.signal(signal.SIGTERM, on_signal)
 
     def listen() -> None:
-        nonlocal grace
+        grace = 0.0
         for line in stdin:
             command = line.decode().split()
             if command[:1] == ["count"]:
@@ -323,14 +344,18 @@ def run_child() -> None:
             elif command[:1] == ["stop"]:
                 grace = float(command[1])
                 break
-        ended.set()
+        server.stop(grace)
+        _end_process()  # also where an environment does not return from its call
 
     threading.Thread(target=listen, name="bridge-parent", daemon=True).start()
     say(urls=server.urls, env_ids=server.env_ids, metrics_port=server.metrics_port)
     try:
-        while not signals and not ended.wait(0.2):  # without a timeout some platforms would not run signal handlers
-            pass
+        server.run()
     finally:
-        server.stop(grace)
-        sys.stderr.flush()
-        os._exit(0)  # the listener may sit in a read that only the parent's end would end
+        _end_process()
+
+
+def _end_process() -> NoReturn:
+    """End this process; the thread that listens may sit in a read that only the parent's end would end."""
+    sys.stderr.flush()
+    os._exit(0)

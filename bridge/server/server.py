@@ -12,7 +12,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Literal, TypeAlias
 from urllib.parse import quote
 
 from bridge.address import is_loopback
@@ -30,7 +30,6 @@ from bridge.server.grpc_protocol import GrpcProtocol
 from bridge.server.grpc_services import Services
 from bridge.server.idle_worlds import IdleWorlds
 from bridge.server.limits import ConnectionCount, Limits
-from bridge.server.listeners import UnixListener, listen_tcp
 from bridge.server.metrics import Metrics
 from bridge.server.registry import Registry, WorldSource
 from bridge.server.serving import ServerRuntime, ServingThread, forget_lock_in_child
@@ -41,6 +40,8 @@ from bridge.worlds.timed import TimeAction
 
 __all__ = ["Server", "serve_gym"]
 
+Transport: TypeAlias = Literal["http2", "grpcio"]
+
 _DEFAULTS = Limits()
 _OPEN = Security()
 IDLE_TIMEOUT = 3600.0
@@ -49,6 +50,8 @@ RESET_WORLD_TIMEOUT = 60.0
 """Seconds that a ResetWorld waits for the other agents, unless told otherwise."""
 CLOSE_TIMEOUT = 5.0
 """Seconds that environments have to be closed when a server stops."""
+SWITCH_INTERVAL = 0.0005
+"""`sys.setswitchinterval` in processes that do nothing but serve: what the deputy waits for the interpreter's lock."""
 _INTERRUPT_TIMEOUT = 1.5
 """The same after Ctrl-C."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -70,6 +73,7 @@ class Server:
         idle_timeout: Seconds after which a world without agents goes; None: never.
         reset_world_timeout: Seconds that a ResetWorld waits for the other agents.
         metrics_port: Where to show metrics, 0: any free port; None: nowhere.
+        transport: What speaks gRPC: `http2` or `grpcio`.
     """
 
     def __init__(
@@ -84,12 +88,15 @@ class Server:
         idle_timeout: float | None = None,
         reset_world_timeout: float = RESET_WORLD_TIMEOUT,
         metrics_port: int | None = None,
+        transport: Transport = "http2",
     ) -> None:
         _check_seconds(reset_world_timeout=reset_world_timeout)
         if idle_timeout is not None:
             _check_seconds(idle_timeout=idle_timeout)
         if not isinstance(port, int) or not 0 <= port <= 65535:
             raise SettingError(f"expected a port from 0 to 65535, got {port!r}")
+        if transport not in ("http2", "grpcio"):
+            raise SettingError(f"expected transport to be 'http2' or 'grpcio', got {transport!r}")
         self._source = source
         self._host = host
         self._tls = security.tls
@@ -106,12 +113,13 @@ class Server:
         self._count = ConnectionCount(limits.max_connections)
         self.admission = Admission(limits)
         """What is being served."""
-        gate = Gate(security.token)
-
-        def speak(connection: Connection) -> GrpcProtocol:
-            return GrpcProtocol(connection, self._connections, limits, gate, self._services)
-
-        self._connections = Connections(self._loop, limits, self.admission, speak)
+        self._unix_path = None if unix_path is None else os.path.abspath(unix_path)
+        self._registry.unix_path = self._unix_path
+        try:
+            self._connections = self._connect(transport, limits, security)
+        except BaseException:
+            self._loop.close()
+            raise
         self._calls = self._connections.calls = Calls(
             self._registry,
             limits,
@@ -126,10 +134,9 @@ class Server:
         self._idle_worlds: IdleWorlds | None = None
         if idle_timeout is not None:
             self._idle_worlds = IdleWorlds(self._registry.reap, idle_timeout, self._loop.scheduler)
-        self._unix: UnixListener | None = None
         self._metrics: Metrics | None = None
         try:
-            self._port = self._listen(security, host, port, unix_path)
+            self._port = self._connections.listen(host, port)
             if metrics_port is not None:
                 self._metrics = Metrics(host, metrics_port, lambda: self.connections, lambda: self.worlds)
         except BaseException:
@@ -152,18 +159,18 @@ class Server:
         atexit.register(self.stop, 0.0)
         forget_in_child(self)
 
-    def _listen(self, security: Security, host: str, port: int, unix_path: str | None) -> int:
-        """Open all ports; return that of gRPC."""
-        tls = security.context("h2")
-        socks = listen_tcp(host, port)
-        for sock in socks:
-            self._connections.listen(sock, tls)
-        if unix_path is not None:
-            self._unix = UnixListener(os.path.abspath(unix_path))
-            self._connections.listen(self._unix.sock, None, self._unix.remove)
-            self._registry.unix_path = self._unix.path
-        found: int = socks[0].getsockname()[1]
-        return found
+    def _connect(self, transport: Transport, limits: Limits, security: Security) -> Any:
+        """Make what receives and answers calls."""
+        if transport == "grpcio":
+            from bridge.server.grpcio_transport import GrpcioTransport
+
+            return GrpcioTransport(self._loop.scheduler, limits, security, self._unix_path)
+        gate = Gate(security.token)
+
+        def speak(connection: Connection) -> GrpcProtocol:
+            return GrpcProtocol(connection, self._connections, limits, gate, self._services)
+
+        return Connections(self._loop, limits, self.admission, speak, security.context("h2"), self._unix_path)
 
     def _warn(self, security: Security) -> None:
         danger = (
@@ -171,9 +178,7 @@ class Server:
             if security.authenticates
             else f"whoever reaches port {self.port} can use the environments"
         )
-        warnings.warn(
-            f"listening on {self._host} without {security.missing()}: {danger}", RuntimeWarning, stacklevel=4
-        )
+        warnings.warn(f"listening on {self._host} without {security.missing()}: {danger}", RuntimeWarning, stacklevel=4)
 
     def after_fork(self) -> None:
         """In a forked process: leave the server to the parent process."""
@@ -203,14 +208,14 @@ class Server:
     def urls(self) -> list[str]:
         """All URLs that this server listens on."""
         urls = [self.url]
-        if self._unix is not None:
-            urls.append(f"unix://{quote(self._unix.path)}")
+        if self._unix_path is not None:
+            urls.append(f"unix://{quote(self._unix_path)}")
         return urls
 
     @property
     def port(self) -> int:
         """The port that it listens on."""
-        return self._port
+        return int(self._port)
 
     @property
     def metrics_port(self) -> int | None:
@@ -353,6 +358,7 @@ class Server:
             if serving.is_current:  # an environment stops its own server: the loop ends when the call returns
                 return
             serving.finished.wait(grace + 2 * CLOSE_TIMEOUT)
+        self._connections.stop_listening()
         if self._thread is not None:
             self._thread.join(0.0 if serving.in_call else CLOSE_TIMEOUT)
         if self._left_behind or not serving.finished.is_set():
@@ -466,6 +472,7 @@ def serve_gym(
     idle_timeout: float | None = IDLE_TIMEOUT,
     reset_world_timeout: float = RESET_WORLD_TIMEOUT,
     metrics_port: int | None = None,
+    transport: Transport = "http2",
     start: bool = True,
 ) -> Server:
     """Publish a Gymnasium environment as a world of dm_env_rpc.
@@ -526,6 +533,8 @@ def serve_gym(
         reset_world_timeout: Seconds that a ResetWorld waits for the Steps of the world's other agents.
         metrics_port: Show metrics for Prometheus at this port, by HTTP without TLS or token, 0: any free one;
             None: nowhere.
+        transport: What speaks gRPC at the port: `http2`, this package's own code, or `grpcio`, the library, for a
+            hostile port or an unusual proxy: three to five times slower, with a thread for each connection.
         start: Serve in a background thread at once. False: listen, and serve when `start()` or `run()` of the server
             is called.
 
@@ -542,6 +551,7 @@ def serve_gym(
     if count > 1:
         from bridge.server.processes import ServerGroup
 
+        del arguments["start"]  # the processes serve from their start on
         return ServerGroup(arguments.pop("env"), count, arguments)
     limits = Limits(max_connections, max_worlds, max_lanes, max_message_bytes, max_requests_in_flight, max_queued_bytes)
     own_processes = Isolation.of(isolation, call_timeout, max_world_bytes, always=allow_env_factories)
@@ -579,6 +589,7 @@ def serve_gym(
         idle_timeout=idle_timeout,
         reset_world_timeout=reset_world_timeout,
         metrics_port=metrics_port,
+        transport=transport,
     )
     if start:
         server.start()

@@ -254,8 +254,10 @@ class Lanes:
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
         """Read or write a property of all lanes, whose value is a list with an item a lane; list that of the first."""
         kind = request.WhichOneof("payload")
+        responses: list[properties_pb2.PropertyResponse]
         if kind == "list_property":
-            return await self.lanes[0].answer_property(request)
+            listed: properties_pb2.PropertyResponse = await self.lanes[0].answer_property(request)
+            return listed
         requests = [request] * self.num_envs
         if kind == "write_property":
             value = read_encoded(request.write_property.value)

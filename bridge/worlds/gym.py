@@ -80,6 +80,7 @@ class EnvAgent(Agent):
 
     async def begin(self) -> int:
         """Reset the environment with the settings that wait."""
+        self._world.refuse_if_over()
         pending = self.pending
         result = await self._world.env.reset(seed=pending[0], options=pending[1])
         with failures_in("reset"):
@@ -150,13 +151,15 @@ class EnvAgent(Agent):
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
         """Read, write or list a property for which code of the environment runs."""
         self._world.refuse_if_over()
-        return await self._world.env.answer_property(request)
+        response: properties_pb2.PropertyResponse = await self._world.env.answer_property(request)
+        return response
 
     async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a public method of the environment, or read a public attribute, on some lanes."""
         refuse_private(request.name)
         self._world.refuse_if_over()
-        return await self._world.env.call(request)
+        response: bridge_pb2.CallResponse = await self._world.env.call(request)
+        return response
 
     def leave(self) -> None:
         """Leave the world to the next agent."""
@@ -181,7 +184,9 @@ class GymAgent(EnvAgent):
 
     async def apply(self, action: Any) -> int:
         """Step the environment with an action of its own."""
-        result = await self._world.env.step(action)
+        world = self._world
+        world.refuse_if_over()
+        result = await world.env.step(action)
         with failures_in("step"):
             self._observation, reward, terminated, truncated, self._info = result
             self._reward[...] = float(reward)
@@ -286,7 +291,9 @@ class EnvWorld(World):
 
     def properties(self) -> PropertyTree:
         """Return the tree below `world`."""
-        return PropertyTree([self._name_leaf()]).merged(self.env.properties()).merged(PropertyTree([self._timing_leaf()]))
+        return (
+            PropertyTree([self._name_leaf()]).merged(self.env.properties()).merged(PropertyTree([self._timing_leaf()]))
+        )
 
     def _name_leaf(self) -> Property:
         return Property("world.name", TEXT, "the world's name", lambda: self.name)

@@ -269,7 +269,8 @@ class MultiAgentWorld(EnvWorld):
         def leaf(key: str, kind: str, description: str, read: Callable[[], Any]) -> Property:
             return Property(f"world.{key}", kind, description, read)
 
-        return self.env.properties().merged(
+        own: PropertyTree = self.env.properties()
+        return own.merged(
             PropertyTree(
                 [
                     self._name_leaf(),

@@ -314,7 +314,8 @@ class RealtimeWorld(EnvWorld):
 
     async def _do(self, job: Job, at: float | None = None) -> None:
         """Run a job and tell the loop; `at` is the time that it takes place, None: now."""
-        env, error, outcome = self.env.lanes[job.lane], None, None
+        env, error = self.env.lanes[job.lane], None
+        outcome: tuple[Any, ...] | None = None
         began = time.perf_counter()
         try:
             if job.kind == "reset":

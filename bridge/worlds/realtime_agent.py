@@ -1,4 +1,4 @@
-"""The agents of a real-time world: what their Steps leave for the clock, and what they tell of the frames that passed."""
+"""The agents of a real-time world: what their Steps leave for the clock, and tell of the frames that passed."""
 
 from __future__ import annotations
 
@@ -324,11 +324,15 @@ class RealtimeAgent(EnvAgent):
     def properties(self) -> PropertyTree:
         """Return the tree below `world`, with this agent's role."""
         role = "spectator" if self.spectator else "player"
-        return super().properties().merged(
-            PropertyTree(
-                [
-                    Property("world.role", TEXT, "player or spectator", lambda: role),
-                    Property("world.wait", TEXT, "what a Step waits for: now or next_frame", lambda: self._wait),
-                ]
+        return (
+            super()
+            .properties()
+            .merged(
+                PropertyTree(
+                    [
+                        Property("world.role", TEXT, "player or spectator", lambda: role),
+                        Property("world.wait", TEXT, "what a Step waits for: now or next_frame", lambda: self._wait),
+                    ]
+                )
             )
         )

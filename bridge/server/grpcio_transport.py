@@ -1,0 +1,167 @@
+"""The calls of a server over the grpcio library, `transport="grpcio"`: the same sessions, with threads of grpcio's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import grpc
+
+from bridge.errors import Code, RequestError, SettingError
+from bridge.server.auth import Gate, Security
+from bridge.server.calls import Call, Calls
+from bridge.server.limits import Limits
+from bridge.version import __version__
+from bridge.wire import HELLO, METHOD, SERVICE
+from bridge.worlds.scheduling import Scheduler
+
+__all__ = ["GrpcioTransport"]
+
+_STATUS = {code.value[0]: code for code in grpc.StatusCode}
+_SPARE_THREADS = 8  # for health checks, and calls that are to be refused
+
+
+class _Client:
+    """The client of one call (`bridge.server.calls.Client`), which sends a request once the last one is answered."""
+
+    joins_answers = False
+    outgoing = ()
+
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        self.calls: set[Call] = set()
+        self.blocked_calls: set[Call] = set()
+        self.unserved = 0
+        self.answers: queue.SimpleQueue[bytes | RequestError | None] = queue.SimpleQueue()
+
+    def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
+        self.answers.put(b"".join(parts))
+        return True
+
+    def finish(self, call: Call, error: RequestError | None) -> None:
+        self.answers.put(error)
+
+    def is_blocked(self, call: Call) -> bool:
+        return False
+
+    def defer(self, call: Call, size: int) -> None: ...
+    def resume(self, call: Call, size: int) -> None: ...
+    def hold(self, size: int) -> None: ...
+    def drop(self, request: Any) -> None: ...
+
+
+class GrpcioTransport:
+    """All calls of a server. Raises SettingError where it cannot listen as `bridge.server.server.Server` is told to."""
+
+    def __init__(self, scheduler: Scheduler, limits: Limits, security: Security, unix_path: str | None) -> None:
+        self._post = scheduler.call_soon_threadsafe
+        self._gate, self._security = Gate(security.token), security
+        self.calls: Calls
+        self.all: set[Call] = set()
+        """The calls that are open."""
+        self._draining = False
+        self._threads = ThreadPoolExecutor(limits.max_connections + _SPARE_THREADS, "bridge-grpcio")
+        size = limits.max_message_bytes
+        options = [("grpc.max_receive_message_length", size), ("grpc.max_send_message_length", size)]
+        self._server = grpc.server(self._threads, options=[*options, ("grpc.so_reuseport", 0)])
+        methods = {METHOD: grpc.stream_stream_rpc_method_handler(self._process)}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+        self._health: Any = None
+        with contextlib.suppress(ImportError):  # the extra `ops`
+            from grpc_health.v1 import health, health_pb2_grpc
+
+            self._health = health.HealthServicer()
+            self._health.set(SERVICE, 1)  # SERVING; "" is from the start
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        if unix_path is not None:
+            self._listen(f"unix:{unix_path}", "unix_path", None)
+            os.chmod(unix_path, 0o600)
+
+    def listen(self, host: str, port: int) -> int:
+        """Listen on a TCP port, and begin to serve; return the port."""
+        credentials = None
+        if self._security.tls_certificate is not None:
+            pairs = [(self._security.tls_key or b"", self._security.tls_certificate)]
+            ca = self._security.tls_client_ca
+            credentials = grpc.ssl_server_credentials(pairs, ca, require_client_auth=ca is not None)
+        found = self._listen(
+            f"[{host or '::'}]:{port}" if ":" in (host or "::") else f"{host}:{port}", "port", credentials
+        )
+        self._server.start()
+        return found
+
+    def _listen(self, address: str, setting: str, credentials: grpc.ServerCredentials | None) -> int:
+        add = self._server.add_insecure_port
+        try:
+            return int(add(address) if credentials is None else self._server.add_secure_port(address, credentials))
+        except RuntimeError as error:
+            raise SettingError(f"cannot listen on {address} ({setting}): {error}. Is it in use?") from error
+
+    def _process(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Serve a call, in a thread of grpcio's."""
+        client, headers = _Client(context.peer()), dict(context.invocation_metadata())
+        opened: Future[Call] = Future()
+        try:
+            self._gate.check(Gate.bearer(headers.get("authorization")), client.peer)
+            self._post(lambda: self._open(client, str(headers.get(HELLO, "")), opened))
+            call = opened.result()
+        except RequestError as error:
+            context.abort(_STATUS[int(error.code)], error.message)
+        if not context.add_callback(lambda: self._post(lambda: self._close(call, client))):
+            self._post(lambda: self._close(call, client))
+        context.send_initial_metadata(((HELLO, __version__),))
+        receive: Callable[[bytes | None], None] = lambda data: self._post(lambda: self.calls.receive(call, data))  # noqa: E731
+        for request in requests:
+            receive(request)
+            answer = client.answers.get()
+            if not isinstance(answer, bytes):
+                if answer is not None:
+                    context.abort(_STATUS[int(answer.code)], answer.message)
+                return
+            yield answer
+        receive(None)
+
+    def _open(self, client: _Client, version: str, opened: Future[Call]) -> None:
+        try:
+            if self._draining:
+                raise RequestError(Code.UNAVAILABLE, "this server is stopping; connect to another one")
+            call = self.calls.open(client, version)
+        except RequestError as error:
+            opened.set_exception(error)
+        else:
+            self.all.add(call)
+            opened.set_result(call)
+
+    def _close(self, call: Call, client: _Client) -> None:
+        self.all.discard(call)
+        self.calls.abandon(call)
+        client.answers.put(None)
+
+    def flush(self, client: Any) -> None:
+        """Do nothing: answers are sent at once."""
+
+    def close(self, client: Any) -> None:
+        """End the calls of a client after a fault of this server."""
+        for call in list(client.calls):
+            self.calls.abandon(call, RequestError(Code.INTERNAL, "the server failed"))
+
+    def drain(self) -> None:
+        """Accept no more calls; the open ones go on."""
+        self._draining = True
+        if self._health is not None:
+            self._health.enter_graceful_shutdown()
+
+    def close_all(self, error: RequestError) -> None:
+        """End every call with an error."""
+        for call in list(self.all):
+            self.calls.abandon(call, error)
+        self.all.clear()
+
+    def stop_listening(self) -> None:
+        """Close the ports; by the thread that stops the server."""
+        self._server.stop(0.2).wait(5.0)
+        self._threads.shutdown(wait=False, cancel_futures=True)
