@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 from bridge.client.remote_env import RemoteEnv, make_remote
 from bridge.client.remote_vector_env import RemoteVectorEnv, make_vec_remote
 from bridge.registration import register_remote
-from bridge.server.server import Server, serve_gym
+from bridge.server.serve import serve_gym
+from bridge.server.server import Server
 from bridge.version import __version__
 from bridge.worlds.timed import TimeAction
 

@@ -116,7 +116,7 @@ def test_stop_in_the_midst_of_a_step_leaves_no_port_open() -> None:
     assert entered.wait(10)
     stopper = threading.Thread(target=server.stop)
     stopper.start()
-    until(lambda: server._draining)
+    until(lambda: server._shutdown.begun)
     release.set()  # its thread is in the step until here, and finds the stop before it looks at its sockets again
     stopper.join(20)
     assert not stopper.is_alive()

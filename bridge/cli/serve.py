@@ -19,7 +19,8 @@ from typing import Any
 from bridge.cli.program import OK, say
 from bridge.errors import SettingError
 from bridge.server.processes import ServerGroup
-from bridge.server.server import SWITCH_INTERVAL, Server, serve_gym
+from bridge.server.serve import serve_gym
+from bridge.server.server import SWITCH_INTERVAL, Server
 
 __all__ = ["SERVED_AT", "announce", "read_pairs", "register", "serve_options"]
 

@@ -19,7 +19,7 @@ from bridge.server.connection import CHUNK, Connection
 from bridge.server.event_loop import READ, WRITE, EventLoop
 from bridge.server.grpc_protocol import GrpcProtocol
 from bridge.server.limits import Limits
-from bridge.server.listeners import UnixListener
+from bridge.server.listeners import UnixListener, listen_tcp
 from bridge.sockets import prepare
 from bridge.tls import Tls, explain
 from bridge.worlds.scheduling import Timer

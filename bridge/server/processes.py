@@ -26,7 +26,8 @@ import gymnasium
 
 from bridge.errors import SettingError
 from bridge.forks import forget_in_child, leak
-from bridge.server.server import SWITCH_INTERVAL, Server, serve_gym
+from bridge.server.serve import serve_gym
+from bridge.server.server import SWITCH_INTERVAL, Server
 
 __all__ = ["ServerGroup"]
 

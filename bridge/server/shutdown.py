@@ -1,0 +1,145 @@
+"""How a server ends, by a signal or by `stop`: first its connections, then its worlds, then its event loop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from bridge.errors import Code, RequestError
+from bridge.server.event_loop import EventLoop
+from bridge.server.registry import Registry
+from bridge.server.serving import ServingThread
+
+__all__ = ["CLOSE_TIMEOUT", "Shutdown"]
+
+CLOSE_TIMEOUT = 5.0
+"""Seconds that environments have to be closed when a server stops."""
+_INTERRUPT_TIMEOUT = 1.5
+"""The same after Ctrl-C."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Seconds between two looks whether the last connection has ended by itself.
+_POLL = 0.02
+
+
+class Shutdown:
+    """Ends a server. Its methods are called in the event loop, but for `handle_signals`.
+
+    Args:
+        loop: The event loop.
+        serving: Runs it.
+        registry: The worlds.
+        connections: The connections.
+        drain: Called once, first of all: no new calls and worlds from then on.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        serving: ServingThread,
+        registry: Registry,
+        connections: Any,
+        drain: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._serving = serving
+        self._registry = registry
+        self._connections = connections
+        self._drain = drain
+        self.begun = False
+        """Whether the server is ending."""
+        self.left_behind = False
+        """Whether an environment was still in a call at the end."""
+        self.ends_process = False
+        """Whether a signal ends the process where an environment is in a call: the calling thread cannot return."""
+        self._grace = 0.0
+        self._signal: int | None = None
+
+    @contextlib.contextmanager
+    def handle_signals(self, grace: float) -> Iterator[None]:
+        """Let SIGINT and SIGTERM reach the event loop, whichever thread runs it. Does nothing but in the main thread.
+
+        Args:
+            grace: Seconds that open connections get to end by themselves after SIGTERM.
+        """
+        self._grace = grace
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def ignore(number: int, frame: FrameType | None) -> None:
+            """Do nothing: the number of the signal is written to the event loop's wake-up."""
+
+        self._loop.on_signal = self._on_signal
+        before = {number: signal.signal(number, ignore) for number in _SIGNALS}
+        wakeup = signal.set_wakeup_fd(self._loop.wakeup_fd, warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(wakeup)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int) -> None:
+        if number not in _SIGNALS:
+            return
+        if self._signal is not None:
+            _end_process(number)
+        self._signal = number
+        if number == signal.SIGINT:
+            self.begin(0.0, _INTERRUPT_TIMEOUT)
+        else:
+            self.begin(self._grace, CLOSE_TIMEOUT)
+
+    def begin(self, grace: float, close_timeout: float = CLOSE_TIMEOUT) -> None:
+        """Accept nothing more, and end what there is.
+
+        Args:
+            grace: Seconds that open connections get to end by themselves.
+            close_timeout: Seconds that environments have to be closed.
+        """
+        if not self.begun:
+            self.begun = True
+            self._drain()
+        deadline = self._loop.scheduler.now() + grace
+        self._loop.scheduler.call_soon(lambda: self._end_connections(deadline, close_timeout))
+
+    def _end_connections(self, deadline: float, close_timeout: float) -> None:
+        """End the connections that are open at the deadline, and then close the worlds."""
+        scheduler = self._loop.scheduler
+        if self._serving.finished.is_set():
+            return
+        if self._connections.all and scheduler.now() < deadline:
+            when = min(deadline, scheduler.now() + _POLL)
+            scheduler.call_at(when, lambda: self._end_connections(deadline, close_timeout))
+            return
+        self._connections.close_all(RequestError(Code.UNAVAILABLE, "the server was stopped"))
+        scheduler.call_later(close_timeout, self._give_up)
+        scheduler.call_soon(lambda: scheduler.start(self._registry.close(), lambda result, error: self._finish()))
+
+    def _give_up(self) -> None:
+        """End although an environment is in a call that does not return."""
+        if self._serving.finished.is_set():
+            return
+        self.left_behind = self._serving.in_call
+        if self.left_behind and self._signal is not None and self.ends_process:
+            sys.stderr.write("an environment is still in a call: the process is ended\n")
+            _end_process(self._signal)
+        self._finish()
+
+    def _finish(self) -> None:
+        self._loop.serve()
+        self._serving.finish()
+
+
+def _end_process(number: int) -> None:
+    """End this process at once, with the exit code of one that a signal has ended."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(128 + number)
