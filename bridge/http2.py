@@ -203,6 +203,7 @@ class Http2:
         max_streams: Of a server: how many streams there may be at a time.
         admit: Called with the bytes of a large message before memory is taken for it, and with as many less than none
             where it will not come to its end; where it raises RequestError, a `RefusedMessage` comes in its place.
+        outgoing: Where to append what is to be sent; None: `take` gives it.
     """
 
     def __init__(
@@ -213,6 +214,7 @@ class Http2:
         stream_window: int = 1 << 26,
         max_streams: int = 1,
         admit: Callable[[int], None] | None = None,
+        outgoing: list[bytes | memoryview] | None = None,
     ) -> None:
         self._client = client
         self._max_message_bytes = max_message_bytes
@@ -241,7 +243,8 @@ class Http2:
         # What comes
         self._rest = b""
         self._preface = not client
-        self._current: Stream | None = None
+        self.current: Stream | None = None
+        """The stream of a DATA frame whose rest is still to come."""
         self._left = 0
         self._padding = 0
         self._left_ends = False
@@ -259,7 +262,9 @@ class Http2:
         self._before_block = b""
         settings = [(_INITIAL_WINDOW_SIZE, stream_window), (_MAX_FRAME_SIZE, _OUR_FRAME)]
         settings += [(_ENABLE_PUSH, 0)] if client else [(_MAX_STREAMS, max_streams)]
-        self._out: list[bytes | memoryview] = [PREFACE] if client else []
+        self._out: list[bytes | memoryview] = [] if outgoing is None else outgoing
+        if client:
+            self._out.append(PREFACE)
         self._frame(_SETTINGS, 0, 0, b"".join(struct.pack(">HI", *setting) for setting in settings))
         self._frame(_WINDOW_UPDATE, 0, 0, (_CONNECTION_WINDOW - _START_WINDOW).to_bytes(4, "big"))
 
@@ -409,14 +414,14 @@ class Http2:
     @property
     def space(self) -> memoryview | None:
         """Where the next bytes of a large message go, to be received into and then told to `filled`; None: `feed`."""
-        stream = self._current
+        stream = self.current
         if stream is None or not self._left or stream.body is None or stream.deaf:
             return None
         return memoryview(stream.body)[stream.have : stream.have + self._left]
 
     def filled(self, count: int) -> list[tuple[Stream, Event]]:
         """Take note that `count` bytes were received into `space`; return what they complete."""
-        stream = self._current
+        stream = self.current
         events: list[tuple[Stream, Event]] = []
         if stream is None:
             return events
@@ -456,7 +461,7 @@ class Http2:
             if not self._begun(data):
                 return
             at = len(PREFACE)
-        if self._current is not None:
+        if self.current is not None:
             at = self._go_on(data, at, events)
         streams, most = self.streams, self._max_message_bytes
         while size - at >= 9:
@@ -560,14 +565,14 @@ class Http2:
         elif not stream.headed:
             raise Http2Error("a message came before the header fields")
         stream.room -= length
-        self._current, self._left = stream, length - padding
+        self.current, self._left = stream, length - padding
         self._padding = max(0, padding - 1)
         self._left_ends = bool(flags & _END_STREAM)
         return start
 
     def _go_on(self, data: bytes, at: int, events: list[tuple[Stream, Event]]) -> int:
         """Take of the present DATA frame what is there; return where it ends, or all bytes do."""
-        stream = self._current
+        stream = self.current
         if stream is None:
             return at
         stop = min(len(data), at + self._left)
@@ -587,7 +592,7 @@ class Http2:
         if stream.room < self._stream_window >> 1 or self._room < _CONNECTION_WINDOW >> 1:
             self._credit(stream)
         if not self._left and not self._padding:
-            self._current = None
+            self.current = None
             if self._left_ends and not stream.ended:
                 self._ended(stream)
                 events.append((stream, End()))

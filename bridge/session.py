@@ -175,8 +175,8 @@ class Session:
         self._known: dict[bytes, Any] = {}
         self._gone = False
         self._waits_for: ResetOrder | None = None
-        self.last_step: tuple[str, int, int] | None = None
-        """Of a request that was a Step with actions: its world, the environments stepped, and the episodes ended."""
+        self.last_step: tuple[World, Agent, int] | None = None
+        """Of a request that was a Step with actions: where, by whom, and the state that it led to."""
         self.last_error = 0
         """The code with which a request was refused; 0: it was not."""
 
@@ -229,8 +229,7 @@ class Session:
         try:
             if action is None:
                 action = self._decode(agent, data, arrays)
-            agent.prepare(wanted)
-            state = await self._run(agent, world, action)
+            state = await self._run(agent, world, action)  # for the same observations as the Step before
             values = agent.values(wanted)
         except RequestError as error:
             return [self._refused(error).SerializeToString()]
@@ -264,12 +263,12 @@ class Session:
         """Step a running sequence with an action that was decoded; return its state."""
         if world.resets.closed:  # D-17
             raise _destroyed(world)
-        if world.resets.take(agent):  # D-15: once, with its observations
+        if world.resets.orders and world.resets.take(agent):  # D-15: once, with its observations
             agent.interrupt()
             state: int = pb.INTERRUPTED
         else:
             state = await agent.apply(action)
-        self.last_step = (world.name, *agent.ended(state))
+        self.last_step = world, agent, state
         if state != pb.RUNNING:  # STEP_RAN leads from RUNNING to RUNNING
             self._move(_STEP_EVENTS[state])
             world.resets.end(agent)

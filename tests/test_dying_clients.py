@@ -185,7 +185,7 @@ def test_a_client_that_is_killed_while_its_reset_world_waits_takes_the_order_bac
     world = lead(player, State.RUNNING)
     book = world_of(server, world).resets
     caller.send(reset_world=pb.ResetWorldRequest(world_name=world))
-    until(lambda: bool(book._orders))
+    until(lambda: bool(book.orders))
     caller.kill()
     until(lambda: server.connections == 2)
     assert player.step() == pb.RUNNING  # D-2: what failed has changed nothing
@@ -202,7 +202,7 @@ def test_a_killed_client_is_not_waited_for_by_a_reset_world_and_its_world_stays_
     assert player.step() == pb.RUNNING
     book = world_of(server, "").resets
     caller.send(reset_world=pb.ResetWorldRequest())
-    until(lambda: bool(book._orders))
+    until(lambda: bool(book.orders))
     player.kill()
     until(lambda: server.connections == 2)
     caller.ask(reset_world=pb.ResetWorldRequest())  # takes the answer of the first one

@@ -1049,7 +1049,7 @@ def test_no_more_is_read_of_a_connection_whose_requests_are_behind(monkeypatch):
 
     class Watched(CountingEnv):
         def step(self, action):
-            held.append(len(server._calls._ready))
+            held.append(len(server._calls.ready))
             return super().step(action)
 
     with serve_gym(lambda: Watched(1_000_000)) as server, Hand(server) as hand:

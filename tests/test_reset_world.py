@@ -69,7 +69,7 @@ def begun(stream, world=""):
 def waits_for_one(server, world=""):
     """Whether a ResetWorld has been ordered and is waited for."""
     book = world_of(server, world).resets
-    until(lambda: bool(book._orders), 20)
+    until(lambda: bool(book.orders), 20)
     return True
 
 
@@ -205,7 +205,7 @@ def test_a_caller_that_dies_while_it_waits_leaves_no_thread(server, streams):
     assert waits_for_one(server)
     caller.die()
     book = world_of(server, "").resets
-    until(lambda: not book._orders, 20)
+    until(lambda: not book.orders, 20)
 
 
 @everywhere

@@ -17,6 +17,7 @@ class Admission:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
+        self._max_requests, self._max_bytes = limits.max_requests_in_flight, limits.max_queued_bytes
         self.requests = 0
         """The requests that are being served, those that wait for other agents or for a clock too."""
         self.bytes = 0
@@ -44,7 +45,8 @@ class Admission:
 
     def enter(self, size: int) -> None:
         """Count a request of `size` bytes that is being served, until `leave`. Raises as `check`."""
-        self.check(size)
+        if self.requests >= self._max_requests or self.bytes + size > self._max_bytes:
+            self.check(size)
         self.requests += 1
         self.bytes += size
 

@@ -39,9 +39,10 @@ class Client(Protocol):
     unserved: int
     joins_answers: bool
 
-    @property
-    def outgoing(self) -> Any:
-        """What waits for `flush`; empty: nothing does."""
+    outgoing: Any
+    """What waits for `flush`; empty: nothing does."""
+    unsent: Any
+    """What was flushed, and the client did not take; empty: nothing."""
 
     def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
         """Send an answer with the next flush; return whether the client has room for all of it."""
@@ -88,8 +89,10 @@ class Call:
         """Whether nothing more is said."""
         self.concluded = False
         """Whether its session is closed."""
+        self.blocked = False
+        """Whether the client has no room for the last answer."""
         self.unsent = 0
-        """Bytes of its answer that count while the client has no room for them."""
+        """Bytes of that answer, which count until it has."""
 
 
 class Calls:
@@ -126,7 +129,8 @@ class Calls:
         self.metrics: Metrics | None = None
         """Where to count; None: nowhere."""
         self._numbers = itertools.count(1)
-        self._ready: deque[tuple[Call, Request | None]] = deque()
+        self.ready: deque[tuple[Call, Request | None]] = deque()
+        """Requests that have come, in their order."""
         self._unflushed: dict[Client, None] = {}
         self._served: Client | None = None
 
@@ -147,7 +151,7 @@ class Calls:
     def receive(self, call: Call, request: Request | None) -> None:
         """Have a request served once those before it were; None: no more follow."""
         call.client.unserved += 1
-        self._ready.append((call, request))
+        self.ready.append((call, request))
 
     def abandon(self, call: Call, error: RequestError | None = None) -> None:
         """End a call whose client has gone, or for a reason that it is told. A request that is served goes on."""
@@ -169,10 +173,14 @@ class Calls:
         if not call.over and client.is_blocked(call):
             client.blocked_calls.add(call)
             return
-        client.blocked_calls.discard(call)
-        client.hold(-call.unsent)
-        call.unsent = 0
+        self._unblocked(call)
         self._release(call)
+
+    def _unblocked(self, call: Call) -> None:
+        call.blocked = False
+        call.client.blocked_calls.discard(call)
+        call.client.hold(-call.unsent)
+        call.unsent = 0
 
     def _release(self, call: Call) -> None:
         """Have the requests of a call served that waited, before those that came later."""
@@ -181,13 +189,13 @@ class Calls:
             if request is not None:
                 call.client.resume(call, len(request) + PREFIX)
             call.client.unserved += 1
-            self._ready.appendleft((call, request))
+            self.ready.appendleft((call, request))
 
     # Serving
 
-    def serve_ready(self) -> bool:
-        """Serve the requests that have come, or some where they take long; return whether some are left."""
-        ready = self._ready
+    def serve_ready(self) -> None:
+        """Serve the requests that have come, or some where they take long."""
+        ready = self.ready
         together, since = 0, time.monotonic()
         until = since + MOMENT
         while ready:
@@ -209,9 +217,16 @@ class Calls:
                     break
                 together, since = 0, now
         self._served = None
+
+    def _flush_later(self, client: Client) -> None:
+        """Send what waits for a client, together with what is answered until then."""
+        if not self._unflushed:
+            self._scheduler.call_soon(self._flush_all)
+        self._unflushed[client] = None
+
+    def _flush_all(self) -> None:
         while self._unflushed:
             self._flush(self._unflushed.popitem()[0])
-        return bool(ready)
 
     def flush_served(self) -> None:
         """Send the answers that wait for one that takes long."""
@@ -224,12 +239,13 @@ class Calls:
         client.unserved -= 1
         if request is not None and call.over:  # its client is gone
             client.drop(request)
-        elif call.busy or call.requests or (not call.over and client.is_blocked(call)):
+        elif call.busy or call.requests or (not call.over and (call.blocked or client.unsent)):
             self._defer(call, request)
         elif request is None:
             self._conclude(call)
         else:
-            client.drop(request)  # it counts as one that is served from now on
+            if type(request) is not bytes:
+                client.drop(request)  # it counts as one that is served from now on
             try:
                 if isinstance(request, RefusedMessage):
                     raise request.error
@@ -261,7 +277,7 @@ class Calls:
 
             def done(parts: list[bytes | memoryview] | None, error: BaseException | None) -> None:
                 self._finish(call, size, began, parts if error is None else _fault(error))
-                self._unflushed[call.client] = None
+                self._flush_later(call.client)
 
             Task(self._scheduler, coroutine, done).wait_for(pending)
 
@@ -284,8 +300,8 @@ class Calls:
             if self.metrics is not None:
                 self.metrics.refused(code)
         elif self.metrics is not None and session.last_step is not None:
-            world, steps, episodes = session.last_step
-            self.metrics.stepped(world, seconds, steps, episodes)
+            world, agent, state = session.last_step
+            self.metrics.stepped(world.name, seconds, *agent.ended(state))
 
     def _answer(self, call: Call, parts: list[bytes | memoryview]) -> None:
         """Give an answer to the client; with whatever goes with it, it is sent by the next flush."""
@@ -299,7 +315,7 @@ class Calls:
             size = len(parts[0])
         client = call.client
         if not client.answer(call, parts, size):
-            call.unsent = size
+            call.blocked, call.unsent = True, size
             client.hold(size)
             client.blocked_calls.add(call)
 
@@ -316,15 +332,13 @@ class Calls:
         _log.info("connection=%s peer=%s closed", call.name, client.peer)
         self._count.leave()
         client.calls.discard(call)
-        client.blocked_calls.discard(call)
-        client.hold(-call.unsent)
-        call.unsent = 0
+        self._unblocked(call)
         while call.requests:
             client.drop(call.requests.popleft())
         if not call.over:
             call.over = True
             client.finish(call, None)
-        self._unflushed[client] = None
+        self._flush_later(client)
 
 
 def _fault(error: BaseException) -> list[bytes | memoryview]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from bridge.errors import RequestError
-from bridge.http2 import SMALL
+from bridge.http2 import SMALL, Stream
 from bridge.server.admission import Admission
 from bridge.server.event_loop import READ
 from bridge.tls import Tls
@@ -46,7 +46,7 @@ class Connection:
         self.unserved = 0
         """Requests that were received, and not looked at yet."""
         self.outgoing: list[bytes | memoryview] = []
-        """What is to be sent with the next `flush`."""
+        """What is to be sent with the next `flush`; the protocol appends to it."""
         self.unsent: deque[memoryview] = deque()
         """What the socket did not take."""
         self.on_events: Callable[[int], None] = lambda events: None
@@ -100,40 +100,39 @@ class Connection:
             RequestError: The bytes cannot be read.
         """
         protocol = self.protocol
+        http = protocol.http
         if self.tls is not None:
             data = self.sock.recv(CHUNK)
             plain = self.tls.receive(data) if data else b""
-            while plain and (space := protocol.space) is not None:
+            while plain and (space := http.space) is not None:
                 count = min(len(space), len(plain))
                 space[:count] = plain[:count]
-                protocol.filled(count)
+                protocol.handle(http.filled(count))
                 plain = plain[count:]
             if plain:
-                protocol.feed(plain)
+                protocol.receive_data(plain)
             return len(data)
-        space = protocol.space
-        if space is not None:
+        if http.current is not None and (space := http.space) is not None:
             count = self.sock.recv_into(space)
-            protocol.filled(count)
+            protocol.handle(http.filled(count))
             return count
         data = self.sock.recv(CHUNK)
         if data:
-            protocol.feed(data)
+            protocol.receive_data(data)
         return len(data)
 
     # What goes
 
     def flush(self) -> None:
         """Send what is to be sent, as far as the socket takes it. Raises OSError as the socket does."""
-        outgoing = self.outgoing
-        if self.tls is not None:
-            if not self.tls.ready:
-                outgoing = [self.tls.send()] if self.tls.owes else []
-            else:
-                outgoing = [self.tls.send(outgoing)] if outgoing or self.tls.owes else []
-                self.outgoing = []
+        outgoing = self.outgoing[:]
+        if self.tls is None:
+            self.outgoing.clear()
+        elif self.tls.ready:
+            self.outgoing.clear()
+            outgoing = [self.tls.send(outgoing)] if outgoing or self.tls.owes else []
         else:
-            self.outgoing = []
+            outgoing = [self.tls.send()] if self.tls.owes else []
         if not outgoing:
             return
         size = len(outgoing[0]) if len(outgoing) == 1 else sum(map(len, outgoing))
@@ -183,11 +182,13 @@ class Connection:
     def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
         """Send an answer with the next `flush`; return whether the client has room for all of it."""
         self.joins_answers = size <= SMALL
-        return self.protocol.answer(call, parts, size)
+        stream: Stream = call.stream
+        self.protocol.http.send(stream, parts, size)
+        return not stream.pending
 
     def is_blocked(self, call: Call) -> bool:
         """Whether the client does not take the answers of a call for now."""
-        return bool(self.unsent) or self.protocol.is_blocked(call)
+        return bool(self.unsent or call.stream.pending)
 
     def defer(self, call: Call, size: int) -> None:
         """Give the client no new flow-control window for a request that waits."""

@@ -14,7 +14,7 @@ from functools import partial
 from bridge.errors import RequestError
 from bridge.logs import SafeLog
 from bridge.server.admission import Admission
-from bridge.server.calls import Call, Calls, Request
+from bridge.server.calls import Call, Calls
 from bridge.server.connection import CHUNK, Connection
 from bridge.server.event_loop import READ, WRITE, EventLoop
 from bridge.server.grpc_protocol import GrpcProtocol
@@ -94,10 +94,6 @@ class Connections:
         self._stop_timer(client)
         self._idle.pop(client, None)
         return call
-
-    def receive(self, call: Call, request: Request | None) -> None:
-        """Have a request served once those before it were; None: no more follow."""
-        self.calls.receive(call, request)
 
     def abandon(self, call: Call, error: RequestError | None = None) -> None:
         """End a call; send `error` as its status if given."""
@@ -211,7 +207,11 @@ class Connections:
                 connection.drain()
             # Of a connection whose requests are still to be served nothing more is read: they would grow without end.
             if events & READ and not connection.unserved:
-                self._receive(connection)
+                if connection.ending:  # it was refused; what it had sent before it knew is dropped
+                    if not connection.sock.recv(CHUNK):
+                        self.close(connection)
+                elif not connection.receive():
+                    self.close(connection)
             if connection.blocked_calls and not connection.unsent:
                 for call in list(connection.blocked_calls):
                     self.calls.unblock(call)
@@ -231,13 +231,6 @@ class Connections:
             self.close(connection)
         if connection.outgoing or connection.tls is not None or connection.events != READ or connection.ending:
             self.flush(connection)
-
-    def _receive(self, connection: Connection) -> None:
-        if connection.ending:  # it was refused; what it had sent before it knew is dropped
-            if not connection.sock.recv(CHUNK):
-                self.close(connection)
-        elif not connection.receive():
-            self.close(connection)
 
     def flush(self, connection: Connection) -> None:
         """Send what is to be sent, and watch for what the connection needs next."""

@@ -10,7 +10,7 @@ import contextlib
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from bridge.worlds.scheduling import Scheduler
@@ -29,7 +29,7 @@ class _LoopScheduler(Scheduler):
 
     def call_soon_threadsafe(self, callback: Callable[[], Any]) -> None:
         """Call a function soon; may be called from any thread."""
-        self._ready.append(callback)
+        self.ready.append(callback)
         self._wake()
 
 
@@ -52,11 +52,13 @@ class EventLoop:
 
     def __init__(self) -> None:
         self.scheduler: Scheduler = _LoopScheduler(self.wake)
-        self.serve: Callable[[], bool] = lambda: False
-        """Called after each event: serves requests that have come; returns whether some are left."""
+        self.requests: Collection[Any] = ()
+        """Requests that have come; `serve` is called while there are some."""
+        self.serve: Callable[[], None] = lambda: None
+        """Serves requests that have come, or some of them where they take long."""
         self.on_signal: Callable[[int], None] = lambda number: None
         """Called with the number of each signal that came."""
-        self._behind = False
+        self._interrupted = False
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
@@ -123,26 +125,31 @@ class EventLoop:
 
     # The loop
 
-    def turn(self, *, block: bool = True) -> None:
-        """Wait until something happens, and call what is due.
+    def interrupt(self) -> None:
+        """Have `run` return soon; may be called from any thread."""
+        self._interrupted = True
+        self.wake()
 
-        Args:
-            block: Whether to wait at all.
-        """
-        scheduler = self.scheduler
-        for key, events in self._selector.select(self._timeout() if block else 0):
-            key.data(events)
-            if not self._behind:
-                self._behind = self.serve()
-        scheduler.run()
-        self._behind = self.serve()
-
-    def _timeout(self) -> float | None:
-        """Seconds until something is due; None: nothing is."""
-        if self._behind or self.scheduler.ready:
-            return 0
-        due = self.scheduler.next_due()
-        return None if due is None else max(0.0, due - time.monotonic())
+    def run(self) -> None:
+        """Wait until something happens, and call what is due, again and again until `interrupt`."""
+        scheduler, selector, timers = self.scheduler, self._selector, self.scheduler.timers
+        while not self._interrupted:
+            behind = bool(self.requests)
+            timeout: float | None = None
+            if behind or scheduler.ready:
+                timeout = 0.0
+            elif timers:
+                timeout = max(0.0, timers[0][0] - time.monotonic())
+            for key, events in selector.select(timeout):
+                key.data(events)
+                if self.requests and not behind:
+                    self.serve()
+                    behind = bool(self.requests)
+            if scheduler.ready or (timers and timers[0][0] <= time.monotonic()):
+                scheduler.run()
+            if self.requests:
+                self.serve()
+        self._interrupted = False
 
     def close(self) -> None:
         """Give up the selector and the wake-ups; by the thread that ran the loop last."""

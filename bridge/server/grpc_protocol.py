@@ -24,7 +24,7 @@ from bridge.http2 import (
     TooLarge,
 )
 from bridge.server.auth import Gate
-from bridge.server.calls import Call, Request
+from bridge.server.calls import Call, Calls
 from bridge.server.connection import Connection
 from bridge.server.grpc_services import Services, SideCall
 from bridge.server.limits import Limits
@@ -57,8 +57,8 @@ class CallHandler(Protocol):
     def open(self, client: Connection, version: str) -> Call:
         """Admit a call, of a client that says it has this version; raises RequestError where there are too many."""
 
-    def receive(self, call: Call, request: Request | None) -> None:
-        """Have a request served once those before it were; None: no more follow."""
+    calls: Calls
+    """Serves the requests."""
 
     def abandon(self, call: Call, error: RequestError | None = None) -> None:
         """End a call; send `error` as its status if given."""
@@ -90,48 +90,43 @@ class GrpcProtocol:
         self._asked: float | None = None
         self._settled = False
         self._encodings: dict[Stream, str] = {}
-        self._http = Http2(
+        self._receive = handler.calls.receive
+        self.http = Http2(
             client=False,
             max_message_bytes=limits.max_message_bytes,
             stream_window=_WINDOW,
             max_streams=limits.max_connections + _SPARE_STREAMS,
             admit=connection.admit,
+            outgoing=connection.outgoing,
         )
-        connection.outgoing += self._http.take()
 
     # What comes
 
-    @property
-    def space(self) -> memoryview | None:
-        """Where the rest of a large request goes."""
-        return self._http.space
+    def receive_data(self, data: bytes) -> None:
+        """Take bytes; the requests that they complete go to the calls.
 
-    def filled(self, count: int) -> None:
-        """Take note that bytes are in `space`."""
-        self._take(self._http.filled(count))
-
-    def feed(self, data: bytes) -> None:
-        """Take bytes; what they complete goes to the calls."""
-        http = self._http
+        Raises:
+            RequestError: The client does not speak HTTP/2 as it should.
+        """
+        http = self.http
         try:
-            self._take(http.feed(data))
+            self.handle(http.feed(data))
             if http.broken is not None:
                 raise http.broken
         except Http2Error as error:
             http.go_away(error.code, str(error))
             raise RequestError(Code.INVALID_ARGUMENT, f"it speaks no HTTP/2: {error}") from error
 
-    def _take(self, events: list[tuple[Stream, Event]]) -> None:
-        receive = self._handler.receive
+    def handle(self, events: list[tuple[Stream, Event]]) -> None:
+        """Handle what happened on the connection."""
+        receive = self._receive
         for stream, event in events:
             owner = stream.owner
             if type(owner) is Call and (type(event) is bytes or type(event) is bytearray):
                 receive(owner, event)
             else:
                 self._other(stream, event)
-        http = self._http
-        if http.owes:
-            self._connection.outgoing += http.take()
+        http = self.http
         self._heard = time.monotonic()
         if http.spoke and not self._settled:
             self._settled = True
@@ -144,7 +139,7 @@ class GrpcProtocol:
                 self._open(stream, event)
         elif isinstance(event, (Fields, End)):
             if isinstance(owner, Call):
-                self._handler.receive(owner, None)
+                self._receive(owner, None)
             elif isinstance(owner, SideCall):
                 self._reply(stream, owner, owner.end())
         elif isinstance(event, Reset):
@@ -152,7 +147,7 @@ class GrpcProtocol:
             if isinstance(owner, Call):
                 self._handler.abandon(owner)
             allowed = _RESETS[0] + _RESETS[1] * (time.monotonic() - self._began)
-            if self._http.resets > allowed:
+            if self.http.resets > allowed:
                 raise RequestError(Code.RESOURCE_EXHAUSTED, "the client cuts one stream after the other")
         elif isinstance(event, TooLarge):
             limit = self._limits.max_message_bytes
@@ -163,7 +158,7 @@ class GrpcProtocol:
         elif isinstance(event, Compressed):
             self._inflate(stream, event)
         elif isinstance(owner, Call):
-            self._handler.receive(owner, event)  # one that was not admitted
+            self._receive(owner, event)  # one that was not admitted
         else:
             self._connection.drop(event)
             if isinstance(event, RefusedMessage):
@@ -194,9 +189,9 @@ class GrpcProtocol:
             try:
                 self._connection.admit(len(plain))
             except RequestError as error:
-                self._handler.receive(stream.owner, RefusedMessage.of(error))
+                self._receive(stream.owner, RefusedMessage.of(error))
             else:
-                self._handler.receive(stream.owner, bytearray(plain))
+                self._receive(stream.owner, bytearray(plain))
         elif isinstance(stream.owner, SideCall):
             self._reply(stream, stream.owner, stream.owner.message(plain))
 
@@ -213,7 +208,7 @@ class GrpcProtocol:
         kind, path = fields.get("content-type", ""), fields.get(":path", "")
         if fields.get(":method") != "POST" or not kind.startswith("application/grpc"):
             status = "405" if fields.get(":method") != "POST" else "415"
-            self._http.finish(stream, ((":status", status), ("allow", "POST")))
+            self.http.finish(stream, ((":status", status), ("allow", "POST")))
             return
         encoding = fields.get("grpc-encoding", "identity")
         try:
@@ -225,7 +220,7 @@ class GrpcProtocol:
             if path == _PATH:
                 call = self._handler.open(self._connection, fields.get(HELLO, ""))
                 stream.owner, call.stream = call, stream
-                self._http.head(stream, _HEAD)
+                self.http.head(stream, _HEAD)
             else:
                 side = side or self._services.open(path)
                 if side is None:
@@ -237,20 +232,20 @@ class GrpcProtocol:
         if encoding != "identity":
             self._encodings[stream] = encoding
         if side is not None:
-            self._http.head(stream, _HEAD)
+            self.http.head(stream, _HEAD)
         if event.last:
             if isinstance(stream.owner, Call):
-                self._handler.receive(stream.owner, None)
+                self._receive(stream.owner, None)
             elif side is not None:
                 self._reply(stream, side, side.end())
 
     def _reply(self, stream: Stream, side: SideCall, messages: list[bytes]) -> None:
         """Answer a call of gRPC's own services."""
         for message in messages:
-            self._http.send(stream, [message], len(message))
+            self.http.send(stream, [message], len(message))
         if len(stream.pending) > _MAX_WAITING:
             self._encodings.pop(stream, None)
-            self._http.cut(stream, ENHANCE_YOUR_CALM)
+            self.http.cut(stream, ENHANCE_YOUR_CALM)
         elif side.over:
             self._end(stream, side.error)
 
@@ -263,21 +258,9 @@ class GrpcProtocol:
             details = quote(error.message, safe=_PRINTABLE)[:_MAX_DETAILS]
             cut = details.rfind("%", len(details) - 2) if len(details) == _MAX_DETAILS else -1
             fields.append(("grpc-message", details[:cut] if cut >= 0 else details))
-        self._http.finish(stream, fields)
+        self.http.finish(stream, fields)
 
     # What goes
-
-    def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
-        """Send an answer, as far as the client has room."""
-        stream: Stream = call.stream
-        http = self._http
-        http.send(stream, parts, size)
-        self._connection.outgoing += http.take()
-        return not stream.pending
-
-    def is_blocked(self, call: Call) -> bool:
-        """Whether the client has no room on the call's stream."""
-        return bool(call.stream.pending)
 
     def defer(self, call: Call, size: int) -> None:
         """Give the stream no new room for a request."""
@@ -285,29 +268,25 @@ class GrpcProtocol:
 
     def resume(self, call: Call, size: int) -> None:
         """Give the stream room again."""
-        self._http.resume(call.stream, size)
-        self._connection.outgoing += self._http.take()
+        self.http.resume(call.stream, size)
 
     def finish(self, call: Call, error: RequestError | None) -> None:
         """Send the call's trailers."""
         if error is not None:
-            self._http.forgo(call.stream)
+            self.http.forgo(call.stream)
         self._end(call.stream, error)
-        self._connection.outgoing += self._http.take()
 
     def refuse(self, error: RequestError) -> None:
         """Send the farewell that is due."""
-        if not self._http.going:
-            self._http.go_away(ENHANCE_YOUR_CALM, error.message)
-        self._connection.outgoing += self._http.take()
+        if not self.http.going:
+            self.http.go_away(ENHANCE_YOUR_CALM, error.message)
 
     def drain(self) -> None:
         """Say farewell; the open calls go on."""
-        self._http.go_away(NO_ERROR, "the server is stopping")
-        for stream in list(self._http.streams.values()):
+        self.http.go_away(NO_ERROR, "the server is stopping")
+        for stream in list(self.http.streams.values()):
             if isinstance(stream.owner, SideCall):
                 self._reply(stream, stream.owner, stream.owner.drain())
-        self._connection.outgoing += self._http.take()
 
     def tend(self, now: float) -> bool:
         """Ask for a sign of a client that has been quiet; tell whether it gave one in time."""
@@ -321,6 +300,5 @@ class GrpcProtocol:
                 return False
         elif now - self._heard > QUIET:
             self._asked = now
-            self._http.ping()
-            self._connection.outgoing += self._http.take()
+            self.http.ping()
         return True

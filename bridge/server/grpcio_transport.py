@@ -29,7 +29,7 @@ class _Client:
     """The client of one call (`bridge.server.calls.Client`), which sends a request once the last one is answered."""
 
     joins_answers = False
-    outgoing = ()
+    outgoing = unsent = ()
 
     def __init__(self, peer: str) -> None:
         self.peer = peer

@@ -115,7 +115,7 @@ class Server:
             flush=self._connections.flush,
             cut=self._connections.close,
         )
-        self._loop.serve = self._calls.serve_ready
+        self._loop.requests, self._loop.serve = self._calls.ready, self._calls.serve_ready
         self._idle_worlds: IdleWorlds | None = None
         if idle_timeout is not None:
             self._idle_worlds = IdleWorlds(self._registry.reap, idle_timeout, self._loop.scheduler)

@@ -51,6 +51,8 @@ class ServingThread:
         self._serving: int | None = None
         self._deputy: threading.Thread | None = None
         self._deputy_runs = False
+        self._deputy_ran = False
+        """Whether the deputy has run the loop during the call at hand."""
         self._jobs: deque[tuple[Pending[Any], Callable[..., Any], tuple[Any, ...]]] = deque()
         self._calls = 0
         self._in_call = False
@@ -88,7 +90,7 @@ class ServingThread:
                 while not self._over.is_set():
                     self._run_jobs()
                     if not self._over.is_set():
-                        self._loop.turn(block=not self._jobs)
+                        self._loop.run()
         finally:
             self.finish()
             if self._deputy is not None:
@@ -97,6 +99,7 @@ class ServingThread:
     def finish(self) -> None:
         """End the loop; by the thread that runs it."""
         self._over.set()
+        self._loop.interrupt()
         self._call_began.set()
         for thread in tuple(self._threads):
             thread.close()
@@ -119,6 +122,8 @@ class ServingThread:
             return self._call(function, args)
         pending: Pending[T] = Pending()
         self._jobs.append((pending, function, args))
+        if not self._deputy_runs:
+            self._loop.interrupt()  # for `_run_jobs`
         return await pending
 
     def close(self) -> None:
@@ -138,10 +143,13 @@ class ServingThread:
             if not self._owner.acquire(blocking=False):
                 self._take_back()
             self._in_call = False
+            if self._deputy_ran:
+                self._deputy_ran = False
+                self._loop.interrupt()  # there may be jobs, or the loop is over
 
     def _take_back(self) -> None:
         self._wanted_back = True
-        self._loop.wake()
+        self._loop.interrupt()
         self._owner.acquire()
         self._wanted_back = False
 
@@ -175,11 +183,11 @@ class ServingThread:
         self._dozing = False
 
     def _run_loop(self) -> None:
-        self._deputy_runs = True
+        self._deputy_runs = self._deputy_ran = True
         try:
             self._taken_over()
-            while not self._wanted_back and not self._over.is_set():
-                self._loop.turn()
+            if not self._wanted_back and not self._over.is_set():
+                self._loop.run()
         except BaseException:
             _log.exception("the deputy failed: requests wait for the environment's call to end")
         finally:

@@ -20,7 +20,7 @@ from bridge.properties import NUMBER, Property, PropertyTree, encoded, read_enco
 from bridge.samples import Samples
 from bridge.space_json import published_space
 from bridge.worlds.access import EnvAccess, ParallelAccess
-from bridge.worlds.base import in_environment
+from bridge.worlds.base import answer_to, in_environment
 from bridge.worlds.lane_infos import collect_infos, join_infos
 from bridge.worlds.scheduling import Executor, Scheduler, gather
 
@@ -57,8 +57,12 @@ class Environment(Protocol):
     async def step(self, action: Any) -> Any:
         """Step it; return what its own `step` returns."""
 
-    async def close(self) -> None:
-        """Close it and give it up. Raises RequestError with what its `close` raised; it is given up all the same."""
+    async def close(self, reason: RequestError | None = None) -> None:
+        """Close it and give it up; later calls raise `reason`.
+
+        Raises:
+            RequestError: What its own `close` raised; it is given up all the same.
+        """
 
     def properties(self) -> PropertyTree:
         """Return what it adds to the tree below `world`."""
@@ -86,13 +90,14 @@ class LocalBase(Generic[E]):
         self._tree = access.properties()
         self._executor = executor
         self._own_executor = own_executor
+        self._closed = RequestError(Code.FAILED_PRECONDITION, "the environment was closed")
         self.times = StepTimes()
 
     ended: RequestError | None = None
 
     def _require(self) -> Any:
         if self._env is None:
-            raise RequestError(Code.FAILED_PRECONDITION, "the environment was closed")
+            raise self._closed
         return self._env
 
     async def reset(self, *, seed: Any = None, options: Any = None) -> Any:
@@ -111,21 +116,32 @@ class LocalBase(Generic[E]):
             self.times.reset.add(time.perf_counter() - began)
 
     def _step(self, action: Any) -> Any:
-        env, began = self._require(), time.perf_counter()
+        env: Any = self._env
+        if env is None:
+            raise self._closed
+        began = time.perf_counter()
         try:
-            return in_environment("step", env.step, action)
+            return env.step(action)
+        except BaseException as error:
+            answer = answer_to("step", error)
         finally:
             self.times.step.add(time.perf_counter() - began)
+        raise answer
 
-    async def close(self) -> None:
-        """Close the environment and drop the last reference to it."""
+    async def close(self, reason: RequestError | None = None) -> None:
+        """Close the environment and drop the last reference to it.
+
+        Args:
+            reason: What later calls raise; None: that it was closed.
+        """
         try:
-            await self._executor.run(self._close)
+            await self._executor.run(self._close, reason)
         finally:
             if self._own_executor:
                 self._executor.close()
 
-    def _close(self) -> None:
+    def _close(self, reason: RequestError | None) -> None:
+        self._closed = reason or self._closed
         env, self._env, self._access = self._env, None, None
         self._tree = PropertyTree()
         if env is not None:
@@ -241,9 +257,9 @@ class Lanes:
         """What ended one of them by itself, as an answer; None where nothing did."""
         return next((lane.ended for lane in self.lanes if lane.ended is not None), None)
 
-    async def close(self) -> None:
+    async def close(self, reason: RequestError | None = None) -> None:
         """Close all environments."""
-        await gather(self._scheduler, [lane.close() for lane in self.lanes])
+        await gather(self._scheduler, [lane.close(reason) for lane in self.lanes])
 
     def properties(self) -> PropertyTree:
         """Return what the environments add to the tree below `world`."""

@@ -15,10 +15,14 @@ from bridge.properties import ENCODED, TEXT, Property, PropertyTree
 from bridge.spaces import Layout
 from bridge.tensors import Array, Spec, unpack_tensor
 from bridge.worlds.access import refuse_private
-from bridge.worlds.base import Agent, World, failures_in, read_bytes, refuse_unknown
+from bridge.worlds.base import Agent, World, answer_to, failures_in, read_bytes, refuse_unknown
 from bridge.worlds.scheduling import Scheduler
 
 __all__ = ["EnvAgent", "EnvWorld", "GymAgent", "GymWorld"]
+
+
+NO_INFO = values.encode_info({}, set())
+"""An empty info as it travels."""
 
 
 class EnvAgent(Agent):
@@ -80,7 +84,6 @@ class EnvAgent(Agent):
 
     async def begin(self) -> int:
         """Reset the environment with the settings that wait."""
-        self._world.refuse_if_over()
         pending = self.pending
         result = await self._world.env.reset(seed=pending[0], options=pending[1])
         with failures_in("reset"):
@@ -184,14 +187,14 @@ class GymAgent(EnvAgent):
 
     async def apply(self, action: Any) -> int:
         """Step the environment with an action of its own."""
-        world = self._world
-        world.refuse_if_over()
-        result = await world.env.step(action)
-        with failures_in("step"):
+        result = await self._world.env.step(action)
+        try:
             self._observation, reward, terminated, truncated, self._info = result
             self._reward[...] = float(reward)
             self._terminated[...] = bool(terminated)
             self._truncated[...] = bool(truncated)
+        except Exception as error:
+            raise answer_to("step", error) from error
         return pb.TERMINATED if terminated else pb.INTERRUPTED if truncated else pb.RUNNING
 
     def values(self, uids: Sequence[int]) -> list[Array | float | bool | bytes]:
@@ -200,16 +203,16 @@ class GymAgent(EnvAgent):
         for uid in uids:
             if uid < first:
                 found.append(self._leaf(uid))
+            elif uid == first + 4:
+                found.append(values.encode_info(self._info, self._warned) if self._info else NO_INFO)
             elif uid == first:
                 found.append(self._reward.item())
             elif uid == first + 1:
                 found.append(1.0 - self._terminated.item())  # D-21
             elif uid == first + 2:
                 found.append(self._terminated.item())
-            elif uid == first + 3:
-                found.append(self._truncated.item())
             else:
-                found.append(values.encode_info(self._info, self._warned))
+                found.append(self._truncated.item())
         return found
 
 
@@ -257,9 +260,11 @@ class EnvWorld(World):
         if self.env.ended is not None:
             raise self.env.ended
         if self._closed:
-            raise RequestError(
-                Code.FAILED_PRECONDITION, f"the world {self.name!r} was destroyed; leave, and create or join another"
-            )
+            raise self._destroyed()
+
+    def _destroyed(self) -> RequestError:
+        text = f"the world {self.name!r} was destroyed; leave, and create or join another"
+        return RequestError(Code.FAILED_PRECONDITION, text)
 
     def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
         """Keep the settings for the agent's next sequence, or for the next agent's first."""
@@ -287,7 +292,7 @@ class EnvWorld(World):
         """Close the environment."""
         if not self._closed:
             self._closed = True
-            await self.env.close()
+            await self.env.close(self._destroyed())
 
     def properties(self) -> PropertyTree:
         """Return the tree below `world`."""

@@ -48,7 +48,7 @@ class Isolated:
         """What ended its process, as an answer; None where nothing did but the end of its world."""
         return self.process.ended
 
-    async def close(self) -> None:
+    async def close(self, reason: RequestError | None = None) -> None:
         """Close the environment and end its process; raises what the environment raised."""
         await self.process.close()
 

@@ -175,7 +175,7 @@ class MultiAgentWorld(EnvWorld):
         if not self._closed:
             self._closed = True
             self.advance()
-            await self.env.close()
+            await self.env.close(self._destroyed())
 
     # Sequences
 

@@ -351,7 +351,7 @@ class RealtimeWorld(EnvWorld):
         if self._unsubscribe is not None:
             self._unsubscribe()
         self._changed()
-        await self.env.close()
+        await self.env.close(self._destroyed())
 
     def properties(self) -> PropertyTree:
         """Return the tree below `world`, with the clock's."""

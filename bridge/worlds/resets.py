@@ -51,7 +51,8 @@ class ResetBook:
 
     def __init__(self) -> None:
         self._running: set[Any] = set()
-        self._orders: list[ResetOrder] = []
+        self.orders: list[ResetOrder] = []
+        """Those that still have to tell agents."""
         self.closed = False
         """The world has ended: nobody is told anything any more."""
 
@@ -70,27 +71,27 @@ class ResetBook:
 
     def is_due(self, agent: Any) -> bool:
         """Whether an agent's next Step is to be answered INTERRUPTED."""
-        return any(agent in order.agents for order in self._orders)
+        return any(agent in order.agents for order in self.orders)
 
     def take(self, agent: Any) -> bool:
         """Whether this Step of the agent is to be answered INTERRUPTED; it is told so once."""
-        if not self._orders or not self.is_due(agent):
+        if not self.orders or not self.is_due(agent):
             return False
         self._cross_off(agent)
         return True
 
     def _cross_off(self, agent: Any) -> None:
-        for order in self._orders:
+        for order in self.orders:
             if agent in order.agents:
                 order.agents.remove(agent)
                 order.told()
-        self._orders = [order for order in self._orders if order.agents]
+        self.orders = [order for order in self.orders if order.agents]
 
     def interrupt(self, caller: Any = None) -> ResetOrder:
         """Order that every running agent but the caller is told."""
         order = ResetOrder({agent for agent in self._running if agent is not caller})
         if order.agents:
-            self._orders.append(order)
+            self.orders.append(order)
         if caller is not None:
             self._cross_off(caller)  # two that reset the world at once do not wait for each other
         return order
@@ -105,13 +106,13 @@ class ResetBook:
         withdrawn = 0 < untold == order.asked
         if withdrawn:
             order.agents.clear()
-            self._orders = [other for other in self._orders if other.agents]
+            self.orders = [other for other in self.orders if other.agents]
         return untold, withdrawn
 
     def close(self) -> None:
         """Forget all orders: the world has ended, which its agents hear as an error (D-17)."""
         self.closed = True
-        for order in self._orders:
+        for order in self.orders:
             order.agents.clear()
             order.told()
-        self._orders.clear()
+        self.orders.clear()

@@ -165,8 +165,10 @@ class Scheduler:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._ready: deque[Callable[[], Any]] = deque()
-        self._timers: list[tuple[float, int, Timer]] = []
+        self.ready: deque[Callable[[], Any]] = deque()
+        """Callbacks that wait for `run`."""
+        self.timers: list[tuple[float, int, Timer]] = []
+        """A heap of timers, some of them cancelled; the first is due first."""
         self._numbers = itertools.count()
         self.is_inside: Callable[[], bool] = lambda: False
         """Whether the calling thread is the one that calls the environments, and so must not wait for the scheduler."""
@@ -177,16 +179,16 @@ class Scheduler:
 
     def call_soon(self, callback: Callable[[], Any]) -> None:
         """Call a function in the next `run`."""
-        self._ready.append(callback)
+        self.ready.append(callback)
 
     def call_soon_threadsafe(self, callback: Callable[[], Any]) -> None:
         """Call a function soon; may be called from any thread."""
-        self._ready.append(callback)
+        self.ready.append(callback)
 
     def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
         """Call a function at a time, in seconds of `now()`."""
         timer = Timer(callback)
-        heapq.heappush(self._timers, (when, next(self._numbers), timer))
+        heapq.heappush(self.timers, (when, next(self._numbers), timer))
         return timer
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
@@ -201,26 +203,21 @@ class Scheduler:
         """Run a coroutine, at once until it waits for the first time; `done` gets its result or its exception."""
         Task(self, coroutine, done).step()
 
-    @property
-    def ready(self) -> bool:
-        """Whether a callback waits for `run`."""
-        return bool(self._ready)
-
     def next_due(self) -> float | None:
         """Return when the next timer is due; None: there is none."""
-        timers = self._timers
+        timers = self.timers
         while timers and timers[0][2].callback is None:
             heapq.heappop(timers)
         return timers[0][0] if timers else None
 
     def run(self) -> None:
         """Call what is ready, and the timers that are due, in their order."""
-        for _ in range(len(self._ready)):
-            if not self._ready:  # a long call lets another thread run the rest
+        for _ in range(len(self.ready)):
+            if not self.ready:  # a long call lets another thread run the rest
                 break
-            self._ready.popleft()()
+            self.ready.popleft()()
         while (due := self.next_due()) is not None and due <= self.now():
-            callback = heapq.heappop(self._timers)[2].callback
+            callback = heapq.heappop(self.timers)[2].callback
             if callback is not None:
                 callback()
 

@@ -64,7 +64,6 @@ class VectorAgent(EnvAgent):
 
     async def step(self, actions: Mapping[int, Array]) -> int:
         """Step all lanes."""
-        self._world.refuse_if_over()
         result = await self._world.env.step(self._action(actions))
         with failures_in("step"):
             self._observation, reward, terminated, truncated, self._info = result
