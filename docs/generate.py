@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bridge import wire
 from bridge.session import TRANSITIONS, Event, State
-from bridge.worlds.multi_agent import MissingAgent
+from bridge.worlds.joint_steps import MissingAgent
 from bridge.worlds.multi_agent_source import ParallelSource
 from bridge.worlds.source import EnvSource
 from bridge.worlds.vector import VectorAgent

@@ -49,9 +49,9 @@ class Endless(gymnasium.Env):
         return self.observation_space.sample(), 0.5, False, False, {}
 
 
-@pytest.fixture(scope="module")
-def server():
-    with bridge.serve_gym(Endless) as server:
+@pytest.fixture(scope="module", params=["http2", "grpcio"])
+def server(request):
+    with bridge.serve_gym(Endless, transport=request.param) as server:
         yield server
 
 

@@ -7,6 +7,7 @@ import struct
 import threading
 import time
 import zlib
+from types import SimpleNamespace
 
 import grpc
 import gymnasium
@@ -974,7 +975,8 @@ def test_a_client_that_takes_a_long_answer_slowly_is_not_taken_for_dead():
     with near, far:
         near.setblocking(False)
         connection = Connection(near, "peer", None, Admission(limits))
-        dialect = grpc_protocol.GrpcProtocol(connection, None, limits, Gate(None), Services())
+        handler = SimpleNamespace(calls=SimpleNamespace(receive=None))
+        protocol = grpc_protocol.GrpcProtocol(connection, handler, limits, Gate(None), Services())
         began = time.monotonic()
         connection.outgoing.append(bytes(5_000_000))
         connection.flush()
@@ -982,13 +984,13 @@ def test_a_client_that_takes_a_long_answer_slowly_is_not_taken_for_dead():
         seconds = 0
         while connection.unsent:
             seconds += 25
-            assert dialect.tend(began + seconds)
+            assert protocol.tend(began + seconds)
             far.recv(1 << 22)
             connection.drain()
         assert seconds > 100
-        assert dialect.tend(began + seconds + 5)
-        assert dialect.tend(began + seconds + 30)  # asks
-        assert not dialect.tend(began + seconds + 45)
+        assert protocol.tend(began + seconds + 5)
+        assert protocol.tend(began + seconds + 30)  # asks
+        assert not protocol.tend(began + seconds + 45)
 
 
 # The deputy

@@ -16,7 +16,7 @@ import bridge
 from bridge.errors import Code, InvalidActionError, RefusedError, ResetNeededError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import check_server
-from bridge.worlds.multi_agent import default_action
+from bridge.worlds.default_actions import default_action
 from tests.parallel_envs import NAMES, Relay
 from tests.peers import PublicClient, Stream
 from tests.support import assert_identical, everywhere, until

@@ -78,7 +78,7 @@ def defined_here(tree: ast.Module) -> set[str]:
     """The public names that a module makes at its top: classes, functions, constants with a docstring."""
     names: set[str] = set()
     for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             names.add(node.name)
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
             documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
@@ -91,7 +91,7 @@ def top_names(tree: ast.Module) -> set[str]:
     """Every name that a module makes itself at its top."""
     names: set[str] = set()
     for node in tree.body:
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             names.add(node.name)
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]

@@ -14,7 +14,7 @@ from bridge.session import TRANSITIONS, Event, State
 from bridge.tensors import pack_tensor
 from bridge.testing import CountingEnv
 from bridge.wire import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
-from bridge.worlds.multi_agent import MultiAgentOptions
+from bridge.worlds.joint_steps import MultiAgentOptions
 from bridge.worlds.multi_agent_source import ParallelSource
 from bridge.worlds.source import EnvSource
 from tests.parallel_envs import Relay

@@ -27,7 +27,7 @@ from bridge.errors import (
     SettingError,
 )
 from bridge.testing import CountingEnv, FailingEnv, SlowResetEnv, VirtualClock, check_server
-from bridge.worlds.realtime import neutral_action
+from bridge.worlds.default_actions import neutral_action
 from bridge.wrappers import BlockingReset
 from tests.support import everywhere
 

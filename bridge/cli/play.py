@@ -159,7 +159,7 @@ def run(arguments: argparse.Namespace) -> int:
         import pygame
     except ImportError as error:
         raise SettingError("bridge play needs pygame: pip install 'gymnasium-bridge[play]'") from error
-    from bridge.worlds.realtime import neutral_action
+    from bridge.worlds.default_actions import neutral_action
 
     env = _connect(arguments)
     try:

@@ -83,7 +83,10 @@ def serve_options() -> Iterator[tuple[str, dict[str, Any]]]:
         kind = _plain_type(str(parameter.annotation))
         shown = "" if default is None or isinstance(default, bool) else f" (default: {default})"
         options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": f"{text}{shown}"}
-        if kind == "bool":
+        choices = re.fullmatch(r"Literal\[(.*)\]", str(parameter.annotation))
+        if choices:
+            yield flag, {**options, "choices": [choice.strip(" '\"") for choice in choices.group(1).split(",")]}
+        elif kind == "bool":
             yield flag, {**options, "action": argparse.BooleanOptionalAction if default else "store_true"}
         elif kind in _READ:
             metavar = {"port": "PORT"}.get(name, {"int": "N", "float": "X"}.get(kind, name.upper()))

@@ -49,21 +49,26 @@ class Client(Protocol):
 
     def is_blocked(self, call: Call) -> bool:
         """Whether the client does not take the answers of a call for now."""
+        return False
 
     def defer(self, call: Call, size: int) -> None:
         """Make the client wait with further requests where one of this size is not served yet."""
+        return None
 
     def resume(self, call: Call, size: int) -> None:
         """Take back a `defer`."""
+        return None
 
     def finish(self, call: Call, error: RequestError | None) -> None:
         """End a call: as it should, or for a reason."""
 
     def hold(self, size: int) -> None:
         """Count bytes that wait."""
+        return None
 
     def drop(self, request: Request | None) -> None:
         """Give back what a request counts that has been received."""
+        return None
 
 
 class Call:

@@ -17,7 +17,8 @@ from bridge.worlds.scheduling import Scheduler
 
 __all__ = ["READ", "WRITE", "EventLoop"]
 
-READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+READ = selectors.EVENT_READ
+WRITE = selectors.EVENT_WRITE
 
 
 class _LoopScheduler(Scheduler):

@@ -13,7 +13,7 @@ import grpc
 
 from bridge.errors import Code, RequestError, SettingError
 from bridge.server.auth import Gate, Security
-from bridge.server.calls import Call, Calls
+from bridge.server.calls import Call, Calls, Client
 from bridge.server.limits import Limits
 from bridge.version import __version__
 from bridge.wire import HELLO, METHOD, SERVICE
@@ -25,8 +25,8 @@ _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 _SPARE_THREADS = 8  # for health checks, and calls that are to be refused
 
 
-class _Client:
-    """The client of one call (`bridge.server.calls.Client`), which sends a request once the last one is answered."""
+class _Client(Client):
+    """The client of one call, which sends a request once the last one is answered."""
 
     joins_answers = False
     outgoing = unsent = ()
@@ -45,14 +45,6 @@ class _Client:
     def finish(self, call: Call, error: RequestError | None) -> None:
         self.answers.put(error)
 
-    def is_blocked(self, call: Call) -> bool:
-        return False
-
-    def defer(self, call: Call, size: int) -> None: ...
-    def resume(self, call: Call, size: int) -> None: ...
-    def hold(self, size: int) -> None: ...
-    def drop(self, request: Any) -> None: ...
-
 
 class GrpcioTransport:
     """All calls of a server. Raises SettingError where it cannot listen as `bridge.server.server.Server` is told to."""
@@ -64,7 +56,7 @@ class GrpcioTransport:
         self.all: set[Call] = set()
         """The calls that are open."""
         self._draining = False
-        self._threads = ThreadPoolExecutor(limits.max_connections + _SPARE_THREADS, "bridge-grpcio")
+        self._threads = ThreadPoolExecutor(limits.max_connections + _SPARE_THREADS, "grpcio")
         size = limits.max_message_bytes
         options = [("grpc.max_receive_message_length", size), ("grpc.max_send_message_length", size)]
         self._server = grpc.server(self._threads, options=[*options, ("grpc.so_reuseport", 0)])

@@ -11,7 +11,7 @@ from bridge.server.auth import Security
 from bridge.server.limits import Limits
 from bridge.server.server import IDLE_TIMEOUT, RESET_WORLD_TIMEOUT, Server
 from bridge.worlds.isolated import CALL_TIMEOUT, Isolation
-from bridge.worlds.multi_agent import MultiAgentOptions
+from bridge.worlds.joint_steps import MultiAgentOptions
 from bridge.worlds.multi_agent_source import ParallelSource
 
 __all__ = ["serve_parallel"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from bridge.address import is_loopback
 from bridge.clock import Clock
@@ -12,7 +12,7 @@ from bridge.credentials import TokenLike
 from bridge.errors import SettingError
 from bridge.server.auth import Security
 from bridge.server.limits import Limits
-from bridge.server.server import IDLE_TIMEOUT, RESET_WORLD_TIMEOUT, Server, Transport
+from bridge.server.server import IDLE_TIMEOUT, RESET_WORLD_TIMEOUT, Server
 from bridge.worlds.isolated import CALL_TIMEOUT, Isolation
 from bridge.worlds.realtime import Realtime
 from bridge.worlds.source import EnvLike, EnvSource
@@ -57,7 +57,7 @@ def serve_gym(
     idle_timeout: float | None = IDLE_TIMEOUT,
     reset_world_timeout: float = RESET_WORLD_TIMEOUT,
     metrics_port: int | None = None,
-    transport: Transport = "http2",
+    transport: Literal["http2", "grpcio"] = "http2",
     start: bool = True,
 ) -> Server:
     """Publish a Gymnasium environment as a world of dm_env_rpc.

@@ -88,10 +88,11 @@ class Server:
         self._tls = security.tls
         self._loop = EventLoop()
         self._serving = ServingThread(self._loop, lambda: self._calls.flush_served())
+        runtime = ServerRuntime(self._loop, self._serving)
         self._registry = Registry(
             source,
             limits,
-            ServerRuntime(self._loop, self._serving),
+            runtime,
             idle_timeout=idle_timeout,
             reset_world_timeout=reset_world_timeout,
         )
@@ -131,7 +132,9 @@ class Server:
         self._calls.metrics = self._metrics
         self._thread: threading.Thread | None = None
         self._running = False
-        self._shutdown = Shutdown(self._loop, self._serving, self._registry, self._connections, self._drain)
+        self._shutdown = Shutdown(
+            self._loop, self._serving, self._registry, self._connections, runtime.processes, self._drain
+        )
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
         if not is_loopback(host) and security.missing():
@@ -244,8 +247,11 @@ class Server:
         """
         self._begin("run()")
         self._shutdown.ends_process = True
-        with self._shutdown.handle_signals(grace):
-            self._serve()
+        try:
+            with self._shutdown.handle_signals(grace):
+                self._serve()
+        finally:
+            self._serving.finish()  # also where an interrupt came before signals were handled
         self.stop()
 
     def _begin(self, method: str) -> None:
@@ -262,6 +268,7 @@ class Server:
         if self._idle_worlds is not None:
             self._idle_worlds.start()
         self._serving.serve()
+        self._loop.close()
 
     def wait(self, grace: float = 2.0) -> None:
         """Block until Ctrl-C, SIGTERM or `stop` from another thread; signals have the meaning that `run` says.
@@ -316,8 +323,6 @@ class Server:
                 RuntimeWarning,
                 stacklevel=4,
             )
-        elif self._thread is None or not self._thread.is_alive():
-            self._loop.close()
 
     def _drain(self) -> None:
         """In the event loop: take no new connections, calls and worlds."""

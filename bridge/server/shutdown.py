@@ -35,6 +35,7 @@ class Shutdown:
         serving: Runs it.
         registry: The worlds.
         connections: The connections.
+        processes: The processes of isolated worlds.
         drain: Called once, first of all: no new calls and worlds from then on.
     """
 
@@ -44,12 +45,14 @@ class Shutdown:
         serving: ServingThread,
         registry: Registry,
         connections: Any,
+        processes: set[Any],
         drain: Callable[[], None],
     ) -> None:
         self._loop = loop
         self._serving = serving
         self._registry = registry
         self._connections = connections
+        self._processes = processes
         self._drain = drain
         self.begun = False
         """Whether the server is ending."""
@@ -134,6 +137,8 @@ class Shutdown:
 
     def _finish(self) -> None:
         self._loop.serve()
+        for process in list(self._processes):  # of worlds that are being made, or do not close
+            process.abandon()
         self._serving.finish()
 
 

@@ -46,6 +46,7 @@ class LocalRuntime:
     def __init__(self, clock: Callable[[], float] = time.monotonic, deadline: float = 60.0) -> None:
         self.scheduler: Scheduler = _LocalScheduler(clock)
         self.executor = _LocalExecutor()
+        self.processes: set[Any] = set()
         self._deadline = deadline
         self._selector = selectors.DefaultSelector()
 

@@ -198,8 +198,14 @@ class LocalLane(LocalEnv):
         self.times = vector.times
         self.observation_space, self.action_space = vector.observation_space, vector.action_space
 
-    def _require(self) -> Any:
-        return self._vector._require().envs[self._lane]
+    @property
+    def _env(self) -> Any:  # type: ignore[override]
+        vector = self._vector._env
+        return None if vector is None else vector.envs[self._lane]
+
+    @property
+    def _closed(self) -> RequestError:  # type: ignore[override]
+        return self._vector._closed
 
 
 class LocalVectorEnv(LocalBase[Any]):

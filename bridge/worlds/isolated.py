@@ -131,8 +131,7 @@ class WorldProcess:
         self._isolation = isolation
         self._runtime = runtime
         self._process: Any = None
-        self._sock, self._theirs = socket.socketpair()
-        self._sock.setblocking(False)
+        self._sock: socket.socket
         self._received = bytearray()
         self._unsent = memoryview(b"")
         self._queue: deque[_Ask] = deque()
@@ -177,7 +176,9 @@ class WorldProcess:
     def _launch(self, recipe: bytes, factory: bytes | None) -> None:
         method = start_method()
         context: Any = multiprocessing.get_context(method)
-        arguments = (self._theirs, recipe, factory, self._isolation.max_world_bytes)
+        self._sock, theirs = socket.socketpair()
+        self._sock.setblocking(False)
+        arguments = (theirs, recipe, factory, self._isolation.max_world_bytes)
         self._process = context.Process(target=main, args=arguments, name=f"bridge-{self.name or 'default'}")
         try:
             with _starting:
@@ -188,7 +189,8 @@ class WorldProcess:
             self._sock.close()
             raise
         finally:
-            self._theirs.close()
+            theirs.close()
+        self._runtime.processes.add(self)
 
     @property
     def pid(self) -> int | None:
@@ -312,6 +314,11 @@ class WorldProcess:
             with contextlib.suppress(OSError, ValueError):
                 self._process.kill()
 
+    def abandon(self) -> None:
+        """End the process at once: the event loop has ended, so nobody would hear of its end."""
+        self._kill()
+        self._on_exit()
+
     def _on_exit(self) -> None:
         """Reap the process, and tell everybody who waits for it."""
         if self._end is not None:
@@ -324,6 +331,7 @@ class WorldProcess:
             self._process.join(_GRACE)
             code = self._process.exitcode
         self._kill()  # what it started itself, in its group
+        self._runtime.processes.discard(self)
         self._end = self._killed or (Code.UNAVAILABLE, f"ended{_cause(code)}" + (f" in {where}" if where else ""))
         self._stop_timer()
         self._sock.close()

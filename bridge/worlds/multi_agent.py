@@ -29,7 +29,7 @@ from bridge.worlds.joint_steps import (
 from bridge.worlds.resets import ResetOrder
 from bridge.worlds.scheduling import Executor, Pending, Scheduler, Timer
 
-__all__ = ["MissingAgent", "MultiAgent", "MultiAgentOptions", "MultiAgentWorld", "default_action"]
+__all__ = ["MultiAgent", "MultiAgentWorld"]
 
 
 class MultiAgent(EnvAgent):

@@ -17,7 +17,8 @@ from bridge.worlds.base import World, environment_failure, read_bytes, refuse_un
 from bridge.worlds.environment import adopt
 from bridge.worlds.isolated import Isolation
 from bridge.worlds.isolated_env import start_isolated
-from bridge.worlds.multi_agent import MultiAgentOptions, MultiAgentWorld
+from bridge.worlds.joint_steps import MultiAgentOptions
+from bridge.worlds.multi_agent import MultiAgentWorld
 from bridge.worlds.scheduling import Runtime
 
 __all__ = ["ParallelRecipe", "ParallelSource", "as_parallel"]

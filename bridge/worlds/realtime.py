@@ -28,7 +28,7 @@ from bridge.worlds.realtime_loop import Job, Mail, Phase, RealtimeLoop
 from bridge.worlds.resets import ResetOrder
 from bridge.worlds.scheduling import Pending, Scheduler, Timer
 
-__all__ = ["Realtime", "RealtimeAgent", "RealtimeWorld", "neutral_action"]
+__all__ = ["Realtime", "RealtimeWorld"]
 
 _log = SafeLog(__name__)
 ROLES = ("player", "spectator")

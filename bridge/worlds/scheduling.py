@@ -228,6 +228,8 @@ class Runtime(Protocol):
     scheduler: Scheduler
     executor: Executor
     """Calls environments in the serving thread, one after the other."""
+    processes: set[Any]
+    """The processes of isolated worlds, each with a method `abandon`, which ends it at once."""
 
     def start_thread(self, name: str) -> Executor:
         """Return an executor with a thread of its own, for environments of a server with `thread_safe=True`."""
