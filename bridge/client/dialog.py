@@ -43,6 +43,8 @@ class Dialog:
         self._connection = connect(self.wish.address, self._inbox, lambda what: what, _MAX_MESSAGE_BYTES)
         self._created: str | None = None
         self._joined = False
+        self._abandoned = 0
+        """Requests that timed out: as many answers are dropped before the next one counts."""
 
     @property
     def server_version(self) -> str | None:
@@ -66,14 +68,9 @@ class Dialog:
         getattr(request, kind).CopyFrom(body)
         getattr(request, kind).SetInParent()
         self._connection.send(request.SerializeToString())
+        data = self._receive(kind)
         try:
-            what = self._inbox.get(timeout=self._timeout)
-        except queue.Empty:
-            raise RemoteTimeoutError(self.url, f"no answer to {kind} within {self._timeout:g} s") from None
-        if isinstance(what, RemoteError):
-            raise what
-        try:
-            response = pb.EnvironmentResponse.FromString(bytes(what))
+            response = pb.EnvironmentResponse.FromString(bytes(data))
         except DecodeError as error:
             raise PeerError(self.url, f"it answered {kind} by bytes that cannot be read: {error}") from error
         answered = response.WhichOneof("payload")
@@ -84,6 +81,21 @@ class Dialog:
         if answered != kind:
             raise PeerError(self.url, f"it answered {kind} by {answered}")
         return getattr(response, kind)
+
+    def _receive(self, kind: str) -> bytes | bytearray:
+        """Wait for the answer to the last request. Answers come in order, so those of abandoned requests come first."""
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                what = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                self._abandoned += 1
+                raise RemoteTimeoutError(self.url, f"no answer to {kind} within {self._timeout:g} s") from None
+            if isinstance(what, RemoteError):
+                raise what
+            if not self._abandoned:
+                return what
+            self._abandoned -= 1
 
     def join(self) -> pb.ActionObservationSpecs:
         """Create the world that the URL asks for and join it, or the one that it names; return the specs."""
