@@ -183,6 +183,7 @@ class RemoteVectorEnv(SeatedVectorEnv):
     ) -> None:
         self.closed = False
         self._seats: list[Seat] = []
+        self._spares: list[Seat] = []
         self._guard = OneThread("vector environment")
         self._timeout = checked_timeout(timeout)
         self._max_message_bytes = max_message_bytes
@@ -215,10 +216,10 @@ class RemoteVectorEnv(SeatedVectorEnv):
             )
 
         wishes = [wish_of(url) for url in checked_urls(urls)]
-        standing_by = [wish_of(url) for url in ([spares] if isinstance(spares, str) else spares)]
+        spares = [spares] if isinstance(spares, str) else list(spares)
+        standing_by = [wish_of(url) for url in spares]
         if isinstance(num_envs, int) and 0 < num_envs < len(wishes):
             wishes, standing_by = wishes[:num_envs], wishes[num_envs:] + standing_by
-        self._spares: list[Seat] = []
         try:
             self._connect_all(wishes, num_envs)
             for wish in standing_by:
@@ -243,7 +244,7 @@ class RemoteVectorEnv(SeatedVectorEnv):
             "transport": None if transport == "http2" else transport,
             **credentials.keywords(),
             "env": env,
-            "spares": list(spares) or None,
+            "spares": spares or None,
             **place,
             "diagnostics": None if diagnostics else False,
         }
@@ -1034,14 +1035,14 @@ class RemoteVectorEnv(SeatedVectorEnv):
             self._close_seats(2.0)
 
     def _close_seats(self, timeout: float) -> None:
-        everybody = (*self._seats, *getattr(self, "_spares", ()))
+        everybody = (*self._seats, *self._spares)
         for seat in everybody:
             seat.remote.farewell()
         for seat in everybody:
             seat.remote.close(timeout)
 
     def __del__(self) -> None:
-        if not getattr(self, "closed", True):
+        if "_inbox" in self.__dict__ and not self.closed:  # else __init__ was never called, or raised early
             self._close_seats(0.0)
 
 

@@ -98,9 +98,7 @@ class Connections:
 
     # Accepting
 
-    def listen(
-        self, sock: socket.socket, tls: ssl.SSLContext | None, closed: Callable[[], None] | None = None
-    ) -> None:
+    def listen(self, sock: socket.socket, tls: ssl.SSLContext | None, closed: Callable[[], None] | None = None) -> None:
         """Serve whoever connects to a socket.
 
         Args:

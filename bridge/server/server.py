@@ -171,9 +171,7 @@ class Server:
             if security.authenticates
             else f"whoever reaches port {self.port} can use the environments"
         )
-        warnings.warn(
-            f"listening on {self._host} without {security.missing()}: {danger}", RuntimeWarning, stacklevel=4
-        )
+        warnings.warn(f"listening on {self._host} without {security.missing()}: {danger}", RuntimeWarning, stacklevel=4)
 
     def after_fork(self) -> None:
         """In a forked process: leave the server to the parent process."""

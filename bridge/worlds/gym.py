@@ -286,7 +286,9 @@ class EnvWorld(World):
 
     def properties(self) -> PropertyTree:
         """Return the tree below `world`."""
-        return PropertyTree([self._name_leaf()]).merged(self.env.properties()).merged(PropertyTree([self._timing_leaf()]))
+        return (
+            PropertyTree([self._name_leaf()]).merged(self.env.properties()).merged(PropertyTree([self._timing_leaf()]))
+        )
 
     def _name_leaf(self) -> Property:
         return Property("world.name", TEXT, "the world's name", lambda: self.name)

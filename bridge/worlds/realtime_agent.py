@@ -324,11 +324,15 @@ class RealtimeAgent(EnvAgent):
     def properties(self) -> PropertyTree:
         """Return the tree below `world`, with this agent's role."""
         role = "spectator" if self.spectator else "player"
-        return super().properties().merged(
-            PropertyTree(
-                [
-                    Property("world.role", TEXT, "player or spectator", lambda: role),
-                    Property("world.wait", TEXT, "what a Step waits for: now or next_frame", lambda: self._wait),
-                ]
+        return (
+            super()
+            .properties()
+            .merged(
+                PropertyTree(
+                    [
+                        Property("world.role", TEXT, "player or spectator", lambda: role),
+                        Property("world.wait", TEXT, "what a Step waits for: now or next_frame", lambda: self._wait),
+                    ]
+                )
             )
         )
