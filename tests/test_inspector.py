@@ -36,7 +36,7 @@ def test_a_late_answer_is_not_taken_for_the_answer_to_the_next_question():
     with PropertyServer() as server:
         dialog = Dialog(server.url, 0.2)
         for _ in range(2):
-            with pytest.raises(RemoteTimeoutError, match="no answer to extension within 0.2 s"):
+            with pytest.raises(RemoteTimeoutError, match=r"no answer to extension within 0\.2 s"):
                 dialog.read_property("slow")
         dialog._timeout = 20.0
         server.release.set()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from bridge.address import Address, is_loopback
 from bridge.client.inbox import Inbox
-from bridge.client.link import Line, Link
+from bridge.client.link import Line, Link, close_lines
 from bridge.errors import RemoteError, SettingError
 
-__all__ = ["TRANSPORTS", "Connection", "checked_transport", "connect"]
+__all__ = ["TRANSPORTS", "Connection", "checked_transport", "close_all", "connect"]
 
 TRANSPORTS = ("http2", "grpcio")
 """What a client may connect by: our own HTTP/2, or the library grpcio."""
@@ -88,3 +89,14 @@ def connect(
         if shared:
             inbox.links[key] = link
     return Line(link, address.url, deliver)
+
+
+def close_all(connections: Sequence[Connection], timeout: float) -> None:
+    """End several connections together, within `timeout` seconds in all."""
+    deadline = time.monotonic() + timeout
+    for connection in connections:
+        connection.finish()
+    close_lines([connection for connection in connections if isinstance(connection, Line)], timeout)
+    for connection in connections:
+        if not isinstance(connection, Line):
+            connection.close(max(0.0, deadline - time.monotonic()))

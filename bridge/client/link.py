@@ -12,7 +12,7 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from bridge.address import Address
@@ -25,7 +25,7 @@ from bridge.forks import forget_in_child
 from bridge.sockets import prepare
 from bridge.tls import Tls, client_context, explain
 
-__all__ = ["Line", "Link"]
+__all__ = ["Line", "Link", "close_lines"]
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _CHUNK = 65536
@@ -99,12 +99,7 @@ class Line:
 
     def close(self, timeout: float) -> None:
         """End the stream. Waits for the server at most `timeout` seconds, then cuts it."""
-        if self.link.inherited:
-            return
-        self.finish()
-        self.deliver = _ignore
-        with self.link.inbox.guard:
-            self.link.remove(self, timeout)
+        close_lines([self], timeout)
 
 
 class Link:
@@ -175,19 +170,21 @@ class Link:
         self.inbox.attend(self)
         self._connect_next(None)
 
-    def remove(self, line: Line, timeout: float) -> None:
-        """Wait for a line's end for at most `timeout` seconds, then cut it; the last one's end is the socket's."""
-        deadline = time.monotonic() + timeout
-        if self._sock is not None and timeout > 0 and not self._connecting and not sys.is_finalizing():
-            with selectors.DefaultSelector() as selector:
-                selector.register(self._sock, _READ)
-                while self._sock is not None and not line.ended and (wait := deadline - time.monotonic()) > 0:
-                    selector.modify(self._sock, _READ | (_WRITE if self._out else 0))
-                    for _, events in selector.select(wait):
-                        if events & _WRITE:
-                            self.flush()
-                        if events & _READ:
-                            self._receive()
+    @property
+    def pollable(self) -> socket.socket | None:
+        """The socket, where it is connected and something may come from it."""
+        return None if self._connecting else self._sock
+
+    def turn(self, events: int) -> int:
+        """Send and receive what the socket is ready for; return what to wait for next."""
+        if events & _WRITE:
+            self.flush()
+        if events & _READ:
+            self._receive()
+        return _READ | (_WRITE if self._out else 0)
+
+    def remove(self, line: Line) -> None:
+        """Cut a line that has not ended. With the last one the socket goes."""
         if not line.ended:
             self._doubtful = True  # perhaps nobody is there any more: whoever connects next does so anew
             line.ended = True
@@ -470,6 +467,39 @@ class Link:
         if sock is not None:
             self.inbox.forget(sock)
             sock.close()
+
+
+def close_lines(lines: Sequence[Line], timeout: float) -> None:
+    """End several streams. Waits for their servers at most `timeout` seconds in all, then cuts what has not ended."""
+    lines = [line for line in lines if not line.link.inherited]
+    for line in lines:
+        line.finish()
+        line.deliver = _ignore
+    with contextlib.ExitStack() as stack:
+        for inbox in {line.link.inbox for line in lines}:
+            stack.enter_context(inbox.guard)
+        if timeout > 0 and not sys.is_finalizing():
+            _wait_for_ends(lines, time.monotonic() + timeout)
+        for line in lines:
+            line.link.remove(line)
+
+
+def _wait_for_ends(lines: Sequence[Line], deadline: float) -> None:
+    """Send and receive until all lines have ended, or the deadline."""
+    with selectors.DefaultSelector() as selector:
+        for link in {line.link for line in lines if not line.ended}:
+            sock = link.pollable
+            if sock is not None:
+                selector.register(sock, link.turn(_WRITE), link)
+        while selector.get_map() and (wait := deadline - time.monotonic()) > 0:
+            if all(line.ended for line in lines):
+                return
+            for key, events in selector.select(wait):
+                wanted = key.data.turn(events)
+                if key.data.pollable is None:
+                    selector.unregister(key.fileobj)
+                else:
+                    selector.modify(key.fileobj, wanted, key.data)
 
 
 def _only_answers(

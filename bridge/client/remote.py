@@ -23,7 +23,7 @@ from gymnasium import Space
 
 from bridge import values
 from bridge.address import Address, parse_address
-from bridge.client.connect import Connection, connect
+from bridge.client.connect import Connection, close_all, connect
 from bridge.client.inbox import Inbox
 from bridge.client.realtime import SIGNALS as REALTIME_SIGNALS
 from bridge.client.realtime import RealtimeReader
@@ -49,7 +49,18 @@ from bridge.step_codec import StepAnswer, StepCodec
 from bridge.tensors import Array, Spec, fill_tensor, pack_tensor, unpack_tensor
 from bridge.wire import CALL_REQUEST_URL, NO_SEED, PROPERTY_REQUEST_URL
 
-__all__ = ["ENDED", "Answer", "Batch", "Delivery", "Facts", "Remote", "SlotState", "Wish", "reset_settings"]
+__all__ = [
+    "ENDED",
+    "Answer",
+    "Batch",
+    "Delivery",
+    "Facts",
+    "Remote",
+    "SlotState",
+    "Wish",
+    "close_remotes",
+    "reset_settings",
+]
 
 
 class SlotState(enum.IntEnum):
@@ -827,15 +838,27 @@ class Remote:
 
     def close(self, timeout: float) -> None:
         """Say farewell and end the connection, within `timeout` seconds."""
-        self.farewell()
-        self._finish(timeout)
+        close_remotes([self], timeout)
 
-    def _finish(self, timeout: float) -> None:
+    def detach(self) -> Connection | None:
+        """Give up the connection, if there is one, and return it to be closed."""
         connection, self._connection = self._connection, None
         self._script = None
         self._pending.clear()
+        return connection
+
+    def _finish(self, timeout: float) -> None:
+        connection = self.detach()
         if connection is not None:
             connection.close(timeout)
+
+
+def close_remotes(remotes: Sequence[Remote], timeout: float) -> None:
+    """Leave the worlds and end the connections, within `timeout` seconds in all."""
+    for remote in remotes:
+        remote.farewell()
+    detached = [remote.detach() for remote in remotes]
+    close_all([connection for connection in detached if connection is not None], timeout)
 
 
 def _changes(before: pb.ActionObservationSpecs, after: pb.ActionObservationSpecs) -> str:

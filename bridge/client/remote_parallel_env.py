@@ -12,7 +12,17 @@ import numpy as np
 
 from bridge.client.guard import OneThread
 from bridge.client.inbox import Inbox
-from bridge.client.remote import Answer, Batch, Delivery, Facts, Remote, Wish, property_value, reset_settings
+from bridge.client.remote import (
+    Answer,
+    Batch,
+    Delivery,
+    Facts,
+    Remote,
+    Wish,
+    close_remotes,
+    property_value,
+    reset_settings,
+)
 from bridge.client.remote_env import MAX_MESSAGE_BYTES, TIMEOUT, call_results, checked_timeout, remote_metadata
 from bridge.errors import (
     ClosedError,
@@ -289,9 +299,10 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
 
     def _disconnect(self, timeout: float) -> None:
         self._started = False
-        # The one that made the world, and destroys it, goes last.
-        for remote in sorted(self._by_remote, key=lambda remote: remote.wish is self._wish):
-            remote.close(timeout)
+        deadline = time.monotonic() + timeout
+        makers = [remote for remote in self._by_remote if remote.wish is self._wish]
+        close_remotes([remote for remote in self._by_remote if remote not in makers], timeout)
+        close_remotes(makers, max(0.0, deadline - time.monotonic()))  # last: it destroys the world
 
     def __del__(self) -> None:
         for remote in getattr(self, "_by_remote", ()):

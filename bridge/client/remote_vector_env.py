@@ -30,6 +30,7 @@ from bridge.client.remote import (
     Remote,
     SlotState,
     Wish,
+    close_remotes,
     property_value,
     reset_settings,
 )
@@ -1035,11 +1036,7 @@ class RemoteVectorEnv(SeatedVectorEnv):
             self._close_seats(2.0)
 
     def _close_seats(self, timeout: float) -> None:
-        everybody = (*self._seats, *self._spares)
-        for seat in everybody:
-            seat.remote.farewell()
-        for seat in everybody:
-            seat.remote.close(timeout)
+        close_remotes([seat.remote for seat in (*self._seats, *self._spares)], timeout)
 
     def __del__(self) -> None:
         if "_inbox" in self.__dict__ and not self.closed:  # else __init__ was never called, or raised early
