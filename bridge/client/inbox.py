@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
+import itertools
 import queue
 import selectors
 import socket
@@ -14,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from bridge.client import keepalive
 
-__all__ = ["Inbox", "Tended"]
+__all__ = ["Inbox", "Tended", "Timer"]
 
 T = TypeVar("T")
 
@@ -31,6 +33,23 @@ class Holding(Protocol):
 
     def flush(self) -> None:
         """Send it."""
+
+
+class Timer:
+    """A call that is due at a time, until it is cancelled."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        """Let it not be called. May be called twice, or too late."""
+        self._call = None
+
+    def run(self) -> None:
+        """Call it, once."""
+        call, self._call = self._call, None
+        if call is not None:
+            call()
 
 
 class Inbox(Generic[T]):
@@ -50,6 +69,9 @@ class Inbox(Generic[T]):
         # Anew where it is held: the garbage collector runs anywhere, and what it frees may close a connection.
         self.guard = threading.RLock()
         """Held by whoever is at the sockets."""
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._timer_numbers = itertools.count()
+        self._calls: deque[Callable[[], None]] = deque()
         self._posters = 0
         self._waker: tuple[socket.socket, socket.socket] | None = None
         self._waker_guard = threading.RLock()  # for the same reason
@@ -61,6 +83,20 @@ class Inbox(Generic[T]):
     def post(self, item: T) -> None:
         """Add an item from another thread, and wake whoever waits in `get`; after `add_poster`."""
         self._items.append(item)
+        self._wake()
+
+    def call_soon_threadsafe(self, call: Callable[[], None]) -> None:
+        """Have `call` called by whatever looks after the sockets, and wake it; from any thread, after `add_poster`."""
+        self._calls.append(call)
+        self._wake()
+
+    def call_later(self, delay: float, call: Callable[[], None]) -> Timer:
+        """Have `call` called after some seconds by whatever looks after the sockets then; with the guard held."""
+        timer = Timer(call)
+        heapq.heappush(self._timers, (time.monotonic() + delay, next(self._timer_numbers), timer))
+        return timer
+
+    def _wake(self) -> None:
         with self._waker_guard:
             waker = self._waker
             if waker is not None:
@@ -192,9 +228,15 @@ class Inbox(Generic[T]):
             return self._items.popleft()
 
     def _poll(self, wait: float) -> bool:
-        """Look after the sockets that are ready within `wait` seconds; return whether there were any."""
-        selector = self._selector
+        """Look after what is ready within `wait` seconds, sockets and timers; return whether a socket was."""
+        selector, timers = self._selector, self._timers
+        if timers:
+            wait = max(0.0, min(wait, timers[0][0] - time.monotonic()))
         ready = [] if selector is None else selector.select(wait)
         for key, events in ready:
             key.data(events)
+        while self._calls:
+            self._calls.popleft()()
+        while timers and timers[0][0] <= time.monotonic():
+            heapq.heappop(timers)[2].run()
         return bool(ready)

@@ -6,7 +6,6 @@ No thread: the owner's inbox looks after the socket. `GrpcClient` turns requests
 from __future__ import annotations
 
 import contextlib
-import errno
 import selectors
 import socket
 import ssl
@@ -17,12 +16,12 @@ from typing import Any
 
 from bridge.address import Address
 from bridge.client import keepalive
+from bridge.client.dialer import Dialer
 from bridge.client.grpc_client import Came, GrpcClient
 from bridge.client.inbox import Inbox
 from bridge.client.remedies import remedy
 from bridge.errors import ConnectError, ConnectionLostError, RemoteError, SettingError
 from bridge.forks import forget_in_child
-from bridge.sockets import prepare
 from bridge.tls import Tls, client_context, explain
 
 __all__ = ["Line", "Link", "close_lines"]
@@ -129,7 +128,6 @@ class Link:
         self._doubtful = False
         self._lines: set[Line] = set()
         self._unsent = 0
-        self._connecting = True
         self._watched = 0
         self._heard = time.monotonic()
         self._asked: float | None = None
@@ -140,7 +138,7 @@ class Link:
             self._tls.receive(b"")
             self._out.append(memoryview(self._tls.send()))
         self._sock: socket.socket | None = None
-        self._candidates: list[tuple[int, Any]] = []
+        self._dialer: Dialer | None = None
         forget_in_child(self)
 
     def after_fork(self) -> None:
@@ -158,22 +156,17 @@ class Link:
         """Begin a line; the first one connects."""
         self._lines.add(line)
         self.grpc.open(line)
-        if self._sock is not None or self.ended:
+        if self._dialer is not None:
             self.said()
             return
-        try:
-            self._candidates = _candidates(self._address)
-        except OSError as error:
-            problem = f"the host {self._address.host!r} is not known: {error}"
-            self._end(lambda url: ConnectError(url, problem))
-            return
+        self._dialer = Dialer(self._address, self.inbox, self._connected, self._failed)
         self.inbox.attend(self)
-        self._connect_next(None)
+        self._dialer.start()
 
     @property
     def pollable(self) -> socket.socket | None:
         """The socket, where it is connected and something may come from it."""
-        return None if self._connecting else self._sock
+        return self._sock
 
     def turn(self, events: int) -> int:
         """Send and receive what the socket is ready for; return what to wait for next."""
@@ -197,32 +190,14 @@ class Link:
 
     # Connecting
 
-    def _connect_next(self, error: OSError | None) -> None:
-        """Try the next address that the host's name stands for."""
-        while self._candidates:
-            family, target = self._candidates.pop(0)
-            if self._sock is not None:
-                self.inbox.forget(self._sock)
-                self._sock.close()
-            try:
-                self._sock = socket.socket(family, socket.SOCK_STREAM)
-                prepare(self._sock)
-                number = self._sock.connect_ex(target)
-            except OSError as problem:  # a name or path that no socket takes
-                error = problem
-                continue
-            if number in (0, errno.EISCONN):
-                self._connecting = False
-                self._watch(_READ)
-                self.flush()
-                return
-            if number in (errno.EINPROGRESS, errno.EWOULDBLOCK):
-                self._watch(_WRITE)
-                return
-            error = OSError(number, errno.errorcode.get(number, str(number)))
-        detail = f"{error.strerror or error}" if error else "the name has no address"
-        text = f"no connection: {detail}. Is the server running there?"
-        self._end(lambda url: ConnectError(url, text))
+    def _connected(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._heard = time.monotonic()
+        self._watch(_READ)
+        self.flush()
+
+    def _failed(self, reason: str) -> None:
+        self._end(lambda url: ConnectError(url, reason))
 
     def _unmet(self, details: str) -> Callable[[str], RemoteError]:
         text = f"no connection: {details.rstrip('.')}. {remedy(self._address.scheme, details)}"
@@ -254,16 +229,7 @@ class Link:
     def _on_ready(self, events: int) -> None:
         if self._sock is None:
             return
-        if self._connecting:
-            number = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if number:
-                self._watched = 0
-                self._connect_next(OSError(number, errno.errorcode.get(number, str(number))))
-                return
-            self._connecting = False
-            self._watch(_READ)
-            self.flush()
-        elif self._out:
+        if self._out:
             self.flush()
         if events & _READ:
             self._receive()
@@ -283,7 +249,7 @@ class Link:
         """
         sock, tls = self._sock, self._tls
         self._unsent = 0
-        if sock is None or self._connecting:
+        if sock is None:
             return
         if tls is None or tls.ready:
             parts = self.grpc.take()
@@ -392,7 +358,7 @@ class Link:
 
     def tend(self) -> None:
         """Ask for a sign of a server that has been quiet; give up one that gave none."""
-        if self._connecting or self._sock is None:
+        if self._sock is None:
             return
         now = time.monotonic()
         if self._asked is not None and self._heard < self._asked:
@@ -464,6 +430,8 @@ class Link:
         if not self.ended:
             self.inbox.dismiss(self)
         self.ended = True
+        if self._dialer is not None:
+            self._dialer.cancel()
         if sock is not None:
             self.inbox.forget(sock)
             sock.close()
@@ -516,14 +484,3 @@ def _only_answers(
 
 def _ignore(what: bytes | bytearray | RemoteError) -> None:
     """Take what comes after the last request that anybody waits for."""
-
-
-def _candidates(address: Address) -> list[tuple[int, Any]]:
-    """The socket addresses to try, in order."""
-    if address.scheme == "unix":
-        family = getattr(socket, "AF_UNIX", None)
-        if family is None:
-            raise SettingError(f"this platform has no Unix sockets for {address.url!r}; use grpc://HOST:PORT")
-        return [(family, address.path)]
-    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    return [(family, target) for family, _, _, _, target in found]
