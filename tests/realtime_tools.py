@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from bridge.client.inbox import Inbox
-from bridge.client.remote import Answer, Batch, Delivery, Remote, Wish
+from bridge.client.remote import Answer, Delivery, Remote, Wish
+from bridge.client.step_reader import Batch
 from bridge.spaces import Layout
 from bridge.testing import Conditions, Duplex, VirtualClock
 from bridge.worlds.realtime import Realtime, RealtimeWorld
@@ -106,7 +107,7 @@ def read(remote: Remote, answer: Answer) -> tuple[Any, float, bool, bool, dict[s
     assert answer.message is not None
     layout = Layout(remote.facts.observation_space, "observation")
     batch = Batch(layout.columns(1), np.zeros(1), np.zeros(1, np.bool_), np.zeros(1, np.bool_))
-    info = remote.deliver_step(answer.message, batch, 0)
+    info = remote.reader.read_into(answer.message, batch, 0, remote.now())
     return (
         layout.row(batch.columns, 0),
         float(batch.rewards[0]),

@@ -28,6 +28,8 @@ from bridge.client.inbox import Inbox
 from bridge.client.realtime import SIGNALS as REALTIME_SIGNALS
 from bridge.client.realtime import RealtimeReader
 from bridge.client.reconnect import RemoteRecord
+from bridge.client.step_reader import SIGNALS as STEP_SIGNALS
+from bridge.client.step_reader import StepReader
 from bridge.credentials import ClientCredentials
 from bridge.errors import (
     Code,
@@ -52,7 +54,6 @@ from bridge.wire import CALL_REQUEST_URL, NO_SEED, PROPERTY_REQUEST_URL
 __all__ = [
     "ENDED",
     "Answer",
-    "Batch",
     "Delivery",
     "Facts",
     "Remote",
@@ -211,16 +212,6 @@ class Facts:
     """Frames a second of a real-time world; None: it waits for each action."""
 
 
-@dataclasses.dataclass
-class Batch:
-    """One step's results over all slots, while they come in."""
-
-    columns: list[Column]
-    rewards: Array
-    terminations: Array
-    truncations: Array
-
-
 class Answer(NamedTuple):
     """What came back."""
 
@@ -246,7 +237,6 @@ ENDED = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
 """With what a Step or Reset is refused where the world is gone."""
 _SILENT = "nothing has come from there at all: are host and port right, and does no firewall stand between?"
 _MAX_RENUMBERED = 3
-_FLAGS = ("reward", "terminated", "truncated")
 _INTEGERS = (int, np.int64, np.int32)
 # Integer actions whose Steps are remembered.
 _MOST_KNOWN = 1024
@@ -296,12 +286,11 @@ class Remote:
         self._created: str | None = None
         self._first_step = b""
         self._codec: StepCodec | None = None
-        self._flags: tuple[str, ...] = ()
         self._known: dict[Any, bytes] = {}
-        self._observation_layout: Layout
+        self.reader: StepReader
+        """Reads the answers to Steps; set when a world is joined."""
         self._action_layout: Layout
         self._action_uids: tuple[int, ...] = ()
-        self._leaf_uids: tuple[tuple[int, Spec], ...] = ()
         self._uids: dict[str, int] = {}
         self._arrivals: deque[float] = deque()
         self.now: Callable[[], float] = time.monotonic
@@ -411,12 +400,12 @@ class Remote:
         else:
             observation_space = space_from_json(str(facts["observation_space"]))
             action_space = space_from_json(str(facts["action_space"]))
-        self._observation_layout = Layout(observation_space, "observation", lanes, foreign=foreign)
+        layout = Layout(observation_space, "observation", lanes, foreign=foreign)
         self._action_layout = Layout(action_space, "action", lanes, foreign=foreign)
         by_name = {spec.name: (uid, spec) for uid, spec in observations.items()}
         action_by_name = {spec.name: uid for uid, spec in actions.items()}
         try:
-            self._leaf_uids = tuple(by_name[leaf.name] for leaf in self._observation_layout.leaves)
+            leaves = [by_name[leaf.name] for leaf in layout.leaves]
             self._action_uids = tuple(action_by_name[leaf.name] for leaf in self._action_layout.leaves)
         except KeyError as error:
             raise PeerError(self.url, f"its specs have no {error.args[0]!r}, which its spaces need") from error
@@ -430,15 +419,14 @@ class Remote:
                 self.realtime.stale = before.stale
             if self._waits_for_all:
                 self.realtime.wait_for_all()
+        self.reader = StepReader(self.url, layout, leaves, self._uids, self.realtime)
         self._request_observations()
         self._codec = None
         self._known.clear()
-        if not foreign and self.realtime is None:  # others write their messages in another way
-            plain = ("reward", "terminated", "truncated", "info")
-            wanted = [uid for uid, _ in self._leaf_uids] + [self._uids[name] for name in plain if name in self._uids]
-            order = [(uid, observations[uid]) for uid in wanted]
+        if not foreign and self.realtime is None and all(name in self._uids for name in STEP_SIGNALS):
+            # Other servers write their messages in another way.
+            order = [(uid, observations[uid]) for uid in self.reader.wanted]
             self._codec = StepCodec.make([(uid, actions[uid]) for uid in self._action_uids], order)
-            self._flags = tuple(observations[uid].name for uid in wanted[len(self._leaf_uids) :])
         self.facts = Facts(
             observation_space,
             action_space,
@@ -452,10 +440,7 @@ class Remote:
         )
 
     def _request_observations(self) -> None:
-        plain = ("reward", "terminated", "truncated", "info")
-        wanted = [uid for uid, _ in self._leaf_uids] + [self._uids[name] for name in plain if name in self._uids]
-        if self.realtime is not None:
-            wanted += self.realtime.wanted
+        wanted = self.reader.wanted + (self.realtime.wanted if self.realtime is not None else [])
         request = pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=wanted))
         self._first_step = request.SerializeToString()
 
@@ -701,111 +686,6 @@ class Remote:
     def _broken(self, reason: str) -> Answer:
         self._finish(0.0)
         return Answer("lost", error=PeerError(self.url, f"it broke the protocol: {reason}"))
-
-    def deliver_step(self, message: pb.EnvironmentResponse | StepAnswer, batch: Batch, slot: int) -> Any:
-        """Write a Step's answer into a batch, from `slot` on.
-
-        Returns:
-            The info: a dict of one environment, or of arrays over the lanes.
-
-        Raises:
-            PeerError: An observation is missing, or not of its spec.
-        """
-        if isinstance(message, StepAnswer):
-            return self._deliver_fast(message, batch, slot)
-        response = message.step
-        observations = response.observations
-        try:
-            for index, (uid, spec) in enumerate(self._leaf_uids):
-                if uid not in observations:
-                    raise PeerError(self.url, f"its answer lacks the observation {spec.name!r} (UID {uid})")
-                self._observation_layout.write(batch.columns, index, slot, spec.read(observations[uid]))
-            stop = slot + self.slots
-            flags = {name: observations[uid] for name, uid in self._uids.items() if uid in observations}
-            batch.rewards[slot:stop] = unpack_tensor(flags["reward"], "reward") if "reward" in flags else 0.0
-            if self.facts is not None and self.facts.lanes is not None:
-                batch.terminations[slot:stop] = unpack_tensor(flags["terminated"], "terminated")
-                batch.truncations[slot:stop] = unpack_tensor(flags["truncated"], "truncated")
-            else:
-                batch.terminations[slot] = response.state == pb.TERMINATED
-                truncated = response.state == pb.INTERRUPTED
-                if "truncated" in flags:  # an episode can end in both ways at once, of which the state tells one
-                    truncated |= bool(unpack_tensor(flags["truncated"], "truncated"))
-                batch.truncations[slot] = truncated
-            info = values.decode(flags["info"].uint8s.array) if "info" in flags else {}
-            return info if self.realtime is None else self.realtime.extend(info, observations, self.now())
-        except (TensorError, KeyError, ValueError) as error:
-            raise PeerError(self.url, f"its observations cannot be read: {error}") from error
-
-    def _deliver_fast(self, answer: StepAnswer, batch: Batch, slot: int) -> Any:
-        """Do what `deliver_step` does for an answer that was read without protobuf."""
-        codec = self._codec
-        if codec is None:
-            raise PeerError(self.url, "its answer is of a world that it left")
-        arrays = codec.arrays(answer)
-        leaves = len(self._leaf_uids)
-        try:
-            for index in range(leaves):
-                self._observation_layout.write(batch.columns, index, slot, arrays[index])
-        except TensorError as error:
-            raise PeerError(self.url, f"its observations cannot be read: {error}") from error
-        flags = dict(zip(self._flags, arrays[leaves:], strict=False))
-        if self.facts is not None and self.facts.lanes is not None:
-            stop = slot + self.facts.lanes
-            batch.rewards[slot:stop] = flags["reward"]
-            batch.terminations[slot:stop] = flags["terminated"]
-            batch.truncations[slot:stop] = flags["truncated"]
-        else:
-            batch.rewards[slot] = flags["reward"]
-            batch.terminations[slot] = answer.state == pb.TERMINATED
-            batch.truncations[slot] = flags["truncated"]
-        return self.read_info(answer)
-
-    def transition(self, answer: StepAnswer) -> tuple[Any, float, bool, bool, Any] | None:
-        """Return what a single environment answered; None: `deliver_step` is to do it.
-
-        Raises:
-            PeerError: Its info cannot be read.
-        """
-        layout, codec = self._observation_layout, self._codec
-        if codec is None or layout.lanes is not None or not layout.single or self._flags != _FLAGS:
-            return None
-        leaf = layout.leaves[0]
-        if leaf.kind not in ("array", "scalar") or leaf.space.dtype != leaf.spec.dtype:
-            return None
-        array, reward, _, truncated = codec.values(answer)
-        observation = np.array(array) if leaf.kind == "array" else leaf.unpack(array)
-        return observation, reward, answer.state == pb.TERMINATED, truncated, self.read_info(answer)
-
-    def read_info(self, answer: StepAnswer) -> Any:
-        """Return the info that came with an answer.
-
-        Raises:
-            PeerError: It cannot be read.
-        """
-        try:
-            return {} if answer.info is None else values.decode(answer.info)
-        except TensorError as error:
-            raise PeerError(self.url, f"its info cannot be read: {error}") from error
-
-    def stack_steps(self, answers: Sequence[StepAnswer], batch: Batch, slots: Any) -> None:
-        """Write what single environments answered by the same template into the batch, but for the infos.
-
-        Args:
-            answers: Of this remote and others like it.
-            batch: Where to; its columns are arrays.
-            slots: The answers' slots: a slice, or their numbers.
-
-        Raises:
-            TensorError: An observation of one of them is not of its space.
-        """
-        arrays = StepAnswer.stack(answers)
-        for index in range(len(self._leaf_uids)):
-            self._observation_layout.write_rows(batch.columns, index, slots, arrays[index])
-        flags = dict(zip(self._flags, arrays[len(self._leaf_uids) :], strict=False))
-        batch.rewards[slots] = flags["reward"]
-        batch.terminations[slots] = np.array([answer.state for answer in answers]) == pb.TERMINATED
-        batch.truncations[slots] = flags["truncated"]
 
     # The end
 

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import gymnasium
-import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from bridge import values
 from bridge.client.connect import checked_transport
 from bridge.client.guard import OneThread
 from bridge.client.inbox import Inbox
-from bridge.client.remote import Answer, Batch, Delivery, Facts, Remote, Wish, property_value, reset_settings
+from bridge.client.remote import Answer, Delivery, Facts, Remote, Wish, property_value, reset_settings
+from bridge.client.step_reader import Transition
 from bridge.credentials import ClientCredentials, Pem, TokenLike
 from bridge.errors import (
     AlreadyPendingError,
@@ -33,7 +33,6 @@ from bridge.forks import forget_in_child
 from bridge.pb import bridge_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.spaces import Layout
-from bridge.step_codec import StepAnswer
 
 __all__ = ["MAX_MESSAGE_BYTES", "TIMEOUT", "RemoteEnv", "RolloutStep", "make_remote", "remote_metadata", "remote_spec"]
 
@@ -165,7 +164,6 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         self.render_mode = render_mode or facts.render_mode
         self.spec = remote_spec("bridge.client.remote_env:RemoteEnv", {"url": url, **kwargs}, facts, self.render_mode)
         self.spec.max_episode_steps = (facts.spec or {}).get("max_episode_steps")
-        self._observation_layout = Layout(facts.observation_space, "observation")
         self._action_layout = Layout(facts.action_space, "action")
         forget_in_child(self)
 
@@ -380,18 +378,10 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
                 "rollout",
             )
 
-    def _read(self, answer: Answer) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def _read(self, answer: Answer) -> Transition:
         if answer.message is None:
             raise PeerError(self.url, "a Step was answered by nothing")
-        if isinstance(answer.message, StepAnswer):
-            transition = self._remote.transition(answer.message)
-            if transition is not None:
-                return transition
-        columns = self._observation_layout.columns(1)
-        batch = Batch(columns, np.zeros(1), np.zeros(1, np.bool_), np.zeros(1, np.bool_))
-        info = self._remote.deliver_step(answer.message, batch, 0)
-        observation = self._observation_layout.row(columns, 0)
-        return observation, float(batch.rewards[0]), bool(batch.terminations[0]), bool(batch.truncations[0]), info
+        return self._remote.reader.read(answer.message, self._remote.now())
 
     def _ask(self, purpose: str) -> pb.EnvironmentResponse:
         message = self._await("other", purpose).message

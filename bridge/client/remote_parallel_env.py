@@ -8,13 +8,10 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
 from bridge.client.guard import OneThread
 from bridge.client.inbox import Inbox
 from bridge.client.remote import (
     Answer,
-    Batch,
     Delivery,
     Facts,
     Remote,
@@ -24,6 +21,7 @@ from bridge.client.remote import (
     reset_settings,
 )
 from bridge.client.remote_env import MAX_MESSAGE_BYTES, TIMEOUT, call_results, checked_timeout, remote_metadata
+from bridge.client.step_reader import Transition
 from bridge.errors import (
     ClosedError,
     Code,
@@ -99,9 +97,6 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         first = next(iter(facts.values()))
         self.metadata = remote_metadata(first)
         self.render_mode = render_mode or first.render_mode
-        self._observation_layouts = {
-            name: Layout(space, "observation") for name, space in self.observation_spaces.items()
-        }
         self._action_layouts = {name: Layout(space, "action") for name, space in self.action_spaces.items()}
         forget_in_child(self)
 
@@ -254,15 +249,11 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
             parts: tuple[dict[str, Any], ...] = tuple({name: t[i] for name, t in read.items()} for i in range(5))
             return parts[0], parts[1], parts[2], parts[3], parts[4]
 
-    def _transition(self, name: str, answer: Answer) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def _transition(self, name: str, answer: Answer) -> Transition:
         if answer.message is None:
             raise PeerError(self._url, "a Step was answered by nothing")
-        layout = self._observation_layouts[name]
-        columns = layout.columns(1)
-        batch = Batch(columns, np.zeros(1), np.zeros(1, np.bool_), np.zeros(1, np.bool_))
-        info = self._remotes[name].deliver_step(answer.message, batch, 0)
-        flags = bool(batch.terminations[0]), bool(batch.truncations[0])
-        return layout.row(columns, 0), float(batch.rewards[0]), *flags, info
+        remote = self._remotes[name]
+        return remote.reader.read(answer.message, remote.now())
 
     def _require_open(self) -> None:
         if self._closed:

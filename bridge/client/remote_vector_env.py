@@ -25,7 +25,6 @@ from bridge.client.realtime import merge_latency
 from bridge.client.reconnect import RemoteReport
 from bridge.client.remote import (
     ENDED,
-    Batch,
     Delivery,
     Remote,
     SlotState,
@@ -45,6 +44,7 @@ from bridge.client.remote_env import (
 )
 from bridge.client.seating import SPARE, Results, Seat, SeatedVectorEnv
 from bridge.client.send_recv import Received, receive, send
+from bridge.client.step_reader import Batch
 from bridge.credentials import ClientCredentials, Pem, TokenLike
 from bridge.errors import (
     AlreadyPendingError,
@@ -754,10 +754,9 @@ class RemoteVectorEnv(SeatedVectorEnv):
                 continue
             if seat.last is None:
                 raise ConnectionLostError(seat.remote.url, f"it went before its first observation: {seat.error}")
-            columns = self._observation_layout.columns(self.num_envs)
-            rest = Batch(columns, *(np.empty(self.num_envs) for _ in range(3)))
-            seat.remote.deliver_step(seat.last, rest, seat.start)
-            for column, old in zip(results.batch.columns, columns, strict=True):
+            last = Batch.empty(self._observation_layout, self.num_envs)
+            seat.remote.reader.read_into(seat.last, last, seat.start, seat.remote.now())
+            for column, old in zip(results.batch.columns, last.columns, strict=True):
                 column[seat.slots] = old[seat.slots]
 
     def row(self, results: Results, slot: int) -> Any:

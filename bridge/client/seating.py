@@ -13,7 +13,8 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from bridge.client.inbox import Inbox
-from bridge.client.remote import Answer, Batch, Delivery, Facts, Remote, SlotState, Wish
+from bridge.client.remote import Answer, Delivery, Facts, Remote, SlotState, Wish
+from bridge.client.step_reader import Batch, StepMessage
 from bridge.errors import (
     ClosedError,
     PeerError,
@@ -49,9 +50,9 @@ class Seat:
     lanes: int
     """The number of its slots."""
     state: SlotState = SlotState.CONNECTING
-    answer: pb.EnvironmentResponse | StepAnswer | None = None
+    answer: StepMessage | None = None
     """A Step's answer that has come and was not handed out yet."""
-    last: pb.EnvironmentResponse | StepAnswer | None = None
+    last: StepMessage | None = None
     """The last Step's answer that was handed out."""
     stepping: bool = False
     """Whether the outstanding answer is that of an action."""
@@ -399,10 +400,7 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
 
     def _results(self) -> Results:
         """Hand out what has come."""
-        columns = self._observation_layout.columns(self.num_envs)
-        batch = Batch(
-            columns, np.zeros(self.num_envs), np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.bool_)
-        )
+        batch = Batch.empty(self._observation_layout, self.num_envs)
         results = Results(batch, np.zeros(self.num_envs, np.bool_), [], {})
         stacked = self._stack_answers(batch)
         for seat in self._seats:
@@ -430,15 +428,13 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
                 slots = [seat.start for seat, _ in group]
                 place = slice(None) if len(slots) == self.num_envs else slots
                 try:
-                    group[0][0].remote.stack_steps([answer for _, answer in group], batch, place)
+                    group[0][0].remote.reader.read_rows([answer for _, answer in group], batch, place)
                 except TensorError:
                     continue  # each by itself, so that only the remotes at fault are lost
                 done.update(slots)
         return done
 
-    def _hand_out(
-        self, seat: Seat, message: pb.EnvironmentResponse | StepAnswer, results: Results, stacked: bool
-    ) -> None:
+    def _hand_out(self, seat: Seat, message: StepMessage, results: Results, stacked: bool) -> None:
         try:
             info = self.hand_over(seat, message, results.batch, seat.start, stacked=stacked)
         except RemoteError as error:
@@ -453,7 +449,7 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
     def hand_over(
         self,
         seat: Seat,
-        message: pb.EnvironmentResponse | StepAnswer,
+        message: StepMessage,
         batch: Batch,
         position: int,
         *,
@@ -472,9 +468,9 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
             PeerError: The answer cannot be read.
         """
         if stacked and isinstance(message, StepAnswer):
-            info = seat.remote.read_info(message)
+            info = seat.remote.reader.read_info(message)
         else:
-            info = seat.remote.deliver_step(message, batch, position)
+            info = seat.remote.reader.read_into(message, batch, position, seat.remote.now())
         seat.last, seat.answer = message, None
         if seat.stepping:
             seat.remote.record.steps_received += seat.lanes

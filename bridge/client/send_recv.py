@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from bridge.client.infos import merge_lanes
-from bridge.client.remote import Batch
+from bridge.client.step_reader import Batch
 from bridge.errors import AlreadyPendingError, RemoteError, RemoteTimeoutError, ResetNeededError, SettingError
 from bridge.tensors import Array
 
@@ -106,9 +106,7 @@ def receive(envs: RemoteVectorEnv, at_least: int) -> Received:
 def _results(envs: RemoteVectorEnv, seats: Sequence[Seat]) -> Received:
     """Hand out the answers of some seats, side by side."""
     size = sum(seat.lanes for seat in seats)
-    batch = Batch(
-        envs._observation_layout.columns(size), np.zeros(size), np.zeros(size, np.bool_), np.zeros(size, np.bool_)
-    )
+    batch = Batch.empty(envs._observation_layout, size)
     joiner: VectorEnv[Any, Any, Any] = VectorEnv()  # joins infos over as many slots as there are here
     joiner.num_envs = size
     infos: dict[str, Any] = {}
@@ -146,7 +144,7 @@ def _hand_out(
     error = seat.error
     seat.in_episode = False
     if seat.last is not None:
-        seat.remote.deliver_step(seat.last, batch, position)
+        seat.remote.reader.read_into(seat.last, batch, position, seat.remote.now())
         block = slice(position, position + seat.lanes)
         batch.rewards[block] = 0.0
         batch.terminations[block] = False
