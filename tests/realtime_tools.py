@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge.client.inbox import Inbox
+from bridge.client.poller import Poller
 from bridge.client.remote import Answer, Delivery, Remote, Wish
 from bridge.client.step_reader import Batch
 from bridge.spaces import Layout
@@ -33,12 +33,12 @@ class Network:
         self.registry = direct_registry(source)
         self.duplex: Duplex[bytes] = Duplex(conditions, np.random.default_rng(0))
         self.session = direct_session(self.registry)
-        self.inbox: Inbox[Delivery] = Inbox()
+        self.poller: Poller[Delivery] = Poller()
         self.answers: list[Answer] = []
         self._deliver: Callable[[bytes], None] = lambda what: None
-        monkeypatch.setattr("bridge.client.connect.Line", self._connect)
+        monkeypatch.setattr("bridge.client.connect.Call", self._connect)
 
-    def _connect(self, link: Any, url: str, deliver: Callable[[bytes], None]) -> Any:
+    def _connect(self, connection: Any, url: str, deliver: Callable[[bytes], None]) -> Any:
         self._deliver = deliver
         network = self
 
@@ -64,7 +64,7 @@ class Network:
         return world
 
     def remote(self) -> Remote:
-        remote = Remote(Wish.of("grpc://virtual:1"), self.inbox, 1 << 20)
+        remote = Remote(Wish.of("grpc://virtual:1"), self.poller, 1 << 20)
         remote.now = self.clock.now
         remote.open()
         self.run_until(lambda: any(answer.kind == "ready" for answer in self.answers))
@@ -88,7 +88,7 @@ class Network:
                 self._deliver(response)
             while True:
                 try:
-                    remote, number, what = self.inbox.get(0.0)
+                    remote, number, what = self.poller.get(0.0)
                 except queue.Empty:
                     break
                 answer = remote.feed(number, what)

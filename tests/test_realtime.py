@@ -559,7 +559,7 @@ def test_a_world_goes_with_its_client(serve: Any, clock: VirtualClock) -> None:
     dying.reset()
     ready(dying, [0])
     for seat in dying._seats:  # the connection is cut, nothing is said
-        seat.remote._connection.link._drop()  # type: ignore[union-attr]
+        seat.remote._call.connection._abort()  # type: ignore[union-attr]
     wait_for(lambda: not server.worlds and made[1].closed)
     clock.advance(1.0)
     assert made[1].steps == 0, "and its clock stands"

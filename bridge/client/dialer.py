@@ -11,7 +11,7 @@ from typing import Any
 
 from bridge.address import Address
 from bridge.client.directory import Target, known_targets, look_up
-from bridge.client.inbox import Inbox, Timer
+from bridge.client.poller import Poller, Timer
 from bridge.sockets import prepare
 
 __all__ = ["ATTEMPT_DELAY", "Dialer"]
@@ -21,11 +21,11 @@ ATTEMPT_DELAY = 0.25
 
 
 class Dialer:
-    """Opens one socket, without waiting. Used with the inbox's guard held.
+    """Opens one socket, without waiting. Used with the lock held.
 
     Args:
         address: Where to.
-        inbox: Calls back when a socket or a timer is ready.
+        poller: Calls back when a socket or a timer is ready.
         connected: Called once with the connected socket, unless `failed` or `cancel` is.
         failed: Called once with the reason.
     """
@@ -33,12 +33,12 @@ class Dialer:
     def __init__(
         self,
         address: Address,
-        inbox: Inbox[Any],
+        poller: Poller[Any],
         connected: Callable[[socket.socket], None],
         failed: Callable[[str], None],
     ) -> None:
         self._address = address
-        self._inbox = inbox
+        self._poller = poller
         self._connected = connected
         self._failed = failed
         self._resolving = False
@@ -60,14 +60,14 @@ class Dialer:
             self._try_next()
             return
         self._resolving = True
-        self._inbox.add_poster()
+        self._poller.add_poster()
         look_up(self._address.host, self._address.port, self._on_looked_up)
 
     def cancel(self) -> None:
         """Give up: close what is connecting, and call nothing back."""
         if self._resolving:
             self._resolving = False
-            self._inbox.remove_poster()
+            self._poller.remove_poster()
         if self._timer is not None:
             self._timer.cancel()
         for sock in list(self._attempts):
@@ -76,7 +76,7 @@ class Dialer:
 
     def _on_looked_up(self, found: list[Target] | OSError) -> None:
         """Called in the resolver's thread."""
-        self._inbox.call_soon_threadsafe(partial(self._resolved, found))
+        self._poller.call_soon_threadsafe(partial(self._resolved, found))
 
     def _resolved(self, found: list[Target] | OSError) -> None:
         if not self._resolving:
@@ -89,7 +89,7 @@ class Dialer:
         self._try_next()
         if self._resolving:
             self._resolving = False
-            self._inbox.remove_poster()
+            self._poller.remove_poster()
 
     def _try_next(self, error: OSError | None = None) -> None:
         """Try the next address beside those that are connecting already.
@@ -117,9 +117,9 @@ class Dialer:
                 self._finish(sock)
                 return
             if number in (errno.EINPROGRESS, errno.EWOULDBLOCK):
-                self._inbox.watch(sock, selectors.EVENT_WRITE, partial(self._on_ready, sock))
+                self._poller.watch(sock, selectors.EVENT_WRITE, partial(self._on_ready, sock))
                 if self._targets:
-                    self._timer = self._inbox.call_later(ATTEMPT_DELAY, self._try_next)
+                    self._timer = self._poller.call_later(ATTEMPT_DELAY, self._try_next)
                 return
             self._close(sock)
             if number > 0:
@@ -146,5 +146,5 @@ class Dialer:
 
     def _close(self, sock: socket.socket) -> None:
         self._attempts.discard(sock)
-        self._inbox.forget(sock)
+        self._poller.forget(sock)
         sock.close()

@@ -11,7 +11,7 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 
 from bridge.client.connect import connect
-from bridge.client.inbox import Inbox
+from bridge.client.poller import Poller
 from bridge.client.remote import Wish
 from bridge.credentials import ClientCredentials
 from bridge.errors import Code, EnvironmentFailedError, PeerError, RefusedError, RemoteError, RemoteTimeoutError
@@ -39,8 +39,8 @@ class Dialog:
         self.wish = Wish.of(url, credentials=ClientCredentials.of() if credentials is None else credentials)
         self.url = url
         self._timeout = timeout
-        self._inbox: Inbox[bytes | bytearray | RemoteError] = Inbox()
-        self._connection = connect(self.wish.address, self._inbox, lambda what: what, _MAX_MESSAGE_BYTES)
+        self._poller: Poller[bytes | bytearray | RemoteError] = Poller()
+        self._connection = connect(self.wish.address, self._poller, lambda what: what, _MAX_MESSAGE_BYTES)
         self._created: str | None = None
         self._joined = False
         self._abandoned = 0
@@ -87,7 +87,7 @@ class Dialog:
         deadline = time.monotonic() + self._timeout
         while True:
             try:
-                what = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
+                what = self._poller.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 self._abandoned += 1
                 raise RemoteTimeoutError(self.url, f"no answer to {kind} within {self._timeout:g} s") from None

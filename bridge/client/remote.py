@@ -23,8 +23,8 @@ from gymnasium import Space
 
 from bridge import values
 from bridge.address import Address, parse_address
-from bridge.client.connect import Connection, close_all, connect
-from bridge.client.inbox import Inbox
+from bridge.client.connect import AnyCall, close_all, connect
+from bridge.client.poller import Poller
 from bridge.client.realtime import SIGNALS as REALTIME_SIGNALS
 from bridge.client.realtime import RealtimeReader
 from bridge.client.reconnect import RemoteRecord
@@ -232,7 +232,7 @@ class _Pending(NamedTuple):
 
 
 Delivery: TypeAlias = "tuple[Remote, int, bytes | bytearray | RemoteError]"
-"""What an inbox holds: for whom, the number of the connection, and what came."""
+"""What an poller holds: for whom, the number of the connection, and what came."""
 ENDED = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
 """With what a Step or Reset is refused where the world is gone."""
 _SILENT = "nothing has come from there at all: are host and port right, and does no firewall stand between?"
@@ -249,7 +249,7 @@ class Remote:
 
     Args:
         wish: The world wanted.
-        inbox: Gets this remote, its connection's number, and what came.
+        poller: Gets this remote, its connection's number, and what came.
         max_message_bytes: The largest request or answer.
         transport: What to connect by, as for `connect`.
         shared: Whether there are other remotes to the same place.
@@ -258,7 +258,7 @@ class Remote:
     def __init__(
         self,
         wish: Wish,
-        inbox: Inbox[Delivery],
+        poller: Poller[Delivery],
         max_message_bytes: int,
         transport: str = "http2",
         *,
@@ -271,13 +271,13 @@ class Remote:
         """The name of the world that was asked for last."""
         self.stale = 0
         """Answers of episodes that had been given up, dropped."""
-        self._inbox = inbox
+        self._poller = poller
         self._transport = transport
         self._shared = shared
         self.record = RemoteRecord()
         """Its failures, and what they cost."""
         self._max_message_bytes = max_message_bytes
-        self._connection: Connection | None = None
+        self._call: AnyCall | None = None
         self._number = 0
         self._script: Script | None = None
         self._pending: deque[_Pending] = deque()
@@ -314,14 +314,14 @@ class Remote:
     def of_parts(
         cls,
         parts: tuple[Wish, int, Facts | None],
-        inbox: Inbox[Delivery],
+        poller: Poller[Delivery],
         transport: str = "http2",
         *,
         shared: bool = False,
     ) -> Remote:
         """Make a remote that knows what another one knew, and has no connection."""
         wish, max_message_bytes, facts = parts
-        remote = cls(wish, inbox, max_message_bytes, transport, shared=shared)
+        remote = cls(wish, poller, max_message_bytes, transport, shared=shared)
         remote.facts = facts
         return remote
 
@@ -339,8 +339,8 @@ class Remote:
             arrivals.append(self.now())
             return self, number, what
 
-        self._connection = connect(
-            self.wish.address, self._inbox, came, self._max_message_bytes, self._transport, shared=self._shared
+        self._call = connect(
+            self.wish.address, self._poller, came, self._max_message_bytes, self._transport, shared=self._shared
         )
         self._script = self._join()
         self._send(next(self._script), "script")
@@ -364,7 +364,7 @@ class Remote:
         settings = {key: pack_tensor(value) for key, value in seat.items()}
         response = yield pb.EnvironmentRequest(join_world=pb.JoinWorldRequest(world_name=name, settings=settings))
         specs = response.join_world.specs
-        version = self._connection.server_version if self._connection else None
+        version = self._call.server_version if self._call else None
         facts: dict[str, Any] = {}
         if version is not None:
             keys = ("observation_space", "action_space", "num_envs", "env_id", "metadata", "render_mode", "spec")
@@ -467,22 +467,22 @@ class Remote:
     @property
     def connected(self) -> bool:
         """Whether there is a connection, joined or not."""
-        return self._connection is not None
+        return self._call is not None
 
     def late(self, purpose: str, timeout: float) -> RemoteTimeoutError:
         """Return the error of what has not come within `timeout` seconds; it says why, as far as that can be known."""
-        silent = self._connection is not None and self._connection.silent
+        silent = self._call is not None and self._call.silent
         hint = _SILENT if silent else "is the environment stuck, or timeout= too short?"
         return RemoteTimeoutError(self.url, f"no answer {purpose} within {timeout:g} s; {hint}")
 
     # Requests
 
     def _send(self, request: pb.EnvironmentRequest | bytes, kind: str) -> None:
-        if self._connection is None:
+        if self._call is None:
             raise PeerError(self.url, "there is no connection")
         data = request if isinstance(request, bytes) else request.SerializeToString()
         pending = _Pending(kind, self._asked if kind == "other" else self._episode, self.now())
-        self._connection.send(data)
+        self._call.send(data)
         self._pending.append(pending)  # what is too large was not sent, and gets no answer
 
     def begin(self, settings: Mapping[str, pb.Tensor] | None = None, *, reset: bool = True) -> None:
@@ -588,7 +588,7 @@ class Remote:
 
     def feed(self, number: int, what: bytes | bytearray | RemoteError) -> Answer | None:
         """Take what was delivered; return what it means, or None where it means nothing any more."""
-        if number != self._number or self._connection is None:
+        if number != self._number or self._call is None:
             self.stale += 1
             return None
         arrived = self._arrivals.popleft() if self._arrivals else self.now()
@@ -689,16 +689,16 @@ class Remote:
 
     # The end
 
-    def disown(self, inbox: Inbox[Delivery]) -> None:
+    def disown(self, poller: Poller[Delivery]) -> None:
         """In a forked process: leave the connection to the parent process, untouched, and have none."""
-        if self._connection is not None:
-            leak(self._connection)
-            leak(self._inbox)
-        self._connection = None
+        if self._call is not None:
+            leak(self._call)
+            leak(self._poller)
+        self._call = None
         self._script = None
         self._created = None
         self._pending.clear()
-        self._inbox = inbox
+        self._poller = poller
 
     def drop(self) -> None:
         """Give up a connection that has ended."""
@@ -706,7 +706,7 @@ class Remote:
 
     def farewell(self) -> None:
         """Leave the world, destroy it where it was made for this remote, and send no more; `close` then waits."""
-        if self._connection is None:
+        if self._call is None:
             return
         if self._script is None and self.facts is not None:
             self._send(pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()), "other")
@@ -714,23 +714,23 @@ class Remote:
                 self._send(
                     pb.EnvironmentRequest(destroy_world=pb.DestroyWorldRequest(world_name=self._created)), "other"
                 )
-        self._connection.finish()
+        self._call.finish()
 
     def close(self, timeout: float) -> None:
         """Say farewell and end the connection, within `timeout` seconds."""
         close_remotes([self], timeout)
 
-    def detach(self) -> Connection | None:
+    def detach(self) -> AnyCall | None:
         """Give up the connection, if there is one, and return it to be closed."""
-        connection, self._connection = self._connection, None
+        call, self._call = self._call, None
         self._script = None
         self._pending.clear()
-        return connection
+        return call
 
     def _finish(self, timeout: float) -> None:
-        connection = self.detach()
-        if connection is not None:
-            connection.close(timeout)
+        call = self.detach()
+        if call is not None:
+            call.close(timeout)
 
 
 def close_remotes(remotes: Sequence[Remote], timeout: float) -> None:

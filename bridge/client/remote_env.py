@@ -15,7 +15,7 @@ from gymnasium.envs.registration import EnvSpec
 from bridge import values
 from bridge.client.connect import checked_transport
 from bridge.client.guard import OneThread
-from bridge.client.inbox import Inbox
+from bridge.client.poller import Poller
 from bridge.client.remote import Answer, Delivery, Facts, Remote, Wish, property_value, reset_settings
 from bridge.client.step_reader import Transition
 from bridge.credentials import ClientCredentials, Pem, TokenLike
@@ -128,7 +128,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     ) -> None:
         self._guard = OneThread("environment")
         self._timeout = checked_timeout(timeout)
-        self._inbox: Inbox[Delivery] = Inbox()
+        self._poller: Poller[Delivery] = Poller()
         self._transport = checked_transport(transport)
         credentials = ClientCredentials.of(
             token=token, token_file=token_file, tls_ca=tls_ca, tls_certificate=tls_certificate, tls_key=tls_key
@@ -137,7 +137,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         wish = Wish.of(
             url, env_id, render_mode, env_kwargs, agent, place, diagnostics, credentials=credentials, env=env
         )
-        self._remote = Remote(wish, self._inbox, max_message_bytes, transport)
+        self._remote = Remote(wish, self._poller, max_message_bytes, transport)
         self._closed = False
         self._running = False
         self._lazy = False
@@ -169,7 +169,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy needs: it connects anew, to a world of its own where this one had been made one."""
-        state = {key: value for key, value in self.__dict__.items() if key not in ("_guard", "_inbox", "_remote")}
+        state = {key: value for key, value in self.__dict__.items() if key not in ("_guard", "_poller", "_remote")}
         return {**state, "_parts": self._remote.parts()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -177,8 +177,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         parts = state.pop("_parts")
         self.__dict__.update(state)
         self._guard = OneThread("environment")
-        self._inbox = Inbox()
-        self._remote = Remote.of_parts(parts, self._inbox, self._transport)
+        self._poller = Poller()
+        self._remote = Remote.of_parts(parts, self._poller, self._transport)
         self._lazy, self._running = True, False
         self._needs_reset = "it is a copy, which connects by itself"
         forget_in_child(self)
@@ -186,8 +186,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     def after_fork(self) -> None:
         """Leave the connection to the parent process; the next call makes one for this process."""
         self._guard = OneThread("environment")
-        self._inbox = Inbox()
-        self._remote.disown(self._inbox)
+        self._poller = Poller()
+        self._remote.disown(self._poller)
         self._lazy, self._running = True, False
         self._needs_reset = "this process was forked, and connects by itself"
 
@@ -232,7 +232,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         deadline = time.monotonic() + self._timeout
         while True:
             try:
-                remote, number, what = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
+                remote, number, what = self._poller.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 self._running = False
                 self._needs_reset = "the last call timed out"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bridge.client.guard import OneThread
-from bridge.client.inbox import Inbox
+from bridge.client.poller import Poller
 from bridge.client.remote import (
     Answer,
     Delivery,
@@ -80,7 +80,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         self._closed = False
         self._started = False
         self._max_message_bytes = max_message_bytes
-        self._inbox: Inbox[Delivery] = Inbox()
+        self._poller: Poller[Delivery] = Poller()
         self._wish = Wish.of(url, None, render_mode, env_kwargs)
         self._remotes: dict[str, Remote] = {}
         self._by_remote: dict[Remote, str] = {}
@@ -103,10 +103,10 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
     def after_fork(self) -> None:
         """Leave the connections to the parent process; the next `reset` makes some for this process."""
         self._guard = OneThread("environment")
-        self._inbox = Inbox()
+        self._poller = Poller()
         self._started = False
         for remote in self._by_remote:
-            remote.disown(self._inbox)
+            remote.disown(self._poller)
 
     def _facts(self, remote: Remote) -> Facts:
         if remote.facts is None:
@@ -115,7 +115,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
 
     def _connect(self) -> None:
         """Join as the first free agent, ask it for the others' names, and join as them."""
-        first = Remote(self._wish, self._inbox, self._max_message_bytes)
+        first = Remote(self._wish, self._poller, self._max_message_bytes)
         self._by_remote = {first: ""}
         first.open()
         try:
@@ -133,7 +133,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
             raise
         address = dataclasses.replace(self._wish.address, world=first.world, settings=())
         self._remotes = {
-            agent: first if agent == name else Remote(Wish(address, agent=agent), self._inbox, self._max_message_bytes)
+            agent: first if agent == name else Remote(Wish(address, agent=agent), self._poller, self._max_message_bytes)
             for agent in names
         }
         self._by_remote = {remote: agent for agent, remote in self._remotes.items()}
@@ -161,7 +161,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         found: dict[str, Answer] = {}
         while waiting:
             try:
-                remote, number, what = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
+                remote, number, what = self._poller.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 late = ", ".join(self._by_remote[remote] or "the first agent" for remote in waiting)
                 self._disconnect(0.0)

@@ -19,8 +19,8 @@ from gymnasium.vector.utils import batch_space
 
 from bridge.client.connect import checked_transport
 from bridge.client.guard import OneThread
-from bridge.client.inbox import Inbox
 from bridge.client.infos import lane_info, merge_lanes
+from bridge.client.poller import Poller
 from bridge.client.realtime import merge_latency
 from bridge.client.reconnect import RemoteReport
 from bridge.client.remote import (
@@ -189,7 +189,7 @@ class RemoteVectorEnv(SeatedVectorEnv):
         self._timeout = checked_timeout(timeout)
         self._max_message_bytes = max_message_bytes
         self._transport = checked_transport(transport)
-        self._inbox: Inbox[Delivery] = Inbox()
+        self._poller: Poller[Delivery] = Poller()
         self._seat_of: dict[Remote, Seat] = {}
         self._pending: str | None = None
         self._overdue = False
@@ -267,7 +267,7 @@ class RemoteVectorEnv(SeatedVectorEnv):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy needs: its remotes connect anew in its first `reset`."""
-        own = ("_guard", "_inbox", "_seats", "_seat_of", "_seat_at", "_question", "_spares")
+        own = ("_guard", "_poller", "_seats", "_seat_of", "_seat_at", "_question", "_spares")
         state = {key: value for key, value in self.__dict__.items() if key not in own}
         everybody = (*self._seats, *self._spares)
         return {**state, "_parts": [(seat.remote.parts(), seat.start, seat.lanes) for seat in everybody]}
@@ -277,9 +277,9 @@ class RemoteVectorEnv(SeatedVectorEnv):
         parts = state.pop("_parts")
         self.__dict__.update(state)
         self._guard = OneThread("vector environment")
-        self._inbox = Inbox()
+        self._poller = Poller()
         everybody = [
-            Seat(Remote.of_parts(of, self._inbox, self._transport, shared=self._shared), start, lanes, SlotState.LOST)
+            Seat(Remote.of_parts(of, self._poller, self._transport, shared=self._shared), start, lanes, SlotState.LOST)
             for of, start, lanes in parts
         ]
         self._seats = [seat for seat in everybody if seat.start != SPARE]
@@ -295,9 +295,9 @@ class RemoteVectorEnv(SeatedVectorEnv):
     def after_fork(self) -> None:
         """Leave the connections to the parent process; the next `reset` makes some for this process."""
         self._guard = OneThread("vector environment")
-        self._inbox = Inbox()
+        self._poller = Poller()
         for seat in (*self._seats, *self._spares):
-            seat.remote.disown(self._inbox)
+            seat.remote.disown(self._poller)
         self._seats = [Seat(seat.remote, seat.start, seat.lanes, SlotState.LOST) for seat in self._seats]
         self._spares = [Seat(spare.remote, SPARE, spare.lanes, SlotState.LOST) for spare in self._spares]
         self._seat_of = {seat.remote: seat for seat in (*self._seats, *self._spares)}
@@ -551,7 +551,7 @@ class RemoteVectorEnv(SeatedVectorEnv):
         now = time.monotonic()
         running = [item for item in plan if item[0].state is SlotState.RUNNING and item[0].answer is None]
         written = self._write_steps(running, columns)
-        with self._inbox.together() if self._shared else nullcontext():
+        with self._poller.corked() if self._shared else nullcontext():
             for seat, position in running:
                 if seat.ended:
                     self._begin(seat, None, reset=False)
@@ -1038,7 +1038,7 @@ class RemoteVectorEnv(SeatedVectorEnv):
         close_remotes([seat.remote for seat in (*self._seats, *self._spares)], timeout)
 
     def __del__(self) -> None:
-        if "_inbox" in self.__dict__ and not self.closed:  # else __init__ was never called, or raised early
+        if "_poller" in self.__dict__ and not self.closed:  # else __init__ was never called, or raised early
             self._close_seats(0.0)
 
 

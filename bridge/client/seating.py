@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from bridge.client.inbox import Inbox
+from bridge.client.poller import Poller
 from bridge.client.remote import Answer, Delivery, Facts, Remote, SlotState, Wish
 from bridge.client.step_reader import Batch, StepMessage
 from bridge.errors import (
@@ -127,7 +127,7 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
     _seats: list[Seat]
     _spares: list[Seat]
     _seat_of: dict[Remote, Seat]
-    _inbox: Inbox[Delivery]
+    _poller: Poller[Delivery]
     _timeout: float
     _max_message_bytes: int
     _transport: str
@@ -190,7 +190,7 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
             self._check_spaces(seat)
 
     def _new_seat(self, wish: Wish, start: int) -> Seat:
-        return Seat(Remote(wish, self._inbox, self._max_message_bytes, self._transport, shared=self._shared), start, 1)
+        return Seat(Remote(wish, self._poller, self._max_message_bytes, self._transport, shared=self._shared), start, 1)
 
     def _add_spare(self, wish: Wish) -> None:
         """Connect a world that stands by, without waiting for it."""
@@ -234,7 +234,7 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
     def _next_answer(self, deadline: float) -> tuple[Answer | None, Seat | None]:
         """Take one delivery; (None, None) once the deadline has passed."""
         try:
-            remote, number, what = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
+            remote, number, what = self._poller.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             return None, None
         return remote.feed(number, what), self._seat_of[remote]
@@ -242,7 +242,7 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
     def _here(self) -> tuple[Answer | None, Seat | None]:
         """Take one delivery that is here already; (None, None): there is none."""
         try:
-            remote, number, what = self._inbox.get_here()
+            remote, number, what = self._poller.get_nowait()
         except queue.Empty:
             return None, None
         return remote.feed(number, what), self._seat_of[remote]
