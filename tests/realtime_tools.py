@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from bridge.client.poller import Poller
-from bridge.client.remote import Answer, Delivery, Remote, Wish
+from bridge.client.remote import Answer, Delivery, Remote
 from bridge.client.step_reader import Batch
+from bridge.client.world_request import WorldRequest
 from bridge.spaces import Layout
 from bridge.testing import Conditions, Duplex, VirtualClock
 from bridge.worlds.realtime import Realtime, RealtimeWorld
@@ -64,7 +65,7 @@ class Network:
         return world
 
     def remote(self) -> Remote:
-        remote = Remote(Wish.of("grpc://virtual:1"), self.poller, 1 << 20)
+        remote = Remote(WorldRequest.of("grpc://virtual:1"), self.poller, 1 << 20)
         remote.now = self.clock.now
         remote.open()
         self.run_until(lambda: any(answer.kind == "ready" for answer in self.answers))
@@ -103,9 +104,9 @@ class Network:
 
 def read(remote: Remote, answer: Answer) -> tuple[Any, float, bool, bool, dict[str, Any]]:
     """Observation, reward, flags and info of an answered Step."""
-    assert remote.facts is not None
+    assert remote.info is not None
     assert answer.message is not None
-    layout = Layout(remote.facts.observation_space, "observation")
+    layout = Layout(remote.info.observation_space, "observation")
     batch = Batch(layout.columns(1), np.zeros(1), np.zeros(1, np.bool_), np.zeros(1, np.bool_))
     info = remote.reader.read_into(answer.message, batch, 0, remote.now())
     return (

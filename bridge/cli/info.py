@@ -10,7 +10,7 @@ import numpy as np
 
 from bridge.cli.program import OK
 from bridge.client.dialog import Dialog
-from bridge.client.remote import Wish
+from bridge.client.world_request import WorldRequest
 from bridge.credentials import ClientCredentials, add_credential_options, credential_keywords
 from bridge.errors import Code, ConnectionLostError, RefusedError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -81,10 +81,10 @@ def run(arguments: argparse.Namespace) -> int:
         _row("worlds", f"{properties['server.worlds'][1]} now, before this look")
         limits = {key.rpartition(".")[2]: value for key, (_, value) in properties.items() if ".limits." in key}
         _row("limits", ", ".join(f"{name}={value}" for name, value in limits.items()))
-        wish = Wish.of(url)
-        named = wish.env_id or wish.address.world is not None or "env_id" in dict(wish.address.settings)
+        request = WorldRequest.of(url)
+        named = request.env_id or request.address.world is not None or "env_id" in dict(request.address.settings)
         if len(environments) > 1 and not named:
-            print(f"\nTo see one of the environments, name it: bridge info {_named(wish, environments[0])}")
+            print(f"\nTo see one of the environments, name it: bridge info {_named(request, environments[0])}")
             _print_properties(properties)
             return OK
     with Dialog(url, timeout, credentials) as dialog:
@@ -96,10 +96,10 @@ def run(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _named(wish: Wish, env_id: str) -> str:
+def _named(request: WorldRequest, env_id: str) -> str:
     """The URL with an environment's id in it, for a shell."""
-    url = wish.address.url
-    if wish.address.scheme != "unix":
+    url = request.address.url
+    if request.address.scheme != "unix":
         base, mark, query = url.partition("?")
         return f"{base.rstrip('/')}/{env_id}{mark}{query}"
     return f"{url}{'&' if '?' in url else '?'}env_id={env_id}"

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError, Message
 
 from bridge.client.connect import connect
 from bridge.client.poller import Poller
-from bridge.client.remote import Wish
+from bridge.client.world_request import WorldRequest
 from bridge.credentials import ClientCredentials
 from bridge.errors import Code, EnvironmentFailedError, PeerError, RefusedError, RemoteError, RemoteTimeoutError
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -36,11 +36,11 @@ class Dialog:
     """
 
     def __init__(self, url: str, timeout: float, credentials: ClientCredentials | None = None) -> None:
-        self.wish = Wish.of(url, credentials=ClientCredentials.of() if credentials is None else credentials)
+        self.request = WorldRequest.of(url, credentials=ClientCredentials.of() if credentials is None else credentials)
         self.url = url
         self._timeout = timeout
         self._poller: Poller[bytes | bytearray | RemoteError] = Poller()
-        self._connection = connect(self.wish.address, self._poller, lambda what: what, _MAX_MESSAGE_BYTES)
+        self._connection = connect(self.request.address, self._poller, lambda what: what, _MAX_MESSAGE_BYTES)
         self._created: str | None = None
         self._joined = False
         self._abandoned = 0
@@ -99,9 +99,9 @@ class Dialog:
 
     def join(self) -> pb.ActionObservationSpecs:
         """Create the world that the URL asks for and join it, or the one that it names; return the specs."""
-        name = self.wish.address.world
+        name = self.request.address.world
         if name is None:
-            name = self._create(self.wish.settings())
+            name = self._create(self.request.settings())
         specs: pb.ActionObservationSpecs = self.ask("join_world", pb.JoinWorldRequest(world_name=name)).specs
         self._joined = True
         return specs

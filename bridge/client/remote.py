@@ -1,4 +1,4 @@
-"""One connection's seat in a world, from the client's side: requests out, answers in, each matched to its request.
+"""One place in a world, over one stream: requests go out, answers come in, each matched to its request.
 
 `Remote` never blocks and never waits: a script of requests (connect, create, join, read the properties) is fed with
 the answers as they come, and so a hundred of them connect at once without a thread of ours. Waiting is the business of
@@ -7,22 +7,17 @@ its owner, who takes from the one queue that all its remotes deliver to.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
-import json
 import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-import cloudpickle
 import numpy as np
 from google.protobuf.message import DecodeError
-from gymnasium import Space
 
 from bridge import values
-from bridge.address import Address, parse_address
 from bridge.client.connect import AnyCall, close_all, connect
 from bridge.client.poller import Poller
 from bridge.client.realtime import SIGNALS as REALTIME_SIGNALS
@@ -30,7 +25,7 @@ from bridge.client.realtime import RealtimeReader
 from bridge.client.reconnect import RemoteRecord
 from bridge.client.step_reader import SIGNALS as STEP_SIGNALS
 from bridge.client.step_reader import StepReader
-from bridge.credentials import ClientCredentials
+from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.errors import (
     Code,
     EnvironmentFailedError,
@@ -55,10 +50,8 @@ __all__ = [
     "ENDED",
     "Answer",
     "Delivery",
-    "Facts",
     "Remote",
     "SlotState",
-    "Wish",
     "close_remotes",
     "reset_settings",
 ]
@@ -75,141 +68,6 @@ class SlotState(enum.IntEnum):
     """It is in an episode, or has just ended one."""
     LOST = 3
     """Its remote is gone; it is connected again after a while."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Wish:
-    """Which world a client wants."""
-
-    address: Address
-    """The server."""
-    env_id: str | None = None
-    """The environment, where a server has several."""
-    render_mode: str | None = None
-    """The render mode to make it with."""
-    env_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """For its constructor."""
-    agent: str | None = None
-    """The agent to join as, in a world of several; None: the first that is free."""
-    seat: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """JoinWorld settings: `role` and `wait` of a real-time world."""
-    diagnostics: bool = True
-    """Whether to ask a real-time world for times (U-11)."""
-
-    env_factory: bytes | None = dataclasses.field(default=None, repr=False)
-    """A pickled function that makes the environment there."""
-
-    @classmethod
-    def of(
-        cls,
-        url: str,
-        env_id: str | None = None,
-        render_mode: str | None = None,
-        env_kwargs: Mapping[str, Any] | None = None,
-        agent: str | None = None,
-        seat: Mapping[str, str | None] | None = None,
-        diagnostics: bool = True,
-        *,
-        credentials: ClientCredentials | None = None,
-        env: Callable[..., Any] | None = None,
-    ) -> Wish:
-        """Join what a URL says and what keywords say.
-
-        Raises:
-            AddressError: The URL cannot be read.
-            SettingError: They contradict each other, or ask for something of a world that exists already.
-        """
-        address = parse_address(url)
-        if credentials is not None:
-            address = dataclasses.replace(address, credentials=credentials)
-        if address.env_id and env_id and address.env_id != env_id:
-            raise SettingError(f"the URL {url!r} names {address.env_id!r}, but env_id is {env_id!r}; give one of them")
-        if env is not None and (address.env_id or env_id or address.world is not None):
-            raise SettingError(
-                f"{url!r} with env={env!r:.80}: expected env, an environment id or a world, got two of them"
-            )
-        if address.world is not None and (env_id or render_mode or env_kwargs):
-            raise SettingError(
-                f"{url!r} joins a world that exists, so env_id, render_mode and env_kwargs cannot be given"
-            )
-        factory = None if env is None else pack_factory(env)
-        given = {key: value for key, value in (seat or {}).items() if value is not None}
-        env_id = address.env_id or env_id
-        return cls(address, env_id, render_mode, dict(env_kwargs or {}), agent, given, diagnostics, factory)
-
-    def settings(self) -> dict[str, pb.Tensor]:
-        """Return the CreateWorld settings."""
-        found: dict[str, pb.Tensor] = {}
-        for name, text in self.address.settings:
-            found[name] = pack_tensor(_parameter(name, text))
-        if self.env_factory is not None:
-            found["env_factory"] = pack_tensor(np.frombuffer(self.env_factory, np.uint8))
-        if self.env_id is not None:
-            found["env_id"] = pack_tensor(self.env_id)
-        if self.render_mode is not None:
-            found["render_mode"] = pack_tensor(self.render_mode)
-        rest = {}
-        for name, value in self.env_kwargs.items():
-            if isinstance(value, (bool, int, float, str)):
-                found[f"kwargs.{name}"] = pack_tensor(value)
-            else:
-                rest[name] = value
-        if rest:
-            try:
-                found["kwargs"] = pack_tensor(np.frombuffer(values.encode(rest), np.uint8))
-            except TensorError as error:
-                raise SettingError(f"env_kwargs cannot be sent: {error}") from error
-        return found
-
-
-def pack_factory(env: Callable[..., Any]) -> bytes:
-    """Pickle a function that makes an environment, for the server to call.
-
-    Raises:
-        SettingError: It is none, or holds what cannot be pickled.
-    """
-    if not callable(env):
-        raise SettingError(f"expected env to be a function that returns an environment, got {env!r:.80}")
-    try:
-        data: bytes = cloudpickle.dumps(env)
-    except Exception as error:  # whatever the pickling of a user's objects raises
-        raise SettingError(f"env={env!r:.80} cannot be pickled, and so not be sent: {error!r}") from error
-    return data
-
-
-def _parameter(name: str, text: str) -> Any:
-    """A query parameter's value: a number or truth value where it reads as one and is not expected to be text."""
-    if name in ("env_id", "render_mode", "vectorization_mode"):
-        return text
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    return value if isinstance(value, (bool, int, float)) else text
-
-
-@dataclasses.dataclass(frozen=True)
-class Facts:
-    """What a client knows of the world that it is in."""
-
-    observation_space: Space[Any]
-    """Of one environment."""
-    action_space: Space[Any]
-    """Of one environment."""
-    lanes: int | None
-    """The number of lanes; None for a single environment."""
-    env_id: str | None
-    """The environment's id."""
-    metadata: Mapping[str, Any]
-    """The environment's metadata."""
-    render_mode: str | None
-    """How it renders."""
-    spec: Mapping[str, Any] | None
-    """What its registration says."""
-    server_version: str | None
-    """The version of a Gymnasium Bridge server; None for another one."""
-    fps: float | None = None
-    """Frames a second of a real-time world; None: it waits for each action."""
 
 
 class Answer(NamedTuple):
@@ -245,10 +103,10 @@ Script = Generator[pb.EnvironmentRequest, pb.EnvironmentResponse, None]
 
 
 class Remote:
-    """A seat in a world.
+    """A place in a world: of one environment, of one agent, or of all lanes.
 
     Args:
-        wish: The world wanted.
+        world_request: The world wanted.
         poller: Gets this remote, its connection's number, and what came.
         max_message_bytes: The largest request or answer.
         transport: What to connect by, as for `connect`.
@@ -257,16 +115,16 @@ class Remote:
 
     def __init__(
         self,
-        wish: Wish,
+        world_request: WorldRequest,
         poller: Poller[Delivery],
         max_message_bytes: int,
         transport: str = "http2",
         *,
         shared: bool = False,
     ) -> None:
-        self.wish = wish
-        self.url = wish.address.url
-        self.facts: Facts | None = None
+        self.request = world_request
+        self.url = world_request.address.url
+        self.info: WorldInfo | None = None
         self.world: str | None = None
         """The name of the world that was asked for last."""
         self.stale = 0
@@ -304,25 +162,25 @@ class Remote:
 
     def options(self, options: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         """Return the reset options to send: another server than ours, which may know none, gets no empty ones."""
-        return options if options or self.facts is None or self.facts.server_version is not None else None
+        return options if options or self.info is None or self.info.server_version is not None else None
 
-    def parts(self) -> tuple[Wish, int, Facts | None]:
+    def parts(self) -> tuple[WorldRequest, int, WorldInfo | None]:
         """What a copy of this remote is made of, in another process too."""
-        return self.wish, self._max_message_bytes, self.facts
+        return self.request, self._max_message_bytes, self.info
 
     @classmethod
     def of_parts(
         cls,
-        parts: tuple[Wish, int, Facts | None],
+        parts: tuple[WorldRequest, int, WorldInfo | None],
         poller: Poller[Delivery],
         transport: str = "http2",
         *,
         shared: bool = False,
     ) -> Remote:
         """Make a remote that knows what another one knew, and has no connection."""
-        wish, max_message_bytes, facts = parts
-        remote = cls(wish, poller, max_message_bytes, transport, shared=shared)
-        remote.facts = facts
+        world_request, max_message_bytes, world_info = parts
+        remote = cls(world_request, poller, max_message_bytes, transport, shared=shared)
+        remote.info = world_info
         return remote
 
     # Connecting
@@ -340,16 +198,21 @@ class Remote:
             return self, number, what
 
         self._call = connect(
-            self.wish.address, self._poller, came, self._max_message_bytes, self._transport, shared=self._shared
+            self.request.address,
+            self._poller,
+            came,
+            self._max_message_bytes,
+            self._transport,
+            shared=self._shared,
         )
         self._script = self._join()
         self._send(next(self._script), "script")
 
     def _join(self) -> Script:
         """Create a world and join it, or join what there is; then learn what the server tells of it."""
-        name = self.wish.address.world
+        name = self.request.address.world
         if name is None:
-            settings = self.wish.settings()
+            settings = self.request.settings()
             try:
                 response = yield pb.EnvironmentRequest(create_world=pb.CreateWorldRequest(settings=settings))
                 self._created = name = response.create_world.world_name
@@ -358,25 +221,25 @@ class Remote:
                     raise
                 name = ""  # D-4: a server may have but one world, and refuse to make others
         self.world = name
-        seat = dict(self.wish.seat)
-        if self.wish.agent is not None:
-            seat["agent"] = self.wish.agent
-        settings = {key: pack_tensor(value) for key, value in seat.items()}
+        texts = dict(self.request.join_settings)
+        if self.request.agent is not None:
+            texts["agent"] = self.request.agent
+        settings = {key: pack_tensor(value) for key, value in texts.items()}
         response = yield pb.EnvironmentRequest(join_world=pb.JoinWorldRequest(world_name=name, settings=settings))
         specs = response.join_world.specs
         version = self._call.server_version if self._call else None
-        facts: dict[str, Any] = {}
+        world_info: dict[str, Any] = {}
         if version is not None:
             keys = ("observation_space", "action_space", "num_envs", "env_id", "metadata", "render_mode", "spec")
             for key in keys:
                 response = yield _property_request(f"world.{key}")
-                facts[key] = property_value(response, self.url, key in ("metadata", "spec"))
+                world_info[key] = property_value(response, self.url, key in ("metadata", "spec"))
             if any(spec.name == "frames" for spec in specs.observations.values()):
                 response = yield _property_request("world.fps")
-                facts["fps"] = property_value(response, self.url, True)
-        self._learn(specs, version, facts)
+                world_info["fps"] = property_value(response, self.url, True)
+        self._learn(specs, version, world_info)
 
-    def _learn(self, specs: pb.ActionObservationSpecs, version: str | None, facts: Mapping[str, Any]) -> None:
+    def _learn(self, specs: pb.ActionObservationSpecs, version: str | None, world_info: Mapping[str, Any]) -> None:
         """Make sense of a joined world's specs and properties."""
         self._specs = specs
         observations = {uid: Spec.from_proto(spec) for uid, spec in specs.observations.items()}
@@ -388,18 +251,18 @@ class Remote:
         if not foreign:
             signals += REALTIME_SIGNALS
         self._uids = {spec.name: uid for uid, spec in observations.items() if spec.name in signals}
-        lanes = None if foreign else int(facts["num_envs"]) or None
+        lanes = None if foreign else int(world_info["num_envs"]) or None
         if foreign:
             parts = [spec for uid, spec in sorted(observations.items()) if spec.name not in signals]
             observation_space = space_from_specs(parts, "observation")
             action_space = space_from_specs([spec for _, spec in sorted(actions.items())], "action")
-            if "reward" not in self._uids and self.facts is None:
+            if "reward" not in self._uids and self.info is None:
                 warnings.warn(
                     f"{self.url} gives no observation named reward: every reward is 0.0", RuntimeWarning, stacklevel=2
                 )
         else:
-            observation_space = space_from_json(str(facts["observation_space"]))
-            action_space = space_from_json(str(facts["action_space"]))
+            observation_space = space_from_json(str(world_info["observation_space"]))
+            action_space = space_from_json(str(world_info["action_space"]))
         layout = Layout(observation_space, "observation", lanes, foreign=foreign)
         self._action_layout = Layout(action_space, "action", lanes, foreign=foreign)
         by_name = {spec.name: (uid, spec) for uid, spec in observations.items()}
@@ -413,7 +276,7 @@ class Remote:
             single = Layout(observation_space, "observation")
             before, self.realtime = (
                 self.realtime,
-                RealtimeReader(self.url, self._uids, lanes, single, self.wish.diagnostics),
+                RealtimeReader(self.url, self._uids, lanes, single, self.request.diagnostics),
             )
             if before is not None:
                 self.realtime.stale = before.stale
@@ -427,16 +290,16 @@ class Remote:
             # Other servers write their messages in another way.
             order = [(uid, observations[uid]) for uid in self.reader.wanted]
             self._codec = StepCodec.make([(uid, actions[uid]) for uid in self._action_uids], order)
-        self.facts = Facts(
+        self.info = WorldInfo(
             observation_space,
             action_space,
             lanes,
-            facts.get("env_id") or None,
-            facts.get("metadata") or {},
-            facts.get("render_mode") or None,
-            facts.get("spec"),
+            world_info.get("env_id") or None,
+            world_info.get("metadata") or {},
+            world_info.get("render_mode") or None,
+            world_info.get("spec"),
             version,
-            facts.get("fps"),
+            world_info.get("fps"),
         )
 
     def _request_observations(self) -> None:
@@ -462,7 +325,7 @@ class Remote:
     @property
     def slots(self) -> int:
         """The number of slots that this remote fills."""
-        return 1 if self.facts is None else self.facts.lanes or 1
+        return 1 if self.info is None else self.info.lanes or 1
 
     @property
     def connected(self) -> bool:
@@ -625,7 +488,7 @@ class Remote:
                 self.stale += 1
                 self.salvage(message)
                 return None
-            ours = self.facts is not None and self.facts.server_version is not None
+            ours = self.info is not None and self.info.server_version is not None
             if ours and isinstance(error, RefusedError) and error.code in ENDED:
                 self._finish(0.0)  # connecting again makes another world; of other servers an error ends nothing (D-2)
                 return Answer("lost", error=error)
@@ -648,7 +511,7 @@ class Remote:
 
     def _compare(self, specs: pb.ActionObservationSpecs) -> Answer | None:
         """Look at the specs that came with a Reset: another server's may change (D-14, D-24)."""
-        if self.facts is None or self.facts.server_version is not None or specs == self._specs or not specs.ByteSize():
+        if self.info is None or self.info.server_version is not None or specs == self._specs or not specs.ByteSize():
             return None
         changes = _changes(self._specs, specs)
         if changes:
@@ -708,7 +571,7 @@ class Remote:
         """Leave the world, destroy it where it was made for this remote, and send no more; `close` then waits."""
         if self._call is None:
             return
-        if self._script is None and self.facts is not None:
+        if self._script is None and self.info is not None:
             self._send(pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()), "other")
             if self._created:
                 self._send(

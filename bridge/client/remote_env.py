@@ -16,8 +16,9 @@ from bridge import values
 from bridge.client.connect import checked_transport
 from bridge.client.guard import OneThread
 from bridge.client.poller import Poller
-from bridge.client.remote import Answer, Delivery, Facts, Remote, Wish, property_value, reset_settings
+from bridge.client.remote import Answer, Delivery, Remote, property_value, reset_settings
 from bridge.client.step_reader import Transition
+from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.credentials import ClientCredentials, Pem, TokenLike
 from bridge.errors import (
     AlreadyPendingError,
@@ -134,10 +135,10 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             token=token, token_file=token_file, tls_ca=tls_ca, tls_certificate=tls_certificate, tls_key=tls_key
         )
         place = {"role": role, "wait": wait}
-        wish = Wish.of(
+        world_request = WorldRequest.of(
             url, env_id, render_mode, env_kwargs, agent, place, diagnostics, credentials=credentials, env=env
         )
-        self._remote = Remote(wish, self._poller, max_message_bytes, transport)
+        self._remote = Remote(world_request, self._poller, max_message_bytes, transport)
         self._closed = False
         self._running = False
         self._lazy = False
@@ -157,14 +158,16 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         }
         kwargs = {key: value for key, value in kwargs.items() if value is not None}
         self._connect()
-        facts = self._facts()
-        self.observation_space = facts.observation_space
-        self.action_space = facts.action_space
-        self.metadata = remote_metadata(facts)
-        self.render_mode = render_mode or facts.render_mode
-        self.spec = remote_spec("bridge.client.remote_env:RemoteEnv", {"url": url, **kwargs}, facts, self.render_mode)
-        self.spec.max_episode_steps = (facts.spec or {}).get("max_episode_steps")
-        self._action_layout = Layout(facts.action_space, "action")
+        world_info = self._world_info()
+        self.observation_space = world_info.observation_space
+        self.action_space = world_info.action_space
+        self.metadata = remote_metadata(world_info)
+        self.render_mode = render_mode or world_info.render_mode
+        self.spec = remote_spec(
+            "bridge.client.remote_env:RemoteEnv", {"url": url, **kwargs}, world_info, self.render_mode
+        )
+        self.spec.max_episode_steps = (world_info.spec or {}).get("max_episode_steps")
+        self._action_layout = Layout(world_info.action_space, "action")
         forget_in_child(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -199,18 +202,18 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     @property
     def server_version(self) -> str | None:
         """The version of a Gymnasium Bridge server; None for another dm_env_rpc server (U-12)."""
-        return self._facts().server_version
+        return self._world_info().server_version
 
     @property
     def fps(self) -> float | None:
         """Frames a second of a real-time world; None: it waits for each action."""
-        return self._facts().fps
+        return self._world_info().fps
 
-    def _facts(self) -> Facts:
-        facts = self._remote.facts
-        if facts is None:
+    def _world_info(self) -> WorldInfo:
+        world_info = self._remote.info
+        if world_info is None:
             raise ClosedError("this environment never joined a world")
-        return facts
+        return world_info
 
     def _connect(self) -> None:
         self._lazy = False
@@ -220,8 +223,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         except RemoteError:
             self._remote.close(0.5)
             raise
-        if self._facts().lanes is not None:
-            lanes = self._facts().lanes
+        if self._world_info().lanes is not None:
+            lanes = self._world_info().lanes
             self._remote.close(0.5)
             raise SettingError(
                 f"{self.url} is a world of {lanes} lanes; use make_vec_remote for it, or ask for ?num_envs=1"
@@ -491,16 +494,18 @@ def checked_timeout(timeout: Any) -> float:
     return float(timeout)
 
 
-def remote_metadata(facts: Facts) -> dict[str, Any]:
+def remote_metadata(world_info: WorldInfo) -> dict[str, Any]:
     """Return a remote environment's metadata, without the render mode that opens a window where it runs."""
-    metadata = dict(facts.metadata)
+    metadata = dict(world_info.metadata)
     modes = [mode for mode in metadata.get("render_modes", []) if mode != "human"]
     return {**metadata, "render_modes": modes}
 
 
-def remote_spec(entry_point: str | None, kwargs: dict[str, Any], facts: Facts, render_mode: str | None) -> EnvSpec:
+def remote_spec(
+    entry_point: str | None, kwargs: dict[str, Any], world_info: WorldInfo, render_mode: str | None
+) -> EnvSpec:
     """Return a spec that makes a second environment of the same remote."""
-    registered = facts.spec or {}
+    registered = world_info.spec or {}
     if render_mode:
         kwargs = {**kwargs, "render_mode": render_mode}
     return EnvSpec(

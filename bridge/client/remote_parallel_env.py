@@ -10,18 +10,10 @@ from typing import Any
 
 from bridge.client.guard import OneThread
 from bridge.client.poller import Poller
-from bridge.client.remote import (
-    Answer,
-    Delivery,
-    Facts,
-    Remote,
-    Wish,
-    close_remotes,
-    property_value,
-    reset_settings,
-)
+from bridge.client.remote import Answer, Delivery, Remote, close_remotes, property_value, reset_settings
 from bridge.client.remote_env import MAX_MESSAGE_BYTES, TIMEOUT, call_results, checked_timeout, remote_metadata
 from bridge.client.step_reader import Transition
+from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.errors import (
     ClosedError,
     Code,
@@ -81,7 +73,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         self._started = False
         self._max_message_bytes = max_message_bytes
         self._poller: Poller[Delivery] = Poller()
-        self._wish = Wish.of(url, None, render_mode, env_kwargs)
+        self._world_request = WorldRequest.of(url, None, render_mode, env_kwargs)
         self._remotes: dict[str, Remote] = {}
         self._by_remote: dict[Remote, str] = {}
         self.agents: list[str] = []
@@ -90,11 +82,11 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         except RemoteError:
             self._disconnect(0.5)
             raise
-        facts = {name: self._facts(remote) for name, remote in self._remotes.items()}
-        self.possible_agents = list(facts)
-        self.observation_spaces = {name: fact.observation_space for name, fact in facts.items()}
-        self.action_spaces = {name: fact.action_space for name, fact in facts.items()}
-        first = next(iter(facts.values()))
+        world_info = {name: self._world_info(remote) for name, remote in self._remotes.items()}
+        self.possible_agents = list(world_info)
+        self.observation_spaces = {name: fact.observation_space for name, fact in world_info.items()}
+        self.action_spaces = {name: fact.action_space for name, fact in world_info.items()}
+        first = next(iter(world_info.values()))
         self.metadata = remote_metadata(first)
         self.render_mode = render_mode or first.render_mode
         self._action_layouts = {name: Layout(space, "action") for name, space in self.action_spaces.items()}
@@ -108,14 +100,14 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         for remote in self._by_remote:
             remote.disown(self._poller)
 
-    def _facts(self, remote: Remote) -> Facts:
-        if remote.facts is None:
+    def _world_info(self, remote: Remote) -> WorldInfo:
+        if remote.info is None:
             raise ClosedError("this environment never joined a world")
-        return remote.facts
+        return remote.info
 
     def _connect(self) -> None:
         """Join as the first free agent, ask it for the others' names, and join as them."""
-        first = Remote(self._wish, self._poller, self._max_message_bytes)
+        first = Remote(self._world_request, self._poller, self._max_message_bytes)
         self._by_remote = {first: ""}
         first.open()
         try:
@@ -123,7 +115,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
             name, names = self._read(first, "agent", False), self._read(first, "agents", True)
         except RefusedError as error:
             first.close(0.5)
-            if error.code in (Code.NOT_FOUND, Code.UNIMPLEMENTED, Code.PERMISSION_DENIED) and first.facts is not None:
+            if error.code in (Code.NOT_FOUND, Code.UNIMPLEMENTED, Code.PERMISSION_DENIED) and first.info is not None:
                 raise SettingError(
                     f"{self._url} is no world of several agents (it has no property world.agents); use make_remote"
                 ) from error
@@ -131,9 +123,11 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         except RemoteError:
             first.close(0.5)
             raise
-        address = dataclasses.replace(self._wish.address, world=first.world, settings=())
+        address = dataclasses.replace(self._world_request.address, world=first.world, settings=())
         self._remotes = {
-            agent: first if agent == name else Remote(Wish(address, agent=agent), self._poller, self._max_message_bytes)
+            agent: first
+            if agent == name
+            else Remote(WorldRequest(address, agent=agent), self._poller, self._max_message_bytes)
             for agent in names
         }
         self._by_remote = {remote: agent for agent, remote in self._remotes.items()}
@@ -291,7 +285,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
     def _disconnect(self, timeout: float) -> None:
         self._started = False
         deadline = time.monotonic() + timeout
-        makers = [remote for remote in self._by_remote if remote.wish is self._wish]
+        makers = [remote for remote in self._by_remote if remote.request is self._world_request]
         close_remotes([remote for remote in self._by_remote if remote not in makers], timeout)
         close_remotes(makers, max(0.0, deadline - time.monotonic()))  # last: it destroys the world
 

@@ -23,16 +23,7 @@ from bridge.client.infos import lane_info, merge_lanes
 from bridge.client.poller import Poller
 from bridge.client.realtime import merge_latency
 from bridge.client.reconnect import RemoteReport
-from bridge.client.remote import (
-    ENDED,
-    Delivery,
-    Remote,
-    SlotState,
-    Wish,
-    close_remotes,
-    property_value,
-    reset_settings,
-)
+from bridge.client.remote import ENDED, Delivery, Remote, SlotState, close_remotes, property_value, reset_settings
 from bridge.client.remote_env import (
     MAX_MESSAGE_BYTES,
     TIMEOUT,
@@ -45,6 +36,7 @@ from bridge.client.remote_env import (
 from bridge.client.seating import SPARE, Results, Seat, SeatedVectorEnv
 from bridge.client.send_recv import Received, receive, send
 from bridge.client.step_reader import Batch
+from bridge.client.world_request import WorldRequest
 from bridge.credentials import ClientCredentials, Pem, TokenLike
 from bridge.errors import (
     AlreadyPendingError,
@@ -211,32 +203,32 @@ class RemoteVectorEnv(SeatedVectorEnv):
         )
         place = {"role": role, "wait": wait}
 
-        def wish_of(url: str) -> Wish:
-            return Wish.of(
+        def request_for(url: str) -> WorldRequest:
+            return WorldRequest.of(
                 url, env_id, render_mode, env_kwargs, None, place, diagnostics, credentials=credentials, env=env
             )
 
-        wishes = [wish_of(url) for url in checked_urls(urls)]
+        requests = [request_for(url) for url in checked_urls(urls)]
         spares = [spares] if isinstance(spares, str) else list(spares)
-        standing_by = [wish_of(url) for url in spares]
-        if isinstance(num_envs, int) and 0 < num_envs < len(wishes):
-            wishes, standing_by = wishes[:num_envs], wishes[num_envs:] + standing_by
+        standing_by = [request_for(url) for url in spares]
+        if isinstance(num_envs, int) and 0 < num_envs < len(requests):
+            requests, standing_by = requests[:num_envs], requests[num_envs:] + standing_by
         try:
-            self._connect_all(wishes, num_envs)
-            for wish in standing_by:
-                self._add_spare(wish)
+            self._connect_all(requests, num_envs)
+            for world_request in standing_by:
+                self._add_spare(world_request)
         except BaseException:
             self._close_seats(0.5)
             raise
-        facts = self._facts()
+        world_info = self._world_info()
         self._seat_at = [seat for seat in self._seats for _ in range(seat.lanes)]
         self.num_envs = sum(seat.lanes for seat in self._seats)
-        self.single_observation_space: Space[Any] = facts.observation_space
-        self.single_action_space: Space[Any] = facts.action_space
-        self.observation_space = batch_space(facts.observation_space, self.num_envs)
-        self.action_space = batch_space(facts.action_space, self.num_envs)
-        self.metadata = {**remote_metadata(facts), "autoreset_mode": AutoresetMode.NEXT_STEP}
-        self.render_mode = render_mode or facts.render_mode
+        self.single_observation_space: Space[Any] = world_info.observation_space
+        self.single_action_space: Space[Any] = world_info.action_space
+        self.observation_space = batch_space(world_info.observation_space, self.num_envs)
+        self.action_space = batch_space(world_info.action_space, self.num_envs)
+        self.metadata = {**remote_metadata(world_info), "autoreset_mode": AutoresetMode.NEXT_STEP}
+        self.render_mode = render_mode or world_info.render_mode
         kwargs = {
             "env_id": env_id,
             "env_kwargs": env_kwargs,
@@ -254,13 +246,13 @@ class RemoteVectorEnv(SeatedVectorEnv):
         self.spec: EnvSpec | None = remote_spec(
             None,
             {"urls": url_list, "num_envs": self.num_envs, **given},
-            facts,
+            world_info,
             self.render_mode,
         )
         self.spec.vector_entry_point = VECTOR_ENTRY_POINT
         self.spec.kwargs["vectorization_mode"] = "vector_entry_point"
-        self._observation_layout = Layout(facts.observation_space, "observation")
-        self._action_layout = Layout(facts.action_space, "action")
+        self._observation_layout = Layout(world_info.observation_space, "observation")
+        self._action_layout = Layout(world_info.action_space, "action")
         forget_in_child(self)
 
     # Copies and forked processes
@@ -808,14 +800,16 @@ class RemoteVectorEnv(SeatedVectorEnv):
     @property
     def fps(self) -> float | None:
         """Frames a second of the real-time worlds, of the fastest where they differ; None: they wait for actions."""
-        rates = [seat.remote.facts.fps for seat in self._seats if seat.remote.facts and seat.remote.facts.fps]
+        rates = [seat.remote.info.fps for seat in self._seats if seat.remote.info and seat.remote.info.fps]
         return max(rates, default=None)
 
     @property
     def server_versions(self) -> tuple[str | None, ...]:
         """The version of each slot's server, None for one that is not ours (U-12)."""
-        versions = [(seat.lanes, seat.remote.facts) for seat in self._seats]
-        return tuple(facts.server_version if facts else None for lanes, facts in versions for _ in range(lanes))
+        versions = [(seat.lanes, seat.remote.info) for seat in self._seats]
+        return tuple(
+            world_info.server_version if world_info else None for lanes, world_info in versions for _ in range(lanes)
+        )
 
     def latency_summary(self) -> tuple[dict[str, Any], ...]:
         """Return for each remote `url`, and percentiles of `round_trip` and `observation_age` in seconds (U-11)."""

@@ -13,8 +13,9 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from bridge.client.poller import Poller
-from bridge.client.remote import Answer, Delivery, Facts, Remote, SlotState, Wish
+from bridge.client.remote import Answer, Delivery, Remote, SlotState
 from bridge.client.step_reader import Batch, StepMessage
+from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.errors import (
     ClosedError,
     PeerError,
@@ -87,7 +88,7 @@ class Seat:
     @property
     def single(self) -> bool:
         """Whether it is a single environment rather than lanes."""
-        return self.remote.facts is not None and self.remote.facts.lanes is None
+        return self.remote.info is not None and self.remote.info.lanes is None
 
     @property
     def waiting(self) -> bool:
@@ -144,18 +145,18 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
     _looked: float
     """When it was last seen what has come."""
 
-    def _connect_all(self, wishes: list[Wish], num_envs: int | None) -> None:
-        """Join a world for each wish, all at once, and further ones where `num_envs` asks for more slots."""
+    def _connect_all(self, requests: list[WorldRequest], num_envs: int | None) -> None:
+        """Join a world for each world_request, all at once, and further ones where `num_envs` asks for more slots."""
         if num_envs is not None and (not isinstance(num_envs, int) or isinstance(num_envs, bool) or num_envs < 1):
             raise SettingError(f"expected num_envs to be a positive integer, got {num_envs!r}")
-        places = {(wish.address.scheme, wish.address.target) for wish in wishes}
-        self._shared = len(places) < max(len(wishes), num_envs or 0)
-        self._add_seats(wishes)
+        places = {(world_request.address.scheme, world_request.address.target) for world_request in requests}
+        self._shared = len(places) < max(len(requests), num_envs or 0)
+        self._add_seats(requests)
         if num_envs is None:
             return
         have = sum(seat.lanes for seat in self._seats)
         if have < num_envs and (num_envs - have) % have == 0:
-            self._add_seats(wishes * ((num_envs - have) // have))
+            self._add_seats(requests * ((num_envs - have) // have))
         elif have != num_envs:
             lanes = ", ".join(f"{seat.remote.url} ({seat.lanes})" for seat in self._seats)
             raise SettingError(
@@ -163,10 +164,10 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
                 "A world of N lanes fills N slots"
             )
 
-    def _add_seats(self, wishes: list[Wish]) -> None:
+    def _add_seats(self, requests: list[WorldRequest]) -> None:
         first = len(self._seats)
-        for wish in wishes:
-            seat = self._new_seat(wish, 0)
+        for world_request in requests:
+            seat = self._new_seat(world_request, 0)
             self._seats.append(seat)
             self._seat_of[seat.remote] = seat
             seat.remote.open()
@@ -189,12 +190,14 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
             start += seat.lanes
             self._check_spaces(seat)
 
-    def _new_seat(self, wish: Wish, start: int) -> Seat:
-        return Seat(Remote(wish, self._poller, self._max_message_bytes, self._transport, shared=self._shared), start, 1)
+    def _new_seat(self, world_request: WorldRequest, start: int) -> Seat:
+        return Seat(
+            Remote(world_request, self._poller, self._max_message_bytes, self._transport, shared=self._shared), start, 1
+        )
 
-    def _add_spare(self, wish: Wish) -> None:
+    def _add_spare(self, world_request: WorldRequest) -> None:
         """Connect a world that stands by, without waiting for it."""
-        spare = self._new_seat(wish, SPARE)
+        spare = self._new_seat(world_request, SPARE)
         self._spares.append(spare)
         self._seat_of[spare.remote] = spare
         spare.deadline = time.monotonic() + self._timeout
@@ -215,7 +218,7 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
         return False
 
     def _check_spaces(self, seat: Seat) -> None:
-        mine, first = seat.remote.facts, self._facts()
+        mine, first = seat.remote.info, self._world_info()
         if mine is None or (mine.observation_space, mine.action_space) != (first.observation_space, first.action_space):
             got = (mine.observation_space, mine.action_space) if mine else None
             raise SettingError(
@@ -223,11 +226,11 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
                 f"{(first.observation_space, first.action_space)}; one vector environment takes worlds of equal spaces"
             )
 
-    def _facts(self) -> Facts:
-        facts = self._seats[0].remote.facts
-        if facts is None:
+    def _world_info(self) -> WorldInfo:
+        world_info = self._seats[0].remote.info
+        if world_info is None:
             raise ClosedError("this vector environment never joined a world")
-        return facts
+        return world_info
 
     # What comes in
 
