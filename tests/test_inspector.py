@@ -6,7 +6,7 @@ import pytest
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as public_pb
 from google.protobuf import any_pb2
 
-from bridge.client.dialog import Dialog
+from bridge.client.inspector import Inspector
 from bridge.errors import RemoteTimeoutError
 from bridge.pb import properties_pb2
 from bridge.tensors import pack_tensor, unpack_tensor
@@ -34,12 +34,12 @@ class PropertyServer(ScriptedServer):
 
 def test_a_late_answer_is_not_taken_for_the_answer_to_the_next_question():
     with PropertyServer() as server:
-        dialog = Dialog(server.url, 0.2)
+        inspector = Inspector(server.url, 0.2)
         for _ in range(2):
             with pytest.raises(RemoteTimeoutError, match=r"no answer to extension within 0\.2 s"):
-                dialog.read_property("slow")
-        dialog._timeout = 20.0
+                inspector.read_property("slow")
+        inspector._timeout = 20.0
         server.release.set()
-        assert unpack_tensor(dialog.read_property("quick"))[()] == "quick"
-        assert unpack_tensor(dialog.read_property("again"))[()] == "again"
-        dialog.close()
+        assert unpack_tensor(inspector.read_property("quick"))[()] == "quick"
+        assert unpack_tensor(inspector.read_property("again"))[()] == "again"
+        inspector.close()

@@ -558,8 +558,8 @@ def test_a_world_goes_with_its_client(serve: Any, clock: VirtualClock) -> None:
     dying = make_vec_remote(server.url)
     dying.reset()
     ready(dying, [0])
-    for seat in dying._seats:  # the connection is cut, nothing is said
-        seat.remote._call.connection._abort()  # type: ignore[union-attr]
+    for member in dying._members:  # the connection is cut, nothing is said
+        member.remote._call.connection._abort()  # type: ignore[union-attr]
     wait_for(lambda: not server.worlds and made[1].closed)
     clock.advance(1.0)
     assert made[1].steps == 0, "and its clock stands"

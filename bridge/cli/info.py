@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bridge.cli.program import OK
-from bridge.client.dialog import Dialog
+from bridge.client.inspector import Inspector
 from bridge.client.world_request import WorldRequest
 from bridge.credentials import ClientCredentials, add_credential_options, credential_keywords
 from bridge.errors import Code, ConnectionLostError, RefusedError, TensorError
@@ -87,10 +87,10 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"\nTo see one of the environments, name it: bridge info {_named(request, environments[0])}")
             _print_properties(properties)
             return OK
-    with Dialog(url, timeout, credentials) as dialog:
-        specs = dialog.join()
+    with Inspector(url, timeout, credentials) as inspector:
+        specs = inspector.join()
         if properties:
-            properties = _properties(dialog)
+            properties = _properties(inspector)
         _print_world(specs, properties, version)
     _print_properties(properties)
     return OK
@@ -109,29 +109,29 @@ def _before_joining(
     url: str, timeout: float, credentials: ClientCredentials
 ) -> tuple[Properties, str | None, list[str]]:
     """Return the properties of the server itself, and of one of ours its version and environment ids."""
-    with Dialog(url, timeout, credentials) as dialog:
+    with Inspector(url, timeout, credentials) as inspector:
         try:
-            properties = _properties(dialog)
+            properties = _properties(inspector)
         except (RefusedError, ConnectionLostError) as error:
             # A server that has no properties says so, or ends the stream.
             if isinstance(error, RefusedError) and error.code in (Code.RESOURCE_EXHAUSTED, Code.UNAUTHENTICATED):
                 raise
-            return {}, dialog.server_version, []
-        version = dialog.server_version
-        ids = read_encoded(dialog.read_property("server.environments")) if version is not None else []
+            return {}, inspector.server_version, []
+        version = inspector.server_version
+        ids = read_encoded(inspector.read_property("server.environments")) if version is not None else []
         return properties, version, list(ids)
 
 
-def _properties(dialog: Dialog) -> Properties:
+def _properties(inspector: Inspector) -> Properties:
     """Return all properties by key, with their values as text; what draws a frame is left unread."""
     found: Properties = {}
-    for item in dialog.list_properties():
+    for item in inspector.list_properties():
         key = item.spec.name
         value = ""
         if item.is_readable and not key.endswith(".frame"):
             try:
-                tensor = dialog.read_property(key)
-                if dialog.server_version is not None and item.spec.dtype == pb.UINT8:
+                tensor = inspector.read_property(key)
+                if inspector.server_version is not None and item.spec.dtype == pb.UINT8:
                     value = repr(read_encoded(tensor))
                 else:
                     value = str(unpack_tensor(tensor, key).tolist())

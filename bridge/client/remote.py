@@ -443,7 +443,7 @@ class Remote:
         )
         self._send(_extension(CALL_REQUEST_URL, body), "other")
 
-    def give_up(self) -> None:
+    def drop_replies(self) -> None:
         """Drop the answers to properties and calls that are still to come."""
         self._asked += 1
 
@@ -567,7 +567,7 @@ class Remote:
         """Give up a connection that has ended."""
         self._finish(0.0)
 
-    def farewell(self) -> None:
+    def leave(self) -> None:
         """Leave the world, destroy it where it was made for this remote, and send no more; `close` then waits."""
         if self._call is None:
             return
@@ -580,7 +580,7 @@ class Remote:
         self._call.finish()
 
     def close(self, timeout: float) -> None:
-        """Say farewell and end the connection, within `timeout` seconds."""
+        """Leave the world and end the connection, within `timeout` seconds."""
         close_remotes([self], timeout)
 
     def detach(self) -> AnyCall | None:
@@ -599,7 +599,7 @@ class Remote:
 def close_remotes(remotes: Sequence[Remote], timeout: float) -> None:
     """Leave the worlds and end the connections, within `timeout` seconds in all."""
     for remote in remotes:
-        remote.farewell()
+        remote.leave()
     detached = [remote.detach() for remote in remotes]
     close_all([connection for connection in detached if connection is not None], timeout)
 

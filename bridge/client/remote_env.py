@@ -13,8 +13,8 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from bridge import values
+from bridge.client.conflict import ConflictDetector
 from bridge.client.connect import checked_transport
-from bridge.client.guard import OneThread
 from bridge.client.poller import Poller
 from bridge.client.remote import Answer, Delivery, Remote, property_value, reset_settings
 from bridge.client.step_reader import Transition
@@ -127,7 +127,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         wait: str | None = None,
         diagnostics: bool = True,
     ) -> None:
-        self._guard = OneThread("environment")
+        self._conflicts = ConflictDetector("environment")
         self._timeout = checked_timeout(timeout)
         self._poller: Poller[Delivery] = Poller()
         self._transport = checked_transport(transport)
@@ -172,14 +172,14 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy needs: it connects anew, to a world of its own where this one had been made one."""
-        state = {key: value for key, value in self.__dict__.items() if key not in ("_guard", "_poller", "_remote")}
+        state = {key: value for key, value in self.__dict__.items() if key not in ("_conflicts", "_poller", "_remote")}
         return {**state, "_parts": self._remote.parts()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
         parts = state.pop("_parts")
         self.__dict__.update(state)
-        self._guard = OneThread("environment")
+        self._conflicts = ConflictDetector("environment")
         self._poller = Poller()
         self._remote = Remote.of_parts(parts, self._poller, self._transport)
         self._lazy, self._running = True, False
@@ -188,7 +188,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
 
     def after_fork(self) -> None:
         """Leave the connection to the parent process; the next call makes one for this process."""
-        self._guard = OneThread("environment")
+        self._conflicts = ConflictDetector("environment")
         self._poller = Poller()
         self._remote.disown(self._poller)
         self._lazy, self._running = True, False
@@ -267,7 +267,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         Returns:
             The first observation and the info.
         """
-        with self._guard:
+        with self._conflicts:
             self._require_open()
             settings = reset_settings(seed, self._remote.options(options))
             super().reset(seed=seed)
@@ -294,7 +294,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             InvalidActionError: It is not in the action space; nothing was sent.
             ResetNeededError: No episode is running.
         """
-        with self._guard:
+        with self._conflicts:
             self._require_open()
             self._refuse_rollout()
             if not self._running:
@@ -326,14 +326,14 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         """
         if not isinstance(window, int) or isinstance(window, bool) or window < 1:
             raise SettingError(f"expected window to be a positive integer, got {window!r}")
-        with self._guard:
+        with self._conflicts:
             self._require_remote()
         return self._roll(iter(actions), window)
 
     def _roll(self, actions: Iterator[Any], window: int) -> Iterator[RolloutStep]:
         sent: deque[Any] = deque()
         more = True
-        with self._guard:
+        with self._conflicts:
             self._require_remote()
             token = self._rollout = object()
         try:
@@ -344,13 +344,13 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
                     except StopIteration:
                         more = False
                         break
-                    with self._guard:
+                    with self._conflicts:
                         self._require_rollout(token)
                         self._remote.step(self._action_layout.pack_action(action))
                     sent.append(action)
                 if not sent:
                     return
-                with self._guard:
+                with self._conflicts:
                     self._require_rollout(token)
                     first = not self._running
                     transition = self._read(self._await("step", "to a step"))
@@ -402,7 +402,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
 
     def render(self) -> Any:
         """Return the frame of now, as the environment's own render mode gives it; None without a render mode."""
-        with self._guard:
+        with self._conflicts:
             self._require_remote()
             self._remote.read_property("world.frame")
             frames = property_value(self._ask("to render"), self.url, True)
@@ -419,7 +419,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         Raises:
             RefusedError: PERMISSION_DENIED for a private name, UNIMPLEMENTED where the server has no method calls.
         """
-        with self._guard:
+        with self._conflicts:
             self._require_remote()
             self._remote.call(name, args, kwargs)
             return call_results(self._ask(f"to the call of {name}"), self.url)[0]
@@ -430,14 +430,14 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
 
     def set_attr(self, name: str, value: Any) -> None:
         """Set a public attribute of the remote environment."""
-        with self._guard:
+        with self._conflicts:
             self._require_remote()
             self._remote.write_property(f"world.attributes.{name}", [value])
             self._ask(f"to setting {name}")
 
     def close(self) -> None:
         """Leave the world, which goes where it was made for this environment, and disconnect. May be called twice."""
-        with self._guard:
+        with self._conflicts:
             self._closed = True
             self._running = False
             self._remote.close(2.0)

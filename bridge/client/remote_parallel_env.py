@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bridge.client.guard import OneThread
+from bridge.client.conflict import ConflictDetector
 from bridge.client.poller import Poller
 from bridge.client.remote import Answer, Delivery, Remote, close_remotes, property_value, reset_settings
 from bridge.client.remote_env import MAX_MESSAGE_BYTES, TIMEOUT, call_results, checked_timeout, remote_metadata
@@ -42,7 +42,7 @@ __all__ = ["RemoteParallelEnv", "make_parallel_remote"]
 class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
     """All agents of one remote world, each over a connection of its own, as if the environment were local.
 
-    Agents go by their names as text. All agents' seats must be free: this environment takes them all.
+    Agents go by their names as text. All agents' members must be free: this environment takes them all.
 
     Args:
         url: The server's URL; `?world=NAME` joins a world that exists, else one is made.
@@ -53,7 +53,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
 
     Raises:
         ConnectError: Nobody listens there.
-        RefusedError: The server refuses, or a seat is taken.
+        RefusedError: The server refuses, or a member is taken.
         SettingError: The server has no world of several agents.
     """
 
@@ -66,7 +66,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         timeout: float = TIMEOUT,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
-        self._guard = OneThread("environment")
+        self._conflicts = ConflictDetector("environment")
         self._timeout = checked_timeout(timeout)
         self._url = url
         self._closed = False
@@ -94,7 +94,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
 
     def after_fork(self) -> None:
         """Leave the connections to the parent process; the next `reset` makes some for this process."""
-        self._guard = OneThread("environment")
+        self._conflicts = ConflictDetector("environment")
         self._poller = Poller()
         self._started = False
         for remote in self._by_remote:
@@ -197,7 +197,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         Returns:
             Observations and infos by agent.
         """
-        with self._guard:
+        with self._conflicts:
             self._require_open()
             settings = reset_settings(seed, options)
             if not all(remote.connected for remote in self._remotes.values()):
@@ -227,7 +227,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
             InvalidActionError: A live agent has no action, or one outside of its space; nothing was sent.
             ResetNeededError: No episode is running.
         """
-        with self._guard:
+        with self._conflicts:
             self._require_open()
             if not self._started:
                 raise ResetNeededError("expected reset() before step(): no episode is running")
@@ -262,12 +262,12 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
 
     def render(self) -> Any:
         """Return the frame of now, as the environment's own render mode gives it; None without a render mode."""
-        with self._guard:
+        with self._conflicts:
             return self._read(self._any_remote(), "frame", True)[0]
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a public method of the remote environment, or read a public attribute."""
-        with self._guard:
+        with self._conflicts:
             remote = self._any_remote()
             remote.call(name, args, kwargs)
             return self._answer(remote, lambda message: call_results(message, self._url)[0])
@@ -278,7 +278,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
 
     def close(self) -> None:
         """Leave the world, which goes where it was made for this environment. May be called twice."""
-        with self._guard:
+        with self._conflicts:
             self._closed = True
             self._disconnect(2.0)
 

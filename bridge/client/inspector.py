@@ -19,14 +19,14 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
 from bridge.wire import PROPERTY_REQUEST_URL
 
-__all__ = ["Dialog"]
+__all__ = ["Inspector"]
 
 _MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 # A server that lists in circles, or without an end, ends here.
 _MOST_PROPERTIES = 1000
 
 
-class Dialog:
+class Inspector:
     """A connection that asks one question and waits for its answer. Leaves the world when it is closed.
 
     Args:
@@ -146,7 +146,7 @@ class Dialog:
             raise PeerError(self.url, f"its answer to a property request cannot be read: {error}") from error
 
     def close(self) -> None:
-        """Leave the world, destroy it where this dialog made it, and end the connection."""
+        """Leave the world, destroy it where this inspector made it, and end the connection."""
         deadline = time.monotonic() + self._timeout
         try:
             if self._joined:
@@ -161,7 +161,7 @@ class Dialog:
             self._joined, self._created = False, None
             self._connection.close(max(0.0, min(2.0, deadline - time.monotonic())))
 
-    def __enter__(self) -> Dialog:
+    def __enter__(self) -> Inspector:
         return self
 
     def __exit__(

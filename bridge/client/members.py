@@ -1,4 +1,4 @@
-"""The seats of a vector environment: connecting, waiting, losing, replacing, and what their answers hold."""
+"""The members of a vector environment: connecting, waiting, losing, replacing, and what their answers hold."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from bridge.spaces import Layout
 from bridge.step_codec import StepAnswer
 from bridge.tensors import Array
 
-__all__ = ["SPARE", "Results", "Seat", "SeatedVectorEnv"]
+__all__ = ["SPARE", "Member", "MemberVectorEnv", "Results"]
 
 SPARE = -1
 """In place of a first slot: a remote that stands by."""
 _BACKOFF = (0.1, 10.0)
 # Seconds between two looks at what has come, beyond which the remotes are not to blame for what is late.
-_ATTENTION = 1.0
+_POLL_GAP = 1.0
 
 _log = SafeLog(__name__)
 
 
 @dataclasses.dataclass
-class Seat:
+class Member:
     """One remote, the slots that it fills, and where they are."""
 
     remote: Remote
@@ -74,7 +74,7 @@ class Seat:
     deadline: float = 0.0
     """When the outstanding answer is late; monotonic seconds."""
 
-    def give_up_step(self) -> None:
+    def abandon_step(self) -> None:
         """Count the step whose result nobody will be handed."""
         if self.stepping:
             self.remote.record.steps_lost += self.lanes
@@ -116,18 +116,18 @@ class Results:
     """Columns and flags over all slots; the columns of slots that are not `valid` hold nothing."""
     valid: Array
     """Which slots have an observation, `(num_envs,)`."""
-    infos: list[tuple[Seat, Any]]
+    infos: list[tuple[Member, Any]]
     """The infos as they came: a dict a slot, or of arrays over a world's lanes."""
     errors: dict[int, RemoteError]
     """Why an episode was cut off, by slot."""
 
 
-class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
-    """What a vector environment of remotes stands on: seats whose remotes come, go and answer by themselves."""
+class MemberVectorEnv(VectorEnv[Any, Any, Array]):
+    """What a vector environment of remotes stands on: members whose remotes come, go and answer by themselves."""
 
-    _seats: list[Seat]
-    _spares: list[Seat]
-    _seat_of: dict[Remote, Seat]
+    _members: list[Member]
+    _spares: list[Member]
+    _member_of: dict[Remote, Member]
     _poller: Poller[Delivery]
     _timeout: float
     _max_message_bytes: int
@@ -138,11 +138,11 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
     _jitter: random.Random
     _waits_for_lanes: bool
     _question: Any
-    _trouble: bool
-    """Whether a seat may have an error."""
-    _calm: bool
+    _has_errors: bool
+    """Whether a member may have an error."""
+    _all_running: bool
     """Whether every slot has given what was asked of it, and is in an episode."""
-    _looked: float
+    _polled_at: float
     """When it was last seen what has come."""
 
     def _connect_all(self, requests: list[WorldRequest], num_envs: int | None) -> None:
@@ -151,32 +151,32 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
             raise SettingError(f"expected num_envs to be a positive integer, got {num_envs!r}")
         places = {(world_request.address.scheme, world_request.address.target) for world_request in requests}
         self._shared = len(places) < max(len(requests), num_envs or 0)
-        self._add_seats(requests)
+        self._add_members(requests)
         if num_envs is None:
             return
-        have = sum(seat.lanes for seat in self._seats)
+        have = sum(member.lanes for member in self._members)
         if have < num_envs and (num_envs - have) % have == 0:
-            self._add_seats(requests * ((num_envs - have) // have))
+            self._add_members(requests * ((num_envs - have) // have))
         elif have != num_envs:
-            lanes = ", ".join(f"{seat.remote.url} ({seat.lanes})" for seat in self._seats)
+            lanes = ", ".join(f"{member.remote.url} ({member.lanes})" for member in self._members)
             raise SettingError(
                 f"num_envs={num_envs} is no multiple of the {have} slots that the URLs give: {lanes}. "
                 "A world of N lanes fills N slots"
             )
 
-    def _add_seats(self, requests: list[WorldRequest]) -> None:
-        first = len(self._seats)
+    def _add_members(self, requests: list[WorldRequest]) -> None:
+        first = len(self._members)
         for world_request in requests:
-            seat = self._new_seat(world_request, 0)
-            self._seats.append(seat)
-            self._seat_of[seat.remote] = seat
-            seat.remote.open()
-        new = self._seats[first:]
+            member = self._new_member(world_request, 0)
+            self._members.append(member)
+            self._member_of[member.remote] = member
+            member.remote.open()
+        new = self._members[first:]
         deadline = time.monotonic() + self._timeout
-        while any(seat.state is SlotState.CONNECTING for seat in new):
+        while any(member.state is SlotState.CONNECTING for member in new):
             answer, source = self._next_answer(deadline)
             if source is None:
-                late = [seat.remote for seat in new if seat.state is SlotState.CONNECTING]
+                late = [member.remote for member in new if member.state is SlotState.CONNECTING]
                 reason = late[0].late("to join a world", self._timeout).reason
                 raise RemoteTimeoutError(", ".join(remote.url for remote in late), reason)
             if answer is None:
@@ -184,108 +184,108 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
             if answer.error is not None:
                 raise answer.error
             source.state = SlotState.RESETTING
-        start = self._seats[first - 1].slots.stop if first else 0
-        for seat in new:
-            seat.start, seat.lanes = start, seat.remote.slots
-            start += seat.lanes
-            self._check_spaces(seat)
+        start = self._members[first - 1].slots.stop if first else 0
+        for member in new:
+            member.start, member.lanes = start, member.remote.slots
+            start += member.lanes
+            self._check_spaces(member)
 
-    def _new_seat(self, world_request: WorldRequest, start: int) -> Seat:
-        return Seat(
+    def _new_member(self, world_request: WorldRequest, start: int) -> Member:
+        return Member(
             Remote(world_request, self._poller, self._max_message_bytes, self._transport, shared=self._shared), start, 1
         )
 
     def _add_spare(self, world_request: WorldRequest) -> None:
         """Connect a world that stands by, without waiting for it."""
-        spare = self._new_seat(world_request, SPARE)
+        spare = self._new_member(world_request, SPARE)
         self._spares.append(spare)
-        self._seat_of[spare.remote] = spare
+        self._member_of[spare.remote] = spare
         spare.deadline = time.monotonic() + self._timeout
         spare.remote.open()
 
-    def _replace(self, seat: Seat) -> bool:
+    def _replace(self, member: Member) -> bool:
         """Let a spare that stands ready take over the slots of a remote that is lost; return whether there was one."""
         for spare in self._spares:
-            if spare.state is SlotState.RUNNING and spare.lanes == seat.lanes and spare.single == seat.single:
-                seat.remote, spare.remote = spare.remote, seat.remote
+            if spare.state is SlotState.RUNNING and spare.lanes == member.lanes and spare.single == member.single:
+                member.remote, spare.remote = spare.remote, member.remote
                 if self._waits_for_lanes:
-                    seat.remote.wait_for_all()
-                self._seat_of[seat.remote], self._seat_of[spare.remote] = seat, spare
-                spare.state, spare.error, spare.failures = SlotState.LOST, seat.error, seat.failures
-                spare.retry_at, seat.failures = seat.retry_at, 0
-                _log.warning("%s takes over the slots of %s", seat.remote.url, spare.remote.url)
+                    member.remote.wait_for_all()
+                self._member_of[member.remote], self._member_of[spare.remote] = member, spare
+                spare.state, spare.error, spare.failures = SlotState.LOST, member.error, member.failures
+                spare.retry_at, member.failures = member.retry_at, 0
+                _log.warning("%s takes over the slots of %s", member.remote.url, spare.remote.url)
                 return True
         return False
 
-    def _check_spaces(self, seat: Seat) -> None:
-        mine, first = seat.remote.info, self._world_info()
+    def _check_spaces(self, member: Member) -> None:
+        mine, first = member.remote.info, self._world_info()
         if mine is None or (mine.observation_space, mine.action_space) != (first.observation_space, first.action_space):
             got = (mine.observation_space, mine.action_space) if mine else None
             raise SettingError(
-                f"{seat.remote.url} has the spaces {got}, but {self._seats[0].remote.url} has "
+                f"{member.remote.url} has the spaces {got}, but {self._members[0].remote.url} has "
                 f"{(first.observation_space, first.action_space)}; one vector environment takes worlds of equal spaces"
             )
 
     def _world_info(self) -> WorldInfo:
-        world_info = self._seats[0].remote.info
+        world_info = self._members[0].remote.info
         if world_info is None:
             raise ClosedError("this vector environment never joined a world")
         return world_info
 
     # What comes in
 
-    def _next_answer(self, deadline: float) -> tuple[Answer | None, Seat | None]:
+    def _next_answer(self, deadline: float) -> tuple[Answer | None, Member | None]:
         """Take one delivery; (None, None) once the deadline has passed."""
         try:
             remote, number, what = self._poller.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             return None, None
-        return remote.feed(number, what), self._seat_of[remote]
+        return remote.feed(number, what), self._member_of[remote]
 
-    def _here(self) -> tuple[Answer | None, Seat | None]:
+    def _next_answer_nowait(self) -> tuple[Answer | None, Member | None]:
         """Take one delivery that is here already; (None, None): there is none."""
         try:
             remote, number, what = self._poller.get_nowait()
         except queue.Empty:
             return None, None
-        return remote.feed(number, what), self._seat_of[remote]
+        return remote.feed(number, what), self._member_of[remote]
 
-    def _handle(self, answer: Answer, seat: Seat) -> None:
-        """Let an answer change the seat that it came for."""
-        if seat.start == SPARE:
-            self._handle_spare(answer, seat)
+    def _handle(self, answer: Answer, member: Member) -> None:
+        """Let an answer change the member that it came for."""
+        if member.start == SPARE:
+            self._handle_spare(answer, member)
             return
         if answer.kind == "step":
-            seat.answer = answer.message
-            if seat.state is SlotState.RESETTING:
-                seat.state, seat.failures, seat.settings = SlotState.RUNNING, 0, None
-                seat.remote.record.back(time.monotonic())
+            member.answer = answer.message
+            if member.state is SlotState.RESETTING:
+                member.state, member.failures, member.settings = SlotState.RUNNING, 0, None
+                member.remote.record.back(time.monotonic())
         elif answer.kind == "ready":
-            if not self._fits(seat, "it came back as another environment"):
+            if not self._fits(member, "it came back as another environment"):
                 return
             # A world that is new has no lanes to leave as they are.
-            self._begin(seat, {key: value for key, value in (seat.settings or {}).items() if key != "reset_mask"})
+            self._begin(member, {key: value for key, value in (member.settings or {}).items() if key != "reset_mask"})
         elif answer.kind == "failed":
-            self._trouble = True
-            seat.error = answer.error
-            seat.give_up_step()
-            seat.stepping, seat.idle, seat.state = False, True, SlotState.RESETTING
-            seat.failures += 1
-            seat.retry_at = time.monotonic() + (self._pause(seat.failures - 1) if seat.failures > 1 else 0.0)
+            self._has_errors = True
+            member.error = answer.error
+            member.abandon_step()
+            member.stepping, member.idle, member.state = False, True, SlotState.RESETTING
+            member.failures += 1
+            member.retry_at = time.monotonic() + (self._pause(member.failures - 1) if member.failures > 1 else 0.0)
         elif answer.kind == "lost":
-            self._lose(seat, answer.error)
+            self._lose(member, answer.error)
 
-    def _fits(self, seat: Seat, complaint: str) -> bool:
+    def _fits(self, member: Member, complaint: str) -> bool:
         """Tell whether what was joined has the spaces of the others; where it has not, it is lost."""
         try:
-            self._check_spaces(seat)
+            self._check_spaces(member)
         except SettingError as error:
-            seat.remote.close(0.0)
-            self._lose(seat, PeerError(seat.remote.url, f"{complaint}: {error}"))
+            member.remote.close(0.0)
+            self._lose(member, PeerError(member.remote.url, f"{complaint}: {error}"))
             return False
         return True
 
-    def _handle_spare(self, answer: Answer, spare: Seat) -> None:
+    def _handle_spare(self, answer: Answer, spare: Member) -> None:
         """Let an answer change a spare: `RUNNING` is one that stands ready."""
         if answer.kind == "ready":
             spare.lanes = spare.remote.slots
@@ -296,18 +296,18 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
         elif answer.kind == "lost":
             self._lose(spare, answer.error)
 
-    def _lose(self, seat: Seat, error: RemoteError | None) -> None:
-        self._trouble = True
-        established = seat.state in (SlotState.RESETTING, SlotState.RUNNING)
-        seat.give_up_step()
-        seat.state = SlotState.LOST
-        seat.error = error
-        seat.stepping = False
-        seat.remote.salvage(seat.answer)
-        seat.answer = None
-        seat.failures += 1
-        seat.retry_at = seat.remote.record.lost(
-            time.monotonic(), self._pause(seat.failures), str(error), established=established
+    def _lose(self, member: Member, error: RemoteError | None) -> None:
+        self._has_errors = True
+        established = member.state in (SlotState.RESETTING, SlotState.RUNNING)
+        member.abandon_step()
+        member.state = SlotState.LOST
+        member.error = error
+        member.stepping = False
+        member.remote.salvage(member.answer)
+        member.answer = None
+        member.failures += 1
+        member.retry_at = member.remote.record.lost(
+            time.monotonic(), self._pause(member.failures), str(error), established=established
         )
 
     def _pause(self, failures: int) -> float:
@@ -315,36 +315,38 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
         least, most = _BACKOFF
         return min(most, least * 2.0 ** min(failures - 1, 10)) * self._jitter.uniform(0.5, 1.5)
 
-    def _begin(self, seat: Seat, settings: Mapping[str, pb.Tensor] | None, *, reset: bool = True) -> None:
-        """Ask for a seat's next episode."""
-        seat.give_up_step()
-        seat.state = SlotState.RESETTING
-        seat.settings = settings
-        seat.remote.salvage(seat.answer)
-        seat.answer = None
-        seat.stepping = seat.ended = seat.idle = False
-        seat.deadline = time.monotonic() + self._timeout
-        seat.remote.begin(settings, reset=reset)
+    def _begin(self, member: Member, settings: Mapping[str, pb.Tensor] | None, *, reset: bool = True) -> None:
+        """Ask for a member's next episode."""
+        member.abandon_step()
+        member.state = SlotState.RESETTING
+        member.settings = settings
+        member.remote.salvage(member.answer)
+        member.answer = None
+        member.stepping = member.ended = member.idle = False
+        member.deadline = time.monotonic() + self._timeout
+        member.remote.begin(settings, reset=reset)
 
-    def _tend(self, now: float) -> None:
+    def _check_deadlines(self, now: float) -> None:
         """Try again what is due, and give up what is late."""
-        for seat in self._seats:
-            if seat.cut_off:
+        for member in self._members:
+            if member.cut_off:
                 continue  # whoever steps is told first
-            if seat.state is SlotState.LOST and self._spares and self._replace(seat):
-                self._begin(seat, {key: value for key, value in (seat.settings or {}).items() if key != "reset_mask"})
-            elif seat.state is SlotState.LOST and now >= seat.retry_at:
-                seat.state = SlotState.CONNECTING
-                seat.deadline = now + self._timeout
-                seat.remote.open()
-            elif seat.state is SlotState.RESETTING and seat.idle:
-                if now >= seat.retry_at:
-                    self._begin(seat, seat.settings)
-            elif not seat.settled and now > seat.deadline and seat.state is not SlotState.LOST:
-                asked = {SlotState.CONNECTING: "connecting", SlotState.RESETTING: "a reset"}.get(seat.state, "a step")
-                late = seat.remote.late(f"to {asked}", self._timeout)
-                seat.remote.close(0.0)
-                self._lose(seat, late)
+            if member.state is SlotState.LOST and self._spares and self._replace(member):
+                self._begin(
+                    member, {key: value for key, value in (member.settings or {}).items() if key != "reset_mask"}
+                )
+            elif member.state is SlotState.LOST and now >= member.retry_at:
+                member.state = SlotState.CONNECTING
+                member.deadline = now + self._timeout
+                member.remote.open()
+            elif member.state is SlotState.RESETTING and member.idle:
+                if now >= member.retry_at:
+                    self._begin(member, member.settings)
+            elif not member.settled and now > member.deadline and member.state is not SlotState.LOST:
+                asked = {SlotState.CONNECTING: "connecting", SlotState.RESETTING: "a reset"}.get(member.state, "a step")
+                late = member.remote.late(f"to {asked}", self._timeout)
+                member.remote.close(0.0)
+                self._lose(member, late)
 
         for spare in self._spares:
             if spare.state is SlotState.LOST and now >= spare.retry_at:
@@ -356,23 +358,23 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
                     spare, RemoteTimeoutError(spare.remote.url, f"no world was joined within {self._timeout:g} s")
                 )
 
-    def _attend(self, now: float) -> float:
+    def _extend_deadlines(self, now: float) -> float:
         """Give the remotes the time in which nobody looked: this process was stopped, or computed; return it."""
-        missed, self._looked = max(0.0, now - self._looked - _ATTENTION), now
+        missed, self._polled_at = max(0.0, now - self._polled_at - _POLL_GAP), now
         if missed:
-            for seat in (*self._seats, *self._spares):
-                seat.deadline += missed
+            for member in (*self._members, *self._spares):
+                member.deadline += missed
         return missed
 
     def _drain(self) -> None:
         """Handle what has come, without waiting."""
-        self._attend(time.monotonic())
+        self._extend_deadlines(time.monotonic())
         while True:
-            answer, seat = self._next_answer(0.0)
-            if seat is None:
+            answer, member = self._next_answer(0.0)
+            if member is None:
                 return
             if answer is not None:
-                self._handle(answer, seat)
+                self._handle(answer, member)
 
     # Gathering
 
@@ -383,21 +385,21 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
         if done or now >= deadline:
             self._drain()
             done = enough()
-        tend_at = now + 0.02
+        check_at = now + 0.02
         while not done:
             now = time.monotonic()
-            deadline += self._attend(now)
-            if now >= tend_at or now >= deadline:
-                self._tend(now)
-                tend_at = now + 0.02
+            deadline += self._extend_deadlines(now)
+            if now >= check_at or now >= deadline:
+                self._check_deadlines(now)
+                check_at = now + 0.02
             if now >= deadline:
                 return False
             # Wakes for what is due in between: a retry, or an answer that is late.
-            answer, seat = self._next_answer(min(deadline, now + 0.1))
-            while seat is not None:
+            answer, member = self._next_answer(min(deadline, now + 0.1))
+            while member is not None:
                 if answer is not None:
-                    self._handle(answer, seat)
-                answer, seat = self._here()
+                    self._handle(answer, member)
+                answer, member = self._next_answer_nowait()
             done = enough()
         return True
 
@@ -406,12 +408,12 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
         batch = Batch.empty(self._observation_layout, self.num_envs)
         results = Results(batch, np.zeros(self.num_envs, np.bool_), [], {})
         stacked = self._stack_answers(batch)
-        for seat in self._seats:
-            if seat.answer is not None:
-                self._hand_out(seat, seat.answer, results, seat.start in stacked)
-            elif seat.error is not None:
-                self._cut_off(seat, results)
-        self._calm = bool(results.valid.all()) and not results.errors
+        for member in self._members:
+            if member.answer is not None:
+                self._hand_out(member, member.answer, results, member.start in stacked)
+            elif member.error is not None:
+                self._cut_off(member, results)
+        self._all_running = bool(results.valid.all()) and not results.errors
         for slot, error in results.errors.items():
             if results.batch.truncations[slot]:
                 _log.warning("the episode of slot %d is cut off: %s", slot, error)
@@ -419,16 +421,16 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
 
     def _stack_answers(self, batch: Batch) -> set[int]:
         """Write all answers of the same template into the batch at once; return the slots of these."""
-        alike: dict[Any, list[tuple[Seat, StepAnswer]]] = {}
-        if len(self._seats) > 1 and all(isinstance(column, np.ndarray) for column in batch.columns):
-            for seat in self._seats:
-                answer = seat.answer
-                if type(answer) is StepAnswer and seat.single:
-                    alike.setdefault(answer.template, []).append((seat, answer))
+        alike: dict[Any, list[tuple[Member, StepAnswer]]] = {}
+        if len(self._members) > 1 and all(isinstance(column, np.ndarray) for column in batch.columns):
+            for member in self._members:
+                answer = member.answer
+                if type(answer) is StepAnswer and member.single:
+                    alike.setdefault(answer.template, []).append((member, answer))
         done: set[int] = set()
         for group in alike.values():
             if len(group) > 1:
-                slots = [seat.start for seat, _ in group]
+                slots = [member.start for member, _ in group]
                 place = slice(None) if len(slots) == self.num_envs else slots
                 try:
                     group[0][0].remote.reader.read_rows([answer for _, answer in group], batch, place)
@@ -437,31 +439,31 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
                 done.update(slots)
         return done
 
-    def _hand_out(self, seat: Seat, message: StepMessage, results: Results, stacked: bool) -> None:
+    def _hand_out(self, member: Member, message: StepMessage, results: Results, stacked: bool) -> None:
         try:
-            info = self.hand_over(seat, message, results.batch, seat.start, stacked=stacked)
+            info = self.hand_over(member, message, results.batch, member.start, stacked=stacked)
         except RemoteError as error:
-            seat.remote.close(0.0)
-            self._lose(seat, error)
-            self._cut_off(seat, results)
+            member.remote.close(0.0)
+            self._lose(member, error)
+            self._cut_off(member, results)
             return
-        resetting = seat.remote.realtime.resetting if seat.remote.realtime is not None else None
-        results.valid[seat.slots] = True if resetting is None else ~resetting
-        results.infos.append((seat, info))
+        resetting = member.remote.realtime.resetting if member.remote.realtime is not None else None
+        results.valid[member.slots] = True if resetting is None else ~resetting
+        results.infos.append((member, info))
 
     def hand_over(
         self,
-        seat: Seat,
+        member: Member,
         message: StepMessage,
         batch: Batch,
         position: int,
         *,
         stacked: bool = False,
     ) -> Any:
-        """Hand out a seat's answer into a batch, from `position` on; return the info.
+        """Hand out a member's answer into a batch, from `position` on; return the info.
 
         Args:
-            seat: The seat.
+            member: The member.
             message: Its answer.
             batch: Where to.
             position: The first slot in it.
@@ -471,27 +473,27 @@ class SeatedVectorEnv(VectorEnv[Any, Any, Array]):
             PeerError: The answer cannot be read.
         """
         if stacked and isinstance(message, StepAnswer):
-            info = seat.remote.reader.read_info(message)
+            info = member.remote.reader.read_info(message)
         else:
-            info = seat.remote.reader.read_into(message, batch, position, seat.remote.now())
-        seat.last, seat.answer = message, None
-        if seat.stepping:
-            seat.remote.record.steps_received += seat.lanes
-        seat.stepping = False
-        seat.error = None
+            info = member.remote.reader.read_into(message, batch, position, member.remote.now())
+        member.last, member.answer = message, None
+        if member.stepping:
+            member.remote.record.steps_received += member.lanes
+        member.stepping = False
+        member.error = None
         # Lanes begin their next episodes by themselves.
-        seat.ended = seat.single and bool(batch.terminations[position] or batch.truncations[position])
-        seat.in_episode = not seat.ended
+        member.ended = member.single and bool(batch.terminations[position] or batch.truncations[position])
+        member.in_episode = not member.ended
         return info
 
-    def _cut_off(self, seat: Seat, results: Results) -> None:
-        """End the episode of a seat whose remote failed: truncated once, and then None until it is back."""
-        error = seat.error
+    def _cut_off(self, member: Member, results: Results) -> None:
+        """End the episode of a member whose remote failed: truncated once, and then None until it is back."""
+        error = member.error
         if error is None:
             return
-        for slot in range(seat.start, seat.start + seat.lanes):
+        for slot in range(member.start, member.start + member.lanes):
             results.errors[slot] = error
-        if seat.in_episode:
-            seat.in_episode = False
-            seat.remote.record.episodes_lost += seat.lanes
-            results.batch.truncations[seat.slots] = True
+        if member.in_episode:
+            member.in_episode = False
+            member.remote.record.episodes_lost += member.lanes
+            results.batch.truncations[member.slots] = True
