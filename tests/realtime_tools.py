@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from bridge.client.poller import Poller
-from bridge.client.remote import Answer, Delivery, Remote
+from bridge.client.remote import Delivery, Remote
+from bridge.client.session import Event, Joined
 from bridge.client.step_reader import Batch
 from bridge.client.world_request import WorldRequest
 from bridge.spaces import Layout
@@ -35,7 +36,7 @@ class Network:
         self.duplex: Duplex[bytes] = Duplex(conditions, np.random.default_rng(0))
         self.session = direct_session(self.registry)
         self.poller: Poller[Delivery] = Poller()
-        self.answers: list[Answer] = []
+        self.answers: list[Event] = []
         self._deliver: Callable[[bytes], None] = lambda what: None
         monkeypatch.setattr("bridge.client.connect.Call", self._connect)
 
@@ -68,7 +69,7 @@ class Network:
         remote = Remote(WorldRequest.of("grpc://virtual:1"), self.poller, 1 << 20)
         remote.now = self.clock.now
         remote.open()
-        self.run_until(lambda: any(answer.kind == "ready" for answer in self.answers))
+        self.run_until(lambda: any(isinstance(answer, Joined) for answer in self.answers))
         self.answers.clear()
         return remote
 
@@ -92,7 +93,7 @@ class Network:
                     remote, number, what = self.poller.get(0.0)
                 except queue.Empty:
                     break
-                answer = remote.feed(number, what)
+                answer = remote.receive(number, what)
                 if answer is not None:
                     self.answers.append(answer)
         raise AssertionError("this takes too long")
@@ -102,7 +103,7 @@ class Network:
         self.registry.close()
 
 
-def read(remote: Remote, answer: Answer) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+def read(remote: Remote, answer: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
     """Observation, reward, flags and info of an answered Step."""
     assert remote.info is not None
     assert answer.message is not None

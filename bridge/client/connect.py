@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 from bridge.address import Address, is_loopback
 from bridge.client.connection import Call, Connection, close_calls
 from bridge.client.poller import Poller
 from bridge.errors import RemoteError, SettingError
 
-__all__ = ["TRANSPORTS", "AnyCall", "checked_transport", "close_all", "connect"]
+__all__ = ["TRANSPORTS", "AnyCall", "Transport", "checked_transport", "close_all", "connect"]
 
-TRANSPORTS = ("http2", "grpcio")
+Transport: TypeAlias = Literal["http2", "grpcio"]
+TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
 """What a client may connect by: our own HTTP/2, or the library grpcio."""
 
 

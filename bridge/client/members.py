@@ -13,7 +13,8 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from bridge.client.poller import Poller
-from bridge.client.remote import Answer, Delivery, Remote, SlotState
+from bridge.client.remote import Delivery, Remote, SlotState
+from bridge.client.session import Event, Joined, Lost, Refused, State, StepAnswered
 from bridge.client.step_reader import Batch, StepMessage
 from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.errors import (
@@ -50,17 +51,12 @@ class Member:
     """Its first slot; `SPARE`: it stands by."""
     lanes: int
     """The number of its slots."""
-    state: SlotState = SlotState.CONNECTING
     answer: StepMessage | None = None
     """A Step's answer that has come and was not handed out yet."""
     last: StepMessage | None = None
     """The last Step's answer that was handed out."""
     stepping: bool = False
     """Whether the outstanding answer is that of an action."""
-    idle: bool = True
-    """While RESETTING: whether its next episode is still to be asked for."""
-    ended: bool = False
-    """Whether the last answer that was handed out ended the episode."""
     in_episode: bool = False
     """Whether an episode's observation has been handed out and its end has not."""
     settings: Mapping[str, pb.Tensor] | None = None
@@ -71,14 +67,32 @@ class Member:
     """Attempts in a row to connect or to reset that failed."""
     retry_at: float = 0.0
     """When to try again; monotonic seconds."""
-    deadline: float = 0.0
-    """When the outstanding answer is late; monotonic seconds."""
 
     def abandon_step(self) -> None:
         """Count the step whose result nobody will be handed."""
         if self.stepping:
             self.remote.record.steps_lost += self.lanes
             self.stepping = False
+
+    @property
+    def state(self) -> SlotState:
+        """Where its slots are."""
+        state = self.remote.session.state
+        if state is State.RUNNING or state is State.ENDED:
+            return SlotState.RUNNING
+        if state is State.JOINED or state is State.RESETTING:
+            return SlotState.RESETTING
+        return SlotState.LOST if state is State.LOST or state is State.OFFLINE else SlotState.CONNECTING
+
+    @property
+    def idle(self) -> bool:
+        """Whether it is in a world, and its next episode is still to be asked for."""
+        return self.remote.session.state is State.JOINED
+
+    @property
+    def ended(self) -> bool:
+        """Whether its last answer ended the episode."""
+        return self.remote.session.state is State.ENDED
 
     @property
     def slots(self) -> slice:
@@ -181,9 +195,8 @@ class MemberVectorEnv(VectorEnv[Any, Any, Array]):
                 raise RemoteTimeoutError(", ".join(remote.url for remote in late), reason)
             if answer is None:
                 continue
-            if answer.error is not None:
+            if isinstance(answer, Lost):
                 raise answer.error
-            source.state = SlotState.RESETTING
         start = self._members[first - 1].slots.stop if first else 0
         for member in new:
             member.start, member.lanes = start, member.remote.slots
@@ -200,18 +213,22 @@ class MemberVectorEnv(VectorEnv[Any, Any, Array]):
         spare = self._new_member(world_request, SPARE)
         self._spares.append(spare)
         self._member_of[spare.remote] = spare
-        spare.deadline = time.monotonic() + self._timeout
-        spare.remote.open()
+        self._open(spare)
+
+    def _open(self, member: Member) -> None:
+        """Start to connect."""
+        member.remote.session.deadline = time.monotonic() + self._timeout
+        member.remote.open()
 
     def _replace(self, member: Member) -> bool:
         """Let a spare that stands ready take over the slots of a remote that is lost; return whether there was one."""
         for spare in self._spares:
-            if spare.state is SlotState.RUNNING and spare.lanes == member.lanes and spare.single == member.single:
+            if spare.idle and spare.lanes == member.lanes and spare.single == member.single:
                 member.remote, spare.remote = spare.remote, member.remote
                 if self._waits_for_lanes:
-                    member.remote.wait_for_all()
+                    member.remote.session.wait_for_all()
                 self._member_of[member.remote], self._member_of[spare.remote] = member, spare
-                spare.state, spare.error, spare.failures = SlotState.LOST, member.error, member.failures
+                spare.error, spare.failures = member.error, member.failures
                 spare.retry_at, member.failures = member.retry_at, 0
                 _log.warning("%s takes over the slots of %s", member.remote.url, spare.remote.url)
                 return True
@@ -234,80 +251,73 @@ class MemberVectorEnv(VectorEnv[Any, Any, Array]):
 
     # What comes in
 
-    def _next_answer(self, deadline: float) -> tuple[Answer | None, Member | None]:
+    def _next_answer(self, deadline: float) -> tuple[Event | None, Member | None]:
         """Take one delivery; (None, None) once the deadline has passed."""
         try:
             remote, number, what = self._poller.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             return None, None
-        return remote.feed(number, what), self._member_of[remote]
+        return remote.receive(number, what), self._member_of[remote]
 
-    def _next_answer_nowait(self) -> tuple[Answer | None, Member | None]:
+    def _next_answer_nowait(self) -> tuple[Event | None, Member | None]:
         """Take one delivery that is here already; (None, None): there is none."""
         try:
             remote, number, what = self._poller.get_nowait()
         except queue.Empty:
             return None, None
-        return remote.feed(number, what), self._member_of[remote]
+        return remote.receive(number, what), self._member_of[remote]
 
-    def _handle(self, answer: Answer, member: Member) -> None:
-        """Let an answer change the member that it came for."""
+    def _handle(self, event: Event, member: Member) -> None:
+        """Let an event change the member that it came for."""
         if member.start == SPARE:
-            self._handle_spare(answer, member)
-            return
-        if answer.kind == "step":
-            member.answer = answer.message
-            if member.state is SlotState.RESETTING:
-                member.state, member.failures, member.settings = SlotState.RUNNING, 0, None
+            self._handle_spare(event, member)
+        elif isinstance(event, StepAnswered):
+            member.answer = event.message
+            if not member.stepping:  # the first observation of an episode
+                member.failures, member.settings = 0, None
                 member.remote.record.back(time.monotonic())
-        elif answer.kind == "ready":
-            if not self._fits(member, "it came back as another environment"):
-                return
-            # A world that is new has no lanes to leave as they are.
-            self._begin(member, {key: value for key, value in (member.settings or {}).items() if key != "reset_mask"})
-        elif answer.kind == "failed":
+        elif isinstance(event, Joined):
+            if self._fits(member, "it came back as another environment"):
+                self._begin_in_new_world(member)
+        elif isinstance(event, Refused):
             self._has_errors = True
-            member.error = answer.error
+            member.error = event.error
             member.abandon_step()
-            member.stepping, member.idle, member.state = False, True, SlotState.RESETTING
+            member.remote.session.abandon_episode()
             member.failures += 1
             member.retry_at = time.monotonic() + (self._pause(member.failures - 1) if member.failures > 1 else 0.0)
-        elif answer.kind == "lost":
-            self._lose(member, answer.error)
+        elif isinstance(event, Lost):
+            self._lose(member, event)
 
     def _fits(self, member: Member, complaint: str) -> bool:
         """Tell whether what was joined has the spaces of the others; where it has not, it is lost."""
         try:
             self._check_spaces(member)
         except SettingError as error:
-            member.remote.close(0.0)
-            self._lose(member, PeerError(member.remote.url, f"{complaint}: {error}"))
+            lost = member.remote.give_up(PeerError(member.remote.url, f"{complaint}: {error}"))
+            self._lose(member, dataclasses.replace(lost, established=False))
             return False
         return True
 
-    def _handle_spare(self, answer: Answer, spare: Member) -> None:
-        """Let an answer change a spare: `RUNNING` is one that stands ready."""
-        if answer.kind == "ready":
+    def _handle_spare(self, event: Event, spare: Member) -> None:
+        """Let an event change a spare. One that is in a world stands ready."""
+        if isinstance(event, Joined):
             spare.lanes = spare.remote.slots
-            if not self._fits(spare, "it is no spare"):
-                return
-            spare.state, spare.failures = SlotState.RUNNING, 0
-            spare.remote.record.back(time.monotonic())
-        elif answer.kind == "lost":
-            self._lose(spare, answer.error)
+            if self._fits(spare, "it is no spare"):
+                spare.failures = 0
+                spare.remote.record.back(time.monotonic())
+        elif isinstance(event, Lost):
+            self._lose(spare, event)
 
-    def _lose(self, member: Member, error: RemoteError | None) -> None:
+    def _lose(self, member: Member, event: Lost) -> None:
         self._has_errors = True
-        established = member.state in (SlotState.RESETTING, SlotState.RUNNING)
         member.abandon_step()
-        member.state = SlotState.LOST
-        member.error = error
-        member.stepping = False
+        member.error = event.error
         member.remote.salvage(member.answer)
         member.answer = None
         member.failures += 1
         member.retry_at = member.remote.record.lost(
-            time.monotonic(), self._pause(member.failures), str(error), established=established
+            time.monotonic(), self._pause(member.failures), str(event.error), established=event.established
         )
 
     def _pause(self, failures: int) -> float:
@@ -318,52 +328,49 @@ class MemberVectorEnv(VectorEnv[Any, Any, Array]):
     def _begin(self, member: Member, settings: Mapping[str, pb.Tensor] | None, *, reset: bool = True) -> None:
         """Ask for a member's next episode."""
         member.abandon_step()
-        member.state = SlotState.RESETTING
         member.settings = settings
         member.remote.salvage(member.answer)
         member.answer = None
-        member.stepping = member.ended = member.idle = False
-        member.deadline = time.monotonic() + self._timeout
+        member.remote.session.deadline = time.monotonic() + self._timeout
         member.remote.begin(settings, reset=reset)
+
+    def _begin_in_new_world(self, member: Member) -> None:
+        """Ask for the first episode in a world that is new, and so has no lanes to leave as they are."""
+        self._begin(member, {key: value for key, value in (member.settings or {}).items() if key != "reset_mask"})
 
     def _check_deadlines(self, now: float) -> None:
         """Try again what is due, and give up what is late."""
         for member in self._members:
             if member.cut_off:
                 continue  # whoever steps is told first
-            if member.state is SlotState.LOST and self._spares and self._replace(member):
-                self._begin(
-                    member, {key: value for key, value in (member.settings or {}).items() if key != "reset_mask"}
-                )
-            elif member.state is SlotState.LOST and now >= member.retry_at:
-                member.state = SlotState.CONNECTING
-                member.deadline = now + self._timeout
-                member.remote.open()
-            elif member.state is SlotState.RESETTING and member.idle:
+            if member.state is SlotState.LOST:
+                if self._spares and self._replace(member):
+                    self._begin_in_new_world(member)
+                elif now >= member.retry_at:
+                    self._open(member)
+            elif member.idle:
                 if now >= member.retry_at:
                     self._begin(member, member.settings)
-            elif not member.settled and now > member.deadline and member.state is not SlotState.LOST:
-                asked = {SlotState.CONNECTING: "connecting", SlotState.RESETTING: "a reset"}.get(member.state, "a step")
-                late = member.remote.late(f"to {asked}", self._timeout)
-                member.remote.close(0.0)
-                self._lose(member, late)
-
+            elif not member.settled:
+                self._give_up_if_late(member, now)
         for spare in self._spares:
             if spare.state is SlotState.LOST and now >= spare.retry_at:
-                spare.state, spare.deadline = SlotState.CONNECTING, now + self._timeout
-                spare.remote.open()
-            elif spare.state is SlotState.CONNECTING and now > spare.deadline:
-                spare.remote.close(0.0)
-                self._lose(
-                    spare, RemoteTimeoutError(spare.remote.url, f"no world was joined within {self._timeout:g} s")
-                )
+                self._open(spare)
+            elif spare.state is SlotState.CONNECTING:
+                self._give_up_if_late(spare, now)
+
+    def _give_up_if_late(self, member: Member, now: float) -> None:
+        asked = {SlotState.CONNECTING: "connecting", SlotState.RESETTING: "a reset"}.get(member.state, "a step")
+        lost = member.remote.tick(now, lambda: member.remote.late(f"to {asked}", self._timeout))
+        if lost is not None:
+            self._lose(member, lost)
 
     def _extend_deadlines(self, now: float) -> float:
-        """Give the remotes the time in which nobody looked: this process was stopped, or computed; return it."""
+        """If we did not poll for a while, extend the deadlines by the gap; return it."""
         missed, self._polled_at = max(0.0, now - self._polled_at - _POLL_GAP), now
         if missed:
             for member in (*self._members, *self._spares):
-                member.deadline += missed
+                member.remote.session.deadline += missed
         return missed
 
     def _drain(self) -> None:
@@ -443,8 +450,7 @@ class MemberVectorEnv(VectorEnv[Any, Any, Array]):
         try:
             info = self.hand_over(member, message, results.batch, member.start, stacked=stacked)
         except RemoteError as error:
-            member.remote.close(0.0)
-            self._lose(member, error)
+            self._lose(member, member.remote.give_up(error))
             self._cut_off(member, results)
             return
         resetting = member.remote.realtime.resetting if member.remote.realtime is not None else None
@@ -481,8 +487,6 @@ class MemberVectorEnv(VectorEnv[Any, Any, Array]):
             member.remote.record.steps_received += member.lanes
         member.stepping = False
         member.error = None
-        # Lanes begin their next episodes by themselves.
-        member.ended = member.single and bool(batch.terminations[position] or batch.truncations[position])
         member.in_episode = not member.ended
         return info
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import queue
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from bridge import values
 from bridge.client.conflict import ConflictDetector
-from bridge.client.connect import checked_transport
+from bridge.client.connect import Transport, checked_transport
 from bridge.client.poller import Poller
-from bridge.client.remote import Answer, Delivery, Remote, property_value, reset_settings
+from bridge.client.remote import Delivery, Remote, reset_settings
+from bridge.client.session import ONLINE, Joined, Lost, Refused, Replied, State, StepAnswered, property_value
 from bridge.client.step_reader import Transition
 from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.credentials import ClientCredentials, Pem, TokenLike
@@ -26,6 +28,7 @@ from bridge.errors import (
     ConnectionLostError,
     PeerError,
     RemoteError,
+    RemoteTimeoutError,
     ResetNeededError,
     SettingError,
     TensorError,
@@ -41,6 +44,19 @@ TIMEOUT = 60.0
 """Seconds that a client waits for an answer unless told otherwise."""
 MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 """Bytes in a request or answer that a client takes unless told otherwise."""
+
+
+Role: TypeAlias = Literal["player", "spectator"]
+"""Who a client is in a real-time world."""
+Wait: TypeAlias = Literal["now", "next_frame"]
+"""What a real-time world waits for before it answers."""
+_WHY_RESET: Mapping[State, str] = {
+    State.JOINED: "no episode has begun, or the last one was given up",
+    State.OFFLINE: "it is a copy, or this process was forked, and has no connection yet",
+    State.ENDED: "the episode has ended",
+    State.LOST: "the connection was lost",
+}
+_Awaited = TypeVar("_Awaited", Joined, StepAnswered, Replied)
 
 
 class RolloutStep(NamedTuple):
@@ -116,15 +132,15 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         agent: str | None = None,
         timeout: float = TIMEOUT,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
-        transport: str = "http2",
+        transport: Transport = "http2",
         token: TokenLike | None = None,
         token_file: str | os.PathLike[str] | None = None,
         tls_ca: Pem | None = None,
         tls_certificate: Pem | None = None,
         tls_key: Pem | None = None,
         env: Callable[..., Any] | None = None,
-        role: str | None = None,
-        wait: str | None = None,
+        role: Role | None = None,
+        wait: Wait | None = None,
         diagnostics: bool = True,
     ) -> None:
         self._conflicts = ConflictDetector("environment")
@@ -140,9 +156,6 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         )
         self._remote = Remote(world_request, self._poller, max_message_bytes, transport)
         self._closed = False
-        self._running = False
-        self._lazy = False
-        self._needs_reset = "the environment has not been reset yet"
         self._rollout: object | None = None
         kwargs = {
             "env_id": env_id,
@@ -182,8 +195,6 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         self._conflicts = ConflictDetector("environment")
         self._poller = Poller()
         self._remote = Remote.of_parts(parts, self._poller, self._transport)
-        self._lazy, self._running = True, False
-        self._needs_reset = "it is a copy, which connects by itself"
         forget_in_child(self)
 
     def after_fork(self) -> None:
@@ -191,8 +202,6 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         self._conflicts = ConflictDetector("environment")
         self._poller = Poller()
         self._remote.disown(self._poller)
-        self._lazy, self._running = True, False
-        self._needs_reset = "this process was forked, and connects by itself"
 
     @property
     def url(self) -> str:
@@ -216,10 +225,9 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         return world_info
 
     def _connect(self) -> None:
-        self._lazy = False
         self._remote.open()
         try:
-            self._await("ready", "to join a world")
+            self._await(Joined, "to join a world")
         except RemoteError:
             self._remote.close(0.5)
             raise
@@ -230,28 +238,40 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
                 f"{self.url} is a world of {lanes} lanes; use make_vec_remote for it, or ask for ?num_envs=1"
             )
 
-    def _await(self, kind: str, purpose: str) -> Answer:
+    def _await(self, kind: type[_Awaited], purpose: str) -> _Awaited:
         """Wait for the one answer that is outstanding."""
         deadline = time.monotonic() + self._timeout
         while True:
             try:
                 remote, number, what = self._poller.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                self._running = False
-                self._needs_reset = "the last call timed out"
                 late = self._remote.late(purpose, self._timeout)
-                self._remote.close(0.0)
+                self._remote.give_up(late)
                 raise late from None
-            answer = remote.feed(number, what)
-            if answer is None:
-                continue
-            if answer.error is not None:
-                if answer.kind == "lost":
-                    self._running = False
-                    self._needs_reset = "the connection was lost"
-                raise answer.error
-            if answer.kind == kind:
-                return answer
+            event = remote.receive(number, what)
+            if isinstance(event, (Lost, Refused, Replied)) and event.error is not None:
+                raise event.error
+            if isinstance(event, kind):
+                return event
+
+    def _await_step(self, purpose: str) -> Transition:
+        answer = self._await(StepAnswered, purpose)
+        return answer.reader.read(answer.message, self._remote.now())
+
+    @property
+    def _running(self) -> bool:
+        """Whether an episode runs."""
+        return self._remote.session.state is State.RUNNING
+
+    def _refuse_step(self) -> None:
+        """Raise why `step` is not possible."""
+        self._require_open()
+        self._refuse_rollout()
+        session = self._remote.session
+        reason = _WHY_RESET.get(session.state, "the last reset was not answered")
+        if session.state is State.LOST and isinstance(session.error, RemoteTimeoutError):
+            reason = "the last call timed out"
+        raise ResetNeededError(f"expected reset() before step(): {reason}")
 
     def _require_open(self) -> None:
         if self._closed:
@@ -273,12 +293,9 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             super().reset(seed=seed)
             if not self._remote.connected:
                 self._connect()
-            self._running = False
             self._rollout = None
             self._remote.begin(settings)
-            answer = self._await("step", "to reset")
-            self._running = True
-            observation, _, _, _, info = self._read(answer)
+            observation, _, _, _, info = self._await_step("to reset")
             return observation, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -295,18 +312,15 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             ResetNeededError: No episode is running.
         """
         with self._conflicts:
-            self._require_open()
-            self._refuse_rollout()
-            if not self._running:
-                raise ResetNeededError(f"expected reset() before step(): {self._needs_reset}")
-            if not self._remote.step_again(action):
-                self._remote.step(self._action_layout.pack_action(action), action)
-            answer = self._await("step", "to a step")
-            transition = self._read(answer)
-            if transition[2] or transition[3]:
-                self._running = False
-                self._needs_reset = "the episode has ended"
-            return transition
+            remote = self._remote
+            if self._closed or self._rollout is not None or remote.session.state is not State.RUNNING:
+                self._refuse_step()
+            world = remote.world
+            request = world.known_step(action)
+            if request is None:
+                request = world.write_step(self._action_layout.pack_action(action), action)
+            remote.send_step(request)
+            return self._await_step("to a step")
 
     def rollout(self, actions: Iterable[Any], *, window: int = 32) -> Iterator[RolloutStep]:
         """Send Steps ahead of their answers, and yield the answers in order, across the ends of episodes (D-25).
@@ -353,17 +367,13 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
                 with self._conflicts:
                     self._require_rollout(token)
                     first = not self._running
-                    transition = self._read(self._await("step", "to a step"))
-                    self._running = not (transition[2] or transition[3])
-                    self._needs_reset = "the episode has ended"
+                    transition = self._await_step("to a step")
                 yield RolloutStep(sent.popleft(), *transition, first)
         finally:
             if self._rollout is token:
                 self._rollout = None
-                if sent:
-                    self._running = False
-                    self._needs_reset = "a rollout was given up with Steps on their way"
-                    self._remote.drop_answers()
+                if sent and self._remote.session.state in ONLINE:
+                    self._remote.session.abandon_episode()
 
     def _require_rollout(self, token: object) -> None:
         if self._rollout is not token:
@@ -381,21 +391,13 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
                 "rollout",
             )
 
-    def _read(self, answer: Answer) -> Transition:
-        if answer.message is None:
-            raise PeerError(self.url, "a Step was answered by nothing")
-        return self._remote.reader.read(answer.message, self._remote.now())
-
     def _ask(self, purpose: str) -> pb.EnvironmentResponse:
-        message = self._await("other", purpose).message
-        if not isinstance(message, pb.EnvironmentResponse):
-            raise PeerError(self.url, f"nothing was answered {purpose}")
-        return message
+        return self._await(Replied, purpose).message
 
     def _require_remote(self) -> None:
         self._require_open()
         self._refuse_rollout()
-        if self._lazy:
+        if self._remote.session.state is State.OFFLINE:  # a copy, or a forked process's
             self._connect()
         if not self._remote.connected:
             raise ConnectionLostError(self.url, "there is no connection; reset() makes a new one")
@@ -439,7 +441,6 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         """Leave the world, which goes where it was made for this environment, and disconnect. May be called twice."""
         with self._conflicts:
             self._closed = True
-            self._running = False
             self._remote.close(2.0)
 
     def __del__(self) -> None:
@@ -453,7 +454,27 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     __str__ = __repr__
 
 
-def make_remote(url: str, **kwargs: Any) -> RemoteEnv:
+def make_remote(
+    url: str,
+    *,
+    env_id: str | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    render_mode: str | None = None,
+    agent: str | None = None,
+    timeout: float = TIMEOUT,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    transport: Transport = "http2",
+    token: TokenLike | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    tls_ca: Pem | None = None,
+    tls_certificate: Pem | None = None,
+    tls_key: Pem | None = None,
+    env: Callable[..., Any] | None = None,
+    role: Role | None = None,
+    wait: Wait | None = None,
+    diagnostics: bool = True,
+    **perlert: Any,
+) -> RemoteEnv:
     """Connect to one remote environment.
 
     Example:
@@ -468,18 +489,48 @@ def make_remote(url: str, **kwargs: Any) -> RemoteEnv:
     Args:
         url: `grpc://HOST:PORT`, optionally with the environment id as its path; or `perlert://HOST:PORT/NAME:NUMBER`,
             which gives a `bridge.perlert.PerlertEnv`.
-        kwargs: As for `RemoteEnv`: `env_id`, `env_kwargs`, `render_mode`, `agent`, `timeout`,
-            `max_message_bytes`, `transport`; of a `perlert://` URL as for `bridge.perlert.make_perlert_env`.
+        env_id: This and the other keywords are those of `RemoteEnv`.
+        env_kwargs: As for `RemoteEnv`.
+        render_mode: As for `RemoteEnv`.
+        agent: As for `RemoteEnv`.
+        timeout: As for `RemoteEnv`.
+        max_message_bytes: As for `RemoteEnv`.
+        transport: As for `RemoteEnv`.
+        token: As for `RemoteEnv`.
+        token_file: As for `RemoteEnv`.
+        tls_ca: As for `RemoteEnv`.
+        tls_certificate: As for `RemoteEnv`.
+        tls_key: As for `RemoteEnv`.
+        env: As for `RemoteEnv`.
+        role: As for `RemoteEnv`.
+        wait: As for `RemoteEnv`.
+        diagnostics: As for `RemoteEnv`.
+        perlert: Of a `perlert://` URL alone: the keywords of `bridge.perlert.make_perlert_env`.
 
     Raises:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError: As `RemoteEnv`.
+        TypeError: There is no such keyword.
     """
+    options = {key: value for key, value in locals().items() if key not in ("url", "perlert")}
     if is_perlert(url):
         from bridge.perlert import make_perlert_env
 
-        # The declared type is that of every other URL; who wants this one's makes it by its own name.
-        return make_perlert_env(url, **kwargs)  # type: ignore[return-value]
-    return RemoteEnv(url, **kwargs)
+        # The declared type is that of every other URL; make_perlert_env declares this one's.
+        return make_perlert_env(url, **given_options(make_remote, options), **perlert)  # type: ignore[return-value]
+    refuse_unknown_keywords("make_remote", perlert)
+    return RemoteEnv(url, **options)
+
+
+def given_options(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of a call that differ from their defaults."""
+    parameters = inspect.signature(function).parameters
+    return {key: value for key, value in options.items() if value is not parameters[key].default}
+
+
+def refuse_unknown_keywords(function: str, keywords: Mapping[str, Any]) -> None:
+    """Raise TypeError, as Python does, where there are any."""
+    for name in keywords:
+        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
 def is_perlert(url: Any) -> bool:

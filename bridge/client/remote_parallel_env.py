@@ -6,12 +6,13 @@ import dataclasses
 import queue
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from bridge.client.conflict import ConflictDetector
 from bridge.client.poller import Poller
-from bridge.client.remote import Answer, Delivery, Remote, close_remotes, property_value, reset_settings
+from bridge.client.remote import Delivery, Remote, close_remotes, reset_settings
 from bridge.client.remote_env import MAX_MESSAGE_BYTES, TIMEOUT, call_results, checked_timeout, remote_metadata
+from bridge.client.session import Joined, Lost, Refused, Replied, StepAnswered, property_value
 from bridge.client.step_reader import Transition
 from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.errors import (
@@ -19,7 +20,6 @@ from bridge.errors import (
     Code,
     ConnectionLostError,
     InvalidActionError,
-    PeerError,
     RefusedError,
     RemoteError,
     RemoteTimeoutError,
@@ -37,6 +37,9 @@ except ImportError as error:
     ) from error
 
 __all__ = ["RemoteParallelEnv", "make_parallel_remote"]
+
+
+_Awaited = TypeVar("_Awaited", Joined, StepAnswered, Replied)
 
 
 class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
@@ -111,7 +114,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         self._by_remote = {first: ""}
         first.open()
         try:
-            self._gather([first], "ready", "to join a world")
+            self._gather([first], Joined, "to join a world")
             name, names = self._read(first, "agent", False), self._read(first, "agents", True)
         except RefusedError as error:
             first.close(0.5)
@@ -123,7 +126,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         except RemoteError:
             first.close(0.5)
             raise
-        address = dataclasses.replace(self._world_request.address, world=first.world, settings=())
+        address = dataclasses.replace(self._world_request.address, world=first.session.world_name, settings=())
         self._remotes = {
             agent: first
             if agent == name
@@ -134,25 +137,23 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         others = [remote for remote in self._remotes.values() if remote is not first]
         for remote in others:
             remote.open()
-        self._gather(others, "ready", "to join a world")
+        self._gather(others, Joined, "to join a world")
 
     def _read(self, remote: Remote, key: str, encoded: bool) -> Any:
         remote.read_property(f"world.{key}")
         return self._answer(remote, lambda message: property_value(message, self._url, encoded))
 
     def _answer(self, remote: Remote, read: Any) -> Any:
-        message = self._gather([remote], "other", "to a question")[self._by_remote[remote]].message
-        if message is None:
-            raise PeerError(self._url, "a question was answered by nothing")
+        message = self._gather([remote], Replied, "to a question")[self._by_remote[remote]].message
         return read(message)
 
     def _gather(
-        self, remotes: Iterable[Remote], kind: str, purpose: str, *, tolerate: int | None = None
-    ) -> dict[str, Answer]:
+        self, remotes: Iterable[Remote], kind: type[_Awaited], purpose: str, *, tolerate: int | None = None
+    ) -> dict[str, _Awaited]:
         """Wait for an answer from each of some remotes; one refused with the code `tolerate` is left out."""
         deadline = time.monotonic() + self._timeout
         waiting = set(remotes)
-        found: dict[str, Answer] = {}
+        found: dict[str, _Awaited] = {}
         while waiting:
             try:
                 remote, number, what = self._poller.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -162,19 +163,19 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
                 raise RemoteTimeoutError(
                     self._url, f"no answer {purpose} within {self._timeout:g} s for {late}"
                 ) from None
-            answer = remote.feed(number, what)
-            if answer is None or remote not in waiting:
+            event = remote.receive(number, what)
+            if event is None or remote not in waiting:
                 continue
-            if answer.error is not None:
-                if isinstance(answer.error, RefusedError) and answer.error.code == tolerate:
+            if isinstance(event, (Lost, Refused, Replied)) and event.error is not None:
+                if isinstance(event.error, RefusedError) and event.error.code == tolerate:
                     waiting.discard(remote)
                     continue
-                if answer.kind == "lost":
+                if isinstance(event, Lost):
                     self._started = False
-                raise answer.error
-            if answer.kind == kind:
+                raise event.error
+            if isinstance(event, kind):
                 waiting.discard(remote)
-                found[self._by_remote[remote]] = answer
+                found[self._by_remote[remote]] = event
         return found
 
     def observation_space(self, agent: str) -> Any:
@@ -206,7 +207,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
             self._started = False
             for name, remote in self._remotes.items():
                 remote.begin(settings if name == self.possible_agents[0] else {})
-            answers = self._gather(self._remotes.values(), "step", "to reset", tolerate=Code.FAILED_PRECONDITION)
+            answers = self._gather(self._remotes.values(), StepAnswered, "to reset", tolerate=Code.FAILED_PRECONDITION)
             self._started = True
             self.agents = [name for name in self.possible_agents if name in answers]
             read = {name: self._transition(name, answers[name]) for name in self.agents}
@@ -237,17 +238,14 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
             packed = {name: self._action_layouts[name].pack_action(actions[name]) for name in self.agents}
             for name, arrays in packed.items():
                 self._remotes[name].step(arrays)
-            answers = self._gather([self._remotes[name] for name in packed], "step", "to a step")
+            answers = self._gather([self._remotes[name] for name in packed], StepAnswered, "to a step")
             read = {name: self._transition(name, answers[name]) for name in packed}
             self.agents = [name for name, t in read.items() if not (t[2] or t[3])]
             parts: tuple[dict[str, Any], ...] = tuple({name: t[i] for name, t in read.items()} for i in range(5))
             return parts[0], parts[1], parts[2], parts[3], parts[4]
 
-    def _transition(self, name: str, answer: Answer) -> Transition:
-        if answer.message is None:
-            raise PeerError(self._url, "a Step was answered by nothing")
-        remote = self._remotes[name]
-        return remote.reader.read(answer.message, remote.now())
+    def _transition(self, name: str, answer: StepAnswered) -> Transition:
+        return answer.reader.read(answer.message, self._remotes[name].now())
 
     def _require_open(self) -> None:
         if self._closed:

@@ -18,23 +18,28 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from bridge.client.conflict import ConflictDetector
-from bridge.client.connect import checked_transport
+from bridge.client.connect import Transport, checked_transport
 from bridge.client.infos import lane_info, merge_lanes
 from bridge.client.members import SPARE, Member, MemberVectorEnv, Results
 from bridge.client.poller import Poller
 from bridge.client.realtime import merge_latency
 from bridge.client.reconnect import RemoteReport
-from bridge.client.remote import ENDED, Delivery, Remote, SlotState, close_remotes, property_value, reset_settings
+from bridge.client.remote import Delivery, Remote, SlotState, close_remotes, reset_settings
 from bridge.client.remote_env import (
     MAX_MESSAGE_BYTES,
     TIMEOUT,
+    Role,
+    Wait,
     call_results,
     checked_timeout,
+    given_options,
     is_perlert,
+    refuse_unknown_keywords,
     remote_metadata,
     remote_spec,
 )
 from bridge.client.send_recv import Received, receive, send
+from bridge.client.session import ENDED_CODES, Lost, Replied, property_value
 from bridge.client.step_reader import Batch
 from bridge.client.world_request import WorldRequest
 from bridge.credentials import ClientCredentials, Pem, TokenLike
@@ -162,7 +167,7 @@ class RemoteVectorEnv(MemberVectorEnv):
         render_mode: str | None = None,
         timeout: float = TIMEOUT,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
-        transport: str = "http2",
+        transport: Transport = "http2",
         token: TokenLike | None = None,
         token_file: str | os.PathLike[str] | None = None,
         tls_ca: Pem | None = None,
@@ -170,8 +175,8 @@ class RemoteVectorEnv(MemberVectorEnv):
         tls_key: Pem | None = None,
         env: Callable[..., Any] | None = None,
         spares: str | Sequence[str] = (),
-        role: str | None = None,
-        wait: str | None = None,
+        role: Role | None = None,
+        wait: Wait | None = None,
         diagnostics: bool = True,
     ) -> None:
         self.closed = False
@@ -271,9 +276,7 @@ class RemoteVectorEnv(MemberVectorEnv):
         self._conflicts = ConflictDetector("vector environment")
         self._poller = Poller()
         everybody = [
-            Member(
-                Remote.of_parts(of, self._poller, self._transport, shared=self._shared), start, lanes, SlotState.LOST
-            )
+            Member(Remote.of_parts(of, self._poller, self._transport, shared=self._shared), start, lanes)
             for of, start, lanes in parts
         ]
         self._members = [member for member in everybody if member.start != SPARE]
@@ -292,8 +295,8 @@ class RemoteVectorEnv(MemberVectorEnv):
         self._poller = Poller()
         for member in (*self._members, *self._spares):
             member.remote.disown(self._poller)
-        self._members = [Member(member.remote, member.start, member.lanes, SlotState.LOST) for member in self._members]
-        self._spares = [Member(spare.remote, SPARE, spare.lanes, SlotState.LOST) for spare in self._spares]
+        self._members = [Member(member.remote, member.start, member.lanes) for member in self._members]
+        self._spares = [Member(spare.remote, SPARE, spare.lanes) for spare in self._spares]
         self._member_of = {member.remote: member for member in (*self._members, *self._spares)}
         self._member_at = [member for member in self._members for _ in range(member.lanes)]
         self._sent, self._has_errors, self._all_running = False, True, False
@@ -461,7 +464,7 @@ class RemoteVectorEnv(MemberVectorEnv):
         """Give up a call that timed out: what still comes of it belongs to nothing any more."""
         if self._question is not None:
             for member in self._question.missing.values():
-                member.remote.drop_replies()
+                member.remote.session.abandon_questions()
             self._question = None
         self._pending, self._timed_out = None, False
 
@@ -553,7 +556,7 @@ class RemoteVectorEnv(MemberVectorEnv):
                     continue
                 member.stepping = True
                 member.remote.record.steps_asked += member.lanes
-                member.deadline = now + self._timeout
+                member.remote.session.deadline = now + self._timeout
                 if (request := written.get(position)) is not None:
                     member.remote.send_step(request)
                     continue
@@ -567,14 +570,14 @@ class RemoteVectorEnv(MemberVectorEnv):
         alike: dict[Any, list[tuple[Member, int]]] = {}
         if len(plan) > 1:
             for item in plan:
-                form = None if item[0].ended else item[0].remote.form
+                form = None if item[0].ended else item[0].remote.world.form
                 if form is not None:
                     alike.setdefault(form, []).append(item)
         written: dict[int, bytes] = {}
         for items in alike.values():
             if len(items) > 1:
                 positions = [position for _, position in items]
-                requests = items[0][0].remote.write_steps(columns, positions)
+                requests = items[0][0].remote.world.write_steps(columns, positions)
                 written.update(zip(positions, requests or (), strict=False))
         return written
 
@@ -658,7 +661,7 @@ class RemoteVectorEnv(MemberVectorEnv):
         """Raise what no waiting mends: settings that are refused, an environment that fails in every reset."""
         for member in self._members:
             if member.state is SlotState.RESETTING and isinstance(member.error, RefusedError) and not member.in_episode:
-                if member.error.code in ENDED:
+                if member.error.code in ENDED_CODES:
                     continue  # another world was made since
                 if isinstance(member.error, EnvironmentFailedError) and member.failures < _RESET_ATTEMPTS:
                     continue
@@ -792,7 +795,7 @@ class RemoteVectorEnv(MemberVectorEnv):
                 now,
                 member.remote.url,
                 () if member.start == SPARE else tuple(range(member.start, member.start + member.lanes)),
-                "spare" if member.start == SPARE and member.state is SlotState.RUNNING else member.state.name.lower(),
+                "spare" if member.start == SPARE and member.idle else member.state.name.lower(),
             )
             for member in (*self._members, *self._spares)
         )
@@ -801,7 +804,7 @@ class RemoteVectorEnv(MemberVectorEnv):
         """Have real-time worlds of lanes answer only when every lane has an observation."""
         self._waits_for_lanes = True
         for member in self._members:
-            member.remote.wait_for_all()
+            member.remote.session.wait_for_all()
 
     @property
     def fps(self) -> float | None:
@@ -858,13 +861,13 @@ class RemoteVectorEnv(MemberVectorEnv):
                 raise error
             if answer is None:
                 continue
-            if answer.kind == "other":
-                if missing.pop(source.start, None) is not None and isinstance(answer.message, pb.EnvironmentResponse):
+            if isinstance(answer, Replied):
+                if missing.pop(source.start, None) is not None:
                     question.answers[source.start] = answer.message
                 question.failure = question.failure or answer.error
                 continue
             self._handle(answer, source)
-            if answer.kind == "lost" and missing.pop(source.start, None) is not None:
+            if isinstance(answer, Lost) and missing.pop(source.start, None) is not None:
                 question.failure = question.failure or answer.error
         self._question = None
         if question.failure is not None:
@@ -880,8 +883,7 @@ class RemoteVectorEnv(MemberVectorEnv):
             return RemoteTimeoutError(urls, f"no answer to {question.purpose} within {timeout:g} s")
         reason = f"no answer to {question.purpose} within {self._timeout:g} s"
         for member in late:
-            member.remote.close(0.0)
-            self._lose(member, RemoteTimeoutError(member.remote.url, reason))
+            self._lose(member, member.remote.give_up(RemoteTimeoutError(member.remote.url, reason)))
         self._question = None
         return RemoteTimeoutError(urls, reason)
 
@@ -1078,7 +1080,28 @@ def check_mask(mask: Any, num_envs: int) -> None:
         raise SettingError(f"expected options['reset_mask'] to hold a True, got {mask}")
 
 
-def make_vec_remote(urls: str | Sequence[str], **kwargs: Any) -> RemoteVectorEnv:
+def make_vec_remote(
+    urls: str | Sequence[str],
+    *,
+    num_envs: int | None = None,
+    env_id: str | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    render_mode: str | None = None,
+    timeout: float = TIMEOUT,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    transport: Transport = "http2",
+    token: TokenLike | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    tls_ca: Pem | None = None,
+    tls_certificate: Pem | None = None,
+    tls_key: Pem | None = None,
+    env: Callable[..., Any] | None = None,
+    spares: str | Sequence[str] = (),
+    role: Role | None = None,
+    wait: Wait | None = None,
+    diagnostics: bool = True,
+    **perlert: Any,
+) -> RemoteVectorEnv:
     """Connect to many remote environments as one vector environment.
 
     Example:
@@ -1094,18 +1117,38 @@ def make_vec_remote(urls: str | Sequence[str], **kwargs: Any) -> RemoteVectorEnv
     Args:
         urls: A URL for each world, or one URL of which `num_envs` slots are made. `perlert://` URLs are a slot each and
             do not mix with others; they give a `bridge.perlert.PerlertVectorEnv`.
-        kwargs: As for `RemoteVectorEnv`: `num_envs`, `env_id`, `env_kwargs`, `render_mode`, `timeout`,
-            `max_message_bytes`, `transport`; of `perlert://` URLs as for `bridge.perlert.PerlertVectorEnv`.
+        num_envs: This and the other keywords are those of `RemoteVectorEnv`.
+        env_id: As for `RemoteVectorEnv`.
+        env_kwargs: As for `RemoteVectorEnv`.
+        render_mode: As for `RemoteVectorEnv`.
+        timeout: As for `RemoteVectorEnv`.
+        max_message_bytes: As for `RemoteVectorEnv`.
+        transport: As for `RemoteVectorEnv`.
+        token: As for `RemoteVectorEnv`.
+        token_file: As for `RemoteVectorEnv`.
+        tls_ca: As for `RemoteVectorEnv`.
+        tls_certificate: As for `RemoteVectorEnv`.
+        tls_key: As for `RemoteVectorEnv`.
+        env: As for `RemoteVectorEnv`.
+        spares: As for `RemoteVectorEnv`.
+        role: As for `RemoteVectorEnv`.
+        wait: As for `RemoteVectorEnv`.
+        diagnostics: As for `RemoteVectorEnv`.
+        perlert: Of `perlert://` URLs alone: the keywords of `bridge.perlert.PerlertVectorEnv`.
 
     Raises:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError, SettingError: As `RemoteVectorEnv`.
+        TypeError: There is no such keyword.
     """
+    options = {key: value for key, value in locals().items() if key not in ("urls", "perlert")}
     kinds = {is_perlert(url) for url in checked_urls(urls)}
     if len(kinds) > 1:
         raise SettingError(f"expected perlert:// URLs alone or none of them, got a mixture: {urls!r:.200}")
     if kinds == {True}:
         from bridge.perlert import PerlertVectorEnv
 
-        # The declared type is that of every other URL; who wants this one's makes it by its own name.
-        return PerlertVectorEnv(urls, **kwargs)  # type: ignore[return-value]
-    return RemoteVectorEnv(urls, **kwargs)
+        # The declared type is that of every other URL; PerlertVectorEnv is this one's.
+        given = given_options(make_vec_remote, options)
+        return PerlertVectorEnv(urls, **given, **perlert)  # type: ignore[return-value]
+    refuse_unknown_keywords("make_vec_remote", perlert)
+    return RemoteVectorEnv(urls, **options)

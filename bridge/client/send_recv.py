@@ -141,8 +141,7 @@ def _hand_out(
         try:
             return envs.hand_over(member, member.answer, batch, position), None
         except RemoteError as problem:
-            member.remote.close(0.0)
-            envs._lose(member, problem)
+            envs._lose(member, member.remote.give_up(problem))
     error = member.error
     member.in_episode = False
     if member.last is not None:
