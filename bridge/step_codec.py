@@ -285,6 +285,14 @@ class StepAnswer:
     ) -> None:
         self.data, self.start, self.state, self.info, self.template = data, start, state, info, template
 
+    def values(self) -> list[Any]:
+        """Return the observations but for the info: single floats and bools as Python's, else as `arrays`."""
+        return self.template.values(self.data, self.start)
+
+    def arrays(self) -> list[Array]:
+        """Return the observations but for the info; they may share memory with the response."""
+        return self.template.read(self.data, self.start)
+
     @staticmethod
     def stack(answers: Sequence[StepAnswer]) -> list[Array]:
         """Return the observations of answers with the same `template`, but for the info, stacked."""
@@ -424,11 +432,3 @@ class StepCodec:
             return None
         info = observations[self._info_uid].uint8s.array
         return info if self._write_info(info) == rest else None
-
-    def values(self, answer: StepAnswer) -> list[Any]:
-        """Return the observations of a match, but for the info: single floats and bools as Python's, else arrays."""
-        return self._observations.values(answer.data, answer.start)
-
-    def arrays(self, answer: StepAnswer) -> list[Array]:
-        """Return the observations of a match, but for the info; they may share its memory."""
-        return self._observations.read(answer.data, answer.start)

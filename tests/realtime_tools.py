@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge.client.inbox import Inbox
-from bridge.client.remote import Answer, Batch, Delivery, Remote, Wish
+from bridge.client.poller import Poller
+from bridge.client.remote import Delivery, Remote
+from bridge.client.session import Event, Joined
+from bridge.client.step_reader import Batch
+from bridge.client.world_request import WorldRequest
 from bridge.spaces import Layout
 from bridge.testing import Conditions, Duplex, VirtualClock
 from bridge.worlds.realtime import Realtime, RealtimeWorld
@@ -32,12 +35,12 @@ class Network:
         self.registry = direct_registry(source)
         self.duplex: Duplex[bytes] = Duplex(conditions, np.random.default_rng(0))
         self.session = direct_session(self.registry)
-        self.inbox: Inbox[Delivery] = Inbox()
-        self.answers: list[Answer] = []
+        self.poller: Poller[Delivery] = Poller()
+        self.answers: list[Event] = []
         self._deliver: Callable[[bytes], None] = lambda what: None
-        monkeypatch.setattr("bridge.client.connect.Line", self._connect)
+        monkeypatch.setattr("bridge.client.connect.Call", self._connect)
 
-    def _connect(self, link: Any, url: str, deliver: Callable[[bytes], None]) -> Any:
+    def _connect(self, connection: Any, url: str, deliver: Callable[[bytes], None]) -> Any:
         self._deliver = deliver
         network = self
 
@@ -63,10 +66,10 @@ class Network:
         return world
 
     def remote(self) -> Remote:
-        remote = Remote(Wish.of("grpc://virtual:1"), self.inbox, 1 << 20)
+        remote = Remote(WorldRequest.of("grpc://virtual:1"), self.poller, 1 << 20)
         remote.now = self.clock.now
         remote.open()
-        self.run_until(lambda: any(answer.kind == "ready" for answer in self.answers))
+        self.run_until(lambda: any(isinstance(answer, Joined) for answer in self.answers))
         self.answers.clear()
         return remote
 
@@ -87,10 +90,10 @@ class Network:
                 self._deliver(response)
             while True:
                 try:
-                    remote, number, what = self.inbox.get(0.0)
+                    remote, number, what = self.poller.get(0.0)
                 except queue.Empty:
                     break
-                answer = remote.feed(number, what)
+                answer = remote.receive(number, what)
                 if answer is not None:
                     self.answers.append(answer)
         raise AssertionError("this takes too long")
@@ -100,13 +103,13 @@ class Network:
         self.registry.close()
 
 
-def read(remote: Remote, answer: Answer) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+def read(remote: Remote, answer: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
     """Observation, reward, flags and info of an answered Step."""
-    assert remote.facts is not None
+    assert remote.info is not None
     assert answer.message is not None
-    layout = Layout(remote.facts.observation_space, "observation")
+    layout = Layout(remote.info.observation_space, "observation")
     batch = Batch(layout.columns(1), np.zeros(1), np.zeros(1, np.bool_), np.zeros(1, np.bool_))
-    info = remote.deliver_step(answer.message, batch, 0)
+    info = remote.reader.read_into(answer.message, batch, 0, remote.now())
     return (
         layout.row(batch.columns, 0),
         float(batch.rewards[0]),

@@ -263,7 +263,7 @@ def test_no_form_of_it_shows_the_token_and_a_pickled_one_still_works() -> None:
     with serve_gym("CartPole-v1", token=SECRET) as server:
         envs = make_vec_remote(server.url, num_envs=2, token=SECRET)
         env = make_remote(server.url, token=SECRET)
-        assert SECRET not in f"{server!r} {envs!r} {env!r} {envs.spec!r} {env.spec!r} {vars(env)} {env._remote.wish}"
+        assert SECRET not in f"{server!r} {envs!r} {env!r} {envs.spec!r} {env.spec!r} {vars(env)} {env._remote.request}"
         again = env.spec.make() if env.spec is not None else None
         assert again is not None
         again.close()

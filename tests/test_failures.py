@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -142,6 +144,16 @@ def test_a_wrong_action_says_what_was_expected_and_the_episode_goes_on(action: A
         assert remote.step(1)[0].tobytes() == local.step(1)[0].tobytes()
         remote.close()
     local.close()
+
+
+@pytest.mark.parametrize("make", [make_remote, make_vec_remote])
+def test_an_unknown_keyword_raises_type_error_and_nothing_else(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    unraisable: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'numenvs'"):
+        make("grpc://127.0.0.1:1", numenvs=3)
+    gc.collect()
+    assert unraisable == []
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from bridge import errors, make_remote, make_vec_remote, serve_gym
 from bridge.address import parse_address
 from bridge.client.connect import connect
-from bridge.client.inbox import Inbox
+from bridge.client.poller import Poller
 from bridge.errors import Code
 from bridge.http2 import Http2, Http2Error
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -1224,29 +1224,29 @@ def test_a_slot_whose_call_ends_leaves_the_others_on_the_socket(server):
 def test_a_slot_that_is_refused_leaves_the_others_on_the_socket():
     with serve_gym(long, max_connections=2) as server:
         first, second, third = ([], [], [])
-        inbox = Inbox()
+        poller = Poller()
         lines = [
-            connect(parse_address(server.url), inbox, lambda what, got=got: (got, what), 1 << 20, shared=True)
+            connect(parse_address(server.url), poller, lambda what, got=got: (got, what), 1 << 20, shared=True)
             for got in (first, second, third)
         ]
         assert len({line.link for line in lines}) == 1
         for line in lines:
             line.send(LEAVE)
-        came = [inbox.get(20.0) for _ in range(3)]
+        came = [poller.get(20.0) for _ in range(3)]
         assert [isinstance(what, errors.RefusedError) for got, what in came if got is third] == [True]
         assert not any(isinstance(what, Exception) for got, what in came if got is not third)
         lines[0].send(LEAVE)
-        assert inbox.get(20.0)[0] is first
+        assert poller.get(20.0)[0] is first
         for line in lines:
             line.close(1.0)
         until(lambda: not server._connections.all)
 
 
 def test_another_machines_name_is_not_shared(server, monkeypatch):
-    inbox = Inbox()
-    lines = [connect(parse_address(server.url), inbox, lambda what: what, 1 << 20, shared=True) for _ in range(2)]
+    poller = Poller()
+    lines = [connect(parse_address(server.url), poller, lambda what: what, 1 << 20, shared=True) for _ in range(2)]
     monkeypatch.setattr("bridge.client.connect.is_loopback", lambda host: False)
-    lines += [connect(parse_address(server.url), inbox, lambda what: what, 1 << 20, shared=True) for _ in range(2)]
+    lines += [connect(parse_address(server.url), poller, lambda what: what, 1 << 20, shared=True) for _ in range(2)]
     assert len({line.link for line in lines}) == 3
     for line in lines:
         line.close(0.0)

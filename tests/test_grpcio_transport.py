@@ -18,7 +18,7 @@ import pytest
 
 from bridge import errors, make_remote, make_vec_remote, serve_gym
 from bridge.certificates import make_certificates
-from bridge.client.inbox import Inbox
+from bridge.client.poller import Poller
 from bridge.testing import EVERY_SPACE, CountingEnv, Proxy, SpaceEnv
 from bridge.wrappers import BlockingReset
 from tests import test_fidelity
@@ -130,7 +130,7 @@ def test_a_copy_connects_by_grpcio_too_and_so_does_the_spec() -> None:
         assert env.spec.kwargs["transport"] == "grpcio"
         other = pickle.loads(pickle.dumps(env))
         assert np.array_equal(other.reset(seed=3)[0], env.reset(seed=3)[0])
-        assert type(other._remote._connection).__name__ == "GrpcioConnection"
+        assert type(other._remote._call).__name__ == "GrpcioCall"
         other.close()
         env.close()
 
@@ -263,7 +263,7 @@ def test_a_forked_process_leaves_the_parents_connection_alone() -> None:
     with serve_gym("CartPole-v1") as server:
         env = by_grpcio(server.url)
         env.reset(seed=0)
-        connection = env._remote._connection
+        connection = env._remote._call
         child = os.fork()
         if not child:
             code = 1
@@ -281,10 +281,10 @@ def test_a_forked_process_leaves_the_parents_connection_alone() -> None:
 
 
 def test_the_garbage_collector_may_end_a_connection_while_its_thread_posts() -> None:
-    inbox: Inbox[str] = Inbox()
-    inbox.add_poster()
-    assert inbox._waker is not None
-    watched, real = inbox._waker
+    poller: Poller[str] = Poller()
+    poller.add_poster()
+    assert poller._waker is not None
+    watched, real = poller._waker
 
     class Interrupted:
         """As if the collector ran in `send`, and closed the connection."""
@@ -292,24 +292,24 @@ def test_the_garbage_collector_may_end_a_connection_while_its_thread_posts() -> 
         close = real.close
 
         def send(self, data: bytes) -> int:
-            inbox.remove_poster()
+            poller.remove_poster()
             return real.send(data)
 
-    inbox._waker = (watched, Interrupted())  # type: ignore[assignment]
-    inbox.post("posted")
-    assert inbox.get(0.0) == "posted"
-    assert inbox._waker is None
+    poller._waker = (watched, Interrupted())  # type: ignore[assignment]
+    poller.post("posted")
+    assert poller.get(0.0) == "posted"
+    assert poller._waker is None
 
 
 def test_an_item_that_another_thread_posts_wakes_whoever_waits() -> None:
-    inbox: Inbox[str] = Inbox()
-    inbox.add_poster()
+    poller: Poller[str] = Poller()
+    poller.add_poster()
     began = time.monotonic()
-    timer = threading.Timer(0.05, inbox.post, ["posted"])
+    timer = threading.Timer(0.05, poller.post, ["posted"])
     timer.start()
-    assert inbox.get(10.0) == "posted"
+    assert poller.get(10.0) == "posted"
     assert time.monotonic() - began < 1.5  # it looks at its sockets every two seconds anyway
     timer.join()
-    inbox.remove_poster()
-    inbox.post("after the end")
-    assert inbox.get(0.0) == "after the end"
+    poller.remove_poster()
+    poller.post("after the end")
+    assert poller.get(0.0) == "after the end"

@@ -13,7 +13,7 @@ import pytest
 from bridge.address import parse_address
 from bridge.client import keepalive
 from bridge.client.connect import connect
-from bridge.client.inbox import Inbox
+from bridge.client.poller import Poller
 from bridge.errors import ConnectionLostError
 from tests.support import until
 
@@ -68,8 +68,8 @@ def threads():
 
 
 def test_a_server_that_asks_for_a_sign_gets_it_though_nobody_waits_for_answers(server):
-    inbox = Inbox()
-    connection = connect(parse_address(server.url), inbox, lambda what: what, 1000)
+    poller = Poller()
+    connection = connect(parse_address(server.url), poller, lambda what: what, 1000)
     assert len(threads()) == 1
     server.accept()
     server.h2.send_headers(1, HEADERS)
@@ -77,47 +77,47 @@ def test_a_server_that_asks_for_a_sign_gets_it_though_nobody_waits_for_answers(s
     server.read_until(h2.events.PingAckReceived)
     server.h2.send_data(1, ANSWER)
     server.send()
-    assert bytes(inbox.get(20.0)) == ANSWER[5:]
+    assert bytes(poller.get(20.0)) == ANSWER[5:]
     connection.close(0.0)
     until(lambda: not threads())
 
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_server_that_gives_no_sign_is_given_up_whether_or_not_somebody_waits(server, waits):
-    inbox = Inbox()
-    connection = connect(parse_address(server.url), inbox, lambda what: what, 1000)
+    poller = Poller()
+    connection = connect(parse_address(server.url), poller, lambda what: what, 1000)
     server.accept()
     server.h2.send_headers(1, HEADERS)
     server.h2.send_data(1, ANSWER)
     server.send()
-    assert bytes(inbox.get(20.0)) == ANSWER[5:]
+    assert bytes(poller.get(20.0)) == ANSWER[5:]
     server.read_until(h2.events.PingReceived)  # its answer is sent; the next one's is not
     if not waits:
-        until(lambda: connection.link._sock is None)
-    ending = inbox.get(20.0)
+        until(lambda: connection.connection._sock is None)
+    ending = poller.get(20.0)
     assert isinstance(ending, ConnectionLostError)
     assert "keepalive ping" in str(ending)
     connection.close(0.0)
     with pytest.raises(queue.Empty):
-        inbox.get(0.0)
+        poller.get(0.0)
     until(lambda: not threads())
 
 
 def test_inboxes_share_one_thread_which_ends_with_the_last_of_them(server):
-    connections = [connect(parse_address(server.url), Inbox(), lambda what: what, 1000) for _ in range(3)]
+    connections = [connect(parse_address(server.url), Poller(), lambda what: what, 1000) for _ in range(3)]
     assert len(threads()) == 1
     for connection in connections:
         connection.close(0.0)
     until(lambda: not threads())
-    again = connect(parse_address(server.url), Inbox(), lambda what: what, 1000)
+    again = connect(parse_address(server.url), Poller(), lambda what: what, 1000)
     assert len(threads()) == 1
     again.close(0.0)
     until(lambda: not threads())
 
 
 def test_a_large_first_answer_that_ends_the_stream_is_delivered_and_so_is_the_end(server):
-    inbox = Inbox()
-    connection = connect(parse_address(server.url), inbox, lambda what: what, 1 << 20, "grpc")
+    poller = Poller()
+    connection = connect(parse_address(server.url), poller, lambda what: what, 1 << 20, "grpc")
     server.accept()
     server.h2.send_headers(1, HEADERS)
     large = bytes(60_000)
@@ -126,57 +126,57 @@ def test_a_large_first_answer_that_ends_the_stream_is_delivered_and_so_is_the_en
         server.h2.send_data(1, sent[start : start + 16_000], end_stream=start + 16_000 >= len(sent))
     data = server.h2.data_to_send()
     server.sock.sendall(data[:-100])
-    until(lambda: len(connection.link.grpc.space or b"") == 100)
+    until(lambda: len(connection.connection.grpc.space or b"") == 100)
     server.sock.sendall(data[-100:])
-    assert bytes(inbox.get(20.0)) == large
-    ending = inbox.get(20.0)
+    assert bytes(poller.get(20.0)) == large
+    ending = poller.get(20.0)
     assert "without a status" in str(ending)
     connection.close(0.0)
 
 
 def test_what_the_other_thread_took_while_a_taker_waited_for_it_is_taken_at_once(monkeypatch):
     """Else the taker would wait for what has come already."""
-    inbox, slept = Inbox(), []
+    poller, slept = Poller(), []
 
-    class Guard:
+    class Lock:
         def __enter__(self):
-            inbox.put("here")  # by the thread that held it until now
+            poller.put("here")  # by the thread that held it until now
 
         def __exit__(self, *_):
             pass
 
-    monkeypatch.setattr(inbox, "guard", Guard())
-    monkeypatch.setattr("bridge.client.inbox.time.sleep", slept.append)
-    assert (inbox.get(20.0), slept) == ("here", [])
+    monkeypatch.setattr(poller, "lock", Lock())
+    monkeypatch.setattr("bridge.client.poller.time.sleep", slept.append)
+    assert (poller.get(20.0), slept) == ("here", [])
 
 
 def test_a_connection_is_looked_after_though_another_one_never_pauses(monkeypatch):
     monkeypatch.setattr(keepalive, "KEEPALIVE", 0.0)
-    inbox, looked = Inbox(), []
+    poller, looked = Poller(), []
 
     class Quiet:
-        def tend(self):
+        def check_keepalive(self):
             looked.append(self)
 
     near, far = socket.socketpair()
     with near, far:
         far.send(b"x")
-        inbox._tended.add(Quiet())
-        inbox.watch(near, selectors.EVENT_READ, inbox.put)
-        assert inbox.get(20.0) == selectors.EVENT_READ
-        inbox.forget(near)
+        poller._registered.add(Quiet())
+        poller.watch(near, selectors.EVENT_READ, poller.put)
+        assert poller.get(20.0) == selectors.EVENT_READ
+        poller.forget(near)
     assert looked
 
 
 def test_the_garbage_collector_may_close_a_connection_that_is_being_looked_after(server):
-    """It runs in whatever thread makes objects, also in the one that holds the guard, and calls `__del__`."""
-    inbox = Inbox()
-    connection = connect(parse_address(server.url), inbox, lambda what: connection.close(0.0), 1000)
+    """It runs in whatever thread makes objects, also in the one that holds the lock, and calls `__del__`."""
+    poller = Poller()
+    connection = connect(parse_address(server.url), poller, lambda what: connection.close(0.0), 1000)
     server.accept()
     server.h2.send_headers(1, HEADERS)
     server.h2.send_data(1, ANSWER)
     server.send()
-    until(lambda: connection.link._sock is None)
+    until(lambda: connection.connection._sock is None)
     until(lambda: not threads())
 
 
@@ -186,7 +186,7 @@ def test_the_last_inbox_does_not_wait_for_a_thread_that_another_one_needs(monkey
     looked, free = threading.Event(), threading.Event()
 
     class Busy:
-        def tend(self):
+        def poll_nowait(self):
             looked.set()
             free.wait(20.0)
 

@@ -197,7 +197,7 @@ def test_a_connection_that_a_fork_inherits_is_the_parents(server: Server) -> Non
     """Whoever holds it: an error where it is used, no wait where it is closed."""
     env = make_remote(server.url)
     env.reset()
-    connection = env._remote._connection
+    connection = env._remote._call
     assert connection is not None
 
     def child() -> str:

@@ -20,7 +20,7 @@ from bridge import serve_gym
 from bridge.cli import main
 from bridge.cli.launch import ServerProcess
 from bridge.cli.program import make_parser
-from bridge.client.dialog import Dialog
+from bridge.client.inspector import Inspector
 from bridge.pb import dm_env_rpc_pb2 as pb
 from tests.parallel_envs import Relay
 
@@ -137,9 +137,9 @@ def test_the_table_of_properties_is_the_one_that_is_served() -> None:
     listed = dict(re.findall(r"^\| `([\w.]+)` \| (\w+) \| [\w, ]+ \|", text, re.MULTILINE))
     items = []
     for server in (serve_gym("CartPole-v1"), bridge.serve_parallel(Relay)):
-        with server, Dialog(server.url, 10.0) as dialog:
-            dialog.join()
-            items += [item for item in dialog.list_properties() if ".attributes." not in item.spec.name]
+        with server, Inspector(server.url, 10.0) as inspector:
+            inspector.join()
+            items += [item for item in inspector.list_properties() if ".attributes." not in item.spec.name]
     types = {pb.INT64: "number", pb.UINT8: "value", pb.STRING: "text"}
     served = {item.spec.name: types[item.spec.dtype] for item in items if item.is_readable or item.is_writable}
     families = {f"{item.spec.name}.NAME": "value" for item in items if item.spec.name == "world.attributes"}

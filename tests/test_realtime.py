@@ -18,7 +18,8 @@ from gymnasium import spaces
 
 import bridge
 from bridge import RemoteVectorEnv, Server, make_remote, make_vec_remote, serve_gym
-from bridge.client.remote import SlotState, property_value
+from bridge.client.remote import SlotState
+from bridge.client.session import property_value
 from bridge.errors import (
     EnvironmentFailedError,
     RefusedError,
@@ -558,8 +559,8 @@ def test_a_world_goes_with_its_client(serve: Any, clock: VirtualClock) -> None:
     dying = make_vec_remote(server.url)
     dying.reset()
     ready(dying, [0])
-    for seat in dying._seats:  # the connection is cut, nothing is said
-        seat.remote._connection.link._drop()  # type: ignore[union-attr]
+    for member in dying._members:  # the connection is cut, nothing is said
+        member.remote._call.connection._abort()  # type: ignore[union-attr]
     wait_for(lambda: not server.worlds and made[1].closed)
     clock.advance(1.0)
     assert made[1].steps == 0, "and its clock stands"

@@ -257,6 +257,19 @@ def test_a_reset_gives_up_the_step_that_is_under_way_and_counts_it() -> None:
         envs.step(zeros(envs))
 
 
+def test_close_waits_for_all_hung_servers_together() -> None:
+    with serve_gym(long) as server:
+        proxies = [Proxy(server.port) for _ in range(3)]
+        envs = make_vec_remote([f"grpc://127.0.0.1:{proxy.port}" for proxy in proxies], timeout=20)
+        for proxy in proxies:
+            proxy.stall()
+        start = time.monotonic()
+        envs.close()
+        assert time.monotonic() - start < 4.0  # each by itself takes 2 s
+        for proxy in proxies:
+            proxy.close()
+
+
 def test_a_pickled_copy_has_spares_of_its_own() -> None:
     import pickle
 
@@ -278,6 +291,6 @@ def test_only_servers_of_ours_are_asked_often_for_a_sign() -> None:
         quiet = []
         for port in (foreign.port, server.port):
             envs = make_vec_remote(f"grpc://127.0.0.1:{port}", timeout=20)
-            quiet.append(envs._seats[0].remote._connection.link.grpc.quiet)
+            quiet.append(envs._members[0].remote._call.connection.grpc.keepalive_interval)
             envs.close()
     assert quiet == [310.0, 20.0]

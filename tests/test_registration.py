@@ -46,6 +46,16 @@ def test_make_gives_a_remote_environment(server: Server) -> None:
         each.close()
 
 
+def test_spares_given_as_one_url_are_one_url_in_the_spec(server: Server) -> None:
+    envs = make_vec_remote(server.url, spares=server.url)
+    assert envs.spec is not None
+    assert envs.spec.kwargs["spares"] == [server.url]
+    again = gymnasium.make_vec(envs.spec)
+    assert [report.url for report in again.unwrapped.remotes()] == [server.url] * 2  # type: ignore[attr-defined]
+    again.close()
+    envs.close()
+
+
 def test_make_vec_gives_the_batched_contract(server: Server) -> None:
     envs = gymnasium.make_vec(ID, num_envs=3, urls=server.url, autoreset_mode="SameStep")
     assert isinstance(envs, BlockingReset)

@@ -23,7 +23,7 @@ from bridge import make_remote, make_vec_remote, serve_gym
 from bridge.address import parse_address
 from bridge.certificates import make_certificates
 from bridge.client.connect import connect
-from bridge.client.inbox import Inbox
+from bridge.client.poller import Poller
 from bridge.credentials import TOKEN_VARIABLE, ClientCredentials
 from bridge.errors import Code, ConnectError, ConnectionLostError
 from bridge.http2 import PREFACE
@@ -238,15 +238,15 @@ def test_what_is_sent_before_the_handshake_is_done_goes_after_it_also_where_it_w
         address = dataclasses.replace(
             parse_address(server.url), credentials=ClientCredentials.of(tls_ca=certs["ca.pem"])
         )
-        inbox: Inbox[Any] = Inbox()
-        connection = connect(address, inbox, got.append, 1 << 20)
+        poller: Poller[Any] = Poller()
+        connection = connect(address, poller, got.append, 1 << 20)
         for _ in range(3):
             connection.send(b"\xff")  # no request: answered by an error
         connection.finish()
 
         def answered() -> bool:
-            with contextlib.suppress(queue.Empty):  # nothing is put into the inbox itself
-                inbox.get(0.01)
+            with contextlib.suppress(queue.Empty):  # nothing is put into the poller itself
+                poller.get(0.01)
             return len(got) == 3
 
         until(answered)

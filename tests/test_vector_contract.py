@@ -16,9 +16,10 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space, iterate
 
-import bridge.client.remote as remote_module
+import bridge.client.joined_world as joined_module
 import bridge.client.remote_vector_env as vector_module
 from bridge import make_vec_remote, serve_gym
+from bridge.client.session import State
 from bridge.testing import EVERY_SPACE, SpaceEnv
 from bridge.wrappers import BlockingReset
 from tests.support import SmallNumbers, assert_identical, assert_same_space, everywhere, minigrid
@@ -334,13 +335,13 @@ def test_the_battery_catches_a_changed_step(change: Callable[..., Any], name: st
 
 
 def test_the_battery_catches_a_lost_discrete_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = remote_module.space_from_json
+    read = joined_module.space_from_json
 
     def without_start(text: str) -> Any:
         space = read(text)
         return gymnasium.spaces.Discrete(int(space.n)) if isinstance(space, gymnasium.spaces.Discrete) else space
 
-    monkeypatch.setattr(remote_module, "space_from_json", without_start)
+    monkeypatch.setattr(joined_module, "space_from_json", without_start)
     with pytest.raises(AssertionError):
         play(MAKERS["slots"], "discrete with a start", NEXT)
 
@@ -370,7 +371,7 @@ def test_the_battery_catches_a_step_swallowed_after_a_masked_reset(monkeypatch: 
     def swallowing(self: Any, seat: Any, *more: Any) -> None:
         hand_out(self, seat, *more)
         if getattr(seat, "swallow", False):
-            seat.ended, seat.swallow = True, False  # so its next step begins an episode once more
+            seat.remote.session.state, seat.swallow = State.ENDED, False  # so its next step begins an episode once more
 
     monkeypatch.setattr(vector_module.RemoteVectorEnv, "_begin", forgetful)
     monkeypatch.setattr(vector_module.RemoteVectorEnv, "_hand_out", swallowing)

@@ -10,9 +10,9 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorWrapper
 
+from bridge.client.members import Results
 from bridge.client.remote_env import checked_timeout
 from bridge.client.remote_vector_env import RemoteVectorEnv, make_vec_remote
-from bridge.client.seating import Results
 from bridge.client.send_recv import Received
 from bridge.errors import ResetNeededError, SettingError
 from bridge.tensors import Array

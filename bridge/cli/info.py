@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from bridge.cli.program import OK
-from bridge.client.dialog import Dialog
-from bridge.client.remote import Wish
+from bridge.client.inspector import Inspector
+from bridge.client.world_request import WorldRequest
 from bridge.credentials import ClientCredentials, add_credential_options, credential_keywords
 from bridge.errors import Code, ConnectionLostError, RefusedError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -81,25 +81,25 @@ def run(arguments: argparse.Namespace) -> int:
         _row("worlds", f"{properties['server.worlds'][1]} now, before this look")
         limits = {key.rpartition(".")[2]: value for key, (_, value) in properties.items() if ".limits." in key}
         _row("limits", ", ".join(f"{name}={value}" for name, value in limits.items()))
-        wish = Wish.of(url)
-        named = wish.env_id or wish.address.world is not None or "env_id" in dict(wish.address.settings)
+        request = WorldRequest.of(url)
+        named = request.env_id or request.address.world is not None or "env_id" in dict(request.address.settings)
         if len(environments) > 1 and not named:
-            print(f"\nTo see one of the environments, name it: bridge info {_named(wish, environments[0])}")
+            print(f"\nTo see one of the environments, name it: bridge info {_named(request, environments[0])}")
             _print_properties(properties)
             return OK
-    with Dialog(url, timeout, credentials) as dialog:
-        specs = dialog.join()
+    with Inspector(url, timeout, credentials) as inspector:
+        specs = inspector.join()
         if properties:
-            properties = _properties(dialog)
+            properties = _properties(inspector)
         _print_world(specs, properties, version)
     _print_properties(properties)
     return OK
 
 
-def _named(wish: Wish, env_id: str) -> str:
+def _named(request: WorldRequest, env_id: str) -> str:
     """The URL with an environment's id in it, for a shell."""
-    url = wish.address.url
-    if wish.address.scheme != "unix":
+    url = request.address.url
+    if request.address.scheme != "unix":
         base, mark, query = url.partition("?")
         return f"{base.rstrip('/')}/{env_id}{mark}{query}"
     return f"{url}{'&' if '?' in url else '?'}env_id={env_id}"
@@ -109,29 +109,29 @@ def _before_joining(
     url: str, timeout: float, credentials: ClientCredentials
 ) -> tuple[Properties, str | None, list[str]]:
     """Return the properties of the server itself, and of one of ours its version and environment ids."""
-    with Dialog(url, timeout, credentials) as dialog:
+    with Inspector(url, timeout, credentials) as inspector:
         try:
-            properties = _properties(dialog)
+            properties = _properties(inspector)
         except (RefusedError, ConnectionLostError) as error:
             # A server that has no properties says so, or ends the stream.
             if isinstance(error, RefusedError) and error.code in (Code.RESOURCE_EXHAUSTED, Code.UNAUTHENTICATED):
                 raise
-            return {}, dialog.server_version, []
-        version = dialog.server_version
-        ids = read_encoded(dialog.read_property("server.environments")) if version is not None else []
+            return {}, inspector.server_version, []
+        version = inspector.server_version
+        ids = read_encoded(inspector.read_property("server.environments")) if version is not None else []
         return properties, version, list(ids)
 
 
-def _properties(dialog: Dialog) -> Properties:
+def _properties(inspector: Inspector) -> Properties:
     """Return all properties by key, with their values as text; what draws a frame is left unread."""
     found: Properties = {}
-    for item in dialog.list_properties():
+    for item in inspector.list_properties():
         key = item.spec.name
         value = ""
         if item.is_readable and not key.endswith(".frame"):
             try:
-                tensor = dialog.read_property(key)
-                if dialog.server_version is not None and item.spec.dtype == pb.UINT8:
+                tensor = inspector.read_property(key)
+                if inspector.server_version is not None and item.spec.dtype == pb.UINT8:
                     value = repr(read_encoded(tensor))
                 else:
                     value = str(unpack_tensor(tensor, key).tolist())

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 from bridge.address import Address, is_loopback
-from bridge.client.inbox import Inbox
-from bridge.client.link import Line, Link
+from bridge.client.connection import Call, Connection, close_calls
+from bridge.client.poller import Poller
 from bridge.errors import RemoteError, SettingError
 
-__all__ = ["TRANSPORTS", "Connection", "checked_transport", "connect"]
+__all__ = ["TRANSPORTS", "AnyCall", "Transport", "checked_transport", "close_all", "connect"]
 
-TRANSPORTS = ("http2", "grpcio")
+Transport: TypeAlias = Literal["http2", "grpcio"]
+TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
 """What a client may connect by: our own HTTP/2, or the library grpcio."""
 
 
-class Connection(Protocol):
+class AnyCall(Protocol):
     """A stream of requests and answers, over whatever transport."""
 
     @property
@@ -46,19 +48,19 @@ def checked_transport(transport: Any) -> str:
 
 def connect(
     address: Address,
-    inbox: Inbox[Any],
+    poller: Poller[Any],
     label: Callable[[bytes | bytearray | RemoteError], Any],
     max_message_bytes: int,
     transport: str = "http2",
     *,
     shared: bool = False,
-) -> Connection:
+) -> AnyCall:
     """Open a connection, without waiting.
 
     Args:
         address: Where to.
-        inbox: Gets what comes.
-        label: Wraps a received item for the inbox.
+        poller: Gets what comes.
+        label: Wraps a received item for the poller.
         max_message_bytes: The largest request or answer.
         transport: One of `TRANSPORTS`.
         shared: Whether there are others to the same place. On this machine they go over the same socket, which costs
@@ -70,21 +72,32 @@ def connect(
     """
 
     def deliver(what: bytes | bytearray | RemoteError) -> None:
-        inbox.put(label(what))
+        poller.put(label(what))
 
     local = address.scheme == "unix"
     if address.credentials.has_tls and not address.tls:
         remedy = "a Unix socket needs none, leave them out" if local else f"write {address.scheme}s://"
         raise SettingError(f"tls_ca, tls_certificate and tls_key are for TLS, but {address.url!r} is without: {remedy}")
     if transport == "grpcio":
-        from bridge.client.grpcio_transport import GrpcioConnection  # loads grpcio, which nothing else needs
+        from bridge.client.grpcio_transport import GrpcioCall  # loads grpcio, which nothing else needs
 
-        return GrpcioConnection(address, inbox, label, max_message_bytes)
+        return GrpcioCall(address, poller, label, max_message_bytes)
     shared = shared and (local or is_loopback(address.host))
     key = address.scheme, address.target, address.credentials
-    link: Link | None = inbox.links.get(key) if shared else None
-    if link is None or not link.roomy:
-        link = Link(address, inbox, max_message_bytes, shared=shared)
+    connection: Connection | None = poller.connections.get(key) if shared else None
+    if connection is None or not connection.accepts_calls:
+        connection = Connection(address, poller, max_message_bytes, shared=shared)
         if shared:
-            inbox.links[key] = link
-    return Line(link, address.url, deliver)
+            poller.connections[key] = connection
+    return Call(connection, address.url, deliver)
+
+
+def close_all(connections: Sequence[AnyCall], timeout: float) -> None:
+    """End several connections together, within `timeout` seconds in all."""
+    deadline = time.monotonic() + timeout
+    for connection in connections:
+        connection.finish()
+    close_calls([connection for connection in connections if isinstance(connection, Call)], timeout)
+    for connection in connections:
+        if not isinstance(connection, Call):
+            connection.close(max(0.0, deadline - time.monotonic()))

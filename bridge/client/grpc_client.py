@@ -17,17 +17,17 @@ from bridge.version import __version__
 from bridge.wire import HELLO, METHOD, SERVICE
 
 if TYPE_CHECKING:
-    from bridge.client.link import Line
+    from bridge.client.connection import Call
 
-__all__ = ["QUIET_UNKNOWN", "Came", "GrpcClient", "call_error"]
+__all__ = ["FOREIGN_KEEPALIVE_INTERVAL", "GrpcClient", "Received", "call_error"]
 
-Came = tuple["Line", bytes | bytearray | RemoteError]
+Received = tuple["Call", bytes | bytearray | RemoteError]
 """An answer, or how a call ended."""
 
-QUIET_UNKNOWN = 310.0
+FOREIGN_KEEPALIVE_INTERVAL = 310.0
 """Seconds between pings to servers that are not ours: they hang up on who asks more often than every five minutes."""
-# Lines of a link: a server that says nothing of it takes at least a hundred.
-_MAX_LINES = 64
+# Lines of a connection: a server that says nothing of it takes at least a hundred.
+_MAX_CALLS = 64
 _BY_HTTP_STATUS = {
     "400": Code.INTERNAL,
     "401": Code.UNAUTHENTICATED,
@@ -105,14 +105,14 @@ class GrpcClient:
         """Whether the server is known to speak gRPC."""
         self.server_version: str | None = None
         """The version of a server of this package; None: not known, or another server."""
-        self.quiet = QUIET_UNKNOWN
+        self.keepalive_interval = FOREIGN_KEEPALIVE_INTERVAL
         """Seconds without a byte from the server after which it is sent a ping."""
 
     @property
-    def roomy(self) -> bool:
+    def accepts_calls(self) -> bool:
         """Whether a further call may be opened."""
         http = self._http
-        return http.farewell is None and len(http.streams) < min(_MAX_LINES, http.room_for_streams)
+        return http.farewell is None and len(http.streams) < min(_MAX_CALLS, http.room_for_streams)
 
     @property
     def broken(self) -> bool:
@@ -123,22 +123,22 @@ class GrpcClient:
         """Return what is to be sent now."""
         return self._http.take()
 
-    def open(self, line: Line) -> None:
+    def open(self, call: Call) -> None:
         """Open a call."""
-        line.stream = self._http.open(self._fields)
-        line.stream.owner = line
+        call.stream = self._http.open(self._fields)
+        call.stream.owner = call
 
-    def pack(self, line: Line, request: bytes) -> None:
+    def pack(self, call: Call, request: bytes) -> None:
         """Send a request, as far as the server has room."""
-        self._http.send(line.stream, [request], len(request))
+        self._http.send(call.stream, [request], len(request))
 
-    def finish(self, line: Line) -> None:
+    def finish(self, call: Call) -> None:
         """End the call's requests."""
-        self._http.finish(line.stream)
+        self._http.finish(call.stream)
 
-    def cut(self, line: Line) -> None:
+    def cut(self, call: Call) -> None:
         """Cancel the call."""
-        self._http.cut(line.stream, CANCEL)
+        self._http.cut(call.stream, CANCEL)
 
     def ping(self) -> None:
         """Send a ping."""
@@ -149,11 +149,11 @@ class GrpcClient:
         """Where the next bytes go, to be received into and told to `filled`; None: anywhere, to `feed`."""
         return self._http.space
 
-    def filled(self, count: int) -> list[Came]:
+    def filled(self, count: int) -> list[Received]:
         """Take note that bytes are in `space`."""
         return self._noted(self._http.filled(count))
 
-    def feed(self, data: bytes) -> list[Came]:
+    def feed(self, data: bytes) -> list[Received]:
         """Take bytes; return what they complete. Raises RemoteError where they are no HTTP/2."""
         http = self._http
         try:
@@ -166,9 +166,9 @@ class GrpcClient:
             details = f"no gRPC server: {error}"
             raise ConnectError(self._url, f"{details}. {remedy(self._scheme, details)}") from error
 
-    def _noted(self, events: list[tuple[Stream, Event]]) -> list[Came]:
-        """Return what events mean to the lines."""
-        came: list[Came] = []
+    def _noted(self, events: list[tuple[Stream, Event]]) -> list[Received]:
+        """Return what events mean to the calls."""
+        came: list[Received] = []
         for stream, event in events:
             if type(event) is bytes or type(event) is bytearray:
                 self.answered = True
@@ -178,8 +178,8 @@ class GrpcClient:
                 if status is not None:
                     self._http.cut(stream, CANCEL)  # where it is still open
                     came.append((stream.owner, self._error(stream.owner.url, status)))
-        if self.answered and self.quiet == QUIET_UNKNOWN and self.server_version is not None:
-            self.quiet = keepalive.KEEPALIVE
+        if self.answered and self.keepalive_interval == FOREIGN_KEEPALIVE_INTERVAL and self.server_version is not None:
+            self.keepalive_interval = keepalive.KEEPALIVE
         return came
 
     def _status(self, stream: Stream, event: Event) -> _Status | None:

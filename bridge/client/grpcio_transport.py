@@ -1,6 +1,6 @@
 """A client's connection by the library grpcio, in place of our own HTTP/2: `transport="grpcio"`.
 
-grpcio has threads of its own for each connection, and a thread of ours reads the answers and posts them to the inbox.
+grpcio has threads of its own for each connection, and a thread of ours reads the answers and posts them to the poller.
 Only this module of the client imports it. A process that was forked cannot use connections that it inherits.
 """
 
@@ -16,8 +16,8 @@ from typing import Any
 import grpc
 
 from bridge.address import Address
-from bridge.client.grpc_client import QUIET_UNKNOWN, call_error
-from bridge.client.inbox import Inbox
+from bridge.client.grpc_client import FOREIGN_KEEPALIVE_INTERVAL, call_error
+from bridge.client.poller import Poller
 from bridge.client.token import shown_token
 from bridge.errors import Code, ConnectionLostError, RemoteError, SettingError
 from bridge.forks import forget_in_child
@@ -26,16 +26,16 @@ from bridge.tls import client_context
 from bridge.version import __version__
 from bridge.wire import HELLO, METHOD, SERVICE
 
-__all__ = ["GrpcioConnection"]
+__all__ = ["GrpcioCall"]
 
 
-class GrpcioConnection:
+class GrpcioCall:
     """One stream of requests and answers, over a channel of its own.
 
     Args:
         address: The server; with TLS where its scheme says so.
-        inbox: Gets the answers, and at the end of the stream the RemoteError that says why.
-        label: Wraps a received item for the inbox.
+        poller: Gets the answers, and at the end of the stream the RemoteError that says why.
+        label: Wraps a received item for the poller.
         most: The largest request or answer, in bytes.
 
     Raises:
@@ -43,10 +43,10 @@ class GrpcioConnection:
     """
 
     def __init__(
-        self, address: Address, inbox: Inbox[Any], label: Callable[[bytes | RemoteError], Any], most: int
+        self, address: Address, poller: Poller[Any], label: Callable[[bytes | RemoteError], Any], most: int
     ) -> None:
         self._url, self._scheme = address.url, address.scheme
-        self._inbox, self._label, self._most = inbox, label, most
+        self._poller, self._label, self._most = poller, label, most
         self._finished = self._closed = self._inherited = False
         self.server_version: str | None = None
         self.silent = True
@@ -57,7 +57,7 @@ class GrpcioConnection:
         self._channel = _channel(address, most)
         method = self._channel.stream_stream(f"/{SERVICE}/{METHOD}", bytes, bytes)
         self._call: Any = method(iter(self._requests.get, None), metadata=metadata)
-        inbox.add_poster()
+        poller.add_poster()
         self._reader = threading.Thread(target=self._read, name="bridge-grpcio", daemon=True)
         self._reader.start()
         forget_in_child(self)
@@ -94,7 +94,7 @@ class GrpcioConnection:
         if waits:
             self._reader.join(1.0)
         self._channel.close()
-        self._inbox.remove_poster()
+        self._poller.remove_poster()
 
     def _read(self) -> None:
         """Post the answers, and how the stream ended."""
@@ -105,19 +105,19 @@ class GrpcioConnection:
             for answer in self._call:
                 answered, self.silent = True, False
                 if not self._closed:
-                    self._inbox.post(self._label(answer))
+                    self._poller.post(self._label(answer))
         except grpc.RpcError:
             code, details = self._call.code().value[0], self._call.details() or ""
         if not self._finished:
             error = call_error(self._url, self._scheme, code, details, answered=answered, withheld=self._withheld)
-            self._inbox.post(self._label(error))
+            self._poller.post(self._label(error))
 
 
 def _channel(address: Address, most: int) -> grpc.Channel:
     options = {
         "grpc.max_receive_message_length": most,
         "grpc.max_send_message_length": most,
-        "grpc.keepalive_time_ms": int(QUIET_UNKNOWN * 1000),
+        "grpc.keepalive_time_ms": int(FOREIGN_KEEPALIVE_INTERVAL * 1000),
         "grpc.keepalive_timeout_ms": int(PATIENCE * 1000),
         "grpc.use_local_subchannel_pool": 1,  # a channel that failed to connect makes no other one wait
     }

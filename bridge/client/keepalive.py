@@ -25,8 +25,8 @@ def period() -> float:
     return KEEPALIVE / 10
 
 
-class _Attended(Protocol):
-    def tend(self) -> None:
+class _Pollable(Protocol):
+    def poll_nowait(self) -> None:
         """Look after what is there, without waiting."""
 
 
@@ -36,20 +36,20 @@ class _Keeper:
 
     def _start(self) -> None:
         self._change = threading.Condition()
-        self._all: weakref.WeakSet[_Attended] = weakref.WeakSet()
+        self._all: weakref.WeakSet[_Pollable] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
 
-    def add(self, inbox: _Attended) -> None:
+    def add(self, poller: _Pollable) -> None:
         with self._change:
-            self._all.add(inbox)
+            self._all.add(poller)
             self._change.notify_all()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="bridge-keepalive", daemon=True)
                 self._thread.start()
 
-    def remove(self, inbox: _Attended) -> None:
+    def remove(self, poller: _Pollable) -> None:
         with self._change:
-            self._all.discard(inbox)
+            self._all.discard(poller)
             thread = self._thread
             self._change.notify_all()
             if self._all or thread is None or thread is threading.current_thread() or sys.is_finalizing():
@@ -72,8 +72,8 @@ class _Keeper:
     def _look(self) -> None:
         with self._change:
             everybody = tuple(self._all)
-        for inbox in everybody:
-            inbox.tend()
+        for poller in everybody:
+            poller.poll_nowait()
 
     def after_fork(self) -> None:
         """Begin anew in the forked process, where the thread is not."""

@@ -1,55 +1,46 @@
-"""One connection's seat in a world, from the client's side: requests out, answers in, each matched to its request.
+"""One place in a world, over one stream: joins a `ClientSession` to the call that carries it.
 
-`Remote` never blocks and never waits: a script of requests (connect, create, join, read the properties) is fed with
-the answers as they come, and so a hundred of them connect at once without a thread of ours. Waiting is the business of
-its owner, who takes from the one queue that all its remotes deliver to.
+`Remote` never blocks and never waits, and so a hundred of them connect at once without a thread of ours. Waiting is
+the business of its owner, who takes from the one poller that all its remotes deliver to.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import enum
-import json
 import time
-import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
-import cloudpickle
 import numpy as np
-from google.protobuf.message import DecodeError
-from gymnasium import Space
 
 from bridge import values
-from bridge.address import Address, parse_address
-from bridge.client.connect import Connection, connect
-from bridge.client.inbox import Inbox
-from bridge.client.realtime import SIGNALS as REALTIME_SIGNALS
+from bridge.client.connect import AnyCall, close_all, connect
+from bridge.client.joined_world import JoinedWorld
+from bridge.client.poller import Poller
 from bridge.client.realtime import RealtimeReader
 from bridge.client.reconnect import RemoteRecord
-from bridge.credentials import ClientCredentials
-from bridge.errors import (
-    Code,
-    EnvironmentFailedError,
-    PeerError,
-    RefusedError,
-    RemoteError,
-    RemoteTimeoutError,
-    SettingError,
-    TensorError,
+from bridge.client.session import (
+    CONNECTING,
+    ClientSession,
+    Event,
+    Lost,
+    State,
+    StepAnswered,
+    extension,
+    property_request,
 )
+from bridge.client.step_reader import StepMessage, StepReader
+from bridge.client.world_request import WorldInfo, WorldRequest
+from bridge.errors import ConnectionLostError, PeerError, RemoteError, RemoteTimeoutError, SettingError, TensorError
 from bridge.forks import leak
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.properties import read_encoded
-from bridge.space_json import space_from_json
-from bridge.spaces import Column, Layout, space_from_specs
-from bridge.step_codec import StepAnswer, StepCodec
-from bridge.tensors import Array, Spec, fill_tensor, pack_tensor, unpack_tensor
+from bridge.spaces import Column
+from bridge.tensors import Array, pack_tensor
 from bridge.wire import CALL_REQUEST_URL, NO_SEED, PROPERTY_REQUEST_URL
 
-__all__ = ["ENDED", "Answer", "Batch", "Delivery", "Facts", "Remote", "SlotState", "Wish", "reset_settings"]
+__all__ = ["Delivery", "Remote", "SlotState", "close_remotes", "reset_settings"]
 
 
 class SlotState(enum.IntEnum):
@@ -65,514 +56,173 @@ class SlotState(enum.IntEnum):
     """Its remote is gone; it is connected again after a while."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Wish:
-    """Which world a client wants."""
-
-    address: Address
-    """The server."""
-    env_id: str | None = None
-    """The environment, where a server has several."""
-    render_mode: str | None = None
-    """The render mode to make it with."""
-    env_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """For its constructor."""
-    agent: str | None = None
-    """The agent to join as, in a world of several; None: the first that is free."""
-    seat: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """JoinWorld settings: `role` and `wait` of a real-time world."""
-    diagnostics: bool = True
-    """Whether to ask a real-time world for times (U-11)."""
-
-    env_factory: bytes | None = dataclasses.field(default=None, repr=False)
-    """A pickled function that makes the environment there."""
-
-    @classmethod
-    def of(
-        cls,
-        url: str,
-        env_id: str | None = None,
-        render_mode: str | None = None,
-        env_kwargs: Mapping[str, Any] | None = None,
-        agent: str | None = None,
-        seat: Mapping[str, str | None] | None = None,
-        diagnostics: bool = True,
-        *,
-        credentials: ClientCredentials | None = None,
-        env: Callable[..., Any] | None = None,
-    ) -> Wish:
-        """Join what a URL says and what keywords say.
-
-        Raises:
-            AddressError: The URL cannot be read.
-            SettingError: They contradict each other, or ask for something of a world that exists already.
-        """
-        address = parse_address(url)
-        if credentials is not None:
-            address = dataclasses.replace(address, credentials=credentials)
-        if address.env_id and env_id and address.env_id != env_id:
-            raise SettingError(f"the URL {url!r} names {address.env_id!r}, but env_id is {env_id!r}; give one of them")
-        if env is not None and (address.env_id or env_id or address.world is not None):
-            raise SettingError(
-                f"{url!r} with env={env!r:.80}: expected env, an environment id or a world, got two of them"
-            )
-        if address.world is not None and (env_id or render_mode or env_kwargs):
-            raise SettingError(
-                f"{url!r} joins a world that exists, so env_id, render_mode and env_kwargs cannot be given"
-            )
-        factory = None if env is None else pack_factory(env)
-        given = {key: value for key, value in (seat or {}).items() if value is not None}
-        env_id = address.env_id or env_id
-        return cls(address, env_id, render_mode, dict(env_kwargs or {}), agent, given, diagnostics, factory)
-
-    def settings(self) -> dict[str, pb.Tensor]:
-        """Return the CreateWorld settings."""
-        found: dict[str, pb.Tensor] = {}
-        for name, text in self.address.settings:
-            found[name] = pack_tensor(_parameter(name, text))
-        if self.env_factory is not None:
-            found["env_factory"] = pack_tensor(np.frombuffer(self.env_factory, np.uint8))
-        if self.env_id is not None:
-            found["env_id"] = pack_tensor(self.env_id)
-        if self.render_mode is not None:
-            found["render_mode"] = pack_tensor(self.render_mode)
-        rest = {}
-        for name, value in self.env_kwargs.items():
-            if isinstance(value, (bool, int, float, str)):
-                found[f"kwargs.{name}"] = pack_tensor(value)
-            else:
-                rest[name] = value
-        if rest:
-            try:
-                found["kwargs"] = pack_tensor(np.frombuffer(values.encode(rest), np.uint8))
-            except TensorError as error:
-                raise SettingError(f"env_kwargs cannot be sent: {error}") from error
-        return found
-
-
-def pack_factory(env: Callable[..., Any]) -> bytes:
-    """Pickle a function that makes an environment, for the server to call.
-
-    Raises:
-        SettingError: It is none, or holds what cannot be pickled.
-    """
-    if not callable(env):
-        raise SettingError(f"expected env to be a function that returns an environment, got {env!r:.80}")
-    try:
-        data: bytes = cloudpickle.dumps(env)
-    except Exception as error:  # whatever the pickling of a user's objects raises
-        raise SettingError(f"env={env!r:.80} cannot be pickled, and so not be sent: {error!r}") from error
-    return data
-
-
-def _parameter(name: str, text: str) -> Any:
-    """A query parameter's value: a number or truth value where it reads as one and is not expected to be text."""
-    if name in ("env_id", "render_mode", "vectorization_mode"):
-        return text
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    return value if isinstance(value, (bool, int, float)) else text
-
-
-@dataclasses.dataclass(frozen=True)
-class Facts:
-    """What a client knows of the world that it is in."""
-
-    observation_space: Space[Any]
-    """Of one environment."""
-    action_space: Space[Any]
-    """Of one environment."""
-    lanes: int | None
-    """The number of lanes; None for a single environment."""
-    env_id: str | None
-    """The environment's id."""
-    metadata: Mapping[str, Any]
-    """The environment's metadata."""
-    render_mode: str | None
-    """How it renders."""
-    spec: Mapping[str, Any] | None
-    """What its registration says."""
-    server_version: str | None
-    """The version of a Gymnasium Bridge server; None for another one."""
-    fps: float | None = None
-    """Frames a second of a real-time world; None: it waits for each action."""
-
-
-@dataclasses.dataclass
-class Batch:
-    """One step's results over all slots, while they come in."""
-
-    columns: list[Column]
-    rewards: Array
-    terminations: Array
-    truncations: Array
-
-
-class Answer(NamedTuple):
-    """What came back."""
-
-    kind: str
-    """`ready` (joined), `step` (a Step was answered), `failed` (a Step or Reset was refused), `lost`, or `other`."""
-    message: pb.EnvironmentResponse | StepAnswer | None = None
-    error: RemoteError | None = None
-
-
-class _Pending(NamedTuple):
-    """A request whose answer is outstanding."""
-
-    kind: str
-    episode: int
-    """The episode that it belongs to; of kind `other`: how often such requests had been given up."""
-    sent: float
-    """Seconds."""
-
-
 Delivery: TypeAlias = "tuple[Remote, int, bytes | bytearray | RemoteError]"
-"""What an inbox holds: for whom, the number of the connection, and what came."""
-ENDED = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
-"""With what a Step or Reset is refused where the world is gone."""
+"""What a poller holds: for whom, the number of the connection, and what came."""
 _SILENT = "nothing has come from there at all: are host and port right, and does no firewall stand between?"
-_MAX_RENUMBERED = 3
-_FLAGS = ("reward", "terminated", "truncated")
-_INTEGERS = (int, np.int64, np.int32)
-# Integer actions whose Steps are remembered.
-_MOST_KNOWN = 1024
-
-Script = Generator[pb.EnvironmentRequest, pb.EnvironmentResponse, None]
 
 
 class Remote:
-    """A seat in a world.
+    """A place in a world: of one environment, of one agent, or of all lanes.
 
     Args:
-        wish: The world wanted.
-        inbox: Gets this remote, its connection's number, and what came.
+        request: The world wanted.
+        poller: Gets this remote, its connection's number, and what came.
         max_message_bytes: The largest request or answer.
         transport: What to connect by, as for `connect`.
         shared: Whether there are other remotes to the same place.
+        info: What is known of the world already, as of a copy; None: nothing.
     """
 
     def __init__(
         self,
-        wish: Wish,
-        inbox: Inbox[Delivery],
+        request: WorldRequest,
+        poller: Poller[Delivery],
         max_message_bytes: int,
         transport: str = "http2",
         *,
         shared: bool = False,
+        info: WorldInfo | None = None,
     ) -> None:
-        self.wish = wish
-        self.url = wish.address.url
-        self.facts: Facts | None = None
-        self.world: str | None = None
-        """The name of the world that was asked for last."""
-        self.stale = 0
-        """Answers of episodes that had been given up, dropped."""
-        self._inbox = inbox
-        self._transport = transport
-        self._shared = shared
+        self.request = request
+        self.url = request.address.url
+        self.session = ClientSession(request, max_message_bytes, info)
+        """The protocol state."""
         self.record = RemoteRecord()
         """Its failures, and what they cost."""
-        self._max_message_bytes = max_message_bytes
-        self._connection: Connection | None = None
-        self._number = 0
-        self._script: Script | None = None
-        self._pending: deque[_Pending] = deque()
-        self._episode = 0
-        self._asked = 0
-        self._created: str | None = None
-        self._first_step = b""
-        self._codec: StepCodec | None = None
-        self._flags: tuple[str, ...] = ()
-        self._known: dict[Any, bytes] = {}
-        self._observation_layout: Layout
-        self._action_layout: Layout
-        self._action_uids: tuple[int, ...] = ()
-        self._leaf_uids: tuple[tuple[int, Spec], ...] = ()
-        self._uids: dict[str, int] = {}
-        self._arrivals: deque[float] = deque()
         self.now: Callable[[], float] = time.monotonic
         """What tells the time."""
-        self.realtime: RealtimeReader | None = None
-        """Reads what only a real-time world answers; None: this is none."""
-        self._waits_for_all = False
-        self._specs = pb.ActionObservationSpecs()
-        self._settings: Mapping[str, pb.Tensor] = {}
-        self._renumbered = 0
+        self._poller = poller
+        self._max_message_bytes = max_message_bytes
+        self._transport = transport
+        self._shared = shared
+        self._call: AnyCall | None = None
+        self._number = 0
+        self._arrivals: deque[float] = deque()
 
     def options(self, options: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         """Return the reset options to send: another server than ours, which may know none, gets no empty ones."""
-        return options if options or self.facts is None or self.facts.server_version is not None else None
+        return options if options or not self.session.foreign else None
 
-    def parts(self) -> tuple[Wish, int, Facts | None]:
+    def parts(self) -> tuple[WorldRequest, int, WorldInfo | None]:
         """What a copy of this remote is made of, in another process too."""
-        return self.wish, self._max_message_bytes, self.facts
+        return self.request, self._max_message_bytes, self.info
 
     @classmethod
     def of_parts(
         cls,
-        parts: tuple[Wish, int, Facts | None],
-        inbox: Inbox[Delivery],
+        parts: tuple[WorldRequest, int, WorldInfo | None],
+        poller: Poller[Delivery],
         transport: str = "http2",
         *,
         shared: bool = False,
     ) -> Remote:
         """Make a remote that knows what another one knew, and has no connection."""
-        wish, max_message_bytes, facts = parts
-        remote = cls(wish, inbox, max_message_bytes, transport, shared=shared)
-        remote.facts = facts
-        return remote
+        request, max_message_bytes, info = parts
+        return cls(request, poller, max_message_bytes, transport, shared=shared, info=info)
 
-    # Connecting
+    # What is known
 
-    def open(self) -> None:
-        """Start to connect; `feed` says `ready` when the world is joined."""
-        self._number += 1
-        number = self._number
-        self._pending.clear()
-        self._created = None
-        arrivals = self._arrivals = deque()
+    @property
+    def info(self) -> WorldInfo | None:
+        """What is known of the world; None: nothing yet."""
+        return self.session.info
 
-        def came(what: bytes | bytearray | RemoteError) -> Delivery:
-            arrivals.append(self.now())
-            return self, number, what
+    @property
+    def world(self) -> JoinedWorld:
+        """The world that it is in, or was in last.
 
-        self._connection = connect(
-            self.wish.address, self._inbox, came, self._max_message_bytes, self._transport, shared=self._shared
-        )
-        self._script = self._join()
-        self._send(next(self._script), "script")
+        Raises:
+            PeerError: It never was in one.
+        """
+        world = self.session.world
+        if world is None:
+            raise PeerError(self.url, "there is no connection")
+        return world
 
-    def _join(self) -> Script:
-        """Create a world and join it, or join what there is; then learn what the server tells of it."""
-        name = self.wish.address.world
-        if name is None:
-            settings = self.wish.settings()
-            try:
-                response = yield pb.EnvironmentRequest(create_world=pb.CreateWorldRequest(settings=settings))
-                self._created = name = response.create_world.world_name
-            except RefusedError:
-                if settings:
-                    raise
-                name = ""  # D-4: a server may have but one world, and refuse to make others
-        self.world = name
-        seat = dict(self.wish.seat)
-        if self.wish.agent is not None:
-            seat["agent"] = self.wish.agent
-        settings = {key: pack_tensor(value) for key, value in seat.items()}
-        response = yield pb.EnvironmentRequest(join_world=pb.JoinWorldRequest(world_name=name, settings=settings))
-        specs = response.join_world.specs
-        version = self._connection.server_version if self._connection else None
-        facts: dict[str, Any] = {}
-        if version is not None:
-            keys = ("observation_space", "action_space", "num_envs", "env_id", "metadata", "render_mode", "spec")
-            for key in keys:
-                response = yield _property_request(f"world.{key}")
-                facts[key] = property_value(response, self.url, key in ("metadata", "spec"))
-            if any(spec.name == "frames" for spec in specs.observations.values()):
-                response = yield _property_request("world.fps")
-                facts["fps"] = property_value(response, self.url, True)
-        self._learn(specs, version, facts)
+    @property
+    def reader(self) -> StepReader:
+        """Reads the answers to Steps."""
+        return self.world.reader
 
-    def _learn(self, specs: pb.ActionObservationSpecs, version: str | None, facts: Mapping[str, Any]) -> None:
-        """Make sense of a joined world's specs and properties."""
-        self._specs = specs
-        observations = {uid: Spec.from_proto(spec) for uid, spec in specs.observations.items()}
-        actions = {uid: Spec.from_proto(spec) for uid, spec in specs.actions.items()}
-        foreign = version is None
-        signals: tuple[str, ...] = (
-            ("reward", "discount") if foreign else ("reward", "discount", "terminated", "truncated", "info")
-        )
-        if not foreign:
-            signals += REALTIME_SIGNALS
-        self._uids = {spec.name: uid for uid, spec in observations.items() if spec.name in signals}
-        lanes = None if foreign else int(facts["num_envs"]) or None
-        if foreign:
-            parts = [spec for uid, spec in sorted(observations.items()) if spec.name not in signals]
-            observation_space = space_from_specs(parts, "observation")
-            action_space = space_from_specs([spec for _, spec in sorted(actions.items())], "action")
-            if "reward" not in self._uids and self.facts is None:
-                warnings.warn(
-                    f"{self.url} gives no observation named reward: every reward is 0.0", RuntimeWarning, stacklevel=2
-                )
-        else:
-            observation_space = space_from_json(str(facts["observation_space"]))
-            action_space = space_from_json(str(facts["action_space"]))
-        self._observation_layout = Layout(observation_space, "observation", lanes, foreign=foreign)
-        self._action_layout = Layout(action_space, "action", lanes, foreign=foreign)
-        by_name = {spec.name: (uid, spec) for uid, spec in observations.items()}
-        action_by_name = {spec.name: uid for uid, spec in actions.items()}
-        try:
-            self._leaf_uids = tuple(by_name[leaf.name] for leaf in self._observation_layout.leaves)
-            self._action_uids = tuple(action_by_name[leaf.name] for leaf in self._action_layout.leaves)
-        except KeyError as error:
-            raise PeerError(self.url, f"its specs have no {error.args[0]!r}, which its spaces need") from error
-        if "frames" in self._uids:
-            single = Layout(observation_space, "observation")
-            before, self.realtime = (
-                self.realtime,
-                RealtimeReader(self.url, self._uids, lanes, single, self.wish.diagnostics),
-            )
-            if before is not None:
-                self.realtime.stale = before.stale
-            if self._waits_for_all:
-                self.realtime.wait_for_all()
-        self._request_observations()
-        self._codec = None
-        self._known.clear()
-        if not foreign and self.realtime is None:  # others write their messages in another way
-            plain = ("reward", "terminated", "truncated", "info")
-            wanted = [uid for uid, _ in self._leaf_uids] + [self._uids[name] for name in plain if name in self._uids]
-            order = [(uid, observations[uid]) for uid in wanted]
-            self._codec = StepCodec.make([(uid, actions[uid]) for uid in self._action_uids], order)
-            self._flags = tuple(observations[uid].name for uid in wanted[len(self._leaf_uids) :])
-        self.facts = Facts(
-            observation_space,
-            action_space,
-            lanes,
-            facts.get("env_id") or None,
-            facts.get("metadata") or {},
-            facts.get("render_mode") or None,
-            facts.get("spec"),
-            version,
-            facts.get("fps"),
-        )
-
-    def _request_observations(self) -> None:
-        plain = ("reward", "terminated", "truncated", "info")
-        wanted = [uid for uid, _ in self._leaf_uids] + [self._uids[name] for name in plain if name in self._uids]
-        if self.realtime is not None:
-            wanted += self.realtime.wanted
-        request = pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=wanted))
-        self._first_step = request.SerializeToString()
-
-    def wait_for_all(self) -> None:
-        """Of a real-time world of lanes: have answers wait until every lane has an observation."""
-        self._waits_for_all = True
-        if self.realtime is not None:
-            self.realtime.wait_for_all()
-            self._request_observations()
-
-    def salvage(self, message: pb.EnvironmentResponse | StepAnswer | None) -> None:
-        """Keep the ends of episodes out of a Step's answer that nobody will read."""
-        if not isinstance(message, pb.EnvironmentResponse) or self.realtime is None:
-            return
-        if message.WhichOneof("payload") == "step":
-            self.realtime.stale += 1
-            self.realtime.salvage(message)
+    @property
+    def realtime(self) -> RealtimeReader | None:
+        """Reads what only a real-time world answers; None: this is none."""
+        return None if self.session.world is None else self.session.world.realtime
 
     @property
     def slots(self) -> int:
         """The number of slots that this remote fills."""
-        return 1 if self.facts is None else self.facts.lanes or 1
+        return 1 if self.info is None else self.info.lanes or 1
 
     @property
     def connected(self) -> bool:
         """Whether there is a connection, joined or not."""
-        return self._connection is not None
+        return self._call is not None
 
     def late(self, purpose: str, timeout: float) -> RemoteTimeoutError:
         """Return the error of what has not come within `timeout` seconds; it says why, as far as that can be known."""
-        silent = self._connection is not None and self._connection.silent
+        silent = self._call is not None and self._call.silent
         hint = _SILENT if silent else "is the environment stuck, or timeout= too short?"
         return RemoteTimeoutError(self.url, f"no answer {purpose} within {timeout:g} s; {hint}")
 
     # Requests
 
-    def _send(self, request: pb.EnvironmentRequest | bytes, kind: str) -> None:
-        if self._connection is None:
-            raise PeerError(self.url, "there is no connection")
-        data = request if isinstance(request, bytes) else request.SerializeToString()
-        pending = _Pending(kind, self._asked if kind == "other" else self._episode, self.now())
-        self._connection.send(data)
-        self._pending.append(pending)  # what is too large was not sent, and gets no answer
+    def open(self) -> None:
+        """Start to connect; `receive` returns `Joined` when the world is joined."""
+        self._number += 1
+        number = self._number
+        arrivals = self._arrivals = deque()
+
+        def label(what: bytes | bytearray | RemoteError) -> Delivery:
+            arrivals.append(self.now())
+            return self, number, what
+
+        self._call = connect(
+            self.request.address, self._poller, label, self._max_message_bytes, self._transport, shared=self._shared
+        )
+        self.session.connect(self.now())
+        self._flush()
+
+    def _flush(self) -> None:
+        """Send what the session has to send."""
+        for data in self.session.data_to_send():
+            if self._call is not None:
+                self._call.send(data)
 
     def begin(self, settings: Mapping[str, pb.Tensor] | None = None, *, reset: bool = True) -> None:
-        """Ask for the first Step of the next episode; what still comes of the present one is dropped.
-
-        Args:
-            settings: For a Reset before it.
-            reset: Whether to send a Reset; after an episode's end a Step alone begins the next (D-9).
-        """
-        self._episode += 1
-        self._settings = settings or {}
-        if reset:
-            self._send(pb.EnvironmentRequest(reset=pb.ResetRequest(settings=settings or {})), "reset")
-        self._send(self._first_step, "step")
-
-    def drop_answers(self) -> None:
-        """Drop the answers to the Steps that are on their way."""
-        self._episode += 1
+        """Ask for the first Step of the next episode, as `ClientSession.begin`."""
+        self.session.begin(settings, self.now(), reset=reset)
+        self._flush()
 
     def step(self, arrays: Sequence[Array], action: Any = None) -> None:
         """Ask for a Step with the arrays of the action's tensors; an integer `action` is remembered."""
-        data = self._codec.write_request(arrays) if self._codec is not None else None
-        if data is not None:
-            if type(action) in _INTEGERS and len(self._known) < _MOST_KNOWN:
-                self._known[action] = data
-            self._send(data, "step")
-            return
-        request = pb.EnvironmentRequest()
-        actions = request.step.actions
-        for uid, array in zip(self._action_uids, arrays, strict=True):
-            fill_tensor(actions[uid], array)
-        request.step.SetInParent()
-        # Two serialized messages in a row are their merged one: what is constant was serialized at the join.
-        self._send(self._first_step + request.SerializeToString(), "step")
-
-    @property
-    def form(self) -> object | None:
-        """What remotes have in common whose Steps `write_steps` may write together; None: nothing."""
-        return None if self._codec is None or self.slots > 1 else self._codec.form
-
-    def write_steps(self, columns: Sequence[Column], slots: Sequence[int]) -> list[bytes] | None:
-        """Return the Steps with the actions of some slots, for `send_step`; None: `step_columns` is to do it."""
-        arrays = [column for column in columns if isinstance(column, np.ndarray)]
-        if self._codec is None or len(arrays) < len(columns):
-            return None
-        whole = len(slots) == len(arrays[0])
-        return self._codec.write_requests(arrays if whole else [array[list(slots)] for array in arrays])
+        self.send_step(self.world.write_step(arrays, action))
 
     def send_step(self, request: bytes) -> None:
-        """Ask for a Step that `write_steps` wrote."""
-        self._send(request, "step")
-
-    def step_again(self, action: Any) -> bool:
-        """Ask for a Step with an integer action that was sent before; return False where it was not."""
-        data = self._known.get(action) if type(action) in _INTEGERS else None
-        if data is None:
-            return False
-        self._send(data, "step")
-        return True
+        """Ask for a Step that `JoinedWorld` wrote."""
+        self.session.step(request, self.now())
+        for data in self.session.data_to_send():
+            if self._call is not None:
+                self._call.send(data)
 
     def step_columns(self, columns: Sequence[Column] | None, slot: int) -> None:
         """Ask for a Step with the actions of this remote's slots, from `slot` on; None: without an action."""
-        if columns is None:
-            self._send(self._first_step, "step")
-        else:
-            self.step(self._action_layout.pack_columns(columns, slot))
+        self.send_step(self.world.first_step if columns is None else self.world.write_columns(columns, slot))
 
     def act_columns(self, columns: Sequence[Column], slot: int) -> None:
         """Leave actions in a real-time world; what comes of them is asked for by a later Step."""
-        if self.realtime is None:
-            raise PeerError(self.url, "only a real-time world takes actions ahead of a Step")
-        request = pb.EnvironmentRequest()
-        for uid, array in zip(self._action_uids, self._action_layout.pack_columns(columns, slot), strict=True):
-            fill_tensor(request.step.actions[uid], array)
-        request.step.requested_observations.append(self._uids["timing"])
-        self._send(request, "act")
+        self.session.act(self.world.write_act(columns, slot), self.now())
+        self._flush()
 
     def read_property(self, key: str) -> None:
         """Ask for a property's value."""
-        self._send(_property_request(key), "other")
+        self._ask(property_request(key))
 
     def write_property(self, key: str, value: Any) -> None:
         """Ask to set a property that takes any value."""
         tensor = pack_tensor(np.frombuffer(values.encode(value), np.uint8))
         body = properties_pb2.PropertyRequest(write_property=properties_pb2.WritePropertyRequest(key=key, value=tensor))
-        self._send(_extension(PROPERTY_REQUEST_URL, body), "other")
+        self._ask(extension(PROPERTY_REQUEST_URL, body))
 
     def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], lanes: Sequence[int] = ()) -> None:
         """Ask to call a method, on all lanes or on some."""
@@ -582,279 +232,102 @@ class Remote:
             kwargs=bridge_pb2.Value.Dict(keys=list(kwargs), values=[values.to_value(item) for item in kwargs.values()]),
             lanes=lanes,
         )
-        self._send(_extension(CALL_REQUEST_URL, body), "other")
+        self._ask(extension(CALL_REQUEST_URL, body))
 
-    def give_up(self) -> None:
-        """Drop the answers to properties and calls that are still to come."""
-        self._asked += 1
+    def _ask(self, request: pb.EnvironmentRequest) -> None:
+        self.session.ask(request, self.now())
+        self._flush()
+
+    def salvage(self, message: StepMessage | None) -> None:
+        """Keep the ends of episodes out of a Step's answer that nobody will read."""
+        if self.session.world is not None:
+            self.session.world.salvage(message)
 
     # Answers
 
-    def feed(self, number: int, what: bytes | bytearray | RemoteError) -> Answer | None:
+    def receive(self, number: int, what: bytes | bytearray | RemoteError) -> Event | None:
         """Take what was delivered; return what it means, or None where it means nothing any more."""
-        if number != self._number or self._connection is None:
-            self.stale += 1
+        call = self._call
+        if number != self._number or call is None:
+            self.session.stale += 1
             return None
         arrived = self._arrivals.popleft() if self._arrivals else self.now()
         if isinstance(what, RemoteError):
-            self.drop()
-            return Answer("lost", error=what)
-        pending = self._pending[0] if self._pending else None
-        if self._codec is not None and pending is not None and pending.kind == "step":
-            found = self._codec.read_response(what)
-            if found is not None:
-                self._pending.popleft()
-                if pending.episode == self._episode:
-                    self._renumbered = 0
-                    return Answer("step", found)
-                self.stale += 1
-                return None
-        try:
-            message = pb.EnvironmentResponse.FromString(bytes(what))
-        except DecodeError as problem:
-            return self._broken(f"it sent {len(what)} bytes that are no EnvironmentResponse: {problem}")
-        if not self._pending:
-            return self._broken("it sent an answer to no request")
-        pending = self._pending.popleft()
-        kind = message.WhichOneof("payload")
-        error = self._refusal(message) if kind == "error" else None
-        if pending.kind == "script":
-            return self._continue(message, error)
-        if pending.kind == "act":
-            if pending.episode == self._episode and error is not None:
-                return Answer("failed", error=error)
-            return None
-        if pending.kind in ("step", "reset"):
-            if pending.episode != self._episode:
-                self.stale += 1
-                self.salvage(message)
-                return None
-            ours = self.facts is not None and self.facts.server_version is not None
-            if ours and isinstance(error, RefusedError) and error.code in ENDED:
-                self._finish(0.0)  # connecting again makes another world; of other servers an error ends nothing (D-2)
-                return Answer("lost", error=error)
-            if error is not None:
-                if pending.kind == "reset":
-                    self._episode += 1  # the Step sent after it began something else, if anything
-                return Answer("failed", error=error)
-            if kind != pending.kind:
-                return self._broken(f"it answered a {pending.kind} by {kind}")
-            if kind == "reset":
-                return self._compare(message.reset.specs)
-            self._renumbered = 0
-            if self.realtime is not None:
-                self.realtime.timed(pending.sent, arrived)
-            return Answer("step", message)
-        if pending.episode != self._asked:
-            self.stale += 1
-            return None
-        return Answer("other", message, error)
-
-    def _compare(self, specs: pb.ActionObservationSpecs) -> Answer | None:
-        """Look at the specs that came with a Reset: another server's may change (D-14, D-24)."""
-        if self.facts is None or self.facts.server_version is not None or specs == self._specs or not specs.ByteSize():
-            return None
-        changes = _changes(self._specs, specs)
-        if changes:
-            self.drop_answers()
-            return Answer("failed", error=PeerError(self.url, f"its specs changed at Reset: {changes}; connect anew"))
-        self._renumbered += 1
-        if self._renumbered > _MAX_RENUMBERED:
-            return self._broken("it gives its specs other UIDs at every Reset")
-        # The Step that is on its way asks for the old UIDs: begin again with the new ones.
-        self._learn(specs, None, {})
-        self.begin(self._settings)
-        return None
-
-    def _refusal(self, message: pb.EnvironmentResponse) -> RefusedError:
-        status = message.error
-        kind = EnvironmentFailedError if status.code == Code.INTERNAL else RefusedError
-        return kind(self.url, status.message or "no message", status.code)
-
-    def _continue(self, message: pb.EnvironmentResponse, error: RefusedError | None) -> Answer | None:
-        script = self._script
-        if script is None:
-            return self._broken("it sent an answer to no request")
-        try:
-            self._send(script.throw(error) if error is not None else script.send(message), "script")
-        except StopIteration:
-            self._script = None
-            return Answer("ready")
-        except (RemoteError, TensorError) as problem:
-            self._finish(0.5)
-            return Answer(
-                "lost", error=problem if isinstance(problem, RemoteError) else PeerError(self.url, str(problem))
-            )
-        return None
-
-    def _broken(self, reason: str) -> Answer:
-        self._finish(0.0)
-        return Answer("lost", error=PeerError(self.url, f"it broke the protocol: {reason}"))
-
-    def deliver_step(self, message: pb.EnvironmentResponse | StepAnswer, batch: Batch, slot: int) -> Any:
-        """Write a Step's answer into a batch, from `slot` on.
-
-        Returns:
-            The info: a dict of one environment, or of arrays over the lanes.
-
-        Raises:
-            PeerError: An observation is missing, or not of its spec.
-        """
-        if isinstance(message, StepAnswer):
-            return self._deliver_fast(message, batch, slot)
-        response = message.step
-        observations = response.observations
-        try:
-            for index, (uid, spec) in enumerate(self._leaf_uids):
-                if uid not in observations:
-                    raise PeerError(self.url, f"its answer lacks the observation {spec.name!r} (UID {uid})")
-                self._observation_layout.write(batch.columns, index, slot, spec.read(observations[uid]))
-            stop = slot + self.slots
-            flags = {name: observations[uid] for name, uid in self._uids.items() if uid in observations}
-            batch.rewards[slot:stop] = unpack_tensor(flags["reward"], "reward") if "reward" in flags else 0.0
-            if self.facts is not None and self.facts.lanes is not None:
-                batch.terminations[slot:stop] = unpack_tensor(flags["terminated"], "terminated")
-                batch.truncations[slot:stop] = unpack_tensor(flags["truncated"], "truncated")
-            else:
-                batch.terminations[slot] = response.state == pb.TERMINATED
-                truncated = response.state == pb.INTERRUPTED
-                if "truncated" in flags:  # an episode can end in both ways at once, of which the state tells one
-                    truncated |= bool(unpack_tensor(flags["truncated"], "truncated"))
-                batch.truncations[slot] = truncated
-            info = values.decode(flags["info"].uint8s.array) if "info" in flags else {}
-            return info if self.realtime is None else self.realtime.extend(info, observations, self.now())
-        except (TensorError, KeyError, ValueError) as error:
-            raise PeerError(self.url, f"its observations cannot be read: {error}") from error
-
-    def _deliver_fast(self, answer: StepAnswer, batch: Batch, slot: int) -> Any:
-        """Do what `deliver_step` does for an answer that was read without protobuf."""
-        codec = self._codec
-        if codec is None:
-            raise PeerError(self.url, "its answer is of a world that it left")
-        arrays = codec.arrays(answer)
-        leaves = len(self._leaf_uids)
-        try:
-            for index in range(leaves):
-                self._observation_layout.write(batch.columns, index, slot, arrays[index])
-        except TensorError as error:
-            raise PeerError(self.url, f"its observations cannot be read: {error}") from error
-        flags = dict(zip(self._flags, arrays[leaves:], strict=False))
-        if self.facts is not None and self.facts.lanes is not None:
-            stop = slot + self.facts.lanes
-            batch.rewards[slot:stop] = flags["reward"]
-            batch.terminations[slot:stop] = flags["terminated"]
-            batch.truncations[slot:stop] = flags["truncated"]
-        else:
-            batch.rewards[slot] = flags["reward"]
-            batch.terminations[slot] = answer.state == pb.TERMINATED
-            batch.truncations[slot] = flags["truncated"]
-        return self.read_info(answer)
-
-    def transition(self, answer: StepAnswer) -> tuple[Any, float, bool, bool, Any] | None:
-        """Return what a single environment answered; None: `deliver_step` is to do it.
-
-        Raises:
-            PeerError: Its info cannot be read.
-        """
-        layout, codec = self._observation_layout, self._codec
-        if codec is None or layout.lanes is not None or not layout.single or self._flags != _FLAGS:
-            return None
-        leaf = layout.leaves[0]
-        if leaf.kind not in ("array", "scalar") or leaf.space.dtype != leaf.spec.dtype:
-            return None
-        array, reward, _, truncated = codec.values(answer)
-        observation = np.array(array) if leaf.kind == "array" else leaf.unpack(array)
-        return observation, reward, answer.state == pb.TERMINATED, truncated, self.read_info(answer)
-
-    def read_info(self, answer: StepAnswer) -> Any:
-        """Return the info that came with an answer.
-
-        Raises:
-            PeerError: It cannot be read.
-        """
-        try:
-            return {} if answer.info is None else values.decode(answer.info)
-        except TensorError as error:
-            raise PeerError(self.url, f"its info cannot be read: {error}") from error
-
-    def stack_steps(self, answers: Sequence[StepAnswer], batch: Batch, slots: Any) -> None:
-        """Write what single environments answered by the same template into the batch, but for the infos.
-
-        Args:
-            answers: Of this remote and others like it.
-            batch: Where to; its columns are arrays.
-            slots: The answers' slots: a slice, or their numbers.
-
-        Raises:
-            TensorError: An observation of one of them is not of its space.
-        """
-        arrays = StepAnswer.stack(answers)
-        for index in range(len(self._leaf_uids)):
-            self._observation_layout.write_rows(batch.columns, index, slots, arrays[index])
-        flags = dict(zip(self._flags, arrays[len(self._leaf_uids) :], strict=False))
-        batch.rewards[slots] = flags["reward"]
-        batch.terminations[slots] = np.array([answer.state for answer in answers]) == pb.TERMINATED
-        batch.truncations[slots] = flags["truncated"]
+            lost = self.session.connection_lost(what)
+            self._finish(0.0)
+            return lost
+        joining = self.session.state in CONNECTING
+        if joining:
+            self.session.server_version = call.server_version
+        event = self.session.receive(what, arrived)
+        if isinstance(event, StepAnswered):
+            return event
+        self._flush()
+        if isinstance(event, Lost):
+            self._finish(0.5 if joining else 0.0)
+        return event
 
     # The end
 
-    def disown(self, inbox: Inbox[Delivery]) -> None:
+    def tick(self, now: float, late: Callable[[], RemoteTimeoutError]) -> Lost | None:
+        """End the connection if an answer is late, as `ClientSession.tick`."""
+        event = self.session.tick(now, late)
+        if event is not None:
+            self._flush()
+            self._finish(0.0)
+        return event
+
+    def give_up(self, error: RemoteError) -> Lost:
+        """End the connection without waiting, because of `error`; return the event that says so."""
+        event = self.session.give_up(error, self.now())
+        self._flush()
+        self._finish(0.0)
+        return event
+
+    def disown(self, poller: Poller[Delivery]) -> None:
         """In a forked process: leave the connection to the parent process, untouched, and have none."""
-        if self._connection is not None:
-            leak(self._connection)
-            leak(self._inbox)
-        self._connection = None
-        self._script = None
-        self._created = None
-        self._pending.clear()
-        self._inbox = inbox
+        if self._call is not None:
+            leak(self._call)
+            leak(self._poller)
+        self._call = None
+        self.session.forget()
+        self._poller = poller
 
     def drop(self) -> None:
         """Give up a connection that has ended."""
         self._finish(0.0)
 
-    def farewell(self) -> None:
+    def leave(self) -> None:
         """Leave the world, destroy it where it was made for this remote, and send no more; `close` then waits."""
-        if self._connection is None:
+        if self._call is None:
             return
-        if self._script is None and self.facts is not None:
-            self._send(pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()), "other")
-            if self._created:
-                self._send(
-                    pb.EnvironmentRequest(destroy_world=pb.DestroyWorldRequest(world_name=self._created)), "other"
-                )
-        self._connection.finish()
+        self.session.leave(self.now())
+        self._flush()
+        self._call.finish()
 
     def close(self, timeout: float) -> None:
-        """Say farewell and end the connection, within `timeout` seconds."""
-        self.farewell()
-        self._finish(timeout)
+        """Leave the world and end the connection, within `timeout` seconds."""
+        close_remotes([self], timeout)
+
+    def detach(self) -> AnyCall | None:
+        """Give up the connection, if there is one, and return it to be closed."""
+        call, self._call = self._call, None
+        if self.session.state not in (State.OFFLINE, State.LOST):
+            self.session.connection_lost(ConnectionLostError(self.url, "the connection was closed"))
+        return call
 
     def _finish(self, timeout: float) -> None:
-        connection, self._connection = self._connection, None
-        self._script = None
-        self._pending.clear()
-        if connection is not None:
-            connection.close(timeout)
+        call = self.detach()
+        if call is not None:
+            call.close(timeout)
 
 
-def _changes(before: pb.ActionObservationSpecs, after: pb.ActionObservationSpecs) -> str:
-    """Say what differs between specs, their UIDs apart; nothing where nothing does."""
-    found = []
-    for what, old, new in (
-        ("action", before.actions, after.actions),
-        ("observation", before.observations, after.observations),
-    ):
-        olds, news = ({spec.name: spec for spec in specs.values()} for specs in (old, new))
-        for name in (*olds, *(name for name in news if name not in olds)):
-            if name not in news:
-                found.append(f"the {what} {name!r} is gone")
-            elif name not in olds:
-                found.append(f"the {what} {name!r} is new")
-            elif olds[name] != news[name]:
-                was, now = (Spec.from_proto(specs[name]).describe() for specs in (olds, news))
-                found.append(f"the {what} {name!r} was {was}, and is {now}")
-    return "; ".join(found)
+def close_remotes(remotes: Sequence[Remote], timeout: float) -> None:
+    """Leave the worlds and end the connections, within `timeout` seconds in all."""
+    for remote in remotes:
+        remote.leave()
+    detached = [remote.detach() for remote in remotes]
+    close_all([connection for connection in detached if connection is not None], timeout)
 
 
 def reset_settings(
@@ -886,24 +359,3 @@ def _seed(seed: Any) -> int:
     if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool) or not 0 <= seed < 1 << 63:
         raise SettingError(f"expected a seed from 0 to 2**63 - 1, or None, got {seed!r}")
     return int(seed)
-
-
-def _extension(url: str, body: Any) -> pb.EnvironmentRequest:
-    request = pb.EnvironmentRequest()
-    request.extension.type_url = url
-    request.extension.value = body.SerializeToString()
-    return request
-
-
-def _property_request(key: str) -> pb.EnvironmentRequest:
-    body = properties_pb2.PropertyRequest(read_property=properties_pb2.ReadPropertyRequest(key=key))
-    return _extension(PROPERTY_REQUEST_URL, body)
-
-
-def property_value(message: pb.EnvironmentResponse, url: str, encoded: bool) -> Any:
-    try:
-        response = properties_pb2.PropertyResponse.FromString(message.extension.value)
-        tensor = response.read_property.value
-        return read_encoded(tensor) if encoded else unpack_tensor(tensor)[()]
-    except (DecodeError, TensorError) as error:
-        raise PeerError(url, f"its property cannot be read: {error}") from error

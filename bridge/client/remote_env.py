@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import queue
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import gymnasium
-import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from bridge import values
-from bridge.client.connect import checked_transport
-from bridge.client.guard import OneThread
-from bridge.client.inbox import Inbox
-from bridge.client.remote import Answer, Batch, Delivery, Facts, Remote, Wish, property_value, reset_settings
+from bridge.client.conflict import ConflictDetector
+from bridge.client.connect import Transport, checked_transport
+from bridge.client.poller import Poller
+from bridge.client.remote import Delivery, Remote, reset_settings
+from bridge.client.session import ONLINE, Joined, Lost, Refused, Replied, State, StepAnswered, property_value
+from bridge.client.step_reader import Transition
+from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.credentials import ClientCredentials, Pem, TokenLike
 from bridge.errors import (
     AlreadyPendingError,
@@ -25,6 +28,7 @@ from bridge.errors import (
     ConnectionLostError,
     PeerError,
     RemoteError,
+    RemoteTimeoutError,
     ResetNeededError,
     SettingError,
     TensorError,
@@ -33,7 +37,6 @@ from bridge.forks import forget_in_child
 from bridge.pb import bridge_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.spaces import Layout
-from bridge.step_codec import StepAnswer
 
 __all__ = ["MAX_MESSAGE_BYTES", "TIMEOUT", "RemoteEnv", "RolloutStep", "make_remote", "remote_metadata", "remote_spec"]
 
@@ -41,6 +44,19 @@ TIMEOUT = 60.0
 """Seconds that a client waits for an answer unless told otherwise."""
 MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 """Bytes in a request or answer that a client takes unless told otherwise."""
+
+
+Role: TypeAlias = Literal["player", "spectator"]
+"""Who a client is in a real-time world."""
+Wait: TypeAlias = Literal["now", "next_frame"]
+"""What a real-time world waits for before it answers."""
+_WHY_RESET: Mapping[State, str] = {
+    State.JOINED: "no episode has begun, or the last one was given up",
+    State.OFFLINE: "it is a copy, or this process was forked, and has no connection yet",
+    State.ENDED: "the episode has ended",
+    State.LOST: "the connection was lost",
+}
+_Awaited = TypeVar("_Awaited", Joined, StepAnswered, Replied)
 
 
 class RolloutStep(NamedTuple):
@@ -116,33 +132,30 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         agent: str | None = None,
         timeout: float = TIMEOUT,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
-        transport: str = "http2",
+        transport: Transport = "http2",
         token: TokenLike | None = None,
         token_file: str | os.PathLike[str] | None = None,
         tls_ca: Pem | None = None,
         tls_certificate: Pem | None = None,
         tls_key: Pem | None = None,
         env: Callable[..., Any] | None = None,
-        role: str | None = None,
-        wait: str | None = None,
+        role: Role | None = None,
+        wait: Wait | None = None,
         diagnostics: bool = True,
     ) -> None:
-        self._guard = OneThread("environment")
+        self._conflicts = ConflictDetector("environment")
         self._timeout = checked_timeout(timeout)
-        self._inbox: Inbox[Delivery] = Inbox()
+        self._poller: Poller[Delivery] = Poller()
         self._transport = checked_transport(transport)
         credentials = ClientCredentials.of(
             token=token, token_file=token_file, tls_ca=tls_ca, tls_certificate=tls_certificate, tls_key=tls_key
         )
         place = {"role": role, "wait": wait}
-        wish = Wish.of(
+        world_request = WorldRequest.of(
             url, env_id, render_mode, env_kwargs, agent, place, diagnostics, credentials=credentials, env=env
         )
-        self._remote = Remote(wish, self._inbox, max_message_bytes, transport)
+        self._remote = Remote(world_request, self._poller, max_message_bytes, transport)
         self._closed = False
-        self._running = False
-        self._lazy = False
-        self._needs_reset = "the environment has not been reset yet"
         self._rollout: object | None = None
         kwargs = {
             "env_id": env_id,
@@ -158,40 +171,37 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         }
         kwargs = {key: value for key, value in kwargs.items() if value is not None}
         self._connect()
-        facts = self._facts()
-        self.observation_space = facts.observation_space
-        self.action_space = facts.action_space
-        self.metadata = remote_metadata(facts)
-        self.render_mode = render_mode or facts.render_mode
-        self.spec = remote_spec("bridge.client.remote_env:RemoteEnv", {"url": url, **kwargs}, facts, self.render_mode)
-        self.spec.max_episode_steps = (facts.spec or {}).get("max_episode_steps")
-        self._observation_layout = Layout(facts.observation_space, "observation")
-        self._action_layout = Layout(facts.action_space, "action")
+        world_info = self._world_info()
+        self.observation_space = world_info.observation_space
+        self.action_space = world_info.action_space
+        self.metadata = remote_metadata(world_info)
+        self.render_mode = render_mode or world_info.render_mode
+        self.spec = remote_spec(
+            "bridge.client.remote_env:RemoteEnv", {"url": url, **kwargs}, world_info, self.render_mode
+        )
+        self.spec.max_episode_steps = (world_info.spec or {}).get("max_episode_steps")
+        self._action_layout = Layout(world_info.action_space, "action")
         forget_in_child(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy needs: it connects anew, to a world of its own where this one had been made one."""
-        state = {key: value for key, value in self.__dict__.items() if key not in ("_guard", "_inbox", "_remote")}
+        state = {key: value for key, value in self.__dict__.items() if key not in ("_conflicts", "_poller", "_remote")}
         return {**state, "_parts": self._remote.parts()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
         parts = state.pop("_parts")
         self.__dict__.update(state)
-        self._guard = OneThread("environment")
-        self._inbox = Inbox()
-        self._remote = Remote.of_parts(parts, self._inbox, self._transport)
-        self._lazy, self._running = True, False
-        self._needs_reset = "it is a copy, which connects by itself"
+        self._conflicts = ConflictDetector("environment")
+        self._poller = Poller()
+        self._remote = Remote.of_parts(parts, self._poller, self._transport)
         forget_in_child(self)
 
     def after_fork(self) -> None:
         """Leave the connection to the parent process; the next call makes one for this process."""
-        self._guard = OneThread("environment")
-        self._inbox = Inbox()
-        self._remote.disown(self._inbox)
-        self._lazy, self._running = True, False
-        self._needs_reset = "this process was forked, and connects by itself"
+        self._conflicts = ConflictDetector("environment")
+        self._poller = Poller()
+        self._remote.disown(self._poller)
 
     @property
     def url(self) -> str:
@@ -201,56 +211,67 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     @property
     def server_version(self) -> str | None:
         """The version of a Gymnasium Bridge server; None for another dm_env_rpc server (U-12)."""
-        return self._facts().server_version
+        return self._world_info().server_version
 
     @property
     def fps(self) -> float | None:
         """Frames a second of a real-time world; None: it waits for each action."""
-        return self._facts().fps
+        return self._world_info().fps
 
-    def _facts(self) -> Facts:
-        facts = self._remote.facts
-        if facts is None:
+    def _world_info(self) -> WorldInfo:
+        world_info = self._remote.info
+        if world_info is None:
             raise ClosedError("this environment never joined a world")
-        return facts
+        return world_info
 
     def _connect(self) -> None:
-        self._lazy = False
         self._remote.open()
         try:
-            self._await("ready", "to join a world")
+            self._await(Joined, "to join a world")
         except RemoteError:
             self._remote.close(0.5)
             raise
-        if self._facts().lanes is not None:
-            lanes = self._facts().lanes
+        if self._world_info().lanes is not None:
+            lanes = self._world_info().lanes
             self._remote.close(0.5)
             raise SettingError(
                 f"{self.url} is a world of {lanes} lanes; use make_vec_remote for it, or ask for ?num_envs=1"
             )
 
-    def _await(self, kind: str, purpose: str) -> Answer:
+    def _await(self, kind: type[_Awaited], purpose: str) -> _Awaited:
         """Wait for the one answer that is outstanding."""
         deadline = time.monotonic() + self._timeout
         while True:
             try:
-                remote, number, what = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
+                remote, number, what = self._poller.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                self._running = False
-                self._needs_reset = "the last call timed out"
                 late = self._remote.late(purpose, self._timeout)
-                self._remote.close(0.0)
+                self._remote.give_up(late)
                 raise late from None
-            answer = remote.feed(number, what)
-            if answer is None:
-                continue
-            if answer.error is not None:
-                if answer.kind == "lost":
-                    self._running = False
-                    self._needs_reset = "the connection was lost"
-                raise answer.error
-            if answer.kind == kind:
-                return answer
+            event = remote.receive(number, what)
+            if isinstance(event, (Lost, Refused, Replied)) and event.error is not None:
+                raise event.error
+            if isinstance(event, kind):
+                return event
+
+    def _await_step(self, purpose: str) -> Transition:
+        answer = self._await(StepAnswered, purpose)
+        return answer.reader.read(answer.message, self._remote.now())
+
+    @property
+    def _running(self) -> bool:
+        """Whether an episode runs."""
+        return self._remote.session.state is State.RUNNING
+
+    def _refuse_step(self) -> None:
+        """Raise why `step` is not possible."""
+        self._require_open()
+        self._refuse_rollout()
+        session = self._remote.session
+        reason = _WHY_RESET.get(session.state, "the last reset was not answered")
+        if session.state is State.LOST and isinstance(session.error, RemoteTimeoutError):
+            reason = "the last call timed out"
+        raise ResetNeededError(f"expected reset() before step(): {reason}")
 
     def _require_open(self) -> None:
         if self._closed:
@@ -266,18 +287,15 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         Returns:
             The first observation and the info.
         """
-        with self._guard:
+        with self._conflicts:
             self._require_open()
             settings = reset_settings(seed, self._remote.options(options))
             super().reset(seed=seed)
             if not self._remote.connected:
                 self._connect()
-            self._running = False
             self._rollout = None
             self._remote.begin(settings)
-            answer = self._await("step", "to reset")
-            self._running = True
-            observation, _, _, _, info = self._read(answer)
+            observation, _, _, _, info = self._await_step("to reset")
             return observation, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -293,19 +311,16 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             InvalidActionError: It is not in the action space; nothing was sent.
             ResetNeededError: No episode is running.
         """
-        with self._guard:
-            self._require_open()
-            self._refuse_rollout()
-            if not self._running:
-                raise ResetNeededError(f"expected reset() before step(): {self._needs_reset}")
-            if not self._remote.step_again(action):
-                self._remote.step(self._action_layout.pack_action(action), action)
-            answer = self._await("step", "to a step")
-            transition = self._read(answer)
-            if transition[2] or transition[3]:
-                self._running = False
-                self._needs_reset = "the episode has ended"
-            return transition
+        with self._conflicts:
+            remote = self._remote
+            if self._closed or self._rollout is not None or remote.session.state is not State.RUNNING:
+                self._refuse_step()
+            world = remote.world
+            request = world.known_step(action)
+            if request is None:
+                request = world.write_step(self._action_layout.pack_action(action), action)
+            remote.send_step(request)
+            return self._await_step("to a step")
 
     def rollout(self, actions: Iterable[Any], *, window: int = 32) -> Iterator[RolloutStep]:
         """Send Steps ahead of their answers, and yield the answers in order, across the ends of episodes (D-25).
@@ -325,14 +340,14 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         """
         if not isinstance(window, int) or isinstance(window, bool) or window < 1:
             raise SettingError(f"expected window to be a positive integer, got {window!r}")
-        with self._guard:
+        with self._conflicts:
             self._require_remote()
         return self._roll(iter(actions), window)
 
     def _roll(self, actions: Iterator[Any], window: int) -> Iterator[RolloutStep]:
         sent: deque[Any] = deque()
         more = True
-        with self._guard:
+        with self._conflicts:
             self._require_remote()
             token = self._rollout = object()
         try:
@@ -343,26 +358,22 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
                     except StopIteration:
                         more = False
                         break
-                    with self._guard:
+                    with self._conflicts:
                         self._require_rollout(token)
                         self._remote.step(self._action_layout.pack_action(action))
                     sent.append(action)
                 if not sent:
                     return
-                with self._guard:
+                with self._conflicts:
                     self._require_rollout(token)
                     first = not self._running
-                    transition = self._read(self._await("step", "to a step"))
-                    self._running = not (transition[2] or transition[3])
-                    self._needs_reset = "the episode has ended"
+                    transition = self._await_step("to a step")
                 yield RolloutStep(sent.popleft(), *transition, first)
         finally:
             if self._rollout is token:
                 self._rollout = None
-                if sent:
-                    self._running = False
-                    self._needs_reset = "a rollout was given up with Steps on their way"
-                    self._remote.drop_answers()
+                if sent and self._remote.session.state in ONLINE:
+                    self._remote.session.abandon_episode()
 
     def _require_rollout(self, token: object) -> None:
         if self._rollout is not token:
@@ -380,36 +391,20 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
                 "rollout",
             )
 
-    def _read(self, answer: Answer) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        if answer.message is None:
-            raise PeerError(self.url, "a Step was answered by nothing")
-        if isinstance(answer.message, StepAnswer):
-            transition = self._remote.transition(answer.message)
-            if transition is not None:
-                return transition
-        columns = self._observation_layout.columns(1)
-        batch = Batch(columns, np.zeros(1), np.zeros(1, np.bool_), np.zeros(1, np.bool_))
-        info = self._remote.deliver_step(answer.message, batch, 0)
-        observation = self._observation_layout.row(columns, 0)
-        return observation, float(batch.rewards[0]), bool(batch.terminations[0]), bool(batch.truncations[0]), info
-
     def _ask(self, purpose: str) -> pb.EnvironmentResponse:
-        message = self._await("other", purpose).message
-        if not isinstance(message, pb.EnvironmentResponse):
-            raise PeerError(self.url, f"nothing was answered {purpose}")
-        return message
+        return self._await(Replied, purpose).message
 
     def _require_remote(self) -> None:
         self._require_open()
         self._refuse_rollout()
-        if self._lazy:
+        if self._remote.session.state is State.OFFLINE:  # a copy, or a forked process's
             self._connect()
         if not self._remote.connected:
             raise ConnectionLostError(self.url, "there is no connection; reset() makes a new one")
 
     def render(self) -> Any:
         """Return the frame of now, as the environment's own render mode gives it; None without a render mode."""
-        with self._guard:
+        with self._conflicts:
             self._require_remote()
             self._remote.read_property("world.frame")
             frames = property_value(self._ask("to render"), self.url, True)
@@ -426,7 +421,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         Raises:
             RefusedError: PERMISSION_DENIED for a private name, UNIMPLEMENTED where the server has no method calls.
         """
-        with self._guard:
+        with self._conflicts:
             self._require_remote()
             self._remote.call(name, args, kwargs)
             return call_results(self._ask(f"to the call of {name}"), self.url)[0]
@@ -437,16 +432,15 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
 
     def set_attr(self, name: str, value: Any) -> None:
         """Set a public attribute of the remote environment."""
-        with self._guard:
+        with self._conflicts:
             self._require_remote()
             self._remote.write_property(f"world.attributes.{name}", [value])
             self._ask(f"to setting {name}")
 
     def close(self) -> None:
         """Leave the world, which goes where it was made for this environment, and disconnect. May be called twice."""
-        with self._guard:
+        with self._conflicts:
             self._closed = True
-            self._running = False
             self._remote.close(2.0)
 
     def __del__(self) -> None:
@@ -460,7 +454,27 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     __str__ = __repr__
 
 
-def make_remote(url: str, **kwargs: Any) -> RemoteEnv:
+def make_remote(
+    url: str,
+    *,
+    env_id: str | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    render_mode: str | None = None,
+    agent: str | None = None,
+    timeout: float = TIMEOUT,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    transport: Transport = "http2",
+    token: TokenLike | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    tls_ca: Pem | None = None,
+    tls_certificate: Pem | None = None,
+    tls_key: Pem | None = None,
+    env: Callable[..., Any] | None = None,
+    role: Role | None = None,
+    wait: Wait | None = None,
+    diagnostics: bool = True,
+    **perlert: Any,
+) -> RemoteEnv:
     """Connect to one remote environment.
 
     Example:
@@ -475,18 +489,48 @@ def make_remote(url: str, **kwargs: Any) -> RemoteEnv:
     Args:
         url: `grpc://HOST:PORT`, optionally with the environment id as its path; or `perlert://HOST:PORT/NAME:NUMBER`,
             which gives a `bridge.perlert.PerlertEnv`.
-        kwargs: As for `RemoteEnv`: `env_id`, `env_kwargs`, `render_mode`, `agent`, `timeout`,
-            `max_message_bytes`, `transport`; of a `perlert://` URL as for `bridge.perlert.make_perlert_env`.
+        env_id: This and the other keywords are those of `RemoteEnv`.
+        env_kwargs: As for `RemoteEnv`.
+        render_mode: As for `RemoteEnv`.
+        agent: As for `RemoteEnv`.
+        timeout: As for `RemoteEnv`.
+        max_message_bytes: As for `RemoteEnv`.
+        transport: As for `RemoteEnv`.
+        token: As for `RemoteEnv`.
+        token_file: As for `RemoteEnv`.
+        tls_ca: As for `RemoteEnv`.
+        tls_certificate: As for `RemoteEnv`.
+        tls_key: As for `RemoteEnv`.
+        env: As for `RemoteEnv`.
+        role: As for `RemoteEnv`.
+        wait: As for `RemoteEnv`.
+        diagnostics: As for `RemoteEnv`.
+        perlert: Of a `perlert://` URL alone: the keywords of `bridge.perlert.make_perlert_env`.
 
     Raises:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError: As `RemoteEnv`.
+        TypeError: There is no such keyword.
     """
+    options = {key: value for key, value in locals().items() if key not in ("url", "perlert")}
     if is_perlert(url):
         from bridge.perlert import make_perlert_env
 
-        # The declared type is that of every other URL; who wants this one's makes it by its own name.
-        return make_perlert_env(url, **kwargs)  # type: ignore[return-value]
-    return RemoteEnv(url, **kwargs)
+        # The declared type is that of every other URL; make_perlert_env declares this one's.
+        return make_perlert_env(url, **given_options(make_remote, options), **perlert)  # type: ignore[return-value]
+    refuse_unknown_keywords("make_remote", perlert)
+    return RemoteEnv(url, **options)
+
+
+def given_options(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of a call that differ from their defaults."""
+    parameters = inspect.signature(function).parameters
+    return {key: value for key, value in options.items() if value is not parameters[key].default}
+
+
+def refuse_unknown_keywords(function: str, keywords: Mapping[str, Any]) -> None:
+    """Raise TypeError, as Python does, where there are any."""
+    for name in keywords:
+        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
 def is_perlert(url: Any) -> bool:
@@ -501,16 +545,18 @@ def checked_timeout(timeout: Any) -> float:
     return float(timeout)
 
 
-def remote_metadata(facts: Facts) -> dict[str, Any]:
+def remote_metadata(world_info: WorldInfo) -> dict[str, Any]:
     """Return a remote environment's metadata, without the render mode that opens a window where it runs."""
-    metadata = dict(facts.metadata)
+    metadata = dict(world_info.metadata)
     modes = [mode for mode in metadata.get("render_modes", []) if mode != "human"]
     return {**metadata, "render_modes": modes}
 
 
-def remote_spec(entry_point: str | None, kwargs: dict[str, Any], facts: Facts, render_mode: str | None) -> EnvSpec:
+def remote_spec(
+    entry_point: str | None, kwargs: dict[str, Any], world_info: WorldInfo, render_mode: str | None
+) -> EnvSpec:
     """Return a spec that makes a second environment of the same remote."""
-    registered = facts.spec or {}
+    registered = world_info.spec or {}
     if render_mode:
         kwargs = {**kwargs, "render_mode": render_mode}
     return EnvSpec(

@@ -6,20 +6,20 @@ import dataclasses
 import queue
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
-
-from bridge.client.guard import OneThread
-from bridge.client.inbox import Inbox
-from bridge.client.remote import Answer, Batch, Delivery, Facts, Remote, Wish, property_value, reset_settings
+from bridge.client.conflict import ConflictDetector
+from bridge.client.poller import Poller
+from bridge.client.remote import Delivery, Remote, close_remotes, reset_settings
 from bridge.client.remote_env import MAX_MESSAGE_BYTES, TIMEOUT, call_results, checked_timeout, remote_metadata
+from bridge.client.session import Joined, Lost, Refused, Replied, StepAnswered, property_value
+from bridge.client.step_reader import Transition
+from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.errors import (
     ClosedError,
     Code,
     ConnectionLostError,
     InvalidActionError,
-    PeerError,
     RefusedError,
     RemoteError,
     RemoteTimeoutError,
@@ -39,10 +39,13 @@ except ImportError as error:
 __all__ = ["RemoteParallelEnv", "make_parallel_remote"]
 
 
+_Awaited = TypeVar("_Awaited", Joined, StepAnswered, Replied)
+
+
 class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
     """All agents of one remote world, each over a connection of its own, as if the environment were local.
 
-    Agents go by their names as text. All agents' seats must be free: this environment takes them all.
+    Agents go by their names as text. All agents' members must be free: this environment takes them all.
 
     Args:
         url: The server's URL; `?world=NAME` joins a world that exists, else one is made.
@@ -53,7 +56,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
 
     Raises:
         ConnectError: Nobody listens there.
-        RefusedError: The server refuses, or a seat is taken.
+        RefusedError: The server refuses, or a member is taken.
         SettingError: The server has no world of several agents.
     """
 
@@ -66,14 +69,14 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         timeout: float = TIMEOUT,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
-        self._guard = OneThread("environment")
+        self._conflicts = ConflictDetector("environment")
         self._timeout = checked_timeout(timeout)
         self._url = url
         self._closed = False
         self._started = False
         self._max_message_bytes = max_message_bytes
-        self._inbox: Inbox[Delivery] = Inbox()
-        self._wish = Wish.of(url, None, render_mode, env_kwargs)
+        self._poller: Poller[Delivery] = Poller()
+        self._world_request = WorldRequest.of(url, None, render_mode, env_kwargs)
         self._remotes: dict[str, Remote] = {}
         self._by_remote: dict[Remote, str] = {}
         self.agents: list[str] = []
@@ -82,43 +85,40 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         except RemoteError:
             self._disconnect(0.5)
             raise
-        facts = {name: self._facts(remote) for name, remote in self._remotes.items()}
-        self.possible_agents = list(facts)
-        self.observation_spaces = {name: fact.observation_space for name, fact in facts.items()}
-        self.action_spaces = {name: fact.action_space for name, fact in facts.items()}
-        first = next(iter(facts.values()))
+        world_info = {name: self._world_info(remote) for name, remote in self._remotes.items()}
+        self.possible_agents = list(world_info)
+        self.observation_spaces = {name: fact.observation_space for name, fact in world_info.items()}
+        self.action_spaces = {name: fact.action_space for name, fact in world_info.items()}
+        first = next(iter(world_info.values()))
         self.metadata = remote_metadata(first)
         self.render_mode = render_mode or first.render_mode
-        self._observation_layouts = {
-            name: Layout(space, "observation") for name, space in self.observation_spaces.items()
-        }
         self._action_layouts = {name: Layout(space, "action") for name, space in self.action_spaces.items()}
         forget_in_child(self)
 
     def after_fork(self) -> None:
         """Leave the connections to the parent process; the next `reset` makes some for this process."""
-        self._guard = OneThread("environment")
-        self._inbox = Inbox()
+        self._conflicts = ConflictDetector("environment")
+        self._poller = Poller()
         self._started = False
         for remote in self._by_remote:
-            remote.disown(self._inbox)
+            remote.disown(self._poller)
 
-    def _facts(self, remote: Remote) -> Facts:
-        if remote.facts is None:
+    def _world_info(self, remote: Remote) -> WorldInfo:
+        if remote.info is None:
             raise ClosedError("this environment never joined a world")
-        return remote.facts
+        return remote.info
 
     def _connect(self) -> None:
         """Join as the first free agent, ask it for the others' names, and join as them."""
-        first = Remote(self._wish, self._inbox, self._max_message_bytes)
+        first = Remote(self._world_request, self._poller, self._max_message_bytes)
         self._by_remote = {first: ""}
         first.open()
         try:
-            self._gather([first], "ready", "to join a world")
+            self._gather([first], Joined, "to join a world")
             name, names = self._read(first, "agent", False), self._read(first, "agents", True)
         except RefusedError as error:
             first.close(0.5)
-            if error.code in (Code.NOT_FOUND, Code.UNIMPLEMENTED, Code.PERMISSION_DENIED) and first.facts is not None:
+            if error.code in (Code.NOT_FOUND, Code.UNIMPLEMENTED, Code.PERMISSION_DENIED) and first.info is not None:
                 raise SettingError(
                     f"{self._url} is no world of several agents (it has no property world.agents); use make_remote"
                 ) from error
@@ -126,56 +126,56 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         except RemoteError:
             first.close(0.5)
             raise
-        address = dataclasses.replace(self._wish.address, world=first.world, settings=())
+        address = dataclasses.replace(self._world_request.address, world=first.session.world_name, settings=())
         self._remotes = {
-            agent: first if agent == name else Remote(Wish(address, agent=agent), self._inbox, self._max_message_bytes)
+            agent: first
+            if agent == name
+            else Remote(WorldRequest(address, agent=agent), self._poller, self._max_message_bytes)
             for agent in names
         }
         self._by_remote = {remote: agent for agent, remote in self._remotes.items()}
         others = [remote for remote in self._remotes.values() if remote is not first]
         for remote in others:
             remote.open()
-        self._gather(others, "ready", "to join a world")
+        self._gather(others, Joined, "to join a world")
 
     def _read(self, remote: Remote, key: str, encoded: bool) -> Any:
         remote.read_property(f"world.{key}")
         return self._answer(remote, lambda message: property_value(message, self._url, encoded))
 
     def _answer(self, remote: Remote, read: Any) -> Any:
-        message = self._gather([remote], "other", "to a question")[self._by_remote[remote]].message
-        if message is None:
-            raise PeerError(self._url, "a question was answered by nothing")
+        message = self._gather([remote], Replied, "to a question")[self._by_remote[remote]].message
         return read(message)
 
     def _gather(
-        self, remotes: Iterable[Remote], kind: str, purpose: str, *, tolerate: int | None = None
-    ) -> dict[str, Answer]:
+        self, remotes: Iterable[Remote], kind: type[_Awaited], purpose: str, *, tolerate: int | None = None
+    ) -> dict[str, _Awaited]:
         """Wait for an answer from each of some remotes; one refused with the code `tolerate` is left out."""
         deadline = time.monotonic() + self._timeout
         waiting = set(remotes)
-        found: dict[str, Answer] = {}
+        found: dict[str, _Awaited] = {}
         while waiting:
             try:
-                remote, number, what = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
+                remote, number, what = self._poller.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 late = ", ".join(self._by_remote[remote] or "the first agent" for remote in waiting)
                 self._disconnect(0.0)
                 raise RemoteTimeoutError(
                     self._url, f"no answer {purpose} within {self._timeout:g} s for {late}"
                 ) from None
-            answer = remote.feed(number, what)
-            if answer is None or remote not in waiting:
+            event = remote.receive(number, what)
+            if event is None or remote not in waiting:
                 continue
-            if answer.error is not None:
-                if isinstance(answer.error, RefusedError) and answer.error.code == tolerate:
+            if isinstance(event, (Lost, Refused, Replied)) and event.error is not None:
+                if isinstance(event.error, RefusedError) and event.error.code == tolerate:
                     waiting.discard(remote)
                     continue
-                if answer.kind == "lost":
+                if isinstance(event, Lost):
                     self._started = False
-                raise answer.error
-            if answer.kind == kind:
+                raise event.error
+            if isinstance(event, kind):
                 waiting.discard(remote)
-                found[self._by_remote[remote]] = answer
+                found[self._by_remote[remote]] = event
         return found
 
     def observation_space(self, agent: str) -> Any:
@@ -198,7 +198,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         Returns:
             Observations and infos by agent.
         """
-        with self._guard:
+        with self._conflicts:
             self._require_open()
             settings = reset_settings(seed, options)
             if not all(remote.connected for remote in self._remotes.values()):
@@ -207,7 +207,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
             self._started = False
             for name, remote in self._remotes.items():
                 remote.begin(settings if name == self.possible_agents[0] else {})
-            answers = self._gather(self._remotes.values(), "step", "to reset", tolerate=Code.FAILED_PRECONDITION)
+            answers = self._gather(self._remotes.values(), StepAnswered, "to reset", tolerate=Code.FAILED_PRECONDITION)
             self._started = True
             self.agents = [name for name in self.possible_agents if name in answers]
             read = {name: self._transition(name, answers[name]) for name in self.agents}
@@ -228,7 +228,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
             InvalidActionError: A live agent has no action, or one outside of its space; nothing was sent.
             ResetNeededError: No episode is running.
         """
-        with self._guard:
+        with self._conflicts:
             self._require_open()
             if not self._started:
                 raise ResetNeededError("expected reset() before step(): no episode is running")
@@ -238,21 +238,14 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
             packed = {name: self._action_layouts[name].pack_action(actions[name]) for name in self.agents}
             for name, arrays in packed.items():
                 self._remotes[name].step(arrays)
-            answers = self._gather([self._remotes[name] for name in packed], "step", "to a step")
+            answers = self._gather([self._remotes[name] for name in packed], StepAnswered, "to a step")
             read = {name: self._transition(name, answers[name]) for name in packed}
             self.agents = [name for name, t in read.items() if not (t[2] or t[3])]
             parts: tuple[dict[str, Any], ...] = tuple({name: t[i] for name, t in read.items()} for i in range(5))
             return parts[0], parts[1], parts[2], parts[3], parts[4]
 
-    def _transition(self, name: str, answer: Answer) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        if answer.message is None:
-            raise PeerError(self._url, "a Step was answered by nothing")
-        layout = self._observation_layouts[name]
-        columns = layout.columns(1)
-        batch = Batch(columns, np.zeros(1), np.zeros(1, np.bool_), np.zeros(1, np.bool_))
-        info = self._remotes[name].deliver_step(answer.message, batch, 0)
-        flags = bool(batch.terminations[0]), bool(batch.truncations[0])
-        return layout.row(columns, 0), float(batch.rewards[0]), *flags, info
+    def _transition(self, name: str, answer: StepAnswered) -> Transition:
+        return answer.reader.read(answer.message, self._remotes[name].now())
 
     def _require_open(self) -> None:
         if self._closed:
@@ -267,12 +260,12 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
 
     def render(self) -> Any:
         """Return the frame of now, as the environment's own render mode gives it; None without a render mode."""
-        with self._guard:
+        with self._conflicts:
             return self._read(self._any_remote(), "frame", True)[0]
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a public method of the remote environment, or read a public attribute."""
-        with self._guard:
+        with self._conflicts:
             remote = self._any_remote()
             remote.call(name, args, kwargs)
             return self._answer(remote, lambda message: call_results(message, self._url)[0])
@@ -283,15 +276,16 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
 
     def close(self) -> None:
         """Leave the world, which goes where it was made for this environment. May be called twice."""
-        with self._guard:
+        with self._conflicts:
             self._closed = True
             self._disconnect(2.0)
 
     def _disconnect(self, timeout: float) -> None:
         self._started = False
-        # The one that made the world, and destroys it, goes last.
-        for remote in sorted(self._by_remote, key=lambda remote: remote.wish is self._wish):
-            remote.close(timeout)
+        deadline = time.monotonic() + timeout
+        makers = [remote for remote in self._by_remote if remote.request is self._world_request]
+        close_remotes([remote for remote in self._by_remote if remote not in makers], timeout)
+        close_remotes(makers, max(0.0, deadline - time.monotonic()))  # last: it destroys the world
 
     def __del__(self) -> None:
         for remote in getattr(self, "_by_remote", ()):

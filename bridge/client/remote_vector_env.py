@@ -17,33 +17,31 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from bridge.client.connect import checked_transport
-from bridge.client.guard import OneThread
-from bridge.client.inbox import Inbox
+from bridge.client.conflict import ConflictDetector
+from bridge.client.connect import Transport, checked_transport
 from bridge.client.infos import lane_info, merge_lanes
+from bridge.client.members import SPARE, Member, MemberVectorEnv, Results
+from bridge.client.poller import Poller
 from bridge.client.realtime import merge_latency
 from bridge.client.reconnect import RemoteReport
-from bridge.client.remote import (
-    ENDED,
-    Batch,
-    Delivery,
-    Remote,
-    SlotState,
-    Wish,
-    property_value,
-    reset_settings,
-)
+from bridge.client.remote import Delivery, Remote, SlotState, close_remotes, reset_settings
 from bridge.client.remote_env import (
     MAX_MESSAGE_BYTES,
     TIMEOUT,
+    Role,
+    Wait,
     call_results,
     checked_timeout,
+    given_options,
     is_perlert,
+    refuse_unknown_keywords,
     remote_metadata,
     remote_spec,
 )
-from bridge.client.seating import SPARE, Results, Seat, SeatedVectorEnv
 from bridge.client.send_recv import Received, receive, send
+from bridge.client.session import ENDED_CODES, Lost, Replied, property_value
+from bridge.client.step_reader import Batch
+from bridge.client.world_request import WorldRequest
 from bridge.credentials import ClientCredentials, Pem, TokenLike
 from bridge.errors import (
     AlreadyPendingError,
@@ -77,11 +75,11 @@ _log = SafeLog(__name__)
 
 
 @dataclasses.dataclass
-class _Question:
+class _Calls:
     """Requests for a property or a call that are outstanding."""
 
     purpose: str
-    missing: dict[int, Seat]
+    missing: dict[int, Member]
     """Those that have not answered, by their first slot."""
     answers: dict[int, pb.EnvironmentResponse] = dataclasses.field(default_factory=dict)
     """What came, by the first slot."""
@@ -110,7 +108,7 @@ class _Gathering(_Turn):
         self._envs.end_turn()
 
 
-class RemoteVectorEnv(SeatedVectorEnv):
+class RemoteVectorEnv(MemberVectorEnv):
     """A vector of remote environments, in the semantics of OpenAI Universe under Gymnasium's contract.
 
     Observations are a tuple with an entry a slot: an observation of `single_observation_space`, or None for a slot
@@ -169,7 +167,7 @@ class RemoteVectorEnv(SeatedVectorEnv):
         render_mode: str | None = None,
         timeout: float = TIMEOUT,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
-        transport: str = "http2",
+        transport: Transport = "http2",
         token: TokenLike | None = None,
         token_file: str | os.PathLike[str] | None = None,
         tls_ca: Pem | None = None,
@@ -177,28 +175,29 @@ class RemoteVectorEnv(SeatedVectorEnv):
         tls_key: Pem | None = None,
         env: Callable[..., Any] | None = None,
         spares: str | Sequence[str] = (),
-        role: str | None = None,
-        wait: str | None = None,
+        role: Role | None = None,
+        wait: Wait | None = None,
         diagnostics: bool = True,
     ) -> None:
         self.closed = False
-        self._seats: list[Seat] = []
-        self._guard = OneThread("vector environment")
+        self._members: list[Member] = []
+        self._spares: list[Member] = []
+        self._conflicts = ConflictDetector("vector environment")
         self._timeout = checked_timeout(timeout)
         self._max_message_bytes = max_message_bytes
         self._transport = checked_transport(transport)
-        self._inbox: Inbox[Delivery] = Inbox()
-        self._seat_of: dict[Remote, Seat] = {}
+        self._poller: Poller[Delivery] = Poller()
+        self._member_of: dict[Remote, Member] = {}
         self._pending: str | None = None
-        self._overdue = False
-        self._question: _Question | None = None
+        self._timed_out = False
+        self._question: _Calls | None = None
         self._was_reset = False
         self._sent = False
         """Whether answers to `send` may be outstanding."""
-        self._calm = False
-        self._trouble = False
-        """Whether a seat may have an error."""
-        self._looked = time.monotonic()
+        self._all_running = False
+        self._has_errors = False
+        """Whether a member may have an error."""
+        self._polled_at = time.monotonic()
         """When it was last seen what has come."""
         self._waits_for_lanes = False
         self.pacer: Callable[[], None] | None = None
@@ -209,32 +208,32 @@ class RemoteVectorEnv(SeatedVectorEnv):
         )
         place = {"role": role, "wait": wait}
 
-        def wish_of(url: str) -> Wish:
-            return Wish.of(
+        def request_for(url: str) -> WorldRequest:
+            return WorldRequest.of(
                 url, env_id, render_mode, env_kwargs, None, place, diagnostics, credentials=credentials, env=env
             )
 
-        wishes = [wish_of(url) for url in checked_urls(urls)]
-        standing_by = [wish_of(url) for url in ([spares] if isinstance(spares, str) else spares)]
-        if isinstance(num_envs, int) and 0 < num_envs < len(wishes):
-            wishes, standing_by = wishes[:num_envs], wishes[num_envs:] + standing_by
-        self._spares: list[Seat] = []
+        requests = [request_for(url) for url in checked_urls(urls)]
+        spares = [spares] if isinstance(spares, str) else list(spares)
+        standing_by = [request_for(url) for url in spares]
+        if isinstance(num_envs, int) and 0 < num_envs < len(requests):
+            requests, standing_by = requests[:num_envs], requests[num_envs:] + standing_by
         try:
-            self._connect_all(wishes, num_envs)
-            for wish in standing_by:
-                self._add_spare(wish)
+            self._connect_all(requests, num_envs)
+            for world_request in standing_by:
+                self._add_spare(world_request)
         except BaseException:
-            self._close_seats(0.5)
+            self._close_members(0.5)
             raise
-        facts = self._facts()
-        self._seat_at = [seat for seat in self._seats for _ in range(seat.lanes)]
-        self.num_envs = sum(seat.lanes for seat in self._seats)
-        self.single_observation_space: Space[Any] = facts.observation_space
-        self.single_action_space: Space[Any] = facts.action_space
-        self.observation_space = batch_space(facts.observation_space, self.num_envs)
-        self.action_space = batch_space(facts.action_space, self.num_envs)
-        self.metadata = {**remote_metadata(facts), "autoreset_mode": AutoresetMode.NEXT_STEP}
-        self.render_mode = render_mode or facts.render_mode
+        world_info = self._world_info()
+        self._member_at = [member for member in self._members for _ in range(member.lanes)]
+        self.num_envs = sum(member.lanes for member in self._members)
+        self.single_observation_space: Space[Any] = world_info.observation_space
+        self.single_action_space: Space[Any] = world_info.action_space
+        self.observation_space = batch_space(world_info.observation_space, self.num_envs)
+        self.action_space = batch_space(world_info.action_space, self.num_envs)
+        self.metadata = {**remote_metadata(world_info), "autoreset_mode": AutoresetMode.NEXT_STEP}
+        self.render_mode = render_mode or world_info.render_mode
         kwargs = {
             "env_id": env_id,
             "env_kwargs": env_kwargs,
@@ -243,7 +242,7 @@ class RemoteVectorEnv(SeatedVectorEnv):
             "transport": None if transport == "http2" else transport,
             **credentials.keywords(),
             "env": env,
-            "spares": list(spares) or None,
+            "spares": spares or None,
             **place,
             "diagnostics": None if diagnostics else False,
         }
@@ -252,56 +251,56 @@ class RemoteVectorEnv(SeatedVectorEnv):
         self.spec: EnvSpec | None = remote_spec(
             None,
             {"urls": url_list, "num_envs": self.num_envs, **given},
-            facts,
+            world_info,
             self.render_mode,
         )
         self.spec.vector_entry_point = VECTOR_ENTRY_POINT
         self.spec.kwargs["vectorization_mode"] = "vector_entry_point"
-        self._observation_layout = Layout(facts.observation_space, "observation")
-        self._action_layout = Layout(facts.action_space, "action")
+        self._observation_layout = Layout(world_info.observation_space, "observation")
+        self._action_layout = Layout(world_info.action_space, "action")
         forget_in_child(self)
 
     # Copies and forked processes
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy needs: its remotes connect anew in its first `reset`."""
-        own = ("_guard", "_inbox", "_seats", "_seat_of", "_seat_at", "_question", "_spares")
+        own = ("_conflicts", "_poller", "_members", "_member_of", "_member_at", "_question", "_spares")
         state = {key: value for key, value in self.__dict__.items() if key not in own}
-        everybody = (*self._seats, *self._spares)
-        return {**state, "_parts": [(seat.remote.parts(), seat.start, seat.lanes) for seat in everybody]}
+        everybody = (*self._members, *self._spares)
+        return {**state, "_parts": [(member.remote.parts(), member.start, member.lanes) for member in everybody]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
         parts = state.pop("_parts")
         self.__dict__.update(state)
-        self._guard = OneThread("vector environment")
-        self._inbox = Inbox()
+        self._conflicts = ConflictDetector("vector environment")
+        self._poller = Poller()
         everybody = [
-            Seat(Remote.of_parts(of, self._inbox, self._transport, shared=self._shared), start, lanes, SlotState.LOST)
+            Member(Remote.of_parts(of, self._poller, self._transport, shared=self._shared), start, lanes)
             for of, start, lanes in parts
         ]
-        self._seats = [seat for seat in everybody if seat.start != SPARE]
-        self._spares = [seat for seat in everybody if seat.start == SPARE]
-        self._seat_of = {seat.remote: seat for seat in everybody}
-        self._seat_at = [seat for seat in self._seats for _ in range(seat.lanes)]
-        self._sent, self._trouble, self._calm = False, True, False
-        self._pending, self._overdue, self._question, self._was_reset = None, False, None, False
+        self._members = [member for member in everybody if member.start != SPARE]
+        self._spares = [member for member in everybody if member.start == SPARE]
+        self._member_of = {member.remote: member for member in everybody}
+        self._member_at = [member for member in self._members for _ in range(member.lanes)]
+        self._sent, self._has_errors, self._all_running = False, True, False
+        self._pending, self._timed_out, self._question, self._was_reset = None, False, None, False
         if self._waits_for_lanes:
             self.wait_for_lanes()
         forget_in_child(self)
 
     def after_fork(self) -> None:
         """Leave the connections to the parent process; the next `reset` makes some for this process."""
-        self._guard = OneThread("vector environment")
-        self._inbox = Inbox()
-        for seat in (*self._seats, *self._spares):
-            seat.remote.disown(self._inbox)
-        self._seats = [Seat(seat.remote, seat.start, seat.lanes, SlotState.LOST) for seat in self._seats]
-        self._spares = [Seat(spare.remote, SPARE, spare.lanes, SlotState.LOST) for spare in self._spares]
-        self._seat_of = {seat.remote: seat for seat in (*self._seats, *self._spares)}
-        self._seat_at = [seat for seat in self._seats for _ in range(seat.lanes)]
-        self._sent, self._trouble, self._calm = False, True, False
-        self._pending, self._overdue, self._question, self._was_reset = None, False, None, False
+        self._conflicts = ConflictDetector("vector environment")
+        self._poller = Poller()
+        for member in (*self._members, *self._spares):
+            member.remote.disown(self._poller)
+        self._members = [Member(member.remote, member.start, member.lanes) for member in self._members]
+        self._spares = [Member(spare.remote, SPARE, spare.lanes) for spare in self._spares]
+        self._member_of = {member.remote: member for member in (*self._members, *self._spares)}
+        self._member_at = [member for member in self._members for _ in range(member.lanes)]
+        self._sent, self._has_errors, self._all_running = False, True, False
+        self._pending, self._timed_out, self._question, self._was_reset = None, False, None, False
 
     # Connecting
 
@@ -428,13 +427,13 @@ class RemoteVectorEnv(SeatedVectorEnv):
 
     def take_turn(self, call: str, pending: str | None) -> None:
         """Do what `exclusive` begins with."""
-        self._guard.__enter__()
+        self._conflicts.__enter__()
         try:
             if self.closed:
                 raise ClosedError(f"{call} on a closed vector environment; make a new one")
             if pending is None and self._pending is not None:
-                if not self._overdue or (call != "reset" and self._pending != "call"):
-                    remedy = f"call {self._pending}_wait" + (" again, or reset" if self._overdue else " first")
+                if not self._timed_out or (call != "reset" and self._pending != "call"):
+                    remedy = f"call {self._pending}_wait" + (" again, or reset" if self._timed_out else " first")
                     raise AlreadyPendingError(f"{call} while a {self._pending} is pending; {remedy}", self._pending)
                 self._abandon()
             elif self._pending != pending:
@@ -445,12 +444,12 @@ class RemoteVectorEnv(SeatedVectorEnv):
 
     def end_turn(self) -> None:
         """Let other threads in."""
-        self._guard.__exit__(None, None, None)
+        self._conflicts.__exit__(None, None, None)
 
     def gathered(self, error: BaseException | None) -> None:
         """Note how `gathering` ended."""
-        self._overdue = isinstance(error, RemoteTimeoutError)
-        if not self._overdue:
+        self._timed_out = isinstance(error, RemoteTimeoutError)
+        if not self._timed_out:
             self._pending = None
 
     def pend(self, call: str) -> None:
@@ -459,15 +458,15 @@ class RemoteVectorEnv(SeatedVectorEnv):
 
     def cancel(self) -> None:
         """Let a `reset` give up what is pending, without a wait for it."""
-        self._overdue = self._pending is not None
+        self._timed_out = self._pending is not None
 
     def _abandon(self) -> None:
         """Give up a call that timed out: what still comes of it belongs to nothing any more."""
         if self._question is not None:
-            for seat in self._question.missing.values():
-                seat.remote.give_up()
+            for member in self._question.missing.values():
+                member.remote.session.abandon_questions()
             self._question = None
-        self._pending, self._overdue = None, False
+        self._pending, self._timed_out = None, False
 
     def begin_reset(
         self,
@@ -490,40 +489,41 @@ class RemoteVectorEnv(SeatedVectorEnv):
         mask = given.pop("reset_mask", None)
         if mask is not None:
             check_mask(mask, self.num_envs)
-        self._calm = False
+        self._all_running = False
         self._drain()
-        plans: list[tuple[Seat, Mapping[str, pb.Tensor]]] = []
-        for seat in self._seats:
-            chosen = None if mask is None or not self._was_reset else mask[seat.slots]
+        plans: list[tuple[Member, Mapping[str, pb.Tensor]]] = []
+        for member in self._members:
+            chosen = None if mask is None or not self._was_reset else mask[member.slots]
             if chosen is not None and not chosen.any():
-                if seat.waiting:
+                if member.waiting:
                     raise AlreadyPendingError(
-                        f"{seat.remote.url} still owes the answer to a step that timed out; reset its slots too", "step"
+                        f"{member.remote.url} still owes the answer to a step that timed out; reset its slots too",
+                        "step",
                     )
                 continue
-            part = seeds[seat.slots]
-            own = dict(slot_options[seat.start]) if slot_options is not None else {}
-            if slot_options is not None and any(dict(other) != own for other in slot_options[seat.slots]):
+            part = seeds[member.slots]
+            own = dict(slot_options[member.start]) if slot_options is not None else {}
+            if slot_options is not None and any(dict(other) != own for other in slot_options[member.slots]):
                 raise SettingError(
-                    f"expected the same options for all {seat.lanes} lanes of {seat.remote.url}, which are reset by "
-                    f"one call, got {list(slot_options[seat.slots])}"
+                    f"expected the same options for all {member.lanes} lanes of {member.remote.url}, which are reset "
+                    f"by one call, got {list(slot_options[member.slots])}"
                 )
-            lane_mask = None if seat.single or chosen is None or chosen.all() else chosen
-            if seat.waiting and lane_mask is not None:
+            lane_mask = None if member.single or chosen is None or chosen.all() else chosen
+            if member.waiting and lane_mask is not None:
                 raise AlreadyPendingError(
-                    f"{seat.remote.url} still owes the answer to a step that timed out; reset all its lanes", "step"
+                    f"{member.remote.url} still owes the answer to a step that timed out; reset all its lanes", "step"
                 )
-            options_here = seat.remote.options({**given, **own} if options is not None or own else None)
-            plans.append((seat, reset_settings(part[0] if seat.single else part, options_here, lane_mask)))
-        for seat, settings in plans:
-            seat.in_episode = False
-            seat.error = None
-            if seat.state in (SlotState.LOST, SlotState.CONNECTING):
-                seat.settings = settings
-                seat.retry_at = 0.0
+            options_here = member.remote.options({**given, **own} if options is not None or own else None)
+            plans.append((member, reset_settings(part[0] if member.single else part, options_here, lane_mask)))
+        for member, settings in plans:
+            member.in_episode = False
+            member.error = None
+            if member.state in (SlotState.LOST, SlotState.CONNECTING):
+                member.settings = settings
+                member.retry_at = 0.0
             else:
-                self._begin(seat, settings)
-        self._tend(time.monotonic())
+                self._begin(member, settings)
+        self._check_deadlines(time.monotonic())
         self._was_reset = True
 
     def begin_step(self, actions: Any) -> None:
@@ -531,96 +531,98 @@ class RemoteVectorEnv(SeatedVectorEnv):
         if not self._was_reset:
             raise ResetNeededError("expected reset() before the first step()")
         if self._sent:
-            if any(seat.stepping for seat in self._seats):
+            if any(member.stepping for member in self._members):
                 raise AlreadyPendingError("step while answers to send are outstanding; take them by recv first", "recv")
             self._sent = False
         columns = self._action_layout.split(actions, self.num_envs)
-        if not self._calm or time.monotonic() - self._looked > 1.0:
+        if not self._all_running or time.monotonic() - self._polled_at > 1.0:
             self._drain()
         if self.pacer is not None:
             self._act(columns)
             self.pacer()
             self._drain()
-        self.ask([(seat, seat.start) for seat in self._seats], columns)
+        self.ask([(member, member.start) for member in self._members], columns)
 
-    def ask(self, plan: list[tuple[Seat, int]], columns: list[Any]) -> None:
-        """Send the Steps of seats, each with its actions' first row in `columns`; finished ones begin anew instead."""
-        self._calm = False
+    def ask(self, plan: list[tuple[Member, int]], columns: list[Any]) -> None:
+        """Send the Steps of members, each with its actions' first row in `columns`; finished ones begin anew."""
+        self._all_running = False
         now = time.monotonic()
         running = [item for item in plan if item[0].state is SlotState.RUNNING and item[0].answer is None]
         written = self._write_steps(running, columns)
-        with self._inbox.together() if self._shared else nullcontext():
-            for seat, position in running:
-                if seat.ended:
-                    self._begin(seat, None, reset=False)
+        with self._poller.corked() if self._shared else nullcontext():
+            for member, position in running:
+                if member.ended:
+                    self._begin(member, None, reset=False)
                     continue
-                seat.stepping = True
-                seat.remote.record.steps_asked += seat.lanes
-                seat.deadline = now + self._timeout
+                member.stepping = True
+                member.remote.record.steps_asked += member.lanes
+                member.remote.session.deadline = now + self._timeout
                 if (request := written.get(position)) is not None:
-                    seat.remote.send_step(request)
+                    member.remote.send_step(request)
                     continue
-                acted = self.pacer is not None and seat.remote.realtime is not None
-                seat.remote.step_columns(None if acted else columns, position)
-        if len(running) < len(self._seats) or self._spares or self._trouble:
-            self._tend(now)
+                acted = self.pacer is not None and member.remote.realtime is not None
+                member.remote.step_columns(None if acted else columns, position)
+        if len(running) < len(self._members) or self._spares or self._has_errors:
+            self._check_deadlines(now)
 
-    def _write_steps(self, plan: list[tuple[Seat, int]], columns: list[Any]) -> dict[int, bytes]:
+    def _write_steps(self, plan: list[tuple[Member, int]], columns: list[Any]) -> dict[int, bytes]:
         """Write the Steps of all single environments that take the same form at once; return them by position."""
-        alike: dict[Any, list[tuple[Seat, int]]] = {}
+        alike: dict[Any, list[tuple[Member, int]]] = {}
         if len(plan) > 1:
             for item in plan:
-                form = None if item[0].ended else item[0].remote.form
+                form = None if item[0].ended else item[0].remote.world.form
                 if form is not None:
                     alike.setdefault(form, []).append(item)
         written: dict[int, bytes] = {}
         for items in alike.values():
             if len(items) > 1:
                 positions = [position for _, position in items]
-                requests = items[0][0].remote.write_steps(columns, positions)
+                requests = items[0][0].remote.world.write_steps(columns, positions)
                 written.update(zip(positions, requests or (), strict=False))
         return written
 
     def _act(self, columns: list[Any]) -> None:
         """Send the actions to real-time worlds ahead of the Step that asks what came of them."""
-        for seat in self._seats:
+        for member in self._members:
             if (
-                seat.remote.realtime is not None
-                and seat.state is SlotState.RUNNING
-                and seat.answer is None
-                and not seat.ended
+                member.remote.realtime is not None
+                and member.state is SlotState.RUNNING
+                and member.answer is None
+                and not member.ended
             ):
-                seat.remote.act_columns(columns, seat.start)
+                member.remote.act_columns(columns, member.start)
 
     def finish_step(self) -> Results:
         """Wait for every slot that was stepped; where none has an observation, wait a moment for one."""
-        seats = self._seats
+        members = self._members
         first = 0
 
         def answered() -> bool:
             nonlocal first
-            while first < len(seats) and not seats[first].waiting:  # who is not waiting now will not be in this step
+            while (
+                first < len(members) and not members[first].waiting
+            ):  # who is not waiting now will not be in this step
                 first += 1
-            return first == len(seats)
+            return first == len(members)
 
         self._gather(answered, time.monotonic() + self._timeout + 1.0)
-        if not any(seat.answer is not None for seat in self._seats):
-            self._gather(lambda: any(seat.answer is not None for seat in self._seats), time.monotonic() + _PACE)
+        if not any(member.answer is not None for member in self._members):
+            self._gather(lambda: any(member.answer is not None for member in self._members), time.monotonic() + _PACE)
         return self._results()
 
     def begin_next(self, ended: Array) -> None:
         """Begin the next episode of slots that ended, in this very step."""
-        for seat in self._seats:
-            chosen = ended[seat.slots]
-            if not chosen.any() or seat.state is not SlotState.RUNNING:
+        for member in self._members:
+            chosen = ended[member.slots]
+            if not chosen.any() or member.state is not SlotState.RUNNING:
                 continue  # one that was cut off begins anew once its remote is back
-            if seat.single:
-                self._begin(seat, None, reset=False)
+            if member.single:
+                self._begin(member, None, reset=False)
             else:
                 settings = reset_settings(reset_mask=None if chosen.all() else chosen)
-                if seat.remote.realtime is not None:
+                if member.remote.realtime is not None:
                     settings["restart"] = pack_tensor(False)  # their next episodes run already
-                self._begin(seat, settings)
+                self._begin(member, settings)
 
     def finish_all(self, timeout: float) -> Results:
         """Wait until every slot has an observation, but for those that are cut off in this very step.
@@ -630,41 +632,42 @@ class RemoteVectorEnv(SeatedVectorEnv):
             EnvironmentFailedError: A remote environment fails in every attempt to reset it.
         """
 
-        seats = self._seats
+        members = self._members
         first = 0
 
         def enough() -> bool:
             nonlocal first
-            if self._trouble:
-                self._raise_hopeless()
+            if self._has_errors:
+                self._raise_permanent_error()
                 first = 0
-            while first < len(seats) and seats[first].settled:
+            while first < len(members) and members[first].settled:
                 first += 1
-            return first == len(seats)
+            return first == len(members)
 
         if not self._gather(enough, time.monotonic() + timeout):
-            late = [seat for seat in self._seats if not seat.settled]
+            late = [member for member in self._members if not member.settled]
             reasons = "; ".join(
-                f"{seat.remote.url} is {seat.state.name.lower()}" + (f" ({seat.error.reason})" if seat.error else "")
-                for seat in late
+                f"{member.remote.url} is {member.state.name.lower()}"
+                + (f" ({member.error.reason})" if member.error else "")
+                for member in late
             )
             raise RemoteTimeoutError(
-                ", ".join(dict.fromkeys(seat.remote.url for seat in late)),
+                ", ".join(dict.fromkeys(member.remote.url for member in late)),
                 f"no observation within {timeout:g} s: {reasons}",
             )
         return self._results()
 
-    def _raise_hopeless(self) -> None:
+    def _raise_permanent_error(self) -> None:
         """Raise what no waiting mends: settings that are refused, an environment that fails in every reset."""
-        for seat in self._seats:
-            if seat.state is SlotState.RESETTING and isinstance(seat.error, RefusedError) and not seat.in_episode:
-                if seat.error.code in ENDED:
+        for member in self._members:
+            if member.state is SlotState.RESETTING and isinstance(member.error, RefusedError) and not member.in_episode:
+                if member.error.code in ENDED_CODES:
                     continue  # another world was made since
-                if isinstance(seat.error, EnvironmentFailedError) and seat.failures < _RESET_ATTEMPTS:
+                if isinstance(member.error, EnvironmentFailedError) and member.failures < _RESET_ATTEMPTS:
                     continue
-                error, seat.error, seat.failures, seat.settings = seat.error, None, 0, None
+                error, member.error, member.failures, member.settings = member.error, None, 0, None
                 raise error
-        self._trouble = any(seat.error is not None for seat in self._seats)
+        self._has_errors = any(member.error is not None for member in self._members)
 
     # The forms of results
 
@@ -676,7 +679,7 @@ class RemoteVectorEnv(SeatedVectorEnv):
         infos = self.merged_infos(results)
         infos["n"] = tuple(self.own_infos(results))
         infos["slot_state"] = self.slot_states
-        if any(seat.remote.record.away_since is not None for seat in self._seats):
+        if any(member.remote.record.away_since is not None for member in self._members):
             infos["seconds_away"] = self._seconds_away()
         batch = results.batch
         return rows, batch.rewards, batch.terminations, batch.truncations, infos
@@ -684,39 +687,39 @@ class RemoteVectorEnv(SeatedVectorEnv):
     def merged_infos(self, results: Results) -> dict[str, Any]:
         """Return the infos by Gymnasium's rules: arrays over the slots with `_key` masks."""
         if (
-            len(self._seats) == 1
+            len(self._members) == 1
             and results.infos
             and isinstance(results.infos[0][1], dict)
-            and not self._seats[0].single
+            and not self._members[0].single
         ):
             return results.infos[0][1]
         infos: dict[str, Any] = {}
         for slot, error in results.errors.items():
             infos = self._add_info(infos, {"error": str(error)}, slot)
         times: list[tuple[int, Any]] = []
-        only_single = all(seat.single for seat, _ in results.infos)
-        for seat, info in results.infos:
+        only_single = all(member.single for member, _ in results.infos)
+        for member, info in results.infos:
             if not info:
                 continue
-            if seat.single:
-                if only_single and seat.remote.realtime is not None and "latency" in info:
-                    times.append((seat.start, info["latency"]))
+            if member.single:
+                if only_single and member.remote.realtime is not None and "latency" in info:
+                    times.append((member.start, info["latency"]))
                     info = {key: value for key, value in info.items() if key != "latency"}
-                infos = self._add_info(infos, info, seat.start)
+                infos = self._add_info(infos, info, member.start)
             elif isinstance(info, list):
                 for lane, own in enumerate(info):
-                    infos = self._add_info(infos, own, seat.start + lane)
+                    infos = self._add_info(infos, own, member.start + lane)
             else:
-                merge_lanes(infos, info, seat.start, seat.lanes, self.num_envs)
+                merge_lanes(infos, info, member.start, member.lanes, self.num_envs)
         merge_latency(infos, times, self.num_envs)
         return infos
 
     def own_infos(self, results: Results) -> list[dict[str, Any]]:
         """Return each slot's own info."""
         own: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        for seat, info in results.infos:
-            for lane in range(seat.lanes):
-                own[seat.start + lane] = dict(info) if seat.single else lane_info(info, lane)
+        for member, info in results.infos:
+            for lane in range(member.lanes):
+                own[member.start + lane] = dict(info) if member.single else lane_info(info, lane)
         for slot, error in results.errors.items():
             own[slot]["error"] = str(error)
         return own
@@ -747,16 +750,15 @@ class RemoteVectorEnv(SeatedVectorEnv):
         Raises:
             ConnectionLostError: A slot never had one.
         """
-        for seat in self._seats:
-            if results.valid[seat.start]:
+        for member in self._members:
+            if results.valid[member.start]:
                 continue
-            if seat.last is None:
-                raise ConnectionLostError(seat.remote.url, f"it went before its first observation: {seat.error}")
-            columns = self._observation_layout.columns(self.num_envs)
-            rest = Batch(columns, *(np.empty(self.num_envs) for _ in range(3)))
-            seat.remote.deliver_step(seat.last, rest, seat.start)
-            for column, old in zip(results.batch.columns, columns, strict=True):
-                column[seat.slots] = old[seat.slots]
+            if member.last is None:
+                raise ConnectionLostError(member.remote.url, f"it went before its first observation: {member.error}")
+            last = Batch.empty(self._observation_layout, self.num_envs)
+            member.remote.reader.read_into(member.last, last, member.start, member.remote.now())
+            for column, old in zip(results.batch.columns, last.columns, strict=True):
+                column[member.slots] = old[member.slots]
 
     def row(self, results: Results, slot: int) -> Any:
         """Return one slot's observation."""
@@ -770,80 +772,82 @@ class RemoteVectorEnv(SeatedVectorEnv):
     def slot_states(self) -> Array:
         """Where each slot is: an int64 array `(num_envs,)` of `SlotState`."""
         states = np.empty(self.num_envs, np.int64)
-        for seat in self._seats:
-            states[seat.slots] = seat.state
-            if seat.state is SlotState.RUNNING and seat.remote.realtime is not None:
-                resetting = seat.remote.realtime.resetting
+        for member in self._members:
+            states[member.slots] = member.state
+            if member.state is SlotState.RUNNING and member.remote.realtime is not None:
+                resetting = member.remote.realtime.resetting
                 if resetting is not None:
-                    states[seat.slots][resetting] = SlotState.RESETTING
+                    states[member.slots][resetting] = SlotState.RESETTING
         return states
 
     def _seconds_away(self) -> Array:
         now, away = time.monotonic(), np.zeros(self.num_envs)
-        for seat in self._seats:
-            since = seat.remote.record.away_since
-            away[seat.slots] = 0.0 if since is None else now - since
+        for member in self._members:
+            since = member.remote.record.away_since
+            away[member.slots] = 0.0 if since is None else now - since
         return away
 
     def remotes(self) -> tuple[RemoteReport, ...]:
         """Say how each remote is, spares last: which are away, since when and why, and what that has cost."""
         now = time.monotonic()
         return tuple(
-            seat.remote.record.report(
+            member.remote.record.report(
                 now,
-                seat.remote.url,
-                () if seat.start == SPARE else tuple(range(seat.start, seat.start + seat.lanes)),
-                "spare" if seat.start == SPARE and seat.state is SlotState.RUNNING else seat.state.name.lower(),
+                member.remote.url,
+                () if member.start == SPARE else tuple(range(member.start, member.start + member.lanes)),
+                "spare" if member.start == SPARE and member.idle else member.state.name.lower(),
             )
-            for seat in (*self._seats, *self._spares)
+            for member in (*self._members, *self._spares)
         )
 
     def wait_for_lanes(self) -> None:
         """Have real-time worlds of lanes answer only when every lane has an observation."""
         self._waits_for_lanes = True
-        for seat in self._seats:
-            seat.remote.wait_for_all()
+        for member in self._members:
+            member.remote.session.wait_for_all()
 
     @property
     def fps(self) -> float | None:
         """Frames a second of the real-time worlds, of the fastest where they differ; None: they wait for actions."""
-        rates = [seat.remote.facts.fps for seat in self._seats if seat.remote.facts and seat.remote.facts.fps]
+        rates = [member.remote.info.fps for member in self._members if member.remote.info and member.remote.info.fps]
         return max(rates, default=None)
 
     @property
     def server_versions(self) -> tuple[str | None, ...]:
         """The version of each slot's server, None for one that is not ours (U-12)."""
-        versions = [(seat.lanes, seat.remote.facts) for seat in self._seats]
-        return tuple(facts.server_version if facts else None for lanes, facts in versions for _ in range(lanes))
+        versions = [(member.lanes, member.remote.info) for member in self._members]
+        return tuple(
+            world_info.server_version if world_info else None for lanes, world_info in versions for _ in range(lanes)
+        )
 
     def latency_summary(self) -> tuple[dict[str, Any], ...]:
         """Return for each remote `url`, and percentiles of `round_trip` and `observation_age` in seconds (U-11)."""
         return tuple(
-            {"url": seat.remote.url, **seat.remote.realtime.latency.summary()}
-            for seat in self._seats
-            if seat.remote.realtime is not None
+            {"url": member.remote.url, **member.remote.realtime.latency.summary()}
+            for member in self._members
+            if member.remote.realtime is not None
         )
 
     @property
     def urls(self) -> tuple[str, ...]:
         """The URL of each slot's remote."""
-        return tuple(seat.remote.url for seat in self._seats for _ in range(seat.lanes))
+        return tuple(member.remote.url for member in self._members for _ in range(member.lanes))
 
     # Calls
 
-    def _ask(self, purpose: str, seats: Sequence[Seat], send: Callable[[Seat], None]) -> None:
+    def _ask(self, purpose: str, members: Sequence[Member], send: Callable[[Member], None]) -> None:
         """Send one request to each of some remotes; `_answers` waits for what they say."""
         self._drain()
-        for seat in seats:
-            if not seat.remote.connected or seat.state is SlotState.CONNECTING:
+        for member in members:
+            if not member.remote.connected or member.state is SlotState.CONNECTING:
                 raise ConnectionLostError(
-                    seat.remote.url, f"no {purpose} while it is {seat.state.name.lower()}: {seat.error}"
+                    member.remote.url, f"no {purpose} while it is {member.state.name.lower()}: {member.error}"
                 )
-        for seat in seats:
-            send(seat)
-        self._question = _Question(purpose, {seat.start: seat for seat in seats})
+        for member in members:
+            send(member)
+        self._question = _Calls(purpose, {member.start: member for member in members})
 
-    def _answers(self, timeout: float | None = None) -> list[tuple[Seat, pb.EnvironmentResponse]]:
+    def _answers(self, timeout: float | None = None) -> list[tuple[Member, pb.EnvironmentResponse]]:
         """Wait for all answers to the question; after the environment's own timeout those that are late are lost."""
         question = self._question
         if question is None:
@@ -857,35 +861,36 @@ class RemoteVectorEnv(SeatedVectorEnv):
                 raise error
             if answer is None:
                 continue
-            if answer.kind == "other":
-                if missing.pop(source.start, None) is not None and isinstance(answer.message, pb.EnvironmentResponse):
+            if isinstance(answer, Replied):
+                if missing.pop(source.start, None) is not None:
                     question.answers[source.start] = answer.message
                 question.failure = question.failure or answer.error
                 continue
             self._handle(answer, source)
-            if answer.kind == "lost" and missing.pop(source.start, None) is not None:
+            if isinstance(answer, Lost) and missing.pop(source.start, None) is not None:
                 question.failure = question.failure or answer.error
         self._question = None
         if question.failure is not None:
             raise question.failure
-        return [(seat, question.answers[seat.start]) for seat in self._seats if seat.start in question.answers]
+        return [
+            (member, question.answers[member.start]) for member in self._members if member.start in question.answers
+        ]
 
-    def _late_answers(self, question: _Question, timeout: float | None) -> RemoteTimeoutError:
+    def _late_answers(self, question: _Calls, timeout: float | None) -> RemoteTimeoutError:
         late = list(question.missing.values())
-        urls = ", ".join(seat.remote.url for seat in late)
+        urls = ", ".join(member.remote.url for member in late)
         if timeout is not None:
             return RemoteTimeoutError(urls, f"no answer to {question.purpose} within {timeout:g} s")
         reason = f"no answer to {question.purpose} within {self._timeout:g} s"
-        for seat in late:
-            seat.remote.close(0.0)
-            self._lose(seat, RemoteTimeoutError(seat.remote.url, reason))
+        for member in late:
+            self._lose(member, member.remote.give_up(RemoteTimeoutError(member.remote.url, reason)))
         self._question = None
         return RemoteTimeoutError(urls, reason)
 
-    def _ask_all(self, send: Callable[[Seat], None], purpose: str) -> list[tuple[Seat, pb.EnvironmentResponse]]:
+    def _ask_all(self, send: Callable[[Member], None], purpose: str) -> list[tuple[Member, pb.EnvironmentResponse]]:
         """Send one request to every remote and wait for all answers."""
         with self.exclusive(purpose):
-            self._ask(purpose, self._seats, send)
+            self._ask(purpose, self._members, send)
             return self._answers()
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -896,13 +901,13 @@ class RemoteVectorEnv(SeatedVectorEnv):
         """
         if name == "render" and not args and not kwargs:
             return self.render()
-        answers = self._ask_all(lambda seat: seat.remote.call(name, args, kwargs), f"call of {name}")
-        return tuple(result for seat, message in answers for result in call_results(message, seat.remote.url))
+        answers = self._ask_all(lambda member: member.remote.call(name, args, kwargs), f"call of {name}")
+        return tuple(result for member, message in answers for result in call_results(message, member.remote.url))
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Send what `call` sends; `call_wait` gathers."""
         with self.exclusive("call"):
-            self._ask(f"call of {name}", self._seats, lambda seat: seat.remote.call(name, args, kwargs))
+            self._ask(f"call of {name}", self._members, lambda member: member.remote.call(name, args, kwargs))
             self._pending = "call"
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
@@ -924,7 +929,7 @@ class RemoteVectorEnv(SeatedVectorEnv):
                 if self._question is None:
                     self._pending = None
                 raise
-            return tuple(result for seat, message in answers for result in call_results(message, seat.remote.url))
+            return tuple(result for member, message in answers for result in call_results(message, member.remote.url))
 
     def call_at(self, slots: Sequence[int], name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a public method in some slots alone, or read a public attribute; results in the order of `slots`.
@@ -937,26 +942,27 @@ class RemoteVectorEnv(SeatedVectorEnv):
         with self.exclusive(f"call of {name}"):
             self._ask(
                 f"call of {name}",
-                [seat for seat in self._seats if seat.start in lanes],
-                lambda seat: seat.remote.call(
-                    name, args, kwargs, () if len(lanes[seat.start]) == seat.lanes else lanes[seat.start]
+                [member for member in self._members if member.start in lanes],
+                lambda member: member.remote.call(
+                    name, args, kwargs, () if len(lanes[member.start]) == member.lanes else lanes[member.start]
                 ),
             )
             answers = self._answers()
         found: dict[int, Any] = {}
-        for seat, message in answers:
-            for lane, result in zip(lanes[seat.start], call_results(message, seat.remote.url), strict=True):
-                found[seat.start + lane] = result
+        for member, message in answers:
+            for lane, result in zip(lanes[member.start], call_results(message, member.remote.url), strict=True):
+                found[member.start + lane] = result
         return tuple(found[slot] for slot in slots)
 
     def _lanes_of(self, slots: Sequence[int]) -> dict[int, list[int]]:
-        """Return the lanes of each seat, by its first slot, that are among some slots."""
+        """Return the lanes of each member, by its first slot, that are among some slots."""
         for slot in slots:
             if not 0 <= slot < self.num_envs:
                 raise SettingError(f"expected slots from 0 to {self.num_envs - 1}, got {slot!r}")
         chosen = set(slots)
         lanes = {
-            seat.start: [lane for lane in range(seat.lanes) if seat.start + lane in chosen] for seat in self._seats
+            member.start: [lane for lane in range(member.lanes) if member.start + lane in chosen]
+            for member in self._members
         }
         return {start: found for start, found in lanes.items() if found}
 
@@ -980,38 +986,39 @@ class RemoteVectorEnv(SeatedVectorEnv):
         if len(items) != self.num_envs:
             raise SettingError(f"expected {self.num_envs} values, one for each slot, got {len(items)}")
         self._ask_all(
-            lambda seat: seat.remote.write_property(f"world.attributes.{name}", items[seat.slots]), f"setting of {name}"
+            lambda member: member.remote.write_property(f"world.attributes.{name}", items[member.slots]),
+            f"setting of {name}",
         )
 
     def set_attr_at(self, slots: Sequence[int], name: str, value: Any) -> None:
         """Set a public attribute of some slots to one value; the other lanes of their worlds keep theirs."""
         lanes = self._lanes_of(slots)
-        partial = any(len(lanes[seat.start]) < seat.lanes for seat in self._seats if seat.start in lanes)
+        partial = any(len(lanes[member.start]) < member.lanes for member in self._members if member.start in lanes)
         before = self.get_attr(name) if partial else (None,) * self.num_envs
         items = [value if slot in set(slots) else before[slot] for slot in range(self.num_envs)]
         with self.exclusive(f"setting of {name}"):
             self._ask(
                 f"setting of {name}",
-                [seat for seat in self._seats if seat.start in lanes],
-                lambda seat: seat.remote.write_property(f"world.attributes.{name}", items[seat.slots]),
+                [member for member in self._members if member.start in lanes],
+                lambda member: member.remote.write_property(f"world.attributes.{name}", items[member.slots]),
             )
             self._answers()
 
     def wrapper_classes(self) -> tuple[list[str], ...]:
         """Return the classes of each slot's wrappers as `module:name`, base classes too; none where nobody can tell."""
         try:
-            answers = self._ask_all(lambda seat: seat.remote.read_property("world.wrappers"), "world.wrappers")
+            answers = self._ask_all(lambda member: member.remote.read_property("world.wrappers"), "world.wrappers")
         except RefusedError:
             return ([],) * self.num_envs
-        names = [(seat, property_value(message, seat.remote.url, True)) for seat, message in answers]
-        return tuple(found for seat, found in names for _ in range(seat.lanes))
+        names = [(member, property_value(message, member.remote.url, True)) for member, message in answers]
+        return tuple(found for member, found in names for _ in range(member.lanes))
 
     def _read_property(self, key: str) -> list[Any]:
         """Read a property that has a value for each lane; return one for each slot."""
-        answers = self._ask_all(lambda seat: seat.remote.read_property(key), key)
+        answers = self._ask_all(lambda member: member.remote.read_property(key), key)
         found: list[Any] = []
-        for seat, message in answers:
-            found.extend(property_value(message, seat.remote.url, True))
+        for member, message in answers:
+            found.extend(property_value(message, member.remote.url, True))
         return found
 
     @property  # type: ignore[misc]
@@ -1030,19 +1037,15 @@ class RemoteVectorEnv(SeatedVectorEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Leave the worlds and disconnect; worlds that were made for this environment go."""
-        with self._guard:
-            self._close_seats(2.0)
+        with self._conflicts:
+            self._close_members(2.0)
 
-    def _close_seats(self, timeout: float) -> None:
-        everybody = (*self._seats, *getattr(self, "_spares", ()))
-        for seat in everybody:
-            seat.remote.farewell()
-        for seat in everybody:
-            seat.remote.close(timeout)
+    def _close_members(self, timeout: float) -> None:
+        close_remotes([member.remote for member in (*self._members, *self._spares)], timeout)
 
     def __del__(self) -> None:
-        if not getattr(self, "closed", True):
-            self._close_seats(0.0)
+        if "_poller" in self.__dict__ and not self.closed:  # else __init__ was never called, or raised early
+            self._close_members(0.0)
 
 
 def checked_urls(urls: Any) -> list[str]:
@@ -1077,7 +1080,28 @@ def check_mask(mask: Any, num_envs: int) -> None:
         raise SettingError(f"expected options['reset_mask'] to hold a True, got {mask}")
 
 
-def make_vec_remote(urls: str | Sequence[str], **kwargs: Any) -> RemoteVectorEnv:
+def make_vec_remote(
+    urls: str | Sequence[str],
+    *,
+    num_envs: int | None = None,
+    env_id: str | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    render_mode: str | None = None,
+    timeout: float = TIMEOUT,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    transport: Transport = "http2",
+    token: TokenLike | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    tls_ca: Pem | None = None,
+    tls_certificate: Pem | None = None,
+    tls_key: Pem | None = None,
+    env: Callable[..., Any] | None = None,
+    spares: str | Sequence[str] = (),
+    role: Role | None = None,
+    wait: Wait | None = None,
+    diagnostics: bool = True,
+    **perlert: Any,
+) -> RemoteVectorEnv:
     """Connect to many remote environments as one vector environment.
 
     Example:
@@ -1093,18 +1117,38 @@ def make_vec_remote(urls: str | Sequence[str], **kwargs: Any) -> RemoteVectorEnv
     Args:
         urls: A URL for each world, or one URL of which `num_envs` slots are made. `perlert://` URLs are a slot each and
             do not mix with others; they give a `bridge.perlert.PerlertVectorEnv`.
-        kwargs: As for `RemoteVectorEnv`: `num_envs`, `env_id`, `env_kwargs`, `render_mode`, `timeout`,
-            `max_message_bytes`, `transport`; of `perlert://` URLs as for `bridge.perlert.PerlertVectorEnv`.
+        num_envs: This and the other keywords are those of `RemoteVectorEnv`.
+        env_id: As for `RemoteVectorEnv`.
+        env_kwargs: As for `RemoteVectorEnv`.
+        render_mode: As for `RemoteVectorEnv`.
+        timeout: As for `RemoteVectorEnv`.
+        max_message_bytes: As for `RemoteVectorEnv`.
+        transport: As for `RemoteVectorEnv`.
+        token: As for `RemoteVectorEnv`.
+        token_file: As for `RemoteVectorEnv`.
+        tls_ca: As for `RemoteVectorEnv`.
+        tls_certificate: As for `RemoteVectorEnv`.
+        tls_key: As for `RemoteVectorEnv`.
+        env: As for `RemoteVectorEnv`.
+        spares: As for `RemoteVectorEnv`.
+        role: As for `RemoteVectorEnv`.
+        wait: As for `RemoteVectorEnv`.
+        diagnostics: As for `RemoteVectorEnv`.
+        perlert: Of `perlert://` URLs alone: the keywords of `bridge.perlert.PerlertVectorEnv`.
 
     Raises:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError, SettingError: As `RemoteVectorEnv`.
+        TypeError: There is no such keyword.
     """
+    options = {key: value for key, value in locals().items() if key not in ("urls", "perlert")}
     kinds = {is_perlert(url) for url in checked_urls(urls)}
     if len(kinds) > 1:
         raise SettingError(f"expected perlert:// URLs alone or none of them, got a mixture: {urls!r:.200}")
     if kinds == {True}:
         from bridge.perlert import PerlertVectorEnv
 
-        # The declared type is that of every other URL; who wants this one's makes it by its own name.
-        return PerlertVectorEnv(urls, **kwargs)  # type: ignore[return-value]
-    return RemoteVectorEnv(urls, **kwargs)
+        # The declared type is that of every other URL; PerlertVectorEnv is this one's.
+        given = given_options(make_vec_remote, options)
+        return PerlertVectorEnv(urls, **given, **perlert)  # type: ignore[return-value]
+    refuse_unknown_keywords("make_vec_remote", perlert)
+    return RemoteVectorEnv(urls, **options)

@@ -10,13 +10,13 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from bridge.client.infos import merge_lanes
-from bridge.client.remote import Batch
+from bridge.client.step_reader import Batch
 from bridge.errors import AlreadyPendingError, RemoteError, RemoteTimeoutError, ResetNeededError, SettingError
 from bridge.tensors import Array
 
 if TYPE_CHECKING:
+    from bridge.client.members import Member
     from bridge.client.remote_vector_env import RemoteVectorEnv
-    from bridge.client.seating import Seat
 
 __all__ = ["Received", "receive", "send"]
 
@@ -32,11 +32,11 @@ def send(envs: RemoteVectorEnv, actions: Any, slots: Any) -> None:
     plan = _plan(envs, order)
     columns = envs._action_layout.split(actions, len(order))
     envs._drain()
-    for seat, _ in plan:
-        if seat.stepping:
+    for member, _ in plan:
+        if member.stepping:
             raise AlreadyPendingError(
-                f"the slots {seat.start} to {seat.start + seat.lanes - 1} have an action already whose answer was not "
-                "taken; call recv first",
+                f"the slots {member.start} to {member.start + member.lanes - 1} have an action already whose answer "
+                "was not taken; call recv first",
                 "recv",
             )
     envs.ask(plan, columns)  # of a slot that has no episode, the next one begins by itself
@@ -53,19 +53,19 @@ def _checked_slots(slots: Any, num_envs: int) -> list[int]:
     return order
 
 
-def _plan(envs: RemoteVectorEnv, order: list[int]) -> list[tuple[Seat, int]]:
-    """Return the seats that `order` names, each with the position of its first slot."""
-    plan: list[tuple[Seat, int]] = []
-    seat_at, position = envs._seat_at, 0
+def _plan(envs: RemoteVectorEnv, order: list[int]) -> list[tuple[Member, int]]:
+    """Return the members that `order` names, each with the position of its first slot."""
+    plan: list[tuple[Member, int]] = []
+    member_at, position = envs._member_at, 0
     while position < len(order):
-        seat = seat_at[order[position]]
-        stop = position + seat.lanes
-        if seat.lanes > 1 and order[position:stop] != list(range(seat.start, seat.start + seat.lanes)):
+        member = member_at[order[position]]
+        stop = position + member.lanes
+        if member.lanes > 1 and order[position:stop] != list(range(member.start, member.start + member.lanes)):
             raise SettingError(
-                f"the slots {seat.start} to {seat.start + seat.lanes - 1} are lanes of one world, which one message "
-                "steps: name all of them, in order and side by side, as recv returns them"
+                f"the slots {member.start} to {member.start + member.lanes - 1} are lanes of one world, which one "
+                "message steps: name all of them, in order and side by side, as recv returns them"
             )
-        plan.append((seat, position))
+        plan.append((member, position))
         position = stop
     return plan
 
@@ -77,7 +77,9 @@ def receive(envs: RemoteVectorEnv, at_least: int) -> Received:
     if not isinstance(at_least, (int, np.integer)) or isinstance(at_least, bool) or at_least < 1:
         raise SettingError(f"expected at_least to be a positive number of slots, got {at_least!r}")
     envs._drain()
-    coming = sum(seat.lanes for seat in envs._seats if seat.answer is not None or seat.cut_off or not seat.settled)
+    coming = sum(
+        member.lanes for member in envs._members if member.answer is not None or member.cut_off or not member.settled
+    )
     if coming < at_least:
         raise SettingError(
             f"expected at_least to be at most the {coming} slots that an answer is coming for, got {at_least}; call "
@@ -85,37 +87,35 @@ def receive(envs: RemoteVectorEnv, at_least: int) -> Received:
         )
 
     def ready() -> int:
-        return sum(seat.lanes for seat in envs._seats if seat.answer is not None or seat.cut_off)
+        return sum(member.lanes for member in envs._members if member.answer is not None or member.cut_off)
 
     def enough() -> bool:
-        if envs._trouble:
-            envs._raise_hopeless()
+        if envs._has_errors:
+            envs._raise_permanent_error()
         return ready() >= at_least
 
     envs._gather(enough, time.monotonic() + envs._timeout + 1.0)
     found = ready()
     if found < at_least:
-        late = [seat for seat in envs._seats if not seat.settled]
+        late = [member for member in envs._members if not member.settled]
         raise RemoteTimeoutError(
-            ", ".join(dict.fromkeys(seat.remote.url for seat in late)),
+            ", ".join(dict.fromkeys(member.remote.url for member in late)),
             f"{found} slots answered within {envs._timeout:g} s, where recv(at_least={at_least}) waits for more",
         )
-    return _results(envs, [seat for seat in envs._seats if seat.answer is not None or seat.cut_off])
+    return _results(envs, [member for member in envs._members if member.answer is not None or member.cut_off])
 
 
-def _results(envs: RemoteVectorEnv, seats: Sequence[Seat]) -> Received:
-    """Hand out the answers of some seats, side by side."""
-    size = sum(seat.lanes for seat in seats)
-    batch = Batch(
-        envs._observation_layout.columns(size), np.zeros(size), np.zeros(size, np.bool_), np.zeros(size, np.bool_)
-    )
+def _results(envs: RemoteVectorEnv, members: Sequence[Member]) -> Received:
+    """Hand out the answers of some members, side by side."""
+    size = sum(member.lanes for member in members)
+    batch = Batch.empty(envs._observation_layout, size)
     joiner: VectorEnv[Any, Any, Any] = VectorEnv()  # joins infos over as many slots as there are here
     joiner.num_envs = size
     infos: dict[str, Any] = {}
     position = 0
-    for seat in seats:
-        block = slice(position, position + seat.lanes)
-        info, error = _hand_out(envs, seat, batch, position)
+    for member in members:
+        block = slice(position, position + member.lanes)
+        info, error = _hand_out(envs, member, batch, position)
         if error is not None:
             batch.truncations[block] = True
             for slot in range(block.start, block.stop):
@@ -123,31 +123,30 @@ def _results(envs: RemoteVectorEnv, seats: Sequence[Seat]) -> Received:
         elif isinstance(info, list):
             for lane, own in enumerate(info):
                 infos = joiner._add_info(infos, own, position + lane)
-        elif info and seat.single:
+        elif info and member.single:
             infos = joiner._add_info(infos, dict(info), position)
         elif info:
-            merge_lanes(infos, info, position, seat.lanes, size)
+            merge_lanes(infos, info, position, member.lanes, size)
         position = block.stop
-    slots = np.concatenate([np.arange(seat.start, seat.start + seat.lanes) for seat in seats])
+    slots = np.concatenate([np.arange(member.start, member.start + member.lanes) for member in members])
     observations = envs._observation_layout.batch(batch.columns)
     return slots, observations, batch.rewards, batch.terminations, batch.truncations, infos
 
 
 def _hand_out(
-    envs: RemoteVectorEnv, seat: Seat, batch: Batch, position: int
+    envs: RemoteVectorEnv, member: Member, batch: Batch, position: int
 ) -> tuple[Mapping[str, Any] | list[Any], RemoteError | None]:
-    """Write a seat's answer into a batch; or its last observation where it was cut off, and why."""
-    if seat.answer is not None:
+    """Write a member's answer into a batch; or its last observation where it was cut off, and why."""
+    if member.answer is not None:
         try:
-            return envs.hand_over(seat, seat.answer, batch, position), None
+            return envs.hand_over(member, member.answer, batch, position), None
         except RemoteError as problem:
-            seat.remote.close(0.0)
-            envs._lose(seat, problem)
-    error = seat.error
-    seat.in_episode = False
-    if seat.last is not None:
-        seat.remote.deliver_step(seat.last, batch, position)
-        block = slice(position, position + seat.lanes)
+            envs._lose(member, member.remote.give_up(problem))
+    error = member.error
+    member.in_episode = False
+    if member.last is not None:
+        member.remote.reader.read_into(member.last, batch, position, member.remote.now())
+        block = slice(position, position + member.lanes)
         batch.rewards[block] = 0.0
         batch.terminations[block] = False
     return {}, error

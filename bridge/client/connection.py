@@ -1,129 +1,125 @@
-"""A client's sockets: a link carries one stream of requests and answers, or several to the same place.
+"""A client's sockets: a connection carries one stream of requests and answers, or several to the same place.
 
-No thread: the owner's inbox looks after the socket. `GrpcClient` turns requests into bytes, and bytes into answers.
+No thread: the owner's poller looks after the socket. `GrpcClient` turns requests into bytes, and bytes into answers.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import selectors
 import socket
 import ssl
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from bridge.address import Address
 from bridge.client import keepalive
-from bridge.client.grpc_client import Came, GrpcClient
-from bridge.client.inbox import Inbox
+from bridge.client.dialer import Dialer
+from bridge.client.grpc_client import GrpcClient, Received
+from bridge.client.poller import Poller
 from bridge.client.remedies import remedy
 from bridge.errors import ConnectError, ConnectionLostError, RemoteError, SettingError
 from bridge.forks import forget_in_child
-from bridge.sockets import prepare
 from bridge.tls import Tls, client_context, explain
 
-__all__ = ["Line", "Link"]
+__all__ = ["Call", "Connection", "close_calls"]
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _CHUNK = 65536
-# Seconds that `send` waits for a server that takes nothing off the socket before the rest is left to `Inbox.get`.
+# Seconds that `send` waits for a server that takes nothing off the socket before the rest is left to `Poller.get`.
 _STALL = 5.0
-# Requests of a link that are sent together.
+# Requests of a connection that are sent together.
 _TOGETHER = 16
 _MAX_PARTS = 64
 
 
-class Line:
-    """One stream of requests and answers; used by one thread, the one that takes from the inbox.
+class Call:
+    """One stream of requests and answers; used by one thread, the one that takes from the poller.
 
     Args:
-        link: What carries it.
+        connection: What carries it.
         url: Where to, for messages.
         deliver: Called with each answer's bytes, and at the end of the stream once with the RemoteError that says why.
     """
 
-    def __init__(self, link: Link, url: str, deliver: Callable[[bytes | bytearray | RemoteError], None]) -> None:
-        self.link = link
+    def __init__(
+        self, connection: Connection, url: str, deliver: Callable[[bytes | bytearray | RemoteError], None]
+    ) -> None:
+        self.connection = connection
         self.url = url
         self.deliver = deliver
         self.stream: Any = None
         """Its stream of HTTP/2."""
         self.ended = False
         self.finished = False
-        with link.inbox.guard:
-            link.add(self)
+        with connection.poller.lock:
+            connection.add(self)
 
     @property
     def server_version(self) -> str | None:
         """The version of a Gymnasium Bridge server, None for another one; known once an answer came."""
-        return self.link.grpc.server_version
+        return self.connection.grpc.server_version
 
     @property
     def silent(self) -> bool:
         """Whether not a byte has come yet."""
-        return self.link.silent
+        return self.connection.silent
 
     def send(self, request: bytes) -> None:
-        """Send a request; it is on its way when this returns, or when the inbox sends what it holds together.
+        """Send a request; it is on its way when this returns, or when the poller sends what it holds together.
 
         Raises:
             SettingError: It is larger than `max_message_bytes`.
-            ConnectionLostError: This process was forked from the one that the line belongs to.
+            ConnectionLostError: This process was forked from the one that the call belongs to.
         """
-        link = self.link
-        if len(request) > link.max_message_bytes:
+        connection = self.connection
+        if len(request) > connection.max_message_bytes:
             raise SettingError(
-                f"a request of {len(request)} bytes is larger than max_message_bytes={link.max_message_bytes}"
+                f"a request of {len(request)} bytes is larger than max_message_bytes={connection.max_message_bytes}"
             )
-        if link.inherited:
+        if connection.inherited:
             raise ConnectionLostError(self.url, "this process was forked, and the connection is its parent's")
-        with link.inbox.guard:
+        with connection.poller.lock:
             if not self.ended:  # else how it ended was delivered
-                link.grpc.pack(self, request)
-                link.said()
+                connection.grpc.pack(self, request)
+                connection.flush_soon()
 
     def finish(self) -> None:
         """Say that no request follows; those sent before are served."""
-        link = self.link
-        if self.finished or link.inherited:
+        connection = self.connection
+        if self.finished or connection.inherited:
             return
         self.finished = True
         self.deliver = _only_answers(self.deliver)
-        with link.inbox.guard:
+        with connection.poller.lock:
             if not self.ended:
-                link.grpc.finish(self)
-                link.flush()
+                connection.grpc.finish(self)
+                connection.flush()
 
     def close(self, timeout: float) -> None:
         """End the stream. Waits for the server at most `timeout` seconds, then cuts it."""
-        if self.link.inherited:
-            return
-        self.finish()
-        self.deliver = _ignore
-        with self.link.inbox.guard:
-            self.link.remove(self, timeout)
+        close_calls([self], timeout)
 
 
-class Link:
-    """A socket, and the lines over it.
+class Connection:
+    """A socket, and the calls over it.
 
     Args:
         address: Where to; with TLS where its scheme says so.
-        inbox: Looks after the socket.
+        poller: Looks after the socket.
         max_message_bytes: The largest request or answer.
-        shared: Whether it may carry several lines, whose requests are sent together.
+        shared: Whether it may carry several calls, whose requests are sent together.
 
     Raises:
         SettingError: The certificates cannot be used.
     """
 
-    def __init__(self, address: Address, inbox: Inbox[Any], max_message_bytes: int, *, shared: bool = False) -> None:
+    def __init__(self, address: Address, poller: Poller[Any], max_message_bytes: int, *, shared: bool = False) -> None:
         self._address = address
         self.grpc = GrpcClient(address, max_message_bytes)
-        self.inbox = inbox
+        self.poller = poller
         self.max_message_bytes = max_message_bytes
         self.inherited = False
         self.silent = True
@@ -131,13 +127,12 @@ class Link:
         self.ended = False
         """Whether the socket is closed."""
         self._shared = shared
-        self._doubtful = False
-        self._lines: set[Line] = set()
+        self._unresponsive = False
+        self._calls: set[Call] = set()
         self._unsent = 0
-        self._connecting = True
         self._watched = 0
-        self._heard = time.monotonic()
-        self._asked: float | None = None
+        self._received_at = time.monotonic()
+        self._pinged_at: float | None = None
         self._out: list[memoryview] = []
         self._tls: Tls | None = None
         if address.tls:
@@ -145,7 +140,7 @@ class Link:
             self._tls.receive(b"")
             self._out.append(memoryview(self._tls.send()))
         self._sock: socket.socket | None = None
-        self._candidates: list[tuple[int, Any]] = []
+        self._dialer: Dialer | None = None
         forget_in_child(self)
 
     def after_fork(self) -> None:
@@ -153,91 +148,70 @@ class Link:
         self.inherited = True
 
     @property
-    def roomy(self) -> bool:
-        """Whether it takes a further line."""
-        return not (self.ended or self.inherited or self._doubtful) and self.grpc.roomy
+    def accepts_calls(self) -> bool:
+        """Whether it takes a further call."""
+        return not (self.ended or self.inherited or self._unresponsive) and self.grpc.accepts_calls
 
     # Lines
 
-    def add(self, line: Line) -> None:
-        """Begin a line; the first one connects."""
-        self._lines.add(line)
-        self.grpc.open(line)
-        if self._sock is not None or self.ended:
-            self.said()
+    def add(self, call: Call) -> None:
+        """Begin a call; the first one connects."""
+        self._calls.add(call)
+        self.grpc.open(call)
+        if self._dialer is not None:
+            self.flush_soon()
             return
-        try:
-            self._candidates = _candidates(self._address)
-        except OSError as error:
-            problem = f"the host {self._address.host!r} is not known: {error}"
-            self._end(lambda url: ConnectError(url, problem))
-            return
-        self.inbox.attend(self)
-        self._connect_next(None)
+        self._dialer = Dialer(self._address, self.poller, self._connected, self._failed)
+        self.poller.register(self)
+        self._dialer.start()
 
-    def remove(self, line: Line, timeout: float) -> None:
-        """Wait for a line's end for at most `timeout` seconds, then cut it; the last one's end is the socket's."""
-        deadline = time.monotonic() + timeout
-        if self._sock is not None and timeout > 0 and not self._connecting and not sys.is_finalizing():
-            with selectors.DefaultSelector() as selector:
-                selector.register(self._sock, _READ)
-                while self._sock is not None and not line.ended and (wait := deadline - time.monotonic()) > 0:
-                    selector.modify(self._sock, _READ | (_WRITE if self._out else 0))
-                    for _, events in selector.select(wait):
-                        if events & _WRITE:
-                            self.flush()
-                        if events & _READ:
-                            self._receive()
-        if not line.ended:
-            self._doubtful = True  # perhaps nobody is there any more: whoever connects next does so anew
-            line.ended = True
-            self._lines.discard(line)
-            self.grpc.cut(line)
-            if self._lines:
+    @property
+    def pollable(self) -> socket.socket | None:
+        """The socket, where it is connected and something may come from it."""
+        return self._sock
+
+    def turn(self, events: int) -> int:
+        """Send and receive what the socket is ready for; return what to wait for next."""
+        if events & _WRITE:
+            self.flush()
+        if events & _READ:
+            self._receive()
+        return _READ | (_WRITE if self._out else 0)
+
+    def remove(self, call: Call) -> None:
+        """Cut a call that has not ended. With the last one the socket goes."""
+        if not call.ended:
+            self._unresponsive = True  # perhaps nobody is there any more: whoever connects next does so anew
+            call.ended = True
+            self._calls.discard(call)
+            self.grpc.cut(call)
+            if self._calls:
                 self.flush()
-        if not self._lines:
-            self._drop()
+        if not self._calls:
+            self._abort()
 
     # Connecting
 
-    def _connect_next(self, error: OSError | None) -> None:
-        """Try the next address that the host's name stands for."""
-        while self._candidates:
-            family, target = self._candidates.pop(0)
-            if self._sock is not None:
-                self.inbox.forget(self._sock)
-                self._sock.close()
-            try:
-                self._sock = socket.socket(family, socket.SOCK_STREAM)
-                prepare(self._sock)
-                number = self._sock.connect_ex(target)
-            except OSError as problem:  # a name or path that no socket takes
-                error = problem
-                continue
-            if number in (0, errno.EISCONN):
-                self._connecting = False
-                self._watch(_READ)
-                self.flush()
-                return
-            if number in (errno.EINPROGRESS, errno.EWOULDBLOCK):
-                self._watch(_WRITE)
-                return
-            error = OSError(number, errno.errorcode.get(number, str(number)))
-        detail = f"{error.strerror or error}" if error else "the name has no address"
-        text = f"no connection: {detail}. Is the server running there?"
-        self._end(lambda url: ConnectError(url, text))
+    def _connected(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._received_at = time.monotonic()
+        self._watch(_READ)
+        self.flush()
 
-    def _unmet(self, details: str) -> Callable[[str], RemoteError]:
+    def _failed(self, reason: str) -> None:
+        self._end(lambda url: ConnectError(url, reason))
+
+    def _connect_error(self, details: str) -> Callable[[str], RemoteError]:
         text = f"no connection: {details.rstrip('.')}. {remedy(self._address.scheme, details)}"
         return lambda url: ConnectError(url, text)
 
-    def _opened(self, tls: Tls, data: bytes) -> list[Came]:
+    def _opened(self, tls: Tls, data: bytes) -> list[Received]:
         """Return what bytes of the wire complete; what TLS itself says to them is added to `_out`."""
         plain = tls.receive(data) if data else b""
         if tls.owes:
             self._out.append(memoryview(tls.send()))
         grpc = self.grpc
-        came: list[Came] = []
+        came: list[Received] = []
         while plain and (space := grpc.space) is not None:
             count = min(len(space), len(plain))
             space[:count] = plain[:count]
@@ -252,29 +226,20 @@ class Link:
     def _watch(self, events: int) -> None:
         if self._sock is not None and events != self._watched:
             self._watched = events
-            self.inbox.watch(self._sock, events, self._on_ready)
+            self.poller.watch(self._sock, events, self._on_ready)
 
     def _on_ready(self, events: int) -> None:
         if self._sock is None:
             return
-        if self._connecting:
-            number = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if number:
-                self._watched = 0
-                self._connect_next(OSError(number, errno.errorcode.get(number, str(number))))
-                return
-            self._connecting = False
-            self._watch(_READ)
-            self.flush()
-        elif self._out:
+        if self._out:
             self.flush()
         if events & _READ:
             self._receive()
 
-    def said(self) -> None:
-        """Send what is to be sent, unless the inbox holds requests together."""
+    def flush_soon(self) -> None:
+        """Send what is to be sent, unless the poller holds requests together."""
         self._unsent += 1
-        if self._shared and self.inbox.holds(self) and self._unsent < _TOGETHER:
+        if self._shared and self.poller.defers(self) and self._unsent < _TOGETHER:
             return
         self.flush(wait=True)
 
@@ -286,7 +251,7 @@ class Link:
         """
         sock, tls = self._sock, self._tls
         self._unsent = 0
-        if sock is None or self._connecting:
+        if sock is None:
             return
         if tls is None or tls.ready:
             parts = self.grpc.take()
@@ -354,7 +319,7 @@ class Link:
         if sock is None:
             return
         try:
-            came: Iterable[Came]
+            came: Iterable[Received]
             if self._tls is not None:
                 data = sock.recv(_CHUNK)
                 count = len(data)
@@ -374,13 +339,13 @@ class Link:
         except OSError as error:
             self._lost(error)
             return
-        self._heard = time.monotonic()
+        self._received_at = time.monotonic()
         self.silent = self.silent and not count
-        for line, what in came:
+        for call, what in came:
             if isinstance(what, RemoteError):
-                self._end_line(line, what)
+                self._end_call(call, what)
             else:
-                line.deliver(what)
+                call.deliver(what)
         if self.ended:
             return
         self.flush()
@@ -391,20 +356,20 @@ class Link:
                 self._end(error.at)
         if not count and not self.ended:
             why = grpc.cut_off()
-            self._end((lambda url: ConnectionLostError(url, why)) if grpc.answered else self._unmet(why))
+            self._end((lambda url: ConnectionLostError(url, why)) if grpc.answered else self._connect_error(why))
 
-    def tend(self) -> None:
+    def check_keepalive(self) -> None:
         """Ask for a sign of a server that has been quiet; give up one that gave none."""
-        if self._connecting or self._sock is None:
+        if self._sock is None:
             return
         now = time.monotonic()
-        if self._asked is not None and self._heard < self._asked:
+        if self._pinged_at is not None and self._received_at < self._pinged_at:
             patience = keepalive.KEEPALIVE / 2
-            if now - self._asked > patience:
+            if now - self._pinged_at > patience:
                 text = f"the connection was lost: no answer to a keepalive ping within {patience:g} s"
                 self._end(lambda url: ConnectionLostError(url, text))
-        elif now - self._heard > self.grpc.quiet:
-            self._asked = now
+        elif now - self._received_at > self.grpc.keepalive_interval:
+            self._pinged_at = now
             self.grpc.ping()
             self.flush()
 
@@ -412,7 +377,7 @@ class Link:
 
     def _lost(self, error: OSError) -> None:
         if isinstance(error, (BrokenPipeError, ConnectionResetError)) and not self.grpc.answered:
-            error = self._last_words() or error
+            error = self._read_refusal() or error
         if self.ended:
             return
         reason = error.strerror or str(error)
@@ -422,14 +387,14 @@ class Link:
                 with contextlib.suppress(OSError):
                     self._sock.send(self._tls.send())  # tells the server why, for its log
         text = f"the connection was lost: {reason}"
-        self._end((lambda url: ConnectionLostError(url, text)) if self.grpc.answered else self._unmet(reason))
+        self._end((lambda url: ConnectionLostError(url, text)) if self.grpc.answered else self._connect_error(reason))
 
-    def _last_words(self) -> ssl.SSLError | None:
+    def _read_refusal(self) -> ssl.SSLError | None:
         """Read why a server refused that closed before it took our first request."""
         sock = self._sock
         if sock is None:
             return None
-        came: Iterable[Came] = ()
+        came: Iterable[Received] = ()
         try:
             data = sock.recv(_CHUNK)
             came = self._opened(self._tls, data) if self._tls is not None else self.grpc.feed(data)
@@ -439,37 +404,72 @@ class Link:
             self._end(error.at)
         except OSError:
             return None
-        for line, what in came:
+        for call, what in came:
             if isinstance(what, RemoteError):
-                self._end_line(line, what)
+                self._end_call(call, what)
         return None
 
-    def _end_line(self, line: Line, ending: RemoteError) -> None:
-        """Say how a line ended, once; with the last one the socket goes."""
-        if line.ended:
+    def _end_call(self, call: Call, ending: RemoteError) -> None:
+        """Say how a call ended, once; with the last one the socket goes."""
+        if call.ended:
             return
-        line.ended = True
-        self._lines.discard(line)
-        line.deliver(ending)
-        if not self._lines:
-            self._drop()
+        call.ended = True
+        self._calls.discard(call)
+        call.deliver(ending)
+        if not self._calls:
+            self._abort()
 
     def _end(self, ending: Callable[[str], RemoteError]) -> None:
-        """Close the socket, and say why to each line, once."""
+        """Close the socket, and say why to each call, once."""
         if self.ended:
             return
-        self._drop()
-        for line in list(self._lines):
-            self._end_line(line, ending(line.url))
+        self._abort()
+        for call in list(self._calls):
+            self._end_call(call, ending(call.url))
 
-    def _drop(self) -> None:
+    def _abort(self) -> None:
         sock, self._sock = self._sock, None
         if not self.ended:
-            self.inbox.dismiss(self)
+            self.poller.unregister(self)
         self.ended = True
+        if self._dialer is not None:
+            self._dialer.cancel()
         if sock is not None:
-            self.inbox.forget(sock)
+            self.poller.forget(sock)
             sock.close()
+
+
+def close_calls(calls: Sequence[Call], timeout: float) -> None:
+    """End several streams. Waits for their servers at most `timeout` seconds in all, then cuts what has not ended."""
+    calls = [call for call in calls if not call.connection.inherited]
+    for call in calls:
+        call.finish()
+        call.deliver = _ignore
+    with contextlib.ExitStack() as stack:
+        for poller in {call.connection.poller for call in calls}:
+            stack.enter_context(poller.lock)
+        if timeout > 0 and not sys.is_finalizing():
+            _wait_for_ends(calls, time.monotonic() + timeout)
+        for call in calls:
+            call.connection.remove(call)
+
+
+def _wait_for_ends(calls: Sequence[Call], deadline: float) -> None:
+    """Send and receive until all calls have ended, or the deadline."""
+    with selectors.DefaultSelector() as selector:
+        for connection in {call.connection for call in calls if not call.ended}:
+            sock = connection.pollable
+            if sock is not None:
+                selector.register(sock, connection.turn(_WRITE), connection)
+        while selector.get_map() and (wait := deadline - time.monotonic()) > 0:
+            if all(call.ended for call in calls):
+                return
+            for key, events in selector.select(wait):
+                wanted = key.data.turn(events)
+                if key.data.pollable is None:
+                    selector.unregister(key.fileobj)
+                else:
+                    selector.modify(key.fileobj, wanted, key.data)
 
 
 def _only_answers(
@@ -486,14 +486,3 @@ def _only_answers(
 
 def _ignore(what: bytes | bytearray | RemoteError) -> None:
     """Take what comes after the last request that anybody waits for."""
-
-
-def _candidates(address: Address) -> list[tuple[int, Any]]:
-    """The socket addresses to try, in order."""
-    if address.scheme == "unix":
-        family = getattr(socket, "AF_UNIX", None)
-        if family is None:
-            raise SettingError(f"this platform has no Unix sockets for {address.url!r}; use grpc://HOST:PORT")
-        return [(family, address.path)]
-    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    return [(family, target) for family, _, _, _, target in found]

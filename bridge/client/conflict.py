@@ -7,10 +7,10 @@ from types import TracebackType
 
 from bridge.errors import ConcurrentUseError
 
-__all__ = ["OneThread"]
+__all__ = ["ConflictDetector"]
 
 
-class OneThread:
+class ConflictDetector:
     """A `with` block that a second thread is refused, rather than let race with the first."""
 
     def __init__(self, what: str) -> None:

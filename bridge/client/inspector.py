@@ -11,22 +11,22 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 
 from bridge.client.connect import connect
-from bridge.client.inbox import Inbox
-from bridge.client.remote import Wish
+from bridge.client.poller import Poller
+from bridge.client.world_request import WorldRequest
 from bridge.credentials import ClientCredentials
 from bridge.errors import Code, EnvironmentFailedError, PeerError, RefusedError, RemoteError, RemoteTimeoutError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
 from bridge.wire import PROPERTY_REQUEST_URL
 
-__all__ = ["Dialog"]
+__all__ = ["Inspector"]
 
 _MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 # A server that lists in circles, or without an end, ends here.
 _MOST_PROPERTIES = 1000
 
 
-class Dialog:
+class Inspector:
     """A connection that asks one question and waits for its answer. Leaves the world when it is closed.
 
     Args:
@@ -36,13 +36,15 @@ class Dialog:
     """
 
     def __init__(self, url: str, timeout: float, credentials: ClientCredentials | None = None) -> None:
-        self.wish = Wish.of(url, credentials=ClientCredentials.of() if credentials is None else credentials)
+        self.request = WorldRequest.of(url, credentials=ClientCredentials.of() if credentials is None else credentials)
         self.url = url
         self._timeout = timeout
-        self._inbox: Inbox[bytes | bytearray | RemoteError] = Inbox()
-        self._connection = connect(self.wish.address, self._inbox, lambda what: what, _MAX_MESSAGE_BYTES)
+        self._poller: Poller[bytes | bytearray | RemoteError] = Poller()
+        self._connection = connect(self.request.address, self._poller, lambda what: what, _MAX_MESSAGE_BYTES)
         self._created: str | None = None
         self._joined = False
+        self._abandoned = 0
+        """Requests that timed out: as many answers are dropped before the next one counts."""
 
     @property
     def server_version(self) -> str | None:
@@ -66,14 +68,9 @@ class Dialog:
         getattr(request, kind).CopyFrom(body)
         getattr(request, kind).SetInParent()
         self._connection.send(request.SerializeToString())
+        data = self._receive(kind)
         try:
-            what = self._inbox.get(timeout=self._timeout)
-        except queue.Empty:
-            raise RemoteTimeoutError(self.url, f"no answer to {kind} within {self._timeout:g} s") from None
-        if isinstance(what, RemoteError):
-            raise what
-        try:
-            response = pb.EnvironmentResponse.FromString(bytes(what))
+            response = pb.EnvironmentResponse.FromString(bytes(data))
         except DecodeError as error:
             raise PeerError(self.url, f"it answered {kind} by bytes that cannot be read: {error}") from error
         answered = response.WhichOneof("payload")
@@ -85,11 +82,26 @@ class Dialog:
             raise PeerError(self.url, f"it answered {kind} by {answered}")
         return getattr(response, kind)
 
+    def _receive(self, kind: str) -> bytes | bytearray:
+        """Wait for the answer to the last request. Answers come in order, so those of abandoned requests come first."""
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                what = self._poller.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                self._abandoned += 1
+                raise RemoteTimeoutError(self.url, f"no answer to {kind} within {self._timeout:g} s") from None
+            if isinstance(what, RemoteError):
+                raise what
+            if not self._abandoned:
+                return what
+            self._abandoned -= 1
+
     def join(self) -> pb.ActionObservationSpecs:
         """Create the world that the URL asks for and join it, or the one that it names; return the specs."""
-        name = self.wish.address.world
+        name = self.request.address.world
         if name is None:
-            name = self._create(self.wish.settings())
+            name = self._create(self.request.settings())
         specs: pb.ActionObservationSpecs = self.ask("join_world", pb.JoinWorldRequest(world_name=name)).specs
         self._joined = True
         return specs
@@ -134,7 +146,7 @@ class Dialog:
             raise PeerError(self.url, f"its answer to a property request cannot be read: {error}") from error
 
     def close(self) -> None:
-        """Leave the world, destroy it where this dialog made it, and end the connection."""
+        """Leave the world, destroy it where this inspector made it, and end the connection."""
         deadline = time.monotonic() + self._timeout
         try:
             if self._joined:
@@ -149,7 +161,7 @@ class Dialog:
             self._joined, self._created = False, None
             self._connection.close(max(0.0, min(2.0, deadline - time.monotonic())))
 
-    def __enter__(self) -> Dialog:
+    def __enter__(self) -> Inspector:
         return self
 
     def __exit__(

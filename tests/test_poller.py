@@ -12,24 +12,24 @@ import pytest
 
 from bridge.address import parse_address
 from bridge.client.connect import connect
-from bridge.client.inbox import Inbox
+from bridge.client.poller import Poller
 from bridge.http2 import Http2
 
 
 def test_an_inbox_gives_what_comes_at_its_sockets_and_then_what_is_there() -> None:
-    inbox: Inbox[str] = Inbox()
+    poller: Poller[str] = Poller()
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        inbox.watch(ours, 1, lambda events: inbox.put(ours.recv(10).decode()))
+        poller.watch(ours, 1, lambda events: poller.put(ours.recv(10).decode()))
         with pytest.raises(queue.Empty):
-            inbox.get(0.0)
+            poller.get(0.0)
         timer = threading.Timer(0.05, theirs.send, [b"by socket"])
         timer.start()
-        assert inbox.get(10.0) == "by socket"
+        assert poller.get(10.0) == "by socket"
         timer.join()
-        inbox.forget(ours)
-        inbox.put("without sockets")
-        assert inbox.get(1.0) == "without sockets"
+        poller.forget(ours)
+        poller.put("without sockets")
+        assert poller.get(1.0) == "without sockets"
 
 
 def test_sending_to_a_server_that_reads_nothing_is_no_deadlock() -> None:
@@ -37,13 +37,13 @@ def test_sending_to_a_server_that_reads_nothing_is_no_deadlock() -> None:
     got: list[Any] = []
     http = Http2(client=False, max_message_bytes=1 << 26, stream_window=1 << 26)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        inbox: Inbox[Any] = Inbox()
+        poller: Poller[Any] = Poller()
         url = f"grpc://127.0.0.1:{listener.getsockname()[1]}"
-        connection = connect(parse_address(url), inbox, got.append, 1 << 26)
+        connection = connect(parse_address(url), poller, got.append, 1 << 26)
         server, _ = listener.accept()
         with server:
             with contextlib.suppress(queue.Empty):
-                inbox.get(0.0)  # the client is connected, and sends the head of its call
+                poller.get(0.0)  # the client is connected, and sends the head of its call
             stream = None
             while stream is None:
                 for stream, _ in http.feed(server.recv(65536)):  # noqa: B007 - the call
@@ -68,7 +68,7 @@ def test_sending_to_a_server_that_reads_nothing_is_no_deadlock() -> None:
             connection.send(b"z" * 8_000_000)
             while not got:
                 with contextlib.suppress(queue.Empty):
-                    inbox.get(0.1)
+                    poller.get(0.1)
             reader.join(10.0)
             assert not reader.is_alive()
             assert [len(message) for message in (*received, *got)] == [8_000_000, 3_000_000]

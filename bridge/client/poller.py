@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
+import itertools
 import queue
 import selectors
 import socket
@@ -14,45 +16,65 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from bridge.client import keepalive
 
-__all__ = ["Inbox", "Tended"]
+__all__ = ["Poller", "Registered", "Timer"]
 
 T = TypeVar("T")
 
 
-class Tended(Protocol):
-    """A connection whose other end gives, and wants, a sign of life now and then."""
+class Registered(Protocol):
+    """A connection that is checked now and then."""
 
-    def tend(self) -> None:
-        """See whether a sign is due; called with the inbox's guard held."""
+    def check_keepalive(self) -> None:
+        """Ping the other end if it has been quiet, and end if a ping was not answered; with the lock held."""
 
 
-class Holding(Protocol):
-    """What may keep what it has to send until it is told to."""
+class Flushable(Protocol):
+    """A connection that may keep what it has to send for a while."""
 
     def flush(self) -> None:
         """Send it."""
 
 
-class Inbox(Generic[T]):
+class Timer:
+    """A call that is due at a time, until it is cancelled."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        """Let it not be called. May be called twice, or too late."""
+        self._call = None
+
+    def run(self) -> None:
+        """Call it, once."""
+        call, self._call = self._call, None
+        if call is not None:
+            call()
+
+
+class Poller(Generic[T]):
     """A queue that one thread takes from, which in the meantime looks after sockets: one selector, and no thread.
 
-    While nobody takes from it, a thread that all inboxes share looks after the connections that are `attend`ed.
+    While nobody takes from it, a thread that all pollers share looks after the connections that are `register`ed.
     """
 
     def __init__(self) -> None:
         self._items: deque[T] = deque()
         self._selector: selectors.BaseSelector | None = None
-        self._tended: set[Tended] = set()
-        self._tend_at = 0.0
-        self._held: set[Holding] | None = None
-        self.links: dict[Any, Any] = {}
-        """Sockets that may carry further lines, by where to."""
+        self._registered: set[Registered] = set()
+        self._check_at = 0.0
+        self._deferred: set[Flushable] | None = None
+        self.connections: dict[Any, Any] = {}
+        """Sockets that may carry further calls, by where to."""
         # Anew where it is held: the garbage collector runs anywhere, and what it frees may close a connection.
-        self.guard = threading.RLock()
+        self.lock = threading.RLock()
         """Held by whoever is at the sockets."""
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._timer_numbers = itertools.count()
+        self._calls: deque[Callable[[], None]] = deque()
         self._posters = 0
         self._waker: tuple[socket.socket, socket.socket] | None = None
-        self._waker_guard = threading.RLock()  # for the same reason
+        self._waker_lock = threading.RLock()  # for the same reason
 
     def put(self, item: T) -> None:
         """Add an item; called by what looks after the sockets."""
@@ -61,7 +83,21 @@ class Inbox(Generic[T]):
     def post(self, item: T) -> None:
         """Add an item from another thread, and wake whoever waits in `get`; after `add_poster`."""
         self._items.append(item)
-        with self._waker_guard:
+        self._wake()
+
+    def call_soon_threadsafe(self, call: Callable[[], None]) -> None:
+        """Have `call` called by whatever looks after the sockets, and wake it; from any thread, after `add_poster`."""
+        self._calls.append(call)
+        self._wake()
+
+    def call_later(self, delay: float, call: Callable[[], None]) -> Timer:
+        """Have `call` called after some seconds by whatever looks after the sockets then; with the lock held."""
+        timer = Timer(call)
+        heapq.heappush(self._timers, (time.monotonic() + delay, next(self._timer_numbers), timer))
+        return timer
+
+    def _wake(self) -> None:
+        with self._waker_lock:
             waker = self._waker
             if waker is not None:
                 with contextlib.suppress(OSError):  # it is full, or the garbage collector has just closed it
@@ -69,7 +105,7 @@ class Inbox(Generic[T]):
 
     def add_poster(self) -> None:
         """Take items from another thread, until `remove_poster`."""
-        with self.guard:
+        with self.lock:
             self._posters += 1
             if self._waker is None:
                 self._waker = socket.socketpair()
@@ -79,11 +115,11 @@ class Inbox(Generic[T]):
 
     def remove_poster(self) -> None:
         """Undo one `add_poster`."""
-        with self.guard:
+        with self.lock:
             self._posters -= 1
             if self._waker is None or self._posters:
                 return
-            with self._waker_guard:
+            with self._waker_lock:
                 waker, self._waker = self._waker, None
             self.forget(waker[0])
             for sock in waker:
@@ -95,22 +131,22 @@ class Inbox(Generic[T]):
                 self._waker[0].recv(4096)
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """Send what is said meanwhile over the same socket together."""
-        self._held = set()
+    def corked(self) -> Iterator[None]:
+        """Send the requests made meanwhile over the same socket together."""
+        self._deferred = set()
         try:
             yield
         finally:
-            held, self._held = self._held, None
-            with self.guard:
-                for link in held:
-                    link.flush()
+            held, self._deferred = self._deferred, None
+            with self.lock:
+                for connection in held:
+                    connection.flush()
 
-    def holds(self, link: Holding) -> bool:
-        """Tell whether a link is to keep what it has to send for the moment; it will be told to send it."""
-        if self._held is None:
+    def defers(self, connection: Flushable) -> bool:
+        """Return whether a connection shall keep what it has to send; it is flushed at the end of `corked`."""
+        if self._deferred is None:
             return False
-        self._held.add(link)
+        self._deferred.add(connection)
         return True
 
     def watch(self, sock: socket.socket, events: int, ready: Callable[[int], None]) -> None:
@@ -133,33 +169,33 @@ class Inbox(Generic[T]):
             selector.close()
             self._selector = None
 
-    def attend(self, connection: Tended) -> None:
-        """Have a connection looked after, until it is `dismiss`ed."""
-        self._tended.add(connection)
+    def register(self, connection: Registered) -> None:
+        """Check a connection's keepalive from now on, also while nobody calls `get`."""
+        self._registered.add(connection)
         keepalive.add(self)
 
-    def dismiss(self, connection: Tended) -> None:
-        """Look after a connection no more."""
-        self._tended.discard(connection)
-        if not self._tended:
+    def unregister(self, connection: Registered) -> None:
+        """Undo `register`."""
+        self._registered.discard(connection)
+        if not self._registered:
             keepalive.remove(self)
 
-    def tend(self) -> None:
-        """Take what has come, and see to signs of life, unless somebody is at it."""
-        if not self.guard.acquire(blocking=False):
+    def poll_nowait(self) -> None:
+        """Serve the sockets that are ready and check keepalives, unless another thread does so now."""
+        if not self.lock.acquire(blocking=False):
             return
         try:
             self._poll(0.0)
-            self._tend_all()
+            self._check_keepalives()
         finally:
-            self.guard.release()
+            self.lock.release()
 
-    def _tend_all(self) -> None:
-        self._tend_at = time.monotonic() + keepalive.period()
-        for connection in tuple(self._tended):
-            connection.tend()
+    def _check_keepalives(self) -> None:
+        self._check_at = time.monotonic() + keepalive.period()
+        for connection in tuple(self._registered):
+            connection.check_keepalive()
 
-    def get_here(self) -> T:
+    def get_nowait(self) -> T:
         """Take an item that is here already; raises queue.Empty where none is. Does not look at the sockets."""
         if not self._items:
             raise queue.Empty
@@ -178,23 +214,29 @@ class Inbox(Generic[T]):
             return self._items.popleft()
         now = time.monotonic()
         deadline, wait = now + timeout, max(0.0, timeout)
-        with self.guard:
-            while not self._items:  # the other thread may have put one before it let go of the guard
+        with self.lock:
+            while not self._items:  # the other thread may have put one before it let go of the lock
                 if wait < 0:
                     raise queue.Empty
                 if self._selector is None:
                     time.sleep(wait)  # nothing is there from which anything could come
                 # Also where one connection says so much that there is never a quiet moment.
-                elif not self._poll(min(wait, keepalive.period())) or now > self._tend_at:
-                    self._tend_all()
+                elif not self._poll(min(wait, keepalive.period())) or now > self._check_at:
+                    self._check_keepalives()
                 now = time.monotonic()
                 wait = deadline - now
             return self._items.popleft()
 
     def _poll(self, wait: float) -> bool:
-        """Look after the sockets that are ready within `wait` seconds; return whether there were any."""
-        selector = self._selector
+        """Look after what is ready within `wait` seconds, sockets and timers; return whether a socket was."""
+        selector, timers = self._selector, self._timers
+        if timers:
+            wait = max(0.0, min(wait, timers[0][0] - time.monotonic()))
         ready = [] if selector is None else selector.select(wait)
         for key, events in ready:
             key.data(events)
+        while self._calls:
+            self._calls.popleft()()
+        while timers and timers[0][0] <= time.monotonic():
+            heapq.heappop(timers)[2].run()
         return bool(ready)

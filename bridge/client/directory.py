@@ -1,0 +1,95 @@
+"""Name resolution: the socket addresses that a URL stands for, in the order in which they are tried.
+
+A name is looked up in a thread of its own, because `getaddrinfo` blocks, for as long as the resolver's timeouts say.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from bridge.address import Address
+from bridge.errors import SettingError
+from bridge.forks import forget_in_child
+
+__all__ = ["Target", "interleave", "known_targets", "look_up"]
+
+Target: TypeAlias = tuple[int, Any]
+"""An address family, and a socket address of it."""
+_Done: TypeAlias = "Callable[[list[Target] | OSError], None]"
+
+
+def known_targets(address: Address) -> list[Target] | None:
+    """Return the targets of a Unix socket's path or a numeric host; None: the host is a name, which `look_up` takes.
+
+    Raises:
+        SettingError: This platform has no Unix sockets.
+    """
+    if address.scheme == "unix":
+        family = getattr(socket, "AF_UNIX", None)
+        if family is None:
+            raise SettingError(f"this platform has no Unix sockets for {address.url!r}; use grpc://HOST:PORT")
+        return [(family, address.path)]
+    try:
+        return _targets(address.host, address.port, socket.AI_NUMERICHOST)
+    except OSError:
+        return None
+
+
+def interleave(targets: Sequence[Target]) -> list[Target]:
+    """Alternate between address families, beginning with the first one's (RFC 8305, section 4)."""
+    families: dict[int, list[Target]] = {}
+    for target in targets:
+        families.setdefault(target[0], []).append(target)
+    rounds = itertools.zip_longest(*families.values())
+    return [target for each in rounds for target in each if target is not None]
+
+
+def _targets(host: str, port: int, flags: int = 0) -> list[Target]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    return [(family, target) for family, _, _, _, target in found]
+
+
+class _Resolver:
+    """Looks names up, each in a thread; who asks for a name that is being looked up gets the same answer."""
+
+    def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[tuple[str, int], list[_Done]] = {}
+
+    def look_up(self, host: str, port: int, done: _Done) -> None:
+        """Look a name up, and call `done` in another thread with the targets, or with the error."""
+        with self._lock:
+            waiting = self._waiting.setdefault((host, port), [])
+            waiting.append(done)
+            if len(waiting) > 1:
+                return
+        threading.Thread(target=self._run, args=(host, port), name="bridge-resolver", daemon=True).start()
+
+    def _run(self, host: str, port: int) -> None:
+        found: list[Target] | OSError
+        try:
+            found = interleave(_targets(host, port))
+        except OSError as error:
+            found = error
+        except UnicodeError as error:  # a name that DNS cannot hold
+            found = OSError(str(error))
+        with self._lock:
+            waiting = self._waiting.pop((host, port))
+        for done in waiting:
+            done(found)
+
+    def after_fork(self) -> None:
+        """Begin anew in the forked process, where the threads are not."""
+        self._start()
+
+
+_resolver = _Resolver()
+forget_in_child(_resolver)
+look_up = _resolver.look_up

@@ -1,0 +1,198 @@
+"""What the specs and properties of a joined world say: its spaces, and how its Steps are written and read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+
+from bridge.client.realtime import SIGNALS as REALTIME_SIGNALS
+from bridge.client.realtime import RealtimeReader
+from bridge.client.step_reader import SIGNALS, StepMessage, StepReader
+from bridge.client.world_request import WorldInfo, WorldRequest
+from bridge.errors import PeerError
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.space_json import space_from_json
+from bridge.spaces import Column, Layout, space_from_specs
+from bridge.step_codec import StepCodec
+from bridge.tensors import Array, Spec, fill_tensor
+
+__all__ = ["JoinedWorld", "changes_of"]
+
+_INTEGERS = (int, np.int64, np.int32)
+# Integer actions whose Steps are remembered.
+_MOST_KNOWN = 1024
+
+
+class JoinedWorld:
+    """A world that was joined; writes and reads its Steps.
+
+    Args:
+        request: What was asked for.
+        specs: The world's.
+        version: The version of a server of this package; None: another server.
+        properties: The world's properties by name, of a server of this package.
+        before: The same world as it was joined before; None: never.
+        waits_for_all: Whether answers of a real-time world of lanes wait until every lane has an observation.
+
+    Raises:
+        PeerError: Specs and spaces contradict each other.
+        TensorError: A spec cannot be read, or has no space.
+    """
+
+    def __init__(
+        self,
+        request: WorldRequest,
+        specs: pb.ActionObservationSpecs,
+        version: str | None,
+        properties: Mapping[str, Any],
+        before: JoinedWorld | None,
+        waits_for_all: bool,
+    ) -> None:
+        url, foreign = request.address.url, version is None
+        self.specs = specs
+        observations = {uid: Spec.from_proto(spec) for uid, spec in specs.observations.items()}
+        actions = {uid: Spec.from_proto(spec) for uid, spec in specs.actions.items()}
+        signals = ("reward", "discount") if foreign else (*SIGNALS, "discount", *REALTIME_SIGNALS)
+        self._uids = {spec.name: uid for uid, spec in observations.items() if spec.name in signals}
+        lanes = None if foreign else int(properties["num_envs"]) or None
+        if foreign:
+            parts = [spec for _, spec in sorted(observations.items()) if spec.name not in signals]
+            observation_space = space_from_specs(parts, "observation")
+            action_space = space_from_specs([spec for _, spec in sorted(actions.items())], "action")
+        else:
+            observation_space = space_from_json(str(properties["observation_space"]))
+            action_space = space_from_json(str(properties["action_space"]))
+        layout = Layout(observation_space, "observation", lanes, foreign=foreign)
+        self._action_layout = Layout(action_space, "action", lanes, foreign=foreign)
+        by_name = {spec.name: (uid, spec) for uid, spec in observations.items()}
+        action_by_name = {spec.name: uid for uid, spec in actions.items()}
+        try:
+            leaves = [by_name[leaf.name] for leaf in layout.leaves]
+            self._action_uids = tuple(action_by_name[leaf.name] for leaf in self._action_layout.leaves)
+        except KeyError as error:
+            raise PeerError(url, f"its specs have no {error.args[0]!r}, which its spaces need") from error
+        self.realtime: RealtimeReader | None = None
+        """Reads what only a real-time world answers; None: this is none."""
+        if "frames" in self._uids:
+            single = Layout(observation_space, "observation")
+            self.realtime = RealtimeReader(url, self._uids, lanes, single, request.diagnostics)
+            if before is not None and before.realtime is not None:
+                self.realtime.stale = before.realtime.stale
+            if waits_for_all:
+                self.realtime.wait_for_all()
+        self.reader = StepReader(url, layout, leaves, self._uids, self.realtime)
+        self.codec: StepCodec | None = None
+        """Writes and reads Steps without protobuf; None: protobuf does."""
+        if not foreign and self.realtime is None and all(name in self._uids for name in SIGNALS):
+            # Other servers write their messages in another way.
+            order = [(uid, observations[uid]) for uid in self.reader.wanted]
+            self.codec = StepCodec.make([(uid, actions[uid]) for uid in self._action_uids], order)
+        self._known: dict[Any, bytes] = {}
+        self.first_step = self._write_first_step()
+        """The Step without an action, by which an episode begins."""
+        self.info = _world_info(observation_space, action_space, lanes, version, properties)
+
+    def _write_first_step(self) -> bytes:
+        wanted = self.reader.wanted + (self.realtime.wanted if self.realtime is not None else [])
+        return pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=wanted)).SerializeToString()
+
+    def wait_for_all(self) -> None:
+        """Of a real-time world of lanes: have answers wait until every lane has an observation."""
+        if self.realtime is not None:
+            self.realtime.wait_for_all()
+            self.first_step = self._write_first_step()
+
+    def salvage(self, message: StepMessage | None) -> None:
+        """Keep the ends of episodes out of a Step's answer that nobody will read."""
+        if not isinstance(message, pb.EnvironmentResponse) or self.realtime is None:
+            return
+        if message.WhichOneof("payload") == "step":
+            self.realtime.stale += 1
+            self.realtime.salvage(message)
+
+    # Writing Steps
+
+    def write_step(self, arrays: Sequence[Array], action: Any = None) -> bytes:
+        """Return the Step with the arrays of an action's tensors; that of an integer `action` is remembered."""
+        data = self.codec.write_request(arrays) if self.codec is not None else None
+        if data is not None:
+            if type(action) in _INTEGERS and len(self._known) < _MOST_KNOWN:
+                self._known[action] = data
+            return data
+        request = pb.EnvironmentRequest()
+        for uid, array in zip(self._action_uids, arrays, strict=True):
+            fill_tensor(request.step.actions[uid], array)
+        request.step.SetInParent()
+        # Two serialized messages in a row are their merged one: what is constant was serialized at the join.
+        return self.first_step + request.SerializeToString()
+
+    def known_step(self, action: Any) -> bytes | None:
+        """Return the Step with an integer action that was written before; None: it was not."""
+        return self._known.get(action) if type(action) in _INTEGERS else None
+
+    def write_columns(self, columns: Sequence[Column], slot: int) -> bytes:
+        """Return the Step with the actions of this world's slots, from `slot` on."""
+        return self.write_step(self._action_layout.pack_columns(columns, slot))
+
+    def write_steps(self, columns: Sequence[Column], slots: Sequence[int]) -> list[bytes] | None:
+        """Return the Steps with the actions of some slots; None: `write_columns` is to do it."""
+        arrays = [column for column in columns if isinstance(column, np.ndarray)]
+        if self.codec is None or len(arrays) < len(columns):
+            return None
+        whole = len(slots) == len(arrays[0])
+        return self.codec.write_requests(arrays if whole else [array[list(slots)] for array in arrays])
+
+    @property
+    def form(self) -> object | None:
+        """What worlds have in common whose Steps `write_steps` may write together; None: nothing."""
+        return None if self.codec is None or self.info.lanes is not None else self.codec.form
+
+    def write_act(self, columns: Sequence[Column], slot: int) -> bytes:
+        """Return the Step that leaves actions in a real-time world, and asks for nothing but times."""
+        request = pb.EnvironmentRequest()
+        for uid, array in zip(self._action_uids, self._action_layout.pack_columns(columns, slot), strict=True):
+            fill_tensor(request.step.actions[uid], array)
+        request.step.requested_observations.append(self._uids["timing"])
+        return request.SerializeToString()
+
+
+def _world_info(
+    observation_space: Space[Any],
+    action_space: Space[Any],
+    lanes: int | None,
+    version: str | None,
+    properties: Mapping[str, Any],
+) -> WorldInfo:
+    return WorldInfo(
+        observation_space,
+        action_space,
+        lanes,
+        properties.get("env_id") or None,
+        properties.get("metadata") or {},
+        properties.get("render_mode") or None,
+        properties.get("spec"),
+        version,
+        properties.get("fps"),
+    )
+
+
+def changes_of(before: pb.ActionObservationSpecs, after: pb.ActionObservationSpecs) -> str:
+    """Say what differs between specs, their UIDs apart; "" where nothing does."""
+    found = []
+    for what, old, new in (
+        ("action", before.actions, after.actions),
+        ("observation", before.observations, after.observations),
+    ):
+        olds, news = ({spec.name: spec for spec in specs.values()} for specs in (old, new))
+        for name in (*olds, *(name for name in news if name not in olds)):
+            if name not in news:
+                found.append(f"the {what} {name!r} is gone")
+            elif name not in olds:
+                found.append(f"the {what} {name!r} is new")
+            elif olds[name] != news[name]:
+                was, now = (Spec.from_proto(specs[name]).describe() for specs in (olds, news))
+                found.append(f"the {what} {name!r} was {was}, and is {now}")
+    return "; ".join(found)

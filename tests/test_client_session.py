@@ -1,0 +1,279 @@
+"""The client's session, by bytes alone: against the server's session, and against answers written here."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+
+import bridge.client.session as module
+from bridge.client.session import (
+    CONNECTING,
+    ONLINE,
+    TRANSITIONS,
+    ClientSession,
+    Joined,
+    Lost,
+    Refused,
+    Replied,
+    State,
+    StepAnswered,
+    Trigger,
+    property_request,
+    property_value,
+)
+from bridge.client.world_request import WorldRequest
+from bridge.errors import Code, ConnectionLostError, PeerError, RefusedError, RemoteTimeoutError, SettingError
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.testing import CountingEnv
+from bridge.worlds.source import EnvSource
+from tests.support import direct_registry, direct_session
+
+NOW = 100.0
+
+
+class Pair:
+    """A client's session and a server's, joined by lists of messages."""
+
+    def __init__(self, env: Any = None, url: str = "grpc://virtual:1") -> None:
+        self.registry = direct_registry(EnvSource(env or (lambda: CountingEnv(3))))
+        self.server = direct_session(self.registry, "test")
+        self.client = ClientSession(WorldRequest.of(url), 1 << 20)
+        self.client.server_version = "test"
+
+    def turn(self) -> list[Any]:
+        """Pass messages on until there are none; return the events."""
+        events = []
+        while requests := self.client.data_to_send():
+            for request in requests:
+                event = self.client.receive(self.server.handle(request), NOW)
+                events += [] if event is None else [event]
+        return events
+
+    def join(self) -> None:
+        self.client.connect(NOW)
+        (event,) = self.turn()
+        assert isinstance(event, Joined)
+
+    def act(self, action: int = 1) -> None:
+        world = self.client.world
+        assert world is not None
+        columns = [gymnasium.vector.utils.batch_space(world.info.action_space, 1).sample() * 0 + action]
+        self.client.step(world.write_columns(columns, 0), NOW)
+
+
+@pytest.fixture
+def pair() -> Pair:
+    return Pair()
+
+
+def joined(*, foreign: bool = False) -> ClientSession:
+    """A session in a world of a server that is written here."""
+    session = ClientSession(WorldRequest.of("grpc://virtual:1"), 1 << 20)
+    session.connect(NOW)
+    session.receive(answer(create_world=pb.CreateWorldResponse(world_name="w")), NOW)
+    specs = pb.ActionObservationSpecs()
+    specs.actions[1].name, specs.actions[1].dtype = "paddle", pb.INT8
+    specs.observations[1].name, specs.observations[1].dtype = "board", pb.FLOAT
+    specs.observations[2].name, specs.observations[2].dtype = "reward", pb.DOUBLE
+    assert isinstance(session.receive(answer(join_world=pb.JoinWorldResponse(specs=specs)), NOW), Joined)
+    session.data_to_send()
+    return session
+
+
+def answer(**kind: Any) -> bytes:
+    return pb.EnvironmentResponse(**kind).SerializeToString()
+
+
+def refusal(code: Code = Code.INVALID_ARGUMENT) -> bytes:
+    response = pb.EnvironmentResponse()
+    response.error.code, response.error.message = int(code), "no"
+    return response.SerializeToString()
+
+
+def test_a_session_joins_plays_and_leaves_by_bytes_alone(pair: Pair) -> None:
+    client = pair.client
+    assert client.state is State.OFFLINE
+    pair.join()
+    assert client.state is State.JOINED
+    assert client.info is not None
+    assert client.info.action_space == CountingEnv(3).action_space
+    client.begin({}, NOW)
+    assert client.state is State.RESETTING
+    assert [type(event) for event in pair.turn()] == [StepAnswered]
+    states = []
+    for _ in range(4):
+        pair.act()
+        (event,) = pair.turn()
+        assert isinstance(event, StepAnswered)
+        states.append(client.state)
+    assert states == [State.RUNNING, State.RUNNING, State.ENDED, State.RUNNING], "the Step after an end begins anew"
+    client.ask(property_request("world.env_id"), NOW)
+    (reply,) = pair.turn()
+    assert isinstance(reply, Replied)
+    assert isinstance(property_value(reply.message, "url", False), str)
+    client.leave(NOW)
+    pair.turn()
+    assert not pair.registry.names
+    lost = client.connection_lost(ConnectionLostError("url", "gone"))
+    assert lost.established
+    assert client.state is State.LOST
+
+
+def test_a_server_that_refuses_to_create_worlds_has_one_to_join() -> None:
+    session = ClientSession(WorldRequest.of("grpc://virtual:1"), 1 << 20)
+    session.connect(NOW)
+    session.data_to_send()
+    assert session.receive(refusal(Code.UNIMPLEMENTED), NOW) is None
+    (request,) = session.data_to_send()
+    assert pb.EnvironmentRequest.FromString(request).join_world.world_name == ""
+    assert session.state is State.JOINING
+
+
+def test_a_refused_join_is_a_loss_of_what_was_not_established() -> None:
+    session = ClientSession(WorldRequest.of("grpc://virtual:1?world=w"), 1 << 20)
+    session.connect(NOW)
+    event = session.receive(refusal(), NOW)
+    assert isinstance(event, Lost)
+    assert isinstance(event.error, RefusedError)
+    assert not event.established
+    session.connect(NOW)
+    assert session.state is State.JOINING
+
+
+def test_answers_of_an_abandoned_episode_mean_nothing(pair: Pair) -> None:
+    pair.join()
+    client = pair.client
+    client.begin({}, NOW)
+    pair.turn()
+    pair.act()
+    late = [pair.server.handle(request) for request in client.data_to_send()]
+    client.abandon_episode()
+    assert client.state is State.JOINED
+    client.begin({}, NOW)
+    assert [client.receive(data, NOW) for data in late] == [None]
+    assert (client.state, client.stale) == (State.RESETTING, 1)
+    assert [type(event) for event in pair.turn()] == [StepAnswered]
+
+
+def test_answers_to_abandoned_questions_mean_nothing(pair: Pair) -> None:
+    pair.join()
+    client = pair.client
+    client.ask(property_request("world.env_id"), NOW)
+    client.abandon_questions()
+    client.ask(property_request("world.num_envs"), NOW)
+    (reply,) = pair.turn()
+    assert isinstance(reply, Replied)
+    assert property_value(reply.message, "url", False) == 0
+
+
+def test_a_refused_step_leaves_the_episode_running_and_a_refused_reset_leaves_none() -> None:
+    session = joined()
+    assert session.world is not None
+    session.begin({}, NOW)
+    event = session.receive(refusal(), NOW)
+    assert isinstance(event, Refused)
+    assert session.state is State.JOINED
+    assert session.receive(answer(step=pb.StepResponse(state=pb.RUNNING)), NOW) is None, "the Step after it is stale"
+    session.begin({}, NOW, reset=False)
+    assert isinstance(session.receive(answer(step=pb.StepResponse(state=pb.RUNNING)), NOW), StepAnswered)
+    session.step(session.world.first_step, NOW)
+    assert isinstance(session.receive(refusal(), NOW), Refused)
+    assert session.state is State.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"\xff\xff", "no EnvironmentResponse"),
+        (answer(step=pb.StepResponse()), "an answer to no request"),
+    ],
+)
+def test_a_peer_that_breaks_the_protocol_is_lost(data: bytes, said: str) -> None:
+    session = joined()
+    event = session.receive(data, NOW)
+    assert isinstance(event, Lost)
+    assert isinstance(event.error, PeerError)
+    assert said in str(event.error)
+    assert event.established
+    assert session.receive(data, NOW) is None, "what comes after the loss is dropped"
+
+
+def test_every_cut_of_a_join_leaves_a_session_that_can_connect_again() -> None:
+    for count in itertools.count():
+        pair = Pair()
+        pair.client.connect(NOW)
+        for _ in range(count):
+            for request in pair.client.data_to_send():
+                pair.client.receive(pair.server.handle(request), NOW)
+        done = pair.client.state is State.JOINED
+        assert pair.client.connection_lost(ConnectionLostError("url", "cut")).established == done
+        again = direct_session(pair.registry, "test")
+        pair.server = again
+        pair.join()
+        if done:
+            return
+
+
+def test_an_answer_is_late_after_the_deadline_and_only_if_one_is_outstanding() -> None:
+    session = joined()
+
+    def late() -> RemoteTimeoutError:
+        return RemoteTimeoutError("url", "late")
+
+    session.deadline = NOW + 1.0
+    assert session.tick(math.inf, late) is None
+    session.begin({}, NOW)
+    assert session.tick(NOW + 1.0, late) is None
+    event = session.tick(NOW + 1.1, late)
+    assert isinstance(event, Lost)
+    assert isinstance(event.error, RemoteTimeoutError)
+    kinds = [pb.EnvironmentRequest.FromString(data).WhichOneof("payload") for data in session.data_to_send()]
+    assert kinds == ["reset", "step", "leave_world", "destroy_world"]
+    assert session.tick(math.inf, late) is None
+
+
+def test_a_request_that_is_too_large_is_not_sent_and_gets_no_answer() -> None:
+    session = joined()
+    with pytest.raises(SettingError, match="larger than max_message_bytes"):
+        session.step(b"\0" * ((1 << 20) + 1), NOW)
+    assert (session.data_to_send(), session.outstanding) == ([], 0)
+
+
+def test_a_request_without_a_world_says_so() -> None:
+    session = ClientSession(WorldRequest.of("grpc://virtual:1"), 1 << 20)
+    with pytest.raises(PeerError, match="there is no connection"):
+        session.begin({}, NOW)
+
+
+def test_the_table_leads_everywhere_and_out_of_everywhere() -> None:
+    reached, todo = {State.OFFLINE}, [State.OFFLINE]
+    while todo:
+        here = todo.pop()
+        for (state, _), after in TRANSITIONS.items():
+            if state is here and after not in reached:
+                reached.add(after)
+                todo.append(after)
+    assert reached == set(State)
+    assert {state for state, _ in TRANSITIONS} == set(State)
+    assert {trigger for _, trigger in TRANSITIONS} == set(Trigger)
+    for state in (*CONNECTING, *ONLINE):
+        assert TRANSITIONS[state, Trigger.END] is State.LOST
+
+
+@pytest.mark.parametrize("name", ["session", "joined_world", "step_reader"])
+def test_the_session_imports_nothing_that_waits(name: str) -> None:
+    tree = ast.parse((Path(module.__file__).parent / f"{name}.py").read_text(encoding="utf-8"))
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names.add(str(node.module))
+    assert not names & {"socket", "selectors", "threading", "asyncio", "time", "queue", "bridge.clock"}
+    assert not {each for each in names if "poller" in each or "connect" in each}

@@ -1,0 +1,119 @@
+"""How a socket is opened: names are looked up aside, and of several addresses the first that answers is taken."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bridge import errors, make_remote, make_vec_remote, serve_gym
+from bridge.client.directory import interleave
+from bridge.testing import CountingEnv, Proxy
+
+NUMERIC = socket.AI_NUMERICHOST
+
+
+@contextlib.contextmanager
+def black_hole() -> Iterator[int]:
+    """A port of loopback that neither accepts nor refuses connections: its listener's queue is full."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, contextlib.ExitStack() as stack:
+        for _ in range(3):
+            sock = stack.enter_context(socket.socket())
+            sock.setblocking(False)
+            sock.connect_ex(listener.getsockname())
+        yield listener.getsockname()[1]
+
+
+class Resolver:
+    """Stands in for `socket.getaddrinfo`: each name has ports of loopback, and its look-ups can be held up."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, names: dict[str, list[int]]) -> None:
+        self.names = names
+        self.entered, self.free = threading.Event(), threading.Event()
+        self.free.set()
+        self._real = socket.getaddrinfo
+        monkeypatch.setattr(socket, "getaddrinfo", self)
+
+    def __call__(self, host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
+        if host not in self.names or kwargs.get("flags", 0) & NUMERIC:
+            return self._real(host, port, *args, **kwargs)
+        self.entered.set()
+        assert self.free.wait(20.0)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port)) for port in self.names[host]]
+
+
+def test_a_slow_resolver_does_not_delay_a_healthy_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve_gym(lambda: CountingEnv(1_000_000)) as server:
+        proxy = Proxy(server.port)
+        resolver = Resolver(monkeypatch, {"slow.example": [proxy.port]})
+        envs = make_vec_remote([server.url, f"grpc://slow.example:{proxy.port}"], timeout=20)
+        envs.reset()
+        actions = np.zeros(2, np.int64)
+        deadline = time.monotonic() + 20.0
+        while any(row is None for row in envs.step(actions)[0]):
+            assert time.monotonic() < deadline
+        resolver.entered.clear()
+        resolver.free.clear()
+        proxy.cut()
+        while not resolver.entered.is_set():
+            assert time.monotonic() < deadline
+            envs.step(actions)
+        assert envs.remotes()[1].state == "connecting"
+        for _ in range(5):
+            rows, *_ = envs.step(actions)
+            assert rows[0] is not None
+            assert rows[1] is None
+        assert not resolver.free.is_set()
+        resolver.free.set()
+        while envs.step(actions)[0][1] is None:
+            assert time.monotonic() < deadline
+        envs.close()
+        proxy.close()
+
+
+def test_a_black_hole_as_the_first_address_does_not_use_up_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    with black_hole() as hole, serve_gym("CartPole-v1") as server:
+        Resolver(monkeypatch, {"two.example": [hole, server.port]})
+        env = make_remote(f"grpc://two.example:{server.port}", timeout=5.0)
+        assert env.reset(seed=0)[0].shape == (4,)
+        env.close()
+
+
+def test_an_address_that_refuses_is_followed_by_the_next_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bridge.client.dialer.ATTEMPT_DELAY", 1000.0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        refusing = listener.getsockname()[1]
+    with serve_gym("CartPole-v1") as server:
+        Resolver(monkeypatch, {"two.example": [refusing, server.port], "none.example": [refusing, refusing]})
+        env = make_remote(f"grpc://two.example:{server.port}", timeout=20.0)
+        assert env.reset(seed=0)[0].shape == (4,)
+        env.close()
+        with pytest.raises(errors.ConnectError, match=r"Connection refused|ECONNREFUSED"):
+            make_remote(f"grpc://none.example:{server.port}", timeout=20.0)
+
+
+def test_a_name_that_nobody_knows_is_told() -> None:
+    with pytest.raises(errors.ConnectError, match=r"the host 'nobody\.invalid' is not known"):
+        make_remote("grpc://nobody.invalid:1", timeout=20.0)
+
+
+def test_closing_does_not_wait_for_the_resolver(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolver = Resolver(monkeypatch, {"slow.example": [1]})
+    resolver.free.clear()
+    with pytest.raises(errors.RemoteTimeoutError):
+        make_remote("grpc://slow.example:1", timeout=0.1)
+    assert resolver.entered.is_set()
+    resolver.free.set()
+
+
+def test_address_families_take_turns_and_the_first_stays_first() -> None:
+    six, four = socket.AF_INET6, socket.AF_INET
+    assert interleave([(six, 1), (six, 2), (six, 3), (four, 4)]) == [(six, 1), (four, 4), (six, 2), (six, 3)]
+    assert interleave([(four, 1), (six, 2), (four, 3)]) == [(four, 1), (six, 2), (four, 3)]
+    assert interleave([]) == []
