@@ -1229,7 +1229,7 @@ def test_a_slot_that_is_refused_leaves_the_others_on_the_socket():
             connect(parse_address(server.url), poller, lambda what, got=got: (got, what), 1 << 20, shared=True)
             for got in (first, second, third)
         ]
-        assert len({line.link for line in lines}) == 1
+        assert len({line.connection for line in lines}) == 1
         for line in lines:
             line.send(LEAVE)
         came = [poller.get(20.0) for _ in range(3)]
@@ -1247,7 +1247,7 @@ def test_another_machines_name_is_not_shared(server, monkeypatch):
     lines = [connect(parse_address(server.url), poller, lambda what: what, 1 << 20, shared=True) for _ in range(2)]
     monkeypatch.setattr("bridge.client.connect.is_loopback", lambda host: False)
     lines += [connect(parse_address(server.url), poller, lambda what: what, 1 << 20, shared=True) for _ in range(2)]
-    assert len({line.link for line in lines}) == 3
+    assert len({line.connection for line in lines}) == 3
     for line in lines:
         line.close(0.0)
 
