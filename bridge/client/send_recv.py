@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gymnasium.vector import VectorEnv
 
 from bridge.client.infos import merge_lanes
+from bridge.client.results import InfoJoiner, hand_over
 from bridge.client.step_reader import Batch
 from bridge.errors import AlreadyPendingError, RemoteError, RemoteTimeoutError, ResetNeededError, SettingError
 from bridge.tensors import Array
@@ -31,7 +31,7 @@ def send(envs: RemoteVectorEnv, actions: Any, slots: Any) -> None:
     order = _checked_slots(slots, envs.num_envs)
     plan = _plan(envs, order)
     columns = envs._action_layout.split(actions, len(order))
-    envs._drain()
+    envs.pool.drain()
     for member, _ in plan:
         if member.stepping:
             raise AlreadyPendingError(
@@ -56,7 +56,7 @@ def _checked_slots(slots: Any, num_envs: int) -> list[int]:
 def _plan(envs: RemoteVectorEnv, order: list[int]) -> list[tuple[Member, int]]:
     """Return the members that `order` names, each with the position of its first slot."""
     plan: list[tuple[Member, int]] = []
-    member_at, position = envs._member_at, 0
+    member_at, position = envs.pool.member_at, 0
     while position < len(order):
         member = member_at[order[position]]
         stop = position + member.lanes
@@ -76,9 +76,11 @@ def receive(envs: RemoteVectorEnv, at_least: int) -> Received:
         raise ResetNeededError("expected reset() before recv()")
     if not isinstance(at_least, (int, np.integer)) or isinstance(at_least, bool) or at_least < 1:
         raise SettingError(f"expected at_least to be a positive number of slots, got {at_least!r}")
-    envs._drain()
+    envs.pool.drain()
     coming = sum(
-        member.lanes for member in envs._members if member.answer is not None or member.cut_off or not member.settled
+        member.lanes
+        for member in envs.pool.members
+        if member.answer is not None or member.cut_off or not member.settled
     )
     if coming < at_least:
         raise SettingError(
@@ -87,31 +89,29 @@ def receive(envs: RemoteVectorEnv, at_least: int) -> Received:
         )
 
     def ready() -> int:
-        return sum(member.lanes for member in envs._members if member.answer is not None or member.cut_off)
+        return sum(member.lanes for member in envs.pool.members if member.answer is not None or member.cut_off)
 
     def enough() -> bool:
-        if envs._has_errors:
-            envs._raise_permanent_error()
+        if envs.pool.has_errors:
+            envs.pool.raise_permanent_error()
         return ready() >= at_least
 
-    envs._gather(enough, time.monotonic() + envs._timeout + 1.0)
+    envs.pool.gather(enough, time.monotonic() + envs.pool.timeout + 1.0)
     found = ready()
     if found < at_least:
-        late = [member for member in envs._members if not member.settled]
+        late = [member for member in envs.pool.members if not member.settled]
         raise RemoteTimeoutError(
             ", ".join(dict.fromkeys(member.remote.url for member in late)),
-            f"{found} slots answered within {envs._timeout:g} s, where recv(at_least={at_least}) waits for more",
+            f"{found} slots answered within {envs.pool.timeout:g} s, where recv(at_least={at_least}) waits for more",
         )
-    return _results(envs, [member for member in envs._members if member.answer is not None or member.cut_off])
+    return _results(envs, [member for member in envs.pool.members if member.answer is not None or member.cut_off])
 
 
 def _results(envs: RemoteVectorEnv, members: Sequence[Member]) -> Received:
     """Hand out the answers of some members, side by side."""
     size = sum(member.lanes for member in members)
     batch = Batch.empty(envs._observation_layout, size)
-    joiner: VectorEnv[Any, Any, Any] = VectorEnv()  # joins infos over as many slots as there are here
-    joiner.num_envs = size
-    infos: dict[str, Any] = {}
+    joiner = InfoJoiner(size)
     position = 0
     for member in members:
         block = slice(position, position + member.lanes)
@@ -119,18 +119,18 @@ def _results(envs: RemoteVectorEnv, members: Sequence[Member]) -> Received:
         if error is not None:
             batch.truncations[block] = True
             for slot in range(block.start, block.stop):
-                infos = joiner._add_info(infos, {"error": str(error)}, slot)
+                joiner.add({"error": str(error)}, slot)
         elif isinstance(info, list):
             for lane, own in enumerate(info):
-                infos = joiner._add_info(infos, own, position + lane)
+                joiner.add(own, position + lane)
         elif info and member.single:
-            infos = joiner._add_info(infos, dict(info), position)
+            joiner.add(info, position)
         elif info:
-            merge_lanes(infos, info, position, member.lanes, size)
+            merge_lanes(joiner.infos, info, position, member.lanes, size)
         position = block.stop
     slots = np.concatenate([np.arange(member.start, member.start + member.lanes) for member in members])
     observations = envs._observation_layout.batch(batch.columns)
-    return slots, observations, batch.rewards, batch.terminations, batch.truncations, infos
+    return slots, observations, batch.rewards, batch.terminations, batch.truncations, joiner.infos
 
 
 def _hand_out(
@@ -139,9 +139,9 @@ def _hand_out(
     """Write a member's answer into a batch; or its last observation where it was cut off, and why."""
     if member.answer is not None:
         try:
-            return envs.hand_over(member, member.answer, batch, position), None
+            return hand_over(member, member.answer, batch, position), None
         except RemoteError as problem:
-            envs._lose(member, member.remote.give_up(problem))
+            envs.pool.lose(member, member.remote.give_up(problem))
     error = member.error
     member.in_episode = False
     if member.last is not None:
