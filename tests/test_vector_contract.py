@@ -18,8 +18,8 @@ from gymnasium.vector.utils import batch_space, iterate
 
 import bridge.client.joined_world as joined_module
 import bridge.client.pool as pool_module
-import bridge.client.remote_vector_env as vector_module
 import bridge.client.results as results_module
+import bridge.client.stepper as stepper_module
 from bridge import make_vec_remote, serve_gym
 from bridge.client.session import State
 from bridge.testing import EVERY_SPACE, SpaceEnv
@@ -382,14 +382,14 @@ def test_the_battery_catches_a_step_swallowed_after_a_masked_reset(monkeypatch: 
 
 
 def test_the_battery_catches_seeds_that_count_in_the_first_reset_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    spread = vector_module.spread_seeds
+    spread = stepper_module.spread_seeds
     calls: list[Any] = []
 
     def once(seed: Any, num_envs: int) -> list[int | None]:
         calls.append(seed)
         return spread(seed if len(calls) == 1 else None, num_envs)
 
-    monkeypatch.setattr(vector_module, "spread_seeds", once)
+    monkeypatch.setattr(stepper_module, "spread_seeds", once)
     with pytest.raises(AssertionError):
         play(MAKERS["slots"], "CartPole", SAME)
 

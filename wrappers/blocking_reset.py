@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorWrapper
 from bridge.client.remote_env import checked_timeout
 from bridge.client.remote_vector_env import RemoteVectorEnv, make_vec_remote
 from bridge.client.results import Results
-from bridge.client.send_recv import Received
+from bridge.client.stepper import Received
 from bridge.errors import ResetNeededError, SettingError
 from bridge.tensors import Array
 
@@ -139,7 +139,7 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
             NothingPendingError: There was no `reset_async`.
         """
         with self.env.gathering("reset"):
-            results = self.env.finish_all(self._timeout if timeout is None else timeout)
+            results = self.env.stepper.finish_all(self._timeout if timeout is None else timeout)
             results.fill_last()
             if self._reset_mask is not None:
                 self._finished &= ~self._reset_mask
@@ -171,7 +171,7 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
                     f"expected slots in an episode, but those of {np.flatnonzero(self._finished).tolist()} have ended; "
                     "call reset(options={'reset_mask': terminations | truncations})"
                 )
-            self.env.begin_step(actions)
+            self.env.stepper.begin_step(actions)
             self._stepped = None
             self.env.pend("step")
 
@@ -211,14 +211,14 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
         """
         results = self._stepped
         if results is None:
-            results = self.env.finish_all(seconds)
+            results = self.env.stepper.finish_all(seconds)
             results.fill_last()
             self._finished = results.batch.terminations | results.batch.truncations
             if self._mode is not AutoresetMode.SAME_STEP or not self._finished.any():
                 return results, None
-            self.env.begin_next(self._finished)
+            self.env.stepper.begin_next(self._finished)
             self._stepped = results  # for a wait that times out in between
-        begun = self.env.finish_all(seconds)
+        begun = self.env.stepper.finish_all(seconds)
         self._stepped = None
         if begun.batch.truncations.any():  # a world was lost in between, with lanes that had not ended
             begun.fill_last()

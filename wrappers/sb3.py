@@ -66,7 +66,7 @@ class SB3VecEnv(VecEnv):
             self._stepping = False
         self._envs.reset_async(self._seeds, slot_options=self._options if any(self._options) else None)
         with remote.gathering("reset"):
-            results = remote.finish_all(self._envs.timeout)
+            results = remote.stepper.finish_all(self._envs.timeout)
             results.fill_last()
             self.reset_infos = results.own_infos()
             self._reset_seeds()

@@ -6,7 +6,7 @@ import copy
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from bridge.client.connect import Transport, checked_transport
 from bridge.client.members import SPARE, Member
 from bridge.client.pool import Pool
 from bridge.client.reconnect import RemoteReport
-from bridge.client.remote import SlotState, reset_settings
+from bridge.client.remote import SlotState
 from bridge.client.remote_env import (
     MAX_MESSAGE_BYTES,
     TIMEOUT,
@@ -35,8 +35,8 @@ from bridge.client.remote_env import (
     remote_spec,
 )
 from bridge.client.results import Results
-from bridge.client.send_recv import Received, receive, send
 from bridge.client.session import property_value
+from bridge.client.stepper import Received, Stepper
 from bridge.client.world_request import WorldRequest
 from bridge.credentials import ClientCredentials, Pem, TokenLike
 from bridge.errors import (
@@ -46,7 +46,6 @@ from bridge.errors import (
     NothingPendingError,
     RefusedError,
     RemoteTimeoutError,
-    ResetNeededError,
     SettingError,
 )
 from bridge.forks import forget_in_child
@@ -54,7 +53,7 @@ from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.random_state import generator_of
 from bridge.spaces import Layout
-from bridge.tensors import Array, pack_tensor
+from bridge.tensors import Array
 
 __all__ = ["RemoteVectorEnv", "make_vec_remote"]
 
@@ -163,8 +162,6 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         self._begin_anew()
         self.pool = Pool(checked_timeout(timeout), max_message_bytes, checked_transport(transport))
         """What waits for the remotes."""
-        self.pacer: Callable[[], None] | None = None
-        """Called in each step between the sending of actions and the request for what came of them."""
         credentials = ClientCredentials.of(
             token=token, token_file=token_file, tls_ca=tls_ca, tls_certificate=tls_certificate, tls_key=tls_key
         )
@@ -217,8 +214,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         )
         self.spec.vector_entry_point = VECTOR_ENTRY_POINT
         self.spec.kwargs["vectorization_mode"] = "vector_entry_point"
-        self._observation_layout = Layout(world_info.observation_space, "observation")
-        self._action_layout = Layout(world_info.action_space, "action")
+        observation_layout = Layout(world_info.observation_space, "observation")
+        self.stepper = Stepper(self.pool, observation_layout, Layout(world_info.action_space, "action"))
+        """What steps them."""
         forget_in_child(self)
 
     # Copies and forked processes
@@ -229,22 +227,19 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self.stepper.begin_anew()
         self._begin_anew()
         forget_in_child(self)
 
     def after_fork(self) -> None:
         """Leave the connections to the parent process; the next `reset` makes some for this process."""
         self.pool.after_fork()
+        self.stepper.begin_anew()
         self._begin_anew()
 
     def _begin_anew(self) -> None:
         """Have nothing pending, and no episodes."""
         self._conflicts = ConflictDetector("vector environment")
-        self._was_reset = False
-        self._sent = False
-        """Whether answers to `send` may be outstanding."""
-        self._all_running = False
-        """Whether every slot has given what was asked of it, and is in an episode."""
         self._pending: str | None = None
         """The asynchronous call that was begun: `reset`, `step` or `call`."""
         self._timed_out = False
@@ -269,7 +264,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         """
         with self.exclusive("reset"):
             self.begin_reset(seed, options)
-            return self._as_universe(self._results())[::4]  # what comes from here on, the first step gives
+            return self._as_universe(self.stepper.take_results())[::4]  # what comes from here on, the first step gives
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Apply actions to the slots that are in an episode, and let those whose episode ended begin their next.
@@ -301,19 +296,19 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         with self.exclusive("reset_wait", "reset"):
             self._pending = None
             self.pool.drain()
-            return self._as_universe(self._results())[::4]
+            return self._as_universe(self.stepper.take_results())[::4]
 
     def step_async(self, actions: Any) -> None:
         """Send what `step` sends; `step_wait` gathers."""
         with self.exclusive("step"):
-            self.begin_step(actions)
+            self.stepper.begin_step(actions)
             self._pending = "step"
 
     def step_wait(self) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Wait for the slots that are in an episode, each within `timeout`, and return what has come."""
         with self.exclusive("step_wait", "step"):
             self._pending = None
-            return self._as_universe(self.finish_step())
+            return self._as_universe(self.stepper.finish_step())
 
     def send(self, actions: Any, slots: Any = None) -> None:
         """Apply actions to some slots and return at once; `recv` takes the answers, whichever come first.
@@ -340,7 +335,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             ResetNeededError: `reset` was never called.
         """
         with self.exclusive("send"):
-            send(self, actions, slots)
+            self.stepper.send(actions, slots)
 
     def recv(self, at_least: int = 1) -> Received:
         """Wait until at least this many slots have answered, and return all that have.
@@ -358,7 +353,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             SettingError: Fewer answers are coming than `at_least`.
         """
         with self.exclusive("recv"):
-            return receive(self, at_least)
+            return self.stepper.recv(at_least)
 
     def exclusive(self, call: str, pending: str | None = None) -> AbstractContextManager[None]:
         """Keep other threads out, and refuse a call out of turn.
@@ -419,198 +414,19 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         options: Mapping[str, Any] | None,
         slot_options: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
-        """Check and send the Resets; what `reset_async` does without its bookkeeping.
+        """Check and send the Resets, as `Stepper.begin_reset`."""
+        self.stepper.begin_reset(seed, options, slot_options)
 
-        Args:
-            seed: As for `reset`.
-            options: As for `reset`; the dict stays as it is.
-            slot_options: Further options of each slot's own.
+    @property
+    def pacer(self) -> Callable[[], None] | None:
+        """Called in each step between the sending of actions and the request for what came of them."""
+        return self.stepper.pacer
 
-        Raises:
-            SettingError: Seeds or options that cannot be sent, or the lanes of one world were given different options.
-        """
-        seeds = spread_seeds(seed, self.num_envs)
-        given = dict(options or {})
-        mask = given.pop("reset_mask", None)
-        if mask is not None:
-            check_mask(mask, self.num_envs)
-        self._all_running = False
-        self.pool.drain()
-        plans: list[tuple[Member, Mapping[str, pb.Tensor]]] = []
-        for member in self.pool.members:
-            chosen = None if mask is None or not self._was_reset else mask[member.slots]
-            if chosen is not None and not chosen.any():
-                if member.waiting:
-                    raise AlreadyPendingError(
-                        f"{member.remote.url} still owes the answer to a step that timed out; reset its slots too",
-                        "step",
-                    )
-                continue
-            part = seeds[member.slots]
-            own = dict(slot_options[member.start]) if slot_options is not None else {}
-            if slot_options is not None and any(dict(other) != own for other in slot_options[member.slots]):
-                raise SettingError(
-                    f"expected the same options for all {member.lanes} lanes of {member.remote.url}, which are reset "
-                    f"by one call, got {list(slot_options[member.slots])}"
-                )
-            lane_mask = None if member.single or chosen is None or chosen.all() else chosen
-            if member.waiting and lane_mask is not None:
-                raise AlreadyPendingError(
-                    f"{member.remote.url} still owes the answer to a step that timed out; reset all its lanes", "step"
-                )
-            options_here = member.remote.options({**given, **own} if options is not None or own else None)
-            plans.append((member, reset_settings(part[0] if member.single else part, options_here, lane_mask)))
-        for member, settings in plans:
-            member.in_episode = False
-            member.error = None
-            if member.state in (SlotState.LOST, SlotState.CONNECTING):
-                member.settings = settings
-                member.retry_at = 0.0
-            else:
-                self.pool.begin(member, settings)
-        self.pool.check_deadlines(time.monotonic())
-        self._was_reset = True
-
-    def begin_step(self, actions: Any) -> None:
-        """Check and send the Steps; what `step_async` does without its bookkeeping."""
-        if not self._was_reset:
-            raise ResetNeededError("expected reset() before the first step()")
-        if self._sent:
-            if any(member.stepping for member in self.pool.members):
-                raise AlreadyPendingError("step while answers to send are outstanding; take them by recv first", "recv")
-            self._sent = False
-        columns = self._action_layout.split(actions, self.num_envs)
-        if not self._all_running or time.monotonic() - self.pool.polled_at > 1.0:
-            self.pool.drain()
-        if self.pacer is not None:
-            self._act(columns)
-            self.pacer()
-            self.pool.drain()
-        self.ask([(member, member.start) for member in self.pool.members], columns)
-
-    def ask(self, plan: list[tuple[Member, int]], columns: list[Any]) -> None:
-        """Send the Steps of members, each with its actions' first row in `columns`; finished ones begin anew."""
-        self._all_running = False
-        now = time.monotonic()
-        running = [item for item in plan if item[0].state is SlotState.RUNNING and item[0].answer is None]
-        written = self._write_steps(running, columns)
-        with self.pool.poller.corked() if self.pool.shared else nullcontext():
-            for member, position in running:
-                if member.ended:
-                    self.pool.begin(member, None, reset=False)
-                    continue
-                member.stepping = True
-                member.remote.record.steps_asked += member.lanes
-                member.remote.session.deadline = now + self.pool.timeout
-                if (request := written.get(position)) is not None:
-                    member.remote.send_step(request)
-                    continue
-                acted = self.pacer is not None and member.remote.realtime is not None
-                member.remote.step_columns(None if acted else columns, position)
-        if len(running) < len(self.pool.members) or self.pool.spares or self.pool.has_errors:
-            self.pool.check_deadlines(now)
-
-    def _write_steps(self, plan: list[tuple[Member, int]], columns: list[Any]) -> dict[int, bytes]:
-        """Write the Steps of all single environments that take the same form at once; return them by position."""
-        alike: dict[Any, list[tuple[Member, int]]] = {}
-        if len(plan) > 1:
-            for item in plan:
-                form = None if item[0].ended else item[0].remote.world.form
-                if form is not None:
-                    alike.setdefault(form, []).append(item)
-        written: dict[int, bytes] = {}
-        for items in alike.values():
-            if len(items) > 1:
-                positions = [position for _, position in items]
-                requests = items[0][0].remote.world.write_steps(columns, positions)
-                written.update(zip(positions, requests or (), strict=False))
-        return written
-
-    def _act(self, columns: list[Any]) -> None:
-        """Send the actions to real-time worlds ahead of the Step that asks what came of them."""
-        for member in self.pool.members:
-            if (
-                member.remote.realtime is not None
-                and member.state is SlotState.RUNNING
-                and member.answer is None
-                and not member.ended
-            ):
-                member.remote.act_columns(columns, member.start)
-
-    def finish_step(self) -> Results:
-        """Wait for every slot that was stepped; where none has an observation, wait a moment for one."""
-        members = self.pool.members
-        first = 0
-
-        def answered() -> bool:
-            nonlocal first
-            while (
-                first < len(members) and not members[first].waiting
-            ):  # who is not waiting now will not be in this step
-                first += 1
-            return first == len(members)
-
-        self.pool.gather(answered, time.monotonic() + self.pool.timeout + 1.0)
-        if not any(member.answer is not None for member in self.pool.members):
-            self.pool.gather(
-                lambda: any(member.answer is not None for member in self.pool.members), time.monotonic() + _PACE
-            )
-        return self._results()
-
-    def begin_next(self, ended: Array) -> None:
-        """Begin the next episode of slots that ended, in this very step."""
-        for member in self.pool.members:
-            chosen = ended[member.slots]
-            if not chosen.any() or member.state is not SlotState.RUNNING:
-                continue  # one that was cut off begins anew once its remote is back
-            if member.single:
-                self.pool.begin(member, None, reset=False)
-            else:
-                settings = reset_settings(reset_mask=None if chosen.all() else chosen)
-                if member.remote.realtime is not None:
-                    settings["restart"] = pack_tensor(False)  # their next episodes run already
-                self.pool.begin(member, settings)
-
-    def finish_all(self, timeout: float) -> Results:
-        """Wait until every slot has an observation, but for those that are cut off in this very step.
-
-        Raises:
-            RemoteTimeoutError: Some have none after `timeout` seconds; it names their URLs.
-            EnvironmentFailedError: A remote environment fails in every attempt to reset it.
-        """
-
-        members = self.pool.members
-        first = 0
-
-        def enough() -> bool:
-            nonlocal first
-            if self.pool.has_errors:
-                self.pool.raise_permanent_error()
-                first = 0
-            while first < len(members) and members[first].settled:
-                first += 1
-            return first == len(members)
-
-        if not self.pool.gather(enough, time.monotonic() + timeout):
-            late = [member for member in self.pool.members if not member.settled]
-            reasons = "; ".join(
-                f"{member.remote.url} is {member.state.name.lower()}"
-                + (f" ({member.error.reason})" if member.error else "")
-                for member in late
-            )
-            raise RemoteTimeoutError(
-                ", ".join(dict.fromkeys(member.remote.url for member in late)),
-                f"no observation within {timeout:g} s: {reasons}",
-            )
-        return self._results()
+    @pacer.setter
+    def pacer(self, pacer: Callable[[], None] | None) -> None:
+        self.stepper.pacer = pacer
 
     # The forms of results
-
-    def _results(self) -> Results:
-        """Hand out what has come."""
-        results = Results(self.pool, self._observation_layout)
-        self._all_running = bool(results.valid.all()) and not results.errors
-        return results
 
     def merged_infos(self, results: Results) -> dict[str, Any]:
         """Return the infos by Gymnasium's rules: arrays over the slots with `_key` masks."""
@@ -861,30 +677,6 @@ def checked_urls(urls: Any) -> list[str]:
     if not found:
         raise SettingError("expected a URL, or a list of them with at least one, got an empty list")
     return found
-
-
-def spread_seeds(seed: Any, num_envs: int) -> list[int | None]:
-    """Return a seed, or None, for each slot, by Gymnasium's rules."""
-    if seed is None:
-        return [None] * num_envs
-    if isinstance(seed, (int, np.integer)):
-        return [int(seed) + slot for slot in range(num_envs)]
-    seeds = list(seed)
-    if len(seeds) != num_envs:
-        raise SettingError(f"expected one seed for each of the {num_envs} slots, got {len(seeds)}")
-    return seeds
-
-
-def check_mask(mask: Any, num_envs: int) -> None:
-    """Check a reset mask as Gymnasium's vector environments do."""
-    if not isinstance(mask, np.ndarray):
-        raise TypeError(f"expected options['reset_mask'] to be a NumPy array, got {type(mask).__name__}")
-    if mask.shape != (num_envs,):
-        raise SettingError(f"expected options['reset_mask'] to have the shape ({num_envs},), got {mask.shape}")
-    if mask.dtype != np.bool_:
-        raise TypeError(f"expected options['reset_mask'] to be of bools, got {mask.dtype}")
-    if not mask.any():
-        raise SettingError(f"expected options['reset_mask'] to hold a True, got {mask}")
 
 
 def make_vec_remote(
