@@ -38,6 +38,7 @@ _BACKOFF = (0.1, 10.0)
 # If we did not poll for this many seconds, deadlines are extended by the gap: nobody else is to blame.
 _POLL_GAP = 1.0
 _RESET_ATTEMPTS = 3
+_jitter = random.Random()
 
 _log = SafeLog(__name__)
 
@@ -53,6 +54,12 @@ class Question:
     """What came, by the first slot."""
     failure: RemoteError | None = None
     """The first refusal, or loss."""
+
+
+def _pause(failures: int) -> float:
+    """Seconds until the next attempt: doubling, with jitter so that many clients do not come at once."""
+    least, most = _BACKOFF
+    return min(most, least * 2.0 ** min(failures - 1, 10)) * _jitter.uniform(0.5, 1.5)
 
 
 class Pool:
@@ -87,7 +94,6 @@ class Pool:
         self.poller: Poller[Delivery] = Poller()
         self._max_message_bytes = max_message_bytes
         self._transport = transport
-        self._jitter = random.Random()
         self._member_of: dict[Remote, Member] = {}
 
     # Copies and forked processes
@@ -257,7 +263,7 @@ class Pool:
             member.abandon_step()
             member.remote.session.abandon_episode()
             member.failures += 1
-            member.retry_at = time.monotonic() + (self._pause(member.failures - 1) if member.failures > 1 else 0.0)
+            member.retry_at = time.monotonic() + (_pause(member.failures - 1) if member.failures > 1 else 0.0)
         elif isinstance(event, Lost):
             self.lose(member, event)
 
@@ -290,13 +296,8 @@ class Pool:
         member.answer = None
         member.failures += 1
         member.retry_at = member.remote.record.lost(
-            time.monotonic(), self._pause(member.failures), str(event.error), established=event.established
+            time.monotonic(), _pause(member.failures), str(event.error), established=event.established
         )
-
-    def _pause(self, failures: int) -> float:
-        """Seconds until the next attempt: doubling, with jitter so that many clients do not come at once."""
-        least, most = _BACKOFF
-        return min(most, least * 2.0 ** min(failures - 1, 10)) * self._jitter.uniform(0.5, 1.5)
 
     def begin(self, member: Member, settings: Mapping[str, pb.Tensor] | None, *, reset: bool = True) -> None:
         """Ask for a member's next episode."""

@@ -37,7 +37,7 @@ from bridge.client.remote_env import (
 from bridge.client.results import Results
 from bridge.client.session import property_value
 from bridge.client.stepper import Received, Stepper
-from bridge.client.world_request import WorldRequest
+from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.credentials import ClientCredentials, Pem, TokenLike
 from bridge.errors import (
     AlreadyPendingError,
@@ -174,7 +174,33 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
         requests = [request_for(url) for url in checked_urls(urls)]
         spares = [spares] if isinstance(spares, str) else list(spares)
-        standing_by = [request_for(url) for url in spares]
+        world_info = self._connect(requests, [request_for(url) for url in spares], num_envs)
+        self.metadata = {**remote_metadata(world_info), "autoreset_mode": AutoresetMode.NEXT_STEP}
+        self.render_mode = render_mode or world_info.render_mode
+        kwargs = {
+            "urls": urls if isinstance(urls, str) else list(urls),
+            "num_envs": self.num_envs,
+            "env_id": env_id,
+            "env_kwargs": env_kwargs,
+            "timeout": timeout,
+            "max_message_bytes": max_message_bytes,
+            "transport": None if transport == "http2" else transport,
+            **credentials.keywords(),
+            "env": env,
+            "spares": spares or None,
+            **place,
+            "diagnostics": None if diagnostics else False,
+        }
+        given = {key: value for key, value in kwargs.items() if value is not None}
+        self.spec: EnvSpec | None = remote_spec(None, given, world_info, self.render_mode)
+        self.spec.vector_entry_point = VECTOR_ENTRY_POINT
+        self.spec.kwargs["vectorization_mode"] = "vector_entry_point"
+        forget_in_child(self)
+
+    def _connect(
+        self, requests: list[WorldRequest], standing_by: list[WorldRequest], num_envs: int | None
+    ) -> WorldInfo:
+        """Join the worlds, and learn their spaces."""
         if isinstance(num_envs, int) and 0 < num_envs < len(requests):
             requests, standing_by = requests[:num_envs], requests[num_envs:] + standing_by
         try:
@@ -190,34 +216,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         self.single_action_space: Space[Any] = world_info.action_space
         self.observation_space = batch_space(world_info.observation_space, self.num_envs)
         self.action_space = batch_space(world_info.action_space, self.num_envs)
-        self.metadata = {**remote_metadata(world_info), "autoreset_mode": AutoresetMode.NEXT_STEP}
-        self.render_mode = render_mode or world_info.render_mode
-        kwargs = {
-            "env_id": env_id,
-            "env_kwargs": env_kwargs,
-            "timeout": timeout,
-            "max_message_bytes": max_message_bytes,
-            "transport": None if transport == "http2" else transport,
-            **credentials.keywords(),
-            "env": env,
-            "spares": spares or None,
-            **place,
-            "diagnostics": None if diagnostics else False,
-        }
-        given = {key: value for key, value in kwargs.items() if value is not None}
-        url_list = urls if isinstance(urls, str) else list(urls)
-        self.spec: EnvSpec | None = remote_spec(
-            None,
-            {"urls": url_list, "num_envs": self.num_envs, **given},
-            world_info,
-            self.render_mode,
-        )
-        self.spec.vector_entry_point = VECTOR_ENTRY_POINT
-        self.spec.kwargs["vectorization_mode"] = "vector_entry_point"
         observation_layout = Layout(world_info.observation_space, "observation")
         self.stepper = Stepper(self.pool, observation_layout, Layout(world_info.action_space, "action"))
-        """What steps them."""
-        forget_in_child(self)
+        """What steps the slots."""
+        return world_info
 
     # Copies and forked processes
 
@@ -713,27 +715,9 @@ def make_vec_remote(
         >>> observations.shape
         (3, 4)
 
-    Args:
-        urls: A URL for each world, or one URL of which `num_envs` slots are made. `perlert://` URLs are a slot each and
-            do not mix with others; they give a `bridge.perlert.PerlertVectorEnv`.
-        num_envs: This and the other keywords are those of `RemoteVectorEnv`.
-        env_id: As for `RemoteVectorEnv`.
-        env_kwargs: As for `RemoteVectorEnv`.
-        render_mode: As for `RemoteVectorEnv`.
-        timeout: As for `RemoteVectorEnv`.
-        max_message_bytes: As for `RemoteVectorEnv`.
-        transport: As for `RemoteVectorEnv`.
-        token: As for `RemoteVectorEnv`.
-        token_file: As for `RemoteVectorEnv`.
-        tls_ca: As for `RemoteVectorEnv`.
-        tls_certificate: As for `RemoteVectorEnv`.
-        tls_key: As for `RemoteVectorEnv`.
-        env: As for `RemoteVectorEnv`.
-        spares: As for `RemoteVectorEnv`.
-        role: As for `RemoteVectorEnv`.
-        wait: As for `RemoteVectorEnv`.
-        diagnostics: As for `RemoteVectorEnv`.
-        perlert: Of `perlert://` URLs alone: the keywords of `bridge.perlert.PerlertVectorEnv`.
+    `urls` holds a URL for each world, or is one URL of which `num_envs` slots are made. `perlert://` URLs are a slot
+    each and do not mix with others; they give a `bridge.perlert.PerlertVectorEnv`. The keywords are those of
+    `RemoteVectorEnv`; with `perlert://` URLs those of `bridge.perlert.PerlertVectorEnv` too.
 
     Raises:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError, SettingError: As `RemoteVectorEnv`.
