@@ -85,7 +85,8 @@ class Member:
     @property
     def single(self) -> bool:
         """Whether it is a single environment rather than lanes."""
-        return self.remote.info is not None and self.remote.info.lanes is None
+        info = self.remote.session.info
+        return info is not None and info.lanes is None
 
     @property
     def waiting(self) -> bool:
