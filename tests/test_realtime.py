@@ -559,7 +559,7 @@ def test_a_world_goes_with_its_client(serve: Any, clock: VirtualClock) -> None:
     dying = make_vec_remote(server.url)
     dying.reset()
     ready(dying, [0])
-    for member in dying._members:  # the connection is cut, nothing is said
+    for member in dying.pool.members:  # the connection is cut, nothing is said
         member.remote._call.connection._abort()  # type: ignore[union-attr]
     wait_for(lambda: not server.worlds and made[1].closed)
     clock.advance(1.0)
@@ -619,13 +619,13 @@ def test_a_loop_over_slots_that_are_all_none_does_not_spin(monkeypatch: pytest.M
         envs = make_vec_remote(server.url)
         envs.reset()
         waits: list[float] = []
-        gather = envs._gather
+        gather = envs.pool.gather
 
         def watched(enough: Any, deadline: float) -> None:
             waits.append(deadline - time.monotonic())
             gather(enough, deadline)
 
-        monkeypatch.setattr(envs, "_gather", watched)
+        monkeypatch.setattr(envs.pool, "gather", watched)
         assert envs.step([0])[0] == (None,)
         assert waits[-1] > 0.005, "the step waited a moment for an observation"
         release.set()

@@ -17,7 +17,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrap
 from gymnasium.vector.utils import batch_space, iterate
 
 import bridge.client.joined_world as joined_module
-import bridge.client.remote_vector_env as vector_module
+import bridge.client.pool as pool_module
+import bridge.client.results as results_module
+import bridge.client.stepper as stepper_module
 from bridge import make_vec_remote, serve_gym
 from bridge.client.session import State
 from bridge.testing import EVERY_SPACE, SpaceEnv
@@ -359,35 +361,35 @@ def test_the_battery_catches_unchecked_stepping_of_finished_slots(monkeypatch: p
 
 
 def test_the_battery_catches_a_step_swallowed_after_a_masked_reset(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = vector_module.RemoteVectorEnv._begin
+    begin = pool_module.Pool.begin
 
     def forgetful(self: Any, seat: Any, settings: Any, *, reset: bool = True) -> None:
         ended = seat.ended
         begin(self, seat, settings, reset=reset)
         seat.swallow = ended and reset
 
-    hand_out = vector_module.RemoteVectorEnv._hand_out
+    hand_out = results_module.Results._hand_out
 
     def swallowing(self: Any, seat: Any, *more: Any) -> None:
         hand_out(self, seat, *more)
         if getattr(seat, "swallow", False):
             seat.remote.session.state, seat.swallow = State.ENDED, False  # so its next step begins an episode once more
 
-    monkeypatch.setattr(vector_module.RemoteVectorEnv, "_begin", forgetful)
-    monkeypatch.setattr(vector_module.RemoteVectorEnv, "_hand_out", swallowing)
+    monkeypatch.setattr(pool_module.Pool, "begin", forgetful)
+    monkeypatch.setattr(results_module.Results, "_hand_out", swallowing)
     with pytest.raises(AssertionError):
         play(MAKERS["slots"], "CartPole", NEXT)
 
 
 def test_the_battery_catches_seeds_that_count_in_the_first_reset_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    spread = vector_module.spread_seeds
+    spread = stepper_module.spread_seeds
     calls: list[Any] = []
 
     def once(seed: Any, num_envs: int) -> list[int | None]:
         calls.append(seed)
         return spread(seed if len(calls) == 1 else None, num_envs)
 
-    monkeypatch.setattr(vector_module, "spread_seeds", once)
+    monkeypatch.setattr(stepper_module, "spread_seeds", once)
     with pytest.raises(AssertionError):
         play(MAKERS["slots"], "CartPole", SAME)
 

@@ -10,10 +10,10 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorWrapper
 
-from bridge.client.members import Results
 from bridge.client.remote_env import checked_timeout
 from bridge.client.remote_vector_env import RemoteVectorEnv, make_vec_remote
-from bridge.client.send_recv import Received
+from bridge.client.results import Results
+from bridge.client.stepper import Received
 from bridge.errors import ResetNeededError, SettingError
 from bridge.tensors import Array
 
@@ -65,7 +65,7 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
             modes = ", ".join(f"{mode} ({mode.value!r})" for mode in AutoresetMode)
             raise SettingError(f"expected autoreset_mode to be one of {modes}, got {autoreset_mode!r}") from None
         self._own_timeout = timeout
-        self._timeout = env._timeout if timeout is None else checked_timeout(timeout)
+        self._timeout = env.pool.timeout if timeout is None else checked_timeout(timeout)
         self.metadata = {**env.metadata, "autoreset_mode": self._mode}
         self._finished: Array = np.zeros(env.num_envs, np.bool_)
         self._reset_mask: Array | None = None
@@ -139,11 +139,11 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
             NothingPendingError: There was no `reset_async`.
         """
         with self.env.gathering("reset"):
-            results = self.env.finish_all(self._timeout if timeout is None else timeout)
-            self.env.fill_last(results)
+            results = self.env.stepper.finish_all(self._timeout if timeout is None else timeout)
+            results.fill_last()
             if self._reset_mask is not None:
                 self._finished &= ~self._reset_mask
-            return self.env.batched(results), self.env.merged_infos(results)
+            return results.batched(), self.env.merged_infos(results)
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Apply an action in every slot; the autoreset mode says what becomes of one whose episode ended.
@@ -171,7 +171,7 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
                     f"expected slots in an episode, but those of {np.flatnonzero(self._finished).tolist()} have ended; "
                     "call reset(options={'reset_mask': terminations | truncations})"
                 )
-            self.env.begin_step(actions)
+            self.env.stepper.begin_step(actions)
             self._stepped = None
             self.env.pend("step")
 
@@ -190,10 +190,10 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
             if begun is None:
                 infos = self.env.merged_infos(results)
             else:
-                infos = self.env.same_step_infos(results, begun, self._finished)
-                self.env.take(results, begun, self._finished)
+                infos = results.same_step_infos(begun, self._finished)
+                results.take(begun, self._finished)
             batch = results.batch
-            return self.env.batched(results), batch.rewards, batch.terminations, batch.truncations, infos
+            return results.batched(), batch.rewards, batch.terminations, batch.truncations, infos
 
     def send(self, actions: Any, slots: Any = None) -> None:
         """Apply actions to some slots and return at once; as `RemoteVectorEnv.send`."""
@@ -211,17 +211,17 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
         """
         results = self._stepped
         if results is None:
-            results = self.env.finish_all(seconds)
-            self.env.fill_last(results)
+            results = self.env.stepper.finish_all(seconds)
+            results.fill_last()
             self._finished = results.batch.terminations | results.batch.truncations
             if self._mode is not AutoresetMode.SAME_STEP or not self._finished.any():
                 return results, None
-            self.env.begin_next(self._finished)
+            self.env.stepper.begin_next(self._finished)
             self._stepped = results  # for a wait that times out in between
-        begun = self.env.finish_all(seconds)
+        begun = self.env.stepper.finish_all(seconds)
         self._stepped = None
         if begun.batch.truncations.any():  # a world was lost in between, with lanes that had not ended
-            self.env.fill_last(begun)
+            begun.fill_last()
             batch = results.batch
             batch.truncations |= begun.batch.truncations & ~batch.terminations
             self._finished |= begun.batch.truncations

@@ -66,12 +66,12 @@ class SB3VecEnv(VecEnv):
             self._stepping = False
         self._envs.reset_async(self._seeds, slot_options=self._options if any(self._options) else None)
         with remote.gathering("reset"):
-            results = remote.finish_all(self._envs.timeout)
-            remote.fill_last(results)
-            self.reset_infos = remote.own_infos(results)
+            results = remote.stepper.finish_all(self._envs.timeout)
+            results.fill_last()
+            self.reset_infos = results.own_infos()
             self._reset_seeds()
             self._reset_options()
-            return remote.batched(results)
+            return results.batched()
 
     def step_async(self, actions: Array) -> None:
         """Send the actions."""
@@ -84,18 +84,18 @@ class SB3VecEnv(VecEnv):
         with remote.gathering("step"):
             results, begun = self._envs.finish_step(self._envs.timeout)
             self._stepping = False
-            infos = remote.own_infos(results)
+            infos = results.own_infos()
             batch = results.batch
             dones = batch.terminations | batch.truncations
             for slot, info in enumerate(infos):
                 info["TimeLimit.truncated"] = bool(batch.truncations[slot] and not batch.terminations[slot])
             if begun is not None:
-                first = remote.own_infos(begun)
+                first = begun.own_infos()
                 for slot in np.flatnonzero(dones).tolist():
-                    infos[slot]["terminal_observation"] = remote.row(results, slot)
+                    infos[slot]["terminal_observation"] = results.row(slot)
                     self.reset_infos[slot] = first[slot]
-                remote.take(results, begun, dones)
-            return remote.batched(results), batch.rewards.astype(np.float32), dones, infos
+                results.take(begun, dones)
+            return results.batched(), batch.rewards.astype(np.float32), dones, infos
 
     def close(self) -> None:
         """Leave the worlds and disconnect. May be called twice."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from bridge.client.members import Results
+from bridge.client.results import Results
 from bridge.clock import Clock, MonotonicClock
 from bridge.errors import SettingError
 from bridge.tensors import Array

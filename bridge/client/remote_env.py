@@ -486,26 +486,9 @@ def make_remote(
         >>> observation.shape
         (4,)
 
-    Args:
-        url: `grpc://HOST:PORT`, optionally with the environment id as its path; or `perlert://HOST:PORT/NAME:NUMBER`,
-            which gives a `bridge.perlert.PerlertEnv`.
-        env_id: This and the other keywords are those of `RemoteEnv`.
-        env_kwargs: As for `RemoteEnv`.
-        render_mode: As for `RemoteEnv`.
-        agent: As for `RemoteEnv`.
-        timeout: As for `RemoteEnv`.
-        max_message_bytes: As for `RemoteEnv`.
-        transport: As for `RemoteEnv`.
-        token: As for `RemoteEnv`.
-        token_file: As for `RemoteEnv`.
-        tls_ca: As for `RemoteEnv`.
-        tls_certificate: As for `RemoteEnv`.
-        tls_key: As for `RemoteEnv`.
-        env: As for `RemoteEnv`.
-        role: As for `RemoteEnv`.
-        wait: As for `RemoteEnv`.
-        diagnostics: As for `RemoteEnv`.
-        perlert: Of a `perlert://` URL alone: the keywords of `bridge.perlert.make_perlert_env`.
+    `url` is `grpc://HOST:PORT`, optionally with the environment id as its path; or `perlert://HOST:PORT/NAME:NUMBER`,
+    which gives a `bridge.perlert.PerlertEnv`. The keywords are those of `RemoteEnv`; with a `perlert://` URL those of
+    `bridge.perlert.make_perlert_env` too.
 
     Raises:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError: As `RemoteEnv`.

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import os
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from bridge.client.conflict import ConflictDetector
 from bridge.client.connect import Transport, checked_transport
-from bridge.client.infos import lane_info, merge_lanes
-from bridge.client.members import SPARE, Member, MemberVectorEnv, Results
-from bridge.client.poller import Poller
-from bridge.client.realtime import merge_latency
+from bridge.client.members import SPARE, Member
+from bridge.client.pool import Pool
 from bridge.client.reconnect import RemoteReport
-from bridge.client.remote import Delivery, Remote, SlotState, close_remotes, reset_settings
+from bridge.client.remote import SlotState
 from bridge.client.remote_env import (
     MAX_MESSAGE_BYTES,
     TIMEOUT,
@@ -38,22 +34,18 @@ from bridge.client.remote_env import (
     remote_metadata,
     remote_spec,
 )
-from bridge.client.send_recv import Received, receive, send
-from bridge.client.session import ENDED_CODES, Lost, Replied, property_value
-from bridge.client.step_reader import Batch
-from bridge.client.world_request import WorldRequest
+from bridge.client.results import Results
+from bridge.client.session import property_value
+from bridge.client.stepper import Received, Stepper
+from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.credentials import ClientCredentials, Pem, TokenLike
 from bridge.errors import (
     AlreadyPendingError,
     ClosedError,
     Code,
-    ConnectionLostError,
-    EnvironmentFailedError,
     NothingPendingError,
     RefusedError,
-    RemoteError,
     RemoteTimeoutError,
-    ResetNeededError,
     SettingError,
 )
 from bridge.forks import forget_in_child
@@ -61,7 +53,7 @@ from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.random_state import generator_of
 from bridge.spaces import Layout
-from bridge.tensors import Array, pack_tensor
+from bridge.tensors import Array
 
 __all__ = ["RemoteVectorEnv", "make_vec_remote"]
 
@@ -72,19 +64,6 @@ _RESET_ATTEMPTS = 3
 VECTOR_ENTRY_POINT = "bridge.wrappers.blocking_reset:make_blocking"
 
 _log = SafeLog(__name__)
-
-
-@dataclasses.dataclass
-class _Calls:
-    """Requests for a property or a call that are outstanding."""
-
-    purpose: str
-    missing: dict[int, Member]
-    """Those that have not answered, by their first slot."""
-    answers: dict[int, pb.EnvironmentResponse] = dataclasses.field(default_factory=dict)
-    """What came, by the first slot."""
-    failure: RemoteError | None = None
-    """The first refusal, or loss."""
 
 
 class _Turn(AbstractContextManager[None]):
@@ -108,7 +87,7 @@ class _Gathering(_Turn):
         self._envs.end_turn()
 
 
-class RemoteVectorEnv(MemberVectorEnv):
+class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
     """A vector of remote environments, in the semantics of OpenAI Universe under Gymnasium's contract.
 
     Observations are a tuple with an entry a slot: an observation of `single_observation_space`, or None for a slot
@@ -180,29 +159,9 @@ class RemoteVectorEnv(MemberVectorEnv):
         diagnostics: bool = True,
     ) -> None:
         self.closed = False
-        self._members: list[Member] = []
-        self._spares: list[Member] = []
-        self._conflicts = ConflictDetector("vector environment")
-        self._timeout = checked_timeout(timeout)
-        self._max_message_bytes = max_message_bytes
-        self._transport = checked_transport(transport)
-        self._poller: Poller[Delivery] = Poller()
-        self._member_of: dict[Remote, Member] = {}
-        self._pending: str | None = None
-        self._timed_out = False
-        self._question: _Calls | None = None
-        self._was_reset = False
-        self._sent = False
-        """Whether answers to `send` may be outstanding."""
-        self._all_running = False
-        self._has_errors = False
-        """Whether a member may have an error."""
-        self._polled_at = time.monotonic()
-        """When it was last seen what has come."""
-        self._waits_for_lanes = False
-        self.pacer: Callable[[], None] | None = None
-        """Called in each step between the sending of actions and the request for what came of them."""
-        self._jitter = random.Random()
+        self._begin_anew()
+        self.pool = Pool(checked_timeout(timeout), max_message_bytes, checked_transport(transport))
+        """What waits for the remotes."""
         credentials = ClientCredentials.of(
             token=token, token_file=token_file, tls_ca=tls_ca, tls_certificate=tls_certificate, tls_key=tls_key
         )
@@ -215,26 +174,12 @@ class RemoteVectorEnv(MemberVectorEnv):
 
         requests = [request_for(url) for url in checked_urls(urls)]
         spares = [spares] if isinstance(spares, str) else list(spares)
-        standing_by = [request_for(url) for url in spares]
-        if isinstance(num_envs, int) and 0 < num_envs < len(requests):
-            requests, standing_by = requests[:num_envs], requests[num_envs:] + standing_by
-        try:
-            self._connect_all(requests, num_envs)
-            for world_request in standing_by:
-                self._add_spare(world_request)
-        except BaseException:
-            self._close_members(0.5)
-            raise
-        world_info = self._world_info()
-        self._member_at = [member for member in self._members for _ in range(member.lanes)]
-        self.num_envs = sum(member.lanes for member in self._members)
-        self.single_observation_space: Space[Any] = world_info.observation_space
-        self.single_action_space: Space[Any] = world_info.action_space
-        self.observation_space = batch_space(world_info.observation_space, self.num_envs)
-        self.action_space = batch_space(world_info.action_space, self.num_envs)
+        world_info = self._connect(requests, [request_for(url) for url in spares], num_envs)
         self.metadata = {**remote_metadata(world_info), "autoreset_mode": AutoresetMode.NEXT_STEP}
         self.render_mode = render_mode or world_info.render_mode
         kwargs = {
+            "urls": urls if isinstance(urls, str) else list(urls),
+            "num_envs": self.num_envs,
             "env_id": env_id,
             "env_kwargs": env_kwargs,
             "timeout": timeout,
@@ -247,60 +192,60 @@ class RemoteVectorEnv(MemberVectorEnv):
             "diagnostics": None if diagnostics else False,
         }
         given = {key: value for key, value in kwargs.items() if value is not None}
-        url_list = urls if isinstance(urls, str) else list(urls)
-        self.spec: EnvSpec | None = remote_spec(
-            None,
-            {"urls": url_list, "num_envs": self.num_envs, **given},
-            world_info,
-            self.render_mode,
-        )
+        self.spec: EnvSpec | None = remote_spec(None, given, world_info, self.render_mode)
         self.spec.vector_entry_point = VECTOR_ENTRY_POINT
         self.spec.kwargs["vectorization_mode"] = "vector_entry_point"
-        self._observation_layout = Layout(world_info.observation_space, "observation")
-        self._action_layout = Layout(world_info.action_space, "action")
         forget_in_child(self)
+
+    def _connect(
+        self, requests: list[WorldRequest], standing_by: list[WorldRequest], num_envs: int | None
+    ) -> WorldInfo:
+        """Join the worlds, and learn their spaces."""
+        if isinstance(num_envs, int) and 0 < num_envs < len(requests):
+            requests, standing_by = requests[:num_envs], requests[num_envs:] + standing_by
+        try:
+            self.pool.connect_all(requests, num_envs)
+            for world_request in standing_by:
+                self.pool.add_spare(world_request)
+        except BaseException:
+            self.pool.close(0.5)
+            raise
+        world_info = self.pool.world_info()
+        self.num_envs = self.pool.num_envs
+        self.single_observation_space: Space[Any] = world_info.observation_space
+        self.single_action_space: Space[Any] = world_info.action_space
+        self.observation_space = batch_space(world_info.observation_space, self.num_envs)
+        self.action_space = batch_space(world_info.action_space, self.num_envs)
+        observation_layout = Layout(world_info.observation_space, "observation")
+        self.stepper = Stepper(self.pool, observation_layout, Layout(world_info.action_space, "action"))
+        """What steps the slots."""
+        return world_info
 
     # Copies and forked processes
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy needs: its remotes connect anew in its first `reset`."""
-        own = ("_conflicts", "_poller", "_members", "_member_of", "_member_at", "_question", "_spares")
-        state = {key: value for key, value in self.__dict__.items() if key not in own}
-        everybody = (*self._members, *self._spares)
-        return {**state, "_parts": [(member.remote.parts(), member.start, member.lanes) for member in everybody]}
+        return {key: value for key, value in self.__dict__.items() if key != "_conflicts"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        state = dict(state)
-        parts = state.pop("_parts")
         self.__dict__.update(state)
-        self._conflicts = ConflictDetector("vector environment")
-        self._poller = Poller()
-        everybody = [
-            Member(Remote.of_parts(of, self._poller, self._transport, shared=self._shared), start, lanes)
-            for of, start, lanes in parts
-        ]
-        self._members = [member for member in everybody if member.start != SPARE]
-        self._spares = [member for member in everybody if member.start == SPARE]
-        self._member_of = {member.remote: member for member in everybody}
-        self._member_at = [member for member in self._members for _ in range(member.lanes)]
-        self._sent, self._has_errors, self._all_running = False, True, False
-        self._pending, self._timed_out, self._question, self._was_reset = None, False, None, False
-        if self._waits_for_lanes:
-            self.wait_for_lanes()
+        self.stepper.begin_anew()
+        self._begin_anew()
         forget_in_child(self)
 
     def after_fork(self) -> None:
         """Leave the connections to the parent process; the next `reset` makes some for this process."""
+        self.pool.after_fork()
+        self.stepper.begin_anew()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Have nothing pending, and no episodes."""
         self._conflicts = ConflictDetector("vector environment")
-        self._poller = Poller()
-        for member in (*self._members, *self._spares):
-            member.remote.disown(self._poller)
-        self._members = [Member(member.remote, member.start, member.lanes) for member in self._members]
-        self._spares = [Member(spare.remote, SPARE, spare.lanes) for spare in self._spares]
-        self._member_of = {member.remote: member for member in (*self._members, *self._spares)}
-        self._member_at = [member for member in self._members for _ in range(member.lanes)]
-        self._sent, self._has_errors, self._all_running = False, True, False
-        self._pending, self._timed_out, self._question, self._was_reset = None, False, None, False
+        self._pending: str | None = None
+        """The asynchronous call that was begun: `reset`, `step` or `call`."""
+        self._timed_out = False
+        """Whether a wait for it timed out."""
 
     # Connecting
 
@@ -321,7 +266,7 @@ class RemoteVectorEnv(MemberVectorEnv):
         """
         with self.exclusive("reset"):
             self.begin_reset(seed, options)
-            return self._as_universe(self._results())[::4]  # what comes from here on, the first step gives
+            return self._as_universe(self.stepper.take_results())[::4]  # what comes from here on, the first step gives
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Apply actions to the slots that are in an episode, and let those whose episode ended begin their next.
@@ -352,20 +297,20 @@ class RemoteVectorEnv(MemberVectorEnv):
         """Return what has come since `reset_async`."""
         with self.exclusive("reset_wait", "reset"):
             self._pending = None
-            self._drain()
-            return self._as_universe(self._results())[::4]
+            self.pool.drain()
+            return self._as_universe(self.stepper.take_results())[::4]
 
     def step_async(self, actions: Any) -> None:
         """Send what `step` sends; `step_wait` gathers."""
         with self.exclusive("step"):
-            self.begin_step(actions)
+            self.stepper.begin_step(actions)
             self._pending = "step"
 
     def step_wait(self) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Wait for the slots that are in an episode, each within `timeout`, and return what has come."""
         with self.exclusive("step_wait", "step"):
             self._pending = None
-            return self._as_universe(self.finish_step())
+            return self._as_universe(self.stepper.finish_step())
 
     def send(self, actions: Any, slots: Any = None) -> None:
         """Apply actions to some slots and return at once; `recv` takes the answers, whichever come first.
@@ -392,7 +337,7 @@ class RemoteVectorEnv(MemberVectorEnv):
             ResetNeededError: `reset` was never called.
         """
         with self.exclusive("send"):
-            send(self, actions, slots)
+            self.stepper.send(actions, slots)
 
     def recv(self, at_least: int = 1) -> Received:
         """Wait until at least this many slots have answered, and return all that have.
@@ -410,7 +355,7 @@ class RemoteVectorEnv(MemberVectorEnv):
             SettingError: Fewer answers are coming than `at_least`.
         """
         with self.exclusive("recv"):
-            return receive(self, at_least)
+            return self.stepper.recv(at_least)
 
     def exclusive(self, call: str, pending: str | None = None) -> AbstractContextManager[None]:
         """Keep other threads out, and refuse a call out of turn.
@@ -462,10 +407,7 @@ class RemoteVectorEnv(MemberVectorEnv):
 
     def _abandon(self) -> None:
         """Give up a call that timed out: what still comes of it belongs to nothing any more."""
-        if self._question is not None:
-            for member in self._question.missing.values():
-                member.remote.session.abandon_questions()
-            self._question = None
+        self.pool.abandon_question()
         self._pending, self._timed_out = None, False
 
     def begin_reset(
@@ -474,305 +416,39 @@ class RemoteVectorEnv(MemberVectorEnv):
         options: Mapping[str, Any] | None,
         slot_options: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
-        """Check and send the Resets; what `reset_async` does without its bookkeeping.
+        """Check and send the Resets, as `Stepper.begin_reset`."""
+        self.stepper.begin_reset(seed, options, slot_options)
 
-        Args:
-            seed: As for `reset`.
-            options: As for `reset`; the dict stays as it is.
-            slot_options: Further options of each slot's own.
+    @property
+    def pacer(self) -> Callable[[], None] | None:
+        """Called in each step between the sending of actions and the request for what came of them."""
+        return self.stepper.pacer
 
-        Raises:
-            SettingError: Seeds or options that cannot be sent, or the lanes of one world were given different options.
-        """
-        seeds = spread_seeds(seed, self.num_envs)
-        given = dict(options or {})
-        mask = given.pop("reset_mask", None)
-        if mask is not None:
-            check_mask(mask, self.num_envs)
-        self._all_running = False
-        self._drain()
-        plans: list[tuple[Member, Mapping[str, pb.Tensor]]] = []
-        for member in self._members:
-            chosen = None if mask is None or not self._was_reset else mask[member.slots]
-            if chosen is not None and not chosen.any():
-                if member.waiting:
-                    raise AlreadyPendingError(
-                        f"{member.remote.url} still owes the answer to a step that timed out; reset its slots too",
-                        "step",
-                    )
-                continue
-            part = seeds[member.slots]
-            own = dict(slot_options[member.start]) if slot_options is not None else {}
-            if slot_options is not None and any(dict(other) != own for other in slot_options[member.slots]):
-                raise SettingError(
-                    f"expected the same options for all {member.lanes} lanes of {member.remote.url}, which are reset "
-                    f"by one call, got {list(slot_options[member.slots])}"
-                )
-            lane_mask = None if member.single or chosen is None or chosen.all() else chosen
-            if member.waiting and lane_mask is not None:
-                raise AlreadyPendingError(
-                    f"{member.remote.url} still owes the answer to a step that timed out; reset all its lanes", "step"
-                )
-            options_here = member.remote.options({**given, **own} if options is not None or own else None)
-            plans.append((member, reset_settings(part[0] if member.single else part, options_here, lane_mask)))
-        for member, settings in plans:
-            member.in_episode = False
-            member.error = None
-            if member.state in (SlotState.LOST, SlotState.CONNECTING):
-                member.settings = settings
-                member.retry_at = 0.0
-            else:
-                self._begin(member, settings)
-        self._check_deadlines(time.monotonic())
-        self._was_reset = True
-
-    def begin_step(self, actions: Any) -> None:
-        """Check and send the Steps; what `step_async` does without its bookkeeping."""
-        if not self._was_reset:
-            raise ResetNeededError("expected reset() before the first step()")
-        if self._sent:
-            if any(member.stepping for member in self._members):
-                raise AlreadyPendingError("step while answers to send are outstanding; take them by recv first", "recv")
-            self._sent = False
-        columns = self._action_layout.split(actions, self.num_envs)
-        if not self._all_running or time.monotonic() - self._polled_at > 1.0:
-            self._drain()
-        if self.pacer is not None:
-            self._act(columns)
-            self.pacer()
-            self._drain()
-        self.ask([(member, member.start) for member in self._members], columns)
-
-    def ask(self, plan: list[tuple[Member, int]], columns: list[Any]) -> None:
-        """Send the Steps of members, each with its actions' first row in `columns`; finished ones begin anew."""
-        self._all_running = False
-        now = time.monotonic()
-        running = [item for item in plan if item[0].state is SlotState.RUNNING and item[0].answer is None]
-        written = self._write_steps(running, columns)
-        with self._poller.corked() if self._shared else nullcontext():
-            for member, position in running:
-                if member.ended:
-                    self._begin(member, None, reset=False)
-                    continue
-                member.stepping = True
-                member.remote.record.steps_asked += member.lanes
-                member.remote.session.deadline = now + self._timeout
-                if (request := written.get(position)) is not None:
-                    member.remote.send_step(request)
-                    continue
-                acted = self.pacer is not None and member.remote.realtime is not None
-                member.remote.step_columns(None if acted else columns, position)
-        if len(running) < len(self._members) or self._spares or self._has_errors:
-            self._check_deadlines(now)
-
-    def _write_steps(self, plan: list[tuple[Member, int]], columns: list[Any]) -> dict[int, bytes]:
-        """Write the Steps of all single environments that take the same form at once; return them by position."""
-        alike: dict[Any, list[tuple[Member, int]]] = {}
-        if len(plan) > 1:
-            for item in plan:
-                form = None if item[0].ended else item[0].remote.world.form
-                if form is not None:
-                    alike.setdefault(form, []).append(item)
-        written: dict[int, bytes] = {}
-        for items in alike.values():
-            if len(items) > 1:
-                positions = [position for _, position in items]
-                requests = items[0][0].remote.world.write_steps(columns, positions)
-                written.update(zip(positions, requests or (), strict=False))
-        return written
-
-    def _act(self, columns: list[Any]) -> None:
-        """Send the actions to real-time worlds ahead of the Step that asks what came of them."""
-        for member in self._members:
-            if (
-                member.remote.realtime is not None
-                and member.state is SlotState.RUNNING
-                and member.answer is None
-                and not member.ended
-            ):
-                member.remote.act_columns(columns, member.start)
-
-    def finish_step(self) -> Results:
-        """Wait for every slot that was stepped; where none has an observation, wait a moment for one."""
-        members = self._members
-        first = 0
-
-        def answered() -> bool:
-            nonlocal first
-            while (
-                first < len(members) and not members[first].waiting
-            ):  # who is not waiting now will not be in this step
-                first += 1
-            return first == len(members)
-
-        self._gather(answered, time.monotonic() + self._timeout + 1.0)
-        if not any(member.answer is not None for member in self._members):
-            self._gather(lambda: any(member.answer is not None for member in self._members), time.monotonic() + _PACE)
-        return self._results()
-
-    def begin_next(self, ended: Array) -> None:
-        """Begin the next episode of slots that ended, in this very step."""
-        for member in self._members:
-            chosen = ended[member.slots]
-            if not chosen.any() or member.state is not SlotState.RUNNING:
-                continue  # one that was cut off begins anew once its remote is back
-            if member.single:
-                self._begin(member, None, reset=False)
-            else:
-                settings = reset_settings(reset_mask=None if chosen.all() else chosen)
-                if member.remote.realtime is not None:
-                    settings["restart"] = pack_tensor(False)  # their next episodes run already
-                self._begin(member, settings)
-
-    def finish_all(self, timeout: float) -> Results:
-        """Wait until every slot has an observation, but for those that are cut off in this very step.
-
-        Raises:
-            RemoteTimeoutError: Some have none after `timeout` seconds; it names their URLs.
-            EnvironmentFailedError: A remote environment fails in every attempt to reset it.
-        """
-
-        members = self._members
-        first = 0
-
-        def enough() -> bool:
-            nonlocal first
-            if self._has_errors:
-                self._raise_permanent_error()
-                first = 0
-            while first < len(members) and members[first].settled:
-                first += 1
-            return first == len(members)
-
-        if not self._gather(enough, time.monotonic() + timeout):
-            late = [member for member in self._members if not member.settled]
-            reasons = "; ".join(
-                f"{member.remote.url} is {member.state.name.lower()}"
-                + (f" ({member.error.reason})" if member.error else "")
-                for member in late
-            )
-            raise RemoteTimeoutError(
-                ", ".join(dict.fromkeys(member.remote.url for member in late)),
-                f"no observation within {timeout:g} s: {reasons}",
-            )
-        return self._results()
-
-    def _raise_permanent_error(self) -> None:
-        """Raise what no waiting mends: settings that are refused, an environment that fails in every reset."""
-        for member in self._members:
-            if member.state is SlotState.RESETTING and isinstance(member.error, RefusedError) and not member.in_episode:
-                if member.error.code in ENDED_CODES:
-                    continue  # another world was made since
-                if isinstance(member.error, EnvironmentFailedError) and member.failures < _RESET_ATTEMPTS:
-                    continue
-                error, member.error, member.failures, member.settings = member.error, None, 0, None
-                raise error
-        self._has_errors = any(member.error is not None for member in self._members)
+    @pacer.setter
+    def pacer(self, pacer: Callable[[], None] | None) -> None:
+        self.stepper.pacer = pacer
 
     # The forms of results
 
+    def merged_infos(self, results: Results) -> dict[str, Any]:
+        """Return the infos by Gymnasium's rules: arrays over the slots with `_key` masks."""
+        return results.merged_infos()
+
     def _as_universe(self, results: Results) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
-        rows = tuple(
-            self._observation_layout.row(results.batch.columns, slot) if results.valid[slot] else None
-            for slot in range(self.num_envs)
-        )
+        rows = tuple(results.row(slot) if results.valid[slot] else None for slot in range(self.num_envs))
         infos = self.merged_infos(results)
-        infos["n"] = tuple(self.own_infos(results))
+        infos["n"] = tuple(results.own_infos())
         infos["slot_state"] = self.slot_states
-        if any(member.remote.record.away_since is not None for member in self._members):
+        if any(member.remote.record.away_since is not None for member in self.pool.members):
             infos["seconds_away"] = self._seconds_away()
         batch = results.batch
         return rows, batch.rewards, batch.terminations, batch.truncations, infos
-
-    def merged_infos(self, results: Results) -> dict[str, Any]:
-        """Return the infos by Gymnasium's rules: arrays over the slots with `_key` masks."""
-        if (
-            len(self._members) == 1
-            and results.infos
-            and isinstance(results.infos[0][1], dict)
-            and not self._members[0].single
-        ):
-            return results.infos[0][1]
-        infos: dict[str, Any] = {}
-        for slot, error in results.errors.items():
-            infos = self._add_info(infos, {"error": str(error)}, slot)
-        times: list[tuple[int, Any]] = []
-        only_single = all(member.single for member, _ in results.infos)
-        for member, info in results.infos:
-            if not info:
-                continue
-            if member.single:
-                if only_single and member.remote.realtime is not None and "latency" in info:
-                    times.append((member.start, info["latency"]))
-                    info = {key: value for key, value in info.items() if key != "latency"}
-                infos = self._add_info(infos, info, member.start)
-            elif isinstance(info, list):
-                for lane, own in enumerate(info):
-                    infos = self._add_info(infos, own, member.start + lane)
-            else:
-                merge_lanes(infos, info, member.start, member.lanes, self.num_envs)
-        merge_latency(infos, times, self.num_envs)
-        return infos
-
-    def own_infos(self, results: Results) -> list[dict[str, Any]]:
-        """Return each slot's own info."""
-        own: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        for member, info in results.infos:
-            for lane in range(member.lanes):
-                own[member.start + lane] = dict(info) if member.single else lane_info(info, lane)
-        for slot, error in results.errors.items():
-            own[slot]["error"] = str(error)
-        return own
-
-    def same_step_infos(self, stepped: Results, begun: Results, ended: Array) -> dict[str, Any]:
-        """Return the infos of a step after which slots that ended began their next episodes at once."""
-        infos: dict[str, Any] = {}
-        last, first = self.own_infos(stepped), self.own_infos(begun)
-        for slot in range(self.num_envs):
-            if ended[slot]:
-                final = self._observation_layout.row(stepped.batch.columns, slot)
-                infos = self._add_info(infos, {"final_obs": final, "final_info": last[slot]}, slot)
-            infos = self._add_info(infos, first[slot] if ended[slot] else last[slot], slot)
-        return infos
-
-    def take(self, results: Results, begun: Results, ended: Array) -> None:
-        """Put the first observations of slots that ended in the place of their last ones."""
-        for column, new in zip(results.batch.columns, begun.batch.columns, strict=True):
-            if isinstance(column, np.ndarray):
-                column[ended] = np.asarray(new)[ended]
-            else:
-                for slot in np.flatnonzero(ended):
-                    column[slot] = new[slot]
-
-    def fill_last(self, results: Results) -> None:
-        """Give slots without a new observation the one that they had last: those cut off, and those not asked.
-
-        Raises:
-            ConnectionLostError: A slot never had one.
-        """
-        for member in self._members:
-            if results.valid[member.start]:
-                continue
-            if member.last is None:
-                raise ConnectionLostError(member.remote.url, f"it went before its first observation: {member.error}")
-            last = Batch.empty(self._observation_layout, self.num_envs)
-            member.remote.reader.read_into(member.last, last, member.start, member.remote.now())
-            for column, old in zip(results.batch.columns, last.columns, strict=True):
-                column[member.slots] = old[member.slots]
-
-    def row(self, results: Results, slot: int) -> Any:
-        """Return one slot's observation."""
-        return self._observation_layout.row(results.batch.columns, slot)
-
-    def batched(self, results: Results) -> Any:
-        """Return the observations of all slots as Gymnasium batches them."""
-        return self._observation_layout.batch(results.batch.columns)
 
     @property
     def slot_states(self) -> Array:
         """Where each slot is: an int64 array `(num_envs,)` of `SlotState`."""
         states = np.empty(self.num_envs, np.int64)
-        for member in self._members:
+        for member in self.pool.members:
             states[member.slots] = member.state
             if member.state is SlotState.RUNNING and member.remote.realtime is not None:
                 resetting = member.remote.realtime.resetting
@@ -782,7 +458,7 @@ class RemoteVectorEnv(MemberVectorEnv):
 
     def _seconds_away(self) -> Array:
         now, away = time.monotonic(), np.zeros(self.num_envs)
-        for member in self._members:
+        for member in self.pool.members:
             since = member.remote.record.away_since
             away[member.slots] = 0.0 if since is None else now - since
         return away
@@ -797,25 +473,27 @@ class RemoteVectorEnv(MemberVectorEnv):
                 () if member.start == SPARE else tuple(range(member.start, member.start + member.lanes)),
                 "spare" if member.start == SPARE and member.idle else member.state.name.lower(),
             )
-            for member in (*self._members, *self._spares)
+            for member in (*self.pool.members, *self.pool.spares)
         )
 
     def wait_for_lanes(self) -> None:
         """Have real-time worlds of lanes answer only when every lane has an observation."""
-        self._waits_for_lanes = True
-        for member in self._members:
+        self.pool.waits_for_lanes = True
+        for member in self.pool.members:
             member.remote.session.wait_for_all()
 
     @property
     def fps(self) -> float | None:
         """Frames a second of the real-time worlds, of the fastest where they differ; None: they wait for actions."""
-        rates = [member.remote.info.fps for member in self._members if member.remote.info and member.remote.info.fps]
+        rates = [
+            member.remote.info.fps for member in self.pool.members if member.remote.info and member.remote.info.fps
+        ]
         return max(rates, default=None)
 
     @property
     def server_versions(self) -> tuple[str | None, ...]:
         """The version of each slot's server, None for one that is not ours (U-12)."""
-        versions = [(member.lanes, member.remote.info) for member in self._members]
+        versions = [(member.lanes, member.remote.info) for member in self.pool.members]
         return tuple(
             world_info.server_version if world_info else None for lanes, world_info in versions for _ in range(lanes)
         )
@@ -824,74 +502,22 @@ class RemoteVectorEnv(MemberVectorEnv):
         """Return for each remote `url`, and percentiles of `round_trip` and `observation_age` in seconds (U-11)."""
         return tuple(
             {"url": member.remote.url, **member.remote.realtime.latency.summary()}
-            for member in self._members
+            for member in self.pool.members
             if member.remote.realtime is not None
         )
 
     @property
     def urls(self) -> tuple[str, ...]:
         """The URL of each slot's remote."""
-        return tuple(member.remote.url for member in self._members for _ in range(member.lanes))
+        return tuple(member.remote.url for member in self.pool.members for _ in range(member.lanes))
 
     # Calls
-
-    def _ask(self, purpose: str, members: Sequence[Member], send: Callable[[Member], None]) -> None:
-        """Send one request to each of some remotes; `_answers` waits for what they say."""
-        self._drain()
-        for member in members:
-            if not member.remote.connected or member.state is SlotState.CONNECTING:
-                raise ConnectionLostError(
-                    member.remote.url, f"no {purpose} while it is {member.state.name.lower()}: {member.error}"
-                )
-        for member in members:
-            send(member)
-        self._question = _Calls(purpose, {member.start: member for member in members})
-
-    def _answers(self, timeout: float | None = None) -> list[tuple[Member, pb.EnvironmentResponse]]:
-        """Wait for all answers to the question; after the environment's own timeout those that are late are lost."""
-        question = self._question
-        if question is None:
-            raise NothingPendingError("nothing was asked", "call")
-        missing = question.missing
-        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
-        while missing:
-            answer, source = self._next_answer(deadline)
-            if source is None:
-                error = self._late_answers(question, timeout)
-                raise error
-            if answer is None:
-                continue
-            if isinstance(answer, Replied):
-                if missing.pop(source.start, None) is not None:
-                    question.answers[source.start] = answer.message
-                question.failure = question.failure or answer.error
-                continue
-            self._handle(answer, source)
-            if isinstance(answer, Lost) and missing.pop(source.start, None) is not None:
-                question.failure = question.failure or answer.error
-        self._question = None
-        if question.failure is not None:
-            raise question.failure
-        return [
-            (member, question.answers[member.start]) for member in self._members if member.start in question.answers
-        ]
-
-    def _late_answers(self, question: _Calls, timeout: float | None) -> RemoteTimeoutError:
-        late = list(question.missing.values())
-        urls = ", ".join(member.remote.url for member in late)
-        if timeout is not None:
-            return RemoteTimeoutError(urls, f"no answer to {question.purpose} within {timeout:g} s")
-        reason = f"no answer to {question.purpose} within {self._timeout:g} s"
-        for member in late:
-            self._lose(member, member.remote.give_up(RemoteTimeoutError(member.remote.url, reason)))
-        self._question = None
-        return RemoteTimeoutError(urls, reason)
 
     def _ask_all(self, send: Callable[[Member], None], purpose: str) -> list[tuple[Member, pb.EnvironmentResponse]]:
         """Send one request to every remote and wait for all answers."""
         with self.exclusive(purpose):
-            self._ask(purpose, self._members, send)
-            return self._answers()
+            self.pool.ask_members(purpose, self.pool.members, send)
+            return self.pool.replies()
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a public method of every environment, or read a public attribute; return a result a slot.
@@ -907,7 +533,9 @@ class RemoteVectorEnv(MemberVectorEnv):
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Send what `call` sends; `call_wait` gathers."""
         with self.exclusive("call"):
-            self._ask(f"call of {name}", self._members, lambda member: member.remote.call(name, args, kwargs))
+            self.pool.ask_members(
+                f"call of {name}", self.pool.members, lambda member: member.remote.call(name, args, kwargs)
+            )
             self._pending = "call"
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
@@ -924,9 +552,9 @@ class RemoteVectorEnv(MemberVectorEnv):
         """
         with self.gathering("call"):
             try:
-                answers = self._answers(timeout)
+                answers = self.pool.replies(timeout)
             except RemoteTimeoutError:
-                if self._question is None:
+                if self.pool.question is None:
                     self._pending = None
                 raise
             return tuple(result for member, message in answers for result in call_results(message, member.remote.url))
@@ -940,14 +568,14 @@ class RemoteVectorEnv(MemberVectorEnv):
         """
         lanes = self._lanes_of(slots)
         with self.exclusive(f"call of {name}"):
-            self._ask(
+            self.pool.ask_members(
                 f"call of {name}",
-                [member for member in self._members if member.start in lanes],
+                [member for member in self.pool.members if member.start in lanes],
                 lambda member: member.remote.call(
                     name, args, kwargs, () if len(lanes[member.start]) == member.lanes else lanes[member.start]
                 ),
             )
-            answers = self._answers()
+            answers = self.pool.replies()
         found: dict[int, Any] = {}
         for member, message in answers:
             for lane, result in zip(lanes[member.start], call_results(message, member.remote.url), strict=True):
@@ -962,7 +590,7 @@ class RemoteVectorEnv(MemberVectorEnv):
         chosen = set(slots)
         lanes = {
             member.start: [lane for lane in range(member.lanes) if member.start + lane in chosen]
-            for member in self._members
+            for member in self.pool.members
         }
         return {start: found for start, found in lanes.items() if found}
 
@@ -993,16 +621,16 @@ class RemoteVectorEnv(MemberVectorEnv):
     def set_attr_at(self, slots: Sequence[int], name: str, value: Any) -> None:
         """Set a public attribute of some slots to one value; the other lanes of their worlds keep theirs."""
         lanes = self._lanes_of(slots)
-        partial = any(len(lanes[member.start]) < member.lanes for member in self._members if member.start in lanes)
+        partial = any(len(lanes[member.start]) < member.lanes for member in self.pool.members if member.start in lanes)
         before = self.get_attr(name) if partial else (None,) * self.num_envs
         items = [value if slot in set(slots) else before[slot] for slot in range(self.num_envs)]
         with self.exclusive(f"setting of {name}"):
-            self._ask(
+            self.pool.ask_members(
                 f"setting of {name}",
-                [member for member in self._members if member.start in lanes],
+                [member for member in self.pool.members if member.start in lanes],
                 lambda member: member.remote.write_property(f"world.attributes.{name}", items[member.slots]),
             )
-            self._answers()
+            self.pool.replies()
 
     def wrapper_classes(self) -> tuple[list[str], ...]:
         """Return the classes of each slot's wrappers as `module:name`, base classes too; none where nobody can tell."""
@@ -1038,14 +666,11 @@ class RemoteVectorEnv(MemberVectorEnv):
     def close_extras(self, **kwargs: Any) -> None:
         """Leave the worlds and disconnect; worlds that were made for this environment go."""
         with self._conflicts:
-            self._close_members(2.0)
-
-    def _close_members(self, timeout: float) -> None:
-        close_remotes([member.remote for member in (*self._members, *self._spares)], timeout)
+            self.pool.close(2.0)
 
     def __del__(self) -> None:
-        if "_poller" in self.__dict__ and not self.closed:  # else __init__ was never called, or raised early
-            self._close_members(0.0)
+        if "pool" in self.__dict__ and not self.closed:  # else __init__ was never called, or raised early
+            self.pool.close(0.0)
 
 
 def checked_urls(urls: Any) -> list[str]:
@@ -1054,30 +679,6 @@ def checked_urls(urls: Any) -> list[str]:
     if not found:
         raise SettingError("expected a URL, or a list of them with at least one, got an empty list")
     return found
-
-
-def spread_seeds(seed: Any, num_envs: int) -> list[int | None]:
-    """Return a seed, or None, for each slot, by Gymnasium's rules."""
-    if seed is None:
-        return [None] * num_envs
-    if isinstance(seed, (int, np.integer)):
-        return [int(seed) + slot for slot in range(num_envs)]
-    seeds = list(seed)
-    if len(seeds) != num_envs:
-        raise SettingError(f"expected one seed for each of the {num_envs} slots, got {len(seeds)}")
-    return seeds
-
-
-def check_mask(mask: Any, num_envs: int) -> None:
-    """Check a reset mask as Gymnasium's vector environments do."""
-    if not isinstance(mask, np.ndarray):
-        raise TypeError(f"expected options['reset_mask'] to be a NumPy array, got {type(mask).__name__}")
-    if mask.shape != (num_envs,):
-        raise SettingError(f"expected options['reset_mask'] to have the shape ({num_envs},), got {mask.shape}")
-    if mask.dtype != np.bool_:
-        raise TypeError(f"expected options['reset_mask'] to be of bools, got {mask.dtype}")
-    if not mask.any():
-        raise SettingError(f"expected options['reset_mask'] to hold a True, got {mask}")
 
 
 def make_vec_remote(
@@ -1114,27 +715,9 @@ def make_vec_remote(
         >>> observations.shape
         (3, 4)
 
-    Args:
-        urls: A URL for each world, or one URL of which `num_envs` slots are made. `perlert://` URLs are a slot each and
-            do not mix with others; they give a `bridge.perlert.PerlertVectorEnv`.
-        num_envs: This and the other keywords are those of `RemoteVectorEnv`.
-        env_id: As for `RemoteVectorEnv`.
-        env_kwargs: As for `RemoteVectorEnv`.
-        render_mode: As for `RemoteVectorEnv`.
-        timeout: As for `RemoteVectorEnv`.
-        max_message_bytes: As for `RemoteVectorEnv`.
-        transport: As for `RemoteVectorEnv`.
-        token: As for `RemoteVectorEnv`.
-        token_file: As for `RemoteVectorEnv`.
-        tls_ca: As for `RemoteVectorEnv`.
-        tls_certificate: As for `RemoteVectorEnv`.
-        tls_key: As for `RemoteVectorEnv`.
-        env: As for `RemoteVectorEnv`.
-        spares: As for `RemoteVectorEnv`.
-        role: As for `RemoteVectorEnv`.
-        wait: As for `RemoteVectorEnv`.
-        diagnostics: As for `RemoteVectorEnv`.
-        perlert: Of `perlert://` URLs alone: the keywords of `bridge.perlert.PerlertVectorEnv`.
+    `urls` holds a URL for each world, or is one URL of which `num_envs` slots are made. `perlert://` URLs are a slot
+    each and do not mix with others; they give a `bridge.perlert.PerlertVectorEnv`. The keywords are those of
+    `RemoteVectorEnv`; with `perlert://` URLs those of `bridge.perlert.PerlertVectorEnv` too.
 
     Raises:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError, SettingError: As `RemoteVectorEnv`.

@@ -251,7 +251,8 @@ class ClientSession:
         """Why the stream was lost."""
         self._max_message_bytes = max_message_bytes
         self._url = request.address.url
-        self._info = info
+        self.info = info
+        """What is known of the world, also of one that was left; None: nothing yet."""
         self._out: list[bytes] = []
         self._pending: deque[_Pending] = deque()
         self._episode = 0
@@ -267,11 +268,6 @@ class ClientSession:
             self.state = TRANSITIONS[self.state, trigger]
         except KeyError:
             raise PeerError(self._url, f"{trigger.value!r} is not possible while {self.state.value}") from None
-
-    @property
-    def info(self) -> WorldInfo | None:
-        """What is known of the world, also of one that was left; None: nothing yet."""
-        return self._info if self.world is None else self.world.info
 
     @property
     def outstanding(self) -> int:
@@ -517,6 +513,7 @@ class ClientSession:
             text = f"{self._url} gives no observation named reward: every reward is 0.0"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
         self.world = JoinedWorld(self.request, specs, version, properties, self.world, self._waits_for_all)
+        self.info = self.world.info
 
     # Answers in a world
 

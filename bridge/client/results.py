@@ -1,0 +1,234 @@
+"""What one `reset` or `step` gathered, and the forms in which callers want it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+from bridge.client.infos import lane_info, merge_lanes
+from bridge.client.members import Member
+from bridge.client.pool import Pool
+from bridge.client.realtime import merge_latency
+from bridge.client.step_reader import Batch, StepMessage
+from bridge.errors import ConnectionLostError, RemoteError, TensorError
+from bridge.logs import SafeLog
+from bridge.spaces import Layout
+from bridge.step_codec import StepAnswer
+from bridge.tensors import Array
+
+__all__ = ["InfoJoiner", "Results", "hand_over"]
+
+_log = SafeLog(__name__)
+
+
+class InfoJoiner(VectorEnv[Any, Any, Any]):
+    """Joins infos of slots into one dict of arrays with `_key` masks, by Gymnasium's own rules.
+
+    Args:
+        num_envs: The number of slots.
+    """
+
+    closed = True  # it is an environment only for the sake of `_add_info`, and has nothing to close
+
+    def __init__(self, num_envs: int) -> None:
+        self.infos: dict[str, Any] = {}
+        self.num_envs = num_envs
+
+    def add(self, info: Mapping[str, Any], slot: int) -> None:
+        """Add what belongs to one slot."""
+        self.infos = self._add_info(self.infos, dict(info), slot)
+
+
+class Results:
+    """Hands out what has come to a pool, over all slots.
+
+    Args:
+        pool: Whose answers are taken.
+        layout: Of the observations.
+    """
+
+    def __init__(self, pool: Pool, layout: Layout) -> None:
+        self.batch = Batch.empty(layout, pool.num_envs)
+        """Columns and flags over all slots; the columns of slots that are not `valid` hold nothing."""
+        self.valid: Array = np.zeros(pool.num_envs, np.bool_)
+        """Which slots have an observation, `(num_envs,)`."""
+        self.infos: list[tuple[Member, Any]] = []
+        """The infos as they came: a dict a slot, or of arrays over a world's lanes."""
+        self.errors: dict[int, RemoteError] = {}
+        """Why an episode was cut off, by slot."""
+        self._pool = pool
+        self._layout = layout
+        stacked = self._stack_answers()
+        for member in pool.members:
+            if member.answer is not None:
+                self._hand_out(member, member.answer, member.start in stacked)
+            elif member.error is not None:
+                self._cut_off(member)
+        for slot, error in self.errors.items():
+            if self.batch.truncations[slot]:
+                _log.warning("the episode of slot %d is cut off: %s", slot, error)
+
+    def _stack_answers(self) -> set[int]:
+        """Write all answers of the same template into the batch at once; return the slots of these."""
+        alike: dict[Any, list[tuple[Member, StepAnswer]]] = {}
+        if len(self._pool.members) > 1 and all(isinstance(column, np.ndarray) for column in self.batch.columns):
+            for member in self._pool.members:
+                answer = member.answer
+                if type(answer) is StepAnswer and member.single:
+                    alike.setdefault(answer.template, []).append((member, answer))
+        done: set[int] = set()
+        for group in alike.values():
+            if len(group) > 1:
+                slots = [member.start for member, _ in group]
+                place = slice(None) if len(slots) == self._pool.num_envs else slots
+                try:
+                    group[0][0].remote.reader.read_rows([answer for _, answer in group], self.batch, place)
+                except TensorError:
+                    continue  # each by itself, so that only the remotes at fault are lost
+                done.update(slots)
+        return done
+
+    def _hand_out(self, member: Member, message: StepMessage, stacked: bool) -> None:
+        try:
+            info = hand_over(member, message, self.batch, member.start, stacked=stacked)
+        except RemoteError as error:
+            self._pool.lose(member, member.remote.give_up(error))
+            self._cut_off(member)
+            return
+        resetting = member.remote.realtime.resetting if member.remote.realtime is not None else None
+        self.valid[member.slots] = True if resetting is None else ~resetting
+        self.infos.append((member, info))
+
+    def _cut_off(self, member: Member) -> None:
+        """End the episode of a member whose remote failed: truncated once, and then None until it is back."""
+        error = member.error
+        if error is None:
+            return
+        for slot in range(member.start, member.start + member.lanes):
+            self.errors[slot] = error
+        if member.in_episode:
+            member.in_episode = False
+            member.remote.record.episodes_lost += member.lanes
+            self.batch.truncations[member.slots] = True
+
+    # Forms
+
+    def merged_infos(self) -> dict[str, Any]:
+        """Return the infos by Gymnasium's rules: arrays over the slots with `_key` masks."""
+        if (
+            len(self._pool.members) == 1
+            and self.infos
+            and isinstance(self.infos[0][1], dict)
+            and not self._pool.members[0].single
+        ):
+            return self.infos[0][1]
+        joiner = InfoJoiner(self._pool.num_envs)
+        for slot, error in self.errors.items():
+            joiner.add({"error": str(error)}, slot)
+        times: list[tuple[int, Any]] = []
+        only_single = all(member.single for member, _ in self.infos)
+        for member, info in self.infos:
+            if not info:
+                continue
+            if member.single:
+                if only_single and member.remote.realtime is not None and "latency" in info:
+                    times.append((member.start, info["latency"]))
+                    info = {key: value for key, value in info.items() if key != "latency"}
+                joiner.add(info, member.start)
+            elif isinstance(info, list):
+                for lane, own in enumerate(info):
+                    joiner.add(own, member.start + lane)
+            else:
+                merge_lanes(joiner.infos, info, member.start, member.lanes, self._pool.num_envs)
+        merge_latency(joiner.infos, times, self._pool.num_envs)
+        return joiner.infos
+
+    def own_infos(self) -> list[dict[str, Any]]:
+        """Return each slot's own info."""
+        own: list[dict[str, Any]] = [{} for _ in range(self._pool.num_envs)]
+        for member, info in self.infos:
+            for lane in range(member.lanes):
+                own[member.start + lane] = dict(info) if member.single else lane_info(info, lane)
+        for slot, error in self.errors.items():
+            own[slot]["error"] = str(error)
+        return own
+
+    def same_step_infos(self, begun: Results, ended: Array) -> dict[str, Any]:
+        """Return the infos of a step after which slots that ended began their next episodes at once."""
+        joiner = InfoJoiner(self._pool.num_envs)
+        last, first = self.own_infos(), begun.own_infos()
+        for slot in range(self._pool.num_envs):
+            if ended[slot]:
+                final = self.row(slot)
+                joiner.add({"final_obs": final, "final_info": last[slot]}, slot)
+            joiner.add(first[slot] if ended[slot] else last[slot], slot)
+        return joiner.infos
+
+    def take(self, begun: Results, ended: Array) -> None:
+        """Put the first observations of slots that ended in the place of their last ones."""
+        for column, new in zip(self.batch.columns, begun.batch.columns, strict=True):
+            if isinstance(column, np.ndarray):
+                column[ended] = np.asarray(new)[ended]
+            else:
+                for slot in np.flatnonzero(ended):
+                    column[slot] = new[slot]
+
+    def fill_last(self) -> None:
+        """Give slots without a new observation the one that they had last: those cut off, and those not asked.
+
+        Raises:
+            ConnectionLostError: A slot never had one.
+        """
+        for member in self._pool.members:
+            if self.valid[member.start]:
+                continue
+            if member.last is None:
+                raise ConnectionLostError(member.remote.url, f"it went before its first observation: {member.error}")
+            last = Batch.empty(self._layout, self._pool.num_envs)
+            member.remote.reader.read_into(member.last, last, member.start, member.remote.now())
+            for column, old in zip(self.batch.columns, last.columns, strict=True):
+                column[member.slots] = old[member.slots]
+
+    def row(self, slot: int) -> Any:
+        """Return one slot's observation."""
+        return self._layout.row(self.batch.columns, slot)
+
+    def batched(self) -> Any:
+        """Return the observations of all slots as Gymnasium batches them."""
+        return self._layout.batch(self.batch.columns)
+
+
+def hand_over(
+    member: Member,
+    message: StepMessage,
+    batch: Batch,
+    position: int,
+    *,
+    stacked: bool = False,
+) -> Any:
+    """Hand out a member's answer into a batch, from `position` on; return the info.
+
+    Args:
+        member: The member.
+        message: Its answer.
+        batch: Where to.
+        position: The first slot in it.
+        stacked: Whether all but the info is in the batch already.
+
+    Raises:
+        PeerError: The answer cannot be read.
+    """
+    if stacked and isinstance(message, StepAnswer):
+        info = member.remote.reader.read_info(message)
+    else:
+        info = member.remote.reader.read_into(message, batch, position, member.remote.now())
+    member.last, member.answer = message, None
+    if member.stepping:
+        member.remote.record.steps_received += member.lanes
+    member.stepping = False
+    member.error = None
+    member.in_episode = not member.ended
+    return info

@@ -1,0 +1,402 @@
+"""Sends Resets and Steps to the members of a pool, and gathers their answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+from bridge.client.infos import merge_lanes
+from bridge.client.members import Member
+from bridge.client.pool import Pool
+from bridge.client.remote import SlotState, reset_settings
+from bridge.client.results import InfoJoiner, Results, hand_over
+from bridge.client.step_reader import Batch
+from bridge.errors import AlreadyPendingError, RemoteError, RemoteTimeoutError, ResetNeededError, SettingError
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.spaces import Layout
+from bridge.tensors import Array, pack_tensor
+
+__all__ = ["Received", "Stepper"]
+
+# Seconds that `finish_step` waits where no slot has an observation: a loop over it does not spin.
+_PACE = 0.02
+Received = tuple[Array, Any, Array, Array, Array, dict[str, Any]]
+"""Slots, observations, rewards, terminations, truncations and infos."""
+
+
+class Stepper:
+    """Steps the slots of a pool.
+
+    Args:
+        pool: What waits for the remotes.
+        observation_layout: Of one environment.
+        action_layout: Of one environment.
+    """
+
+    def __init__(self, pool: Pool, observation_layout: Layout, action_layout: Layout) -> None:
+        self.pool = pool
+        self.pacer: Callable[[], None] | None = None
+        """Called in each step between the sending of actions and the request for what came of them."""
+        self._observation_layout = observation_layout
+        self._action_layout = action_layout
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Have no episodes, as in a copy."""
+        self.was_reset = False
+        """Whether `begin_reset` was called."""
+        self._sent = False
+        """Whether answers to `send` may be outstanding."""
+        self._all_running = False
+        """Whether every slot has given what was asked of it, and is in an episode."""
+
+    def begin_reset(
+        self,
+        seed: int | Sequence[int | None] | None,
+        options: Mapping[str, Any] | None,
+        slot_options: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Check and send the Resets; what `reset_async` does without its bookkeeping.
+
+        Args:
+            seed: As for `reset`.
+            options: As for `reset`; the dict stays as it is.
+            slot_options: Further options of each slot's own.
+
+        Raises:
+            SettingError: Seeds or options that cannot be sent, or the lanes of one world were given different options.
+        """
+        seeds = spread_seeds(seed, self.pool.num_envs)
+        given = dict(options or {})
+        mask = given.pop("reset_mask", None)
+        if mask is not None:
+            check_mask(mask, self.pool.num_envs)
+        self._all_running = False
+        self.pool.drain()
+        plans: list[tuple[Member, Mapping[str, pb.Tensor]]] = []
+        for member in self.pool.members:
+            chosen = None if mask is None or not self.was_reset else mask[member.slots]
+            if chosen is not None and not chosen.any():
+                if member.waiting:
+                    raise AlreadyPendingError(
+                        f"{member.remote.url} still owes the answer to a step that timed out; reset its slots too",
+                        "step",
+                    )
+                continue
+            part = seeds[member.slots]
+            own = dict(slot_options[member.start]) if slot_options is not None else {}
+            if slot_options is not None and any(dict(other) != own for other in slot_options[member.slots]):
+                raise SettingError(
+                    f"expected the same options for all {member.lanes} lanes of {member.remote.url}, which are reset "
+                    f"by one call, got {list(slot_options[member.slots])}"
+                )
+            lane_mask = None if member.single or chosen is None or chosen.all() else chosen
+            if member.waiting and lane_mask is not None:
+                raise AlreadyPendingError(
+                    f"{member.remote.url} still owes the answer to a step that timed out; reset all its lanes", "step"
+                )
+            options_here = member.remote.options({**given, **own} if options is not None or own else None)
+            plans.append((member, reset_settings(part[0] if member.single else part, options_here, lane_mask)))
+        for member, settings in plans:
+            member.in_episode = False
+            member.error = None
+            if member.state in (SlotState.LOST, SlotState.CONNECTING):
+                member.settings = settings
+                member.retry_at = 0.0
+            else:
+                self.pool.begin(member, settings)
+        self.pool.check_deadlines(time.monotonic())
+        self.was_reset = True
+
+    def begin_step(self, actions: Any) -> None:
+        """Check and send the Steps; what `step_async` does without its bookkeeping."""
+        if not self.was_reset:
+            raise ResetNeededError("expected reset() before the first step()")
+        if self._sent:
+            if any(member.stepping for member in self.pool.members):
+                raise AlreadyPendingError("step while answers to send are outstanding; take them by recv first", "recv")
+            self._sent = False
+        columns = self._action_layout.split(actions, self.pool.num_envs)
+        if not self._all_running or time.monotonic() - self.pool.polled_at > 1.0:
+            self.pool.drain()
+        if self.pacer is not None:
+            self._act(columns)
+            self.pacer()
+            self.pool.drain()
+        self.send_steps([(member, member.start) for member in self.pool.members], columns)
+
+    def send_steps(self, plan: list[tuple[Member, int]], columns: list[Any]) -> None:
+        """Send the Steps of members, each with its actions' first row in `columns`; finished ones begin anew."""
+        self._all_running = False
+        now = time.monotonic()
+        running = [item for item in plan if item[0].state is SlotState.RUNNING and item[0].answer is None]
+        written = self._write_steps(running, columns)
+        with self.pool.poller.corked() if self.pool.shared else nullcontext():
+            for member, position in running:
+                if member.ended:
+                    self.pool.begin(member, None, reset=False)
+                    continue
+                member.stepping = True
+                member.remote.record.steps_asked += member.lanes
+                member.remote.session.deadline = now + self.pool.timeout
+                if (request := written.get(position)) is not None:
+                    member.remote.send_step(request)
+                    continue
+                acted = self.pacer is not None and member.remote.realtime is not None
+                member.remote.step_columns(None if acted else columns, position)
+        if len(running) < len(self.pool.members) or self.pool.spares or self.pool.has_errors:
+            self.pool.check_deadlines(now)
+
+    def _write_steps(self, plan: list[tuple[Member, int]], columns: list[Any]) -> dict[int, bytes]:
+        """Write the Steps of all single environments that take the same form at once; return them by position."""
+        alike: dict[Any, list[tuple[Member, int]]] = {}
+        if len(plan) > 1:
+            for item in plan:
+                form = None if item[0].ended else item[0].remote.world.form
+                if form is not None:
+                    alike.setdefault(form, []).append(item)
+        written: dict[int, bytes] = {}
+        for items in alike.values():
+            if len(items) > 1:
+                positions = [position for _, position in items]
+                requests = items[0][0].remote.world.write_steps(columns, positions)
+                written.update(zip(positions, requests or (), strict=False))
+        return written
+
+    def _act(self, columns: list[Any]) -> None:
+        """Send the actions to real-time worlds ahead of the Step that asks what came of them."""
+        for member in self.pool.members:
+            if (
+                member.remote.realtime is not None
+                and member.state is SlotState.RUNNING
+                and member.answer is None
+                and not member.ended
+            ):
+                member.remote.act_columns(columns, member.start)
+
+    def finish_step(self) -> Results:
+        """Wait for every slot that was stepped; where none has an observation, wait a moment for one."""
+        members = self.pool.members
+        first = 0
+
+        def answered() -> bool:
+            nonlocal first
+            while (
+                first < len(members) and not members[first].waiting
+            ):  # who is not waiting now will not be in this step
+                first += 1
+            return first == len(members)
+
+        self.pool.gather(answered, time.monotonic() + self.pool.timeout + 1.0)
+        if not any(member.answer is not None for member in self.pool.members):
+            self.pool.gather(
+                lambda: any(member.answer is not None for member in self.pool.members), time.monotonic() + _PACE
+            )
+        return self.take_results()
+
+    def begin_next(self, ended: Array) -> None:
+        """Begin the next episode of slots that ended, in this very step."""
+        for member in self.pool.members:
+            chosen = ended[member.slots]
+            if not chosen.any() or member.state is not SlotState.RUNNING:
+                continue  # one that was cut off begins anew once its remote is back
+            if member.single:
+                self.pool.begin(member, None, reset=False)
+            else:
+                settings = reset_settings(reset_mask=None if chosen.all() else chosen)
+                if member.remote.realtime is not None:
+                    settings["restart"] = pack_tensor(False)  # their next episodes run already
+                self.pool.begin(member, settings)
+
+    def finish_all(self, timeout: float) -> Results:
+        """Wait until every slot has an observation, but for those that are cut off in this very step.
+
+        Raises:
+            RemoteTimeoutError: Some have none after `timeout` seconds; it names their URLs.
+            EnvironmentFailedError: A remote environment fails in every attempt to reset it.
+        """
+
+        members = self.pool.members
+        first = 0
+
+        def enough() -> bool:
+            nonlocal first
+            if self.pool.has_errors:
+                self.pool.raise_permanent_error()
+                first = 0
+            while first < len(members) and members[first].settled:
+                first += 1
+            return first == len(members)
+
+        if not self.pool.gather(enough, time.monotonic() + timeout):
+            late = [member for member in self.pool.members if not member.settled]
+            reasons = "; ".join(
+                f"{member.remote.url} is {member.state.name.lower()}"
+                + (f" ({member.error.reason})" if member.error else "")
+                for member in late
+            )
+            raise RemoteTimeoutError(
+                ", ".join(dict.fromkeys(member.remote.url for member in late)),
+                f"no observation within {timeout:g} s: {reasons}",
+            )
+        return self.take_results()
+
+    def take_results(self) -> Results:
+        """Hand out what has come."""
+        results = Results(self.pool, self._observation_layout)
+        self._all_running = bool(results.valid.all()) and not results.errors
+        return results
+
+    # send and recv
+
+    def send(self, actions: Any, slots: Any) -> None:
+        """Do what `RemoteVectorEnv.send` says."""
+        if not self.was_reset:
+            raise ResetNeededError("expected reset() before the first send()")
+        order = _checked_slots(slots, self.pool.num_envs)
+        plan = self._plan(order)
+        columns = self._action_layout.split(actions, len(order))
+        self.pool.drain()
+        for member, _ in plan:
+            if member.stepping:
+                raise AlreadyPendingError(
+                    f"the slots {member.start} to {member.start + member.lanes - 1} have an action already whose "
+                    "answer was not taken; call recv first",
+                    "recv",
+                )
+        self.send_steps(plan, columns)  # of a slot that has no episode, the next one begins by itself
+        self._sent = True
+
+    def _plan(self, order: list[int]) -> list[tuple[Member, int]]:
+        """Return the members that `order` names, each with the position of its first slot."""
+        plan: list[tuple[Member, int]] = []
+        member_at, position = self.pool.member_at, 0
+        while position < len(order):
+            member = member_at[order[position]]
+            stop = position + member.lanes
+            if member.lanes > 1 and order[position:stop] != list(range(member.start, member.start + member.lanes)):
+                raise SettingError(
+                    f"the slots {member.start} to {member.start + member.lanes - 1} are lanes of one world, which one "
+                    "message steps: name all of them, in order and side by side, as recv returns them"
+                )
+            plan.append((member, position))
+            position = stop
+        return plan
+
+    def recv(self, at_least: int) -> Received:
+        """Do what `RemoteVectorEnv.recv` says."""
+        if not self.was_reset:
+            raise ResetNeededError("expected reset() before recv()")
+        if not isinstance(at_least, (int, np.integer)) or isinstance(at_least, bool) or at_least < 1:
+            raise SettingError(f"expected at_least to be a positive number of slots, got {at_least!r}")
+        self.pool.drain()
+        coming = sum(
+            member.lanes
+            for member in self.pool.members
+            if member.answer is not None or member.cut_off or not member.settled
+        )
+        if coming < at_least:
+            raise SettingError(
+                f"expected at_least to be at most the {coming} slots that an answer is coming for, got {at_least}; "
+                "call send for more slots first"
+            )
+
+        def ready() -> int:
+            return sum(member.lanes for member in self.pool.members if member.answer is not None or member.cut_off)
+
+        def enough() -> bool:
+            if self.pool.has_errors:
+                self.pool.raise_permanent_error()
+            return ready() >= at_least
+
+        self.pool.gather(enough, time.monotonic() + self.pool.timeout + 1.0)
+        found = ready()
+        if found < at_least:
+            late = [member for member in self.pool.members if not member.settled]
+            raise RemoteTimeoutError(
+                ", ".join(dict.fromkeys(member.remote.url for member in late)),
+                f"{found} slots answered within {self.pool.timeout:g} s, where recv(at_least={at_least}) waits for "
+                "more",
+            )
+        return self._collect([member for member in self.pool.members if member.answer is not None or member.cut_off])
+
+    def _collect(self, members: Sequence[Member]) -> Received:
+        """Hand out the answers of some members, side by side."""
+        size = sum(member.lanes for member in members)
+        batch = Batch.empty(self._observation_layout, size)
+        joiner = InfoJoiner(size)
+        position = 0
+        for member in members:
+            block = slice(position, position + member.lanes)
+            info, error = self._hand_out(member, batch, position)
+            if error is not None:
+                batch.truncations[block] = True
+                for slot in range(block.start, block.stop):
+                    joiner.add({"error": str(error)}, slot)
+            elif isinstance(info, list):
+                for lane, own in enumerate(info):
+                    joiner.add(own, position + lane)
+            elif info and member.single:
+                joiner.add(info, position)
+            elif info:
+                merge_lanes(joiner.infos, info, position, member.lanes, size)
+            position = block.stop
+        slots = np.concatenate([np.arange(member.start, member.start + member.lanes) for member in members])
+        observations = self._observation_layout.batch(batch.columns)
+        return slots, observations, batch.rewards, batch.terminations, batch.truncations, joiner.infos
+
+    def _hand_out(
+        self, member: Member, batch: Batch, position: int
+    ) -> tuple[Mapping[str, Any] | list[Any], RemoteError | None]:
+        """Write a member's answer into a batch; or its last observation where it was cut off, and why."""
+        if member.answer is not None:
+            try:
+                return hand_over(member, member.answer, batch, position), None
+            except RemoteError as problem:
+                self.pool.lose(member, member.remote.give_up(problem))
+        error = member.error
+        member.in_episode = False
+        if member.last is not None:
+            member.remote.reader.read_into(member.last, batch, position, member.remote.now())
+            block = slice(position, position + member.lanes)
+            batch.rewards[block] = 0.0
+            batch.terminations[block] = False
+        return {}, error
+
+
+def _checked_slots(slots: Any, num_envs: int) -> list[int]:
+    array = np.arange(num_envs) if slots is None else np.asarray(slots)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or not array.size:
+        raise SettingError(f"expected slots to be a list of slot numbers, with at least one, got {slots!r:.80}")
+    order: list[int] = array.tolist()
+    if len(set(order)) != len(order) or min(order) < 0 or max(order) >= num_envs:
+        raise SettingError(f"expected different slots from 0 to {num_envs - 1}, got {order}")
+    return order
+
+
+def spread_seeds(seed: Any, num_envs: int) -> list[int | None]:
+    """Return a seed, or None, for each slot, by Gymnasium's rules."""
+    if seed is None:
+        return [None] * num_envs
+    if isinstance(seed, (int, np.integer)):
+        return [int(seed) + slot for slot in range(num_envs)]
+    seeds = list(seed)
+    if len(seeds) != num_envs:
+        raise SettingError(f"expected one seed for each of the {num_envs} slots, got {len(seeds)}")
+    return seeds
+
+
+def check_mask(mask: Any, num_envs: int) -> None:
+    """Check a reset mask as Gymnasium's vector environments do."""
+    if not isinstance(mask, np.ndarray):
+        raise TypeError(f"expected options['reset_mask'] to be a NumPy array, got {type(mask).__name__}")
+    if mask.shape != (num_envs,):
+        raise SettingError(f"expected options['reset_mask'] to have the shape ({num_envs},), got {mask.shape}")
+    if mask.dtype != np.bool_:
+        raise TypeError(f"expected options['reset_mask'] to be of bools, got {mask.dtype}")
+    if not mask.any():
+        raise SettingError(f"expected options['reset_mask'] to hold a True, got {mask}")
