@@ -76,13 +76,7 @@ class Server:
         metrics_port: int | None = None,
         transport: Transport = "http2",
     ) -> None:
-        _check_seconds(reset_world_timeout=reset_world_timeout)
-        if idle_timeout is not None:
-            _check_seconds(idle_timeout=idle_timeout)
-        if not isinstance(port, int) or not 0 <= port <= 65535:
-            raise SettingError(f"expected a port from 0 to 65535, got {port!r}")
-        if transport not in ("http2", "grpcio"):
-            raise SettingError(f"expected transport to be 'http2' or 'grpcio', got {transport!r}")
+        _check_settings(port, transport, reset_world_timeout=reset_world_timeout, idle_timeout=idle_timeout)
         self._source = source
         self._host = host
         self._tls = security.tls
@@ -90,11 +84,7 @@ class Server:
         self._serving = ServingThread(self._loop, lambda: self._calls.flush_served())
         runtime = ServerRuntime(self._loop, self._serving)
         self._registry = Registry(
-            source,
-            limits,
-            runtime,
-            idle_timeout=idle_timeout,
-            reset_world_timeout=reset_world_timeout,
+            source, limits, runtime, idle_timeout=idle_timeout, reset_world_timeout=reset_world_timeout
         )
         self._services = Services()
         self._count = ConnectionCount(limits.max_connections)
@@ -107,16 +97,7 @@ class Server:
         except BaseException:
             self._loop.close()
             raise
-        self._calls = self._connections.calls = Calls(
-            self._registry,
-            limits,
-            count=self._count,
-            admission=self.admission,
-            scheduler=self._loop.scheduler,
-            flush=self._connections.flush,
-            cut=self._connections.close,
-        )
-        self._loop.requests, self._loop.serve = self._calls.ready, self._calls.serve_ready
+        self._calls = self._make_calls(limits)
         self._idle_worlds: IdleWorlds | None = None
         if idle_timeout is not None:
             self._idle_worlds = IdleWorlds(self._registry.reap, idle_timeout, self._loop.scheduler)
@@ -154,6 +135,20 @@ class Server:
             return GrpcProtocol(connection, self._connections, limits, gate, self._services)
 
         return Connections(self._loop, limits, self.admission, speak, security.context("h2"), self._unix_path)
+
+    def _make_calls(self, limits: Limits) -> Calls:
+        """Make what serves the requests of calls."""
+        calls = self._connections.calls = Calls(
+            self._registry,
+            limits,
+            count=self._count,
+            admission=self.admission,
+            scheduler=self._loop.scheduler,
+            flush=self._connections.flush,
+            cut=self._connections.close,
+        )
+        self._loop.requests, self._loop.serve = calls.ready, calls.serve_ready
+        return calls
 
     def _warn(self, security: Security) -> None:
         danger = (
@@ -345,7 +340,13 @@ class Server:
         return f"Server({self._source.title}, {self.url}, {state})"
 
 
-def _check_seconds(**settings: Any) -> None:
-    for name, value in settings.items():
+def _check_settings(port: Any, transport: Any, **seconds: Any) -> None:
+    if not isinstance(port, int) or not 0 <= port <= 65535:
+        raise SettingError(f"expected a port from 0 to 65535, got {port!r}")
+    if transport not in ("http2", "grpcio"):
+        raise SettingError(f"expected transport to be 'http2' or 'grpcio', got {transport!r}")
+    for name, value in seconds.items():
+        if name == "idle_timeout" and value is None:
+            continue
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
             raise SettingError(f"expected {name} to be a positive number of seconds, got {value!r}")

@@ -106,9 +106,12 @@ class RealtimeWorld(EnvWorld):
         """Done once the frames are run for which a virtual clock was turned."""
         self._waiters: dict[Agent, tuple[Callable[[], bool], Pending[None]]] = {}
         self._ordered: tuple[Array, list[int | None], Any] | None = None
-        self._ended = False
-        """Whether `close` was called."""
         self.single_layout = Layout(env.observation_space, "observation")
+
+    @property
+    def _over(self) -> bool:
+        """Whether the clock stands: the world is closed, or the process of its environment has ended."""
+        return self._closed or self.env.ended is not None
 
     def now(self) -> float:
         """Return the world's time, seconds."""
@@ -236,7 +239,7 @@ class RealtimeWorld(EnvWorld):
 
     def start(self) -> None:
         """Let the clock run, and with a clock that is turned by hand do at once what waits."""
-        if self._closed:
+        if self._over:
             return
         self.loop.start(self.now())
         if self._subscribe is None:
@@ -257,14 +260,14 @@ class RealtimeWorld(EnvWorld):
             self._timer.cancel()
             self._timer = None
         due = self.loop.next_due()
-        if self._closed or self._subscribe is not None or due is None or self._stepping:
+        if self._over or self._subscribe is not None or due is None or self._stepping:
             return
         wait = 0.0 if self.loop.reset_waits else due - self.now()
         self._timer = self.scheduler.call_later(max(0.0, wait), self._run_frame)
 
     def _run_frame(self) -> None:
         self._timer = None
-        jobs = [] if self._closed else self.loop.poll(self.now())
+        jobs = [] if self._over else self.loop.poll(self.now())
         self._stepping += sum(job.kind == "step" for job in jobs)
         for job in jobs:
             self.scheduler.start(self._run(job), _log_failure)
@@ -286,7 +289,7 @@ class RealtimeWorld(EnvWorld):
             lambda: self.scheduler.start(self._run_until(when), lambda result, error: done.set())
         )
         while not done.wait(0.2):
-            if self._closed:
+            if self._over:
                 return
 
     async def _run_until(self, when: float) -> None:
@@ -295,7 +298,7 @@ class RealtimeWorld(EnvWorld):
         turning = self._turning = Pending()
         try:
             at: float | None = None
-            while not self._closed:
+            while not self._over:
                 due = self.loop.next_due()
                 again = at is not None  # a frame that ended an episode: the next one begins at that same time
                 if at is None:
@@ -330,9 +333,8 @@ class RealtimeWorld(EnvWorld):
             error = problem.message
         spent = time.perf_counter() - began
         now = self.now() if at is None else at
-        if self._closed or self.env.ended is not None:  # the clock stops with the environment's process
+        if self._over:
             self.loop.lanes[job.lane].busy = False
-            self._closed = True
         elif error is not None:
             self.loop.failed(job, now, error)
         elif outcome is not None and job.kind == "reset":
@@ -345,9 +347,9 @@ class RealtimeWorld(EnvWorld):
 
     async def close(self) -> None:
         """Stop the clock and close the environments; one that is in a call is closed when the call returns."""
-        if self._ended:
+        if self._closed:
             return
-        self._ended = self._closed = True
+        self._closed = True
         if self._unsubscribe is not None:
             self._unsubscribe()
         self._changed()
