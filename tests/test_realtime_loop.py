@@ -1,4 +1,4 @@
-"""The clock of a real-time world and its letterboxes, alone: no thread, no network, no time but the argument."""
+"""The clock of a real-time world and its lane buffers, alone: no thread, no network, no time but the argument."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from bridge.client.latency import ClockOffset, Latency
 from bridge.errors import SettingError
 from bridge.samples import Samples
-from bridge.worlds.realtime_loop import TRANSITIONS, Event, Job, Mail, Phase, RealtimeLoop
+from bridge.worlds.realtime_loop import TRANSITIONS, Event, Job, Observer, Phase, RealtimeLoop
 
 
 class Drive:
@@ -52,13 +52,13 @@ class Drive:
                 return
             again = bool(jobs)  # what a frame led to happens at its time
 
-    def player(self) -> Mail:
-        mail = self.loop.join(True)
+    def player(self) -> Observer:
+        observer = self.loop.join(True)
         self.loop.start(self.now)
         self.until(self.now)
         for lane in range(len(self.loop.lanes)):
-            self.loop.take(mail, lane)
-        return mail
+            self.loop.take(observer, lane)
+        return observer
 
 
 def test_frames_are_due_without_drift() -> None:
@@ -95,12 +95,12 @@ def test_a_frame_uses_the_latest_action_again_and_again() -> None:
     # D-23
     """U-13: an agent that thinks too long does not stop the world; its last action goes on."""
     drive = Drive(length=100)
-    mail = drive.player()
+    observer = drive.player()
     drive.until(0.1)
-    drive.loop.act(mail, 0, "a", 0.15)
+    drive.loop.act(observer, 0, "a", 0.15)
     drive.until(0.4)
-    drive.loop.act(mail, 0, "b", 0.45)
-    drive.loop.act(mail, 0, "c", 0.46)
+    drive.loop.act(observer, 0, "b", 0.45)
+    drive.loop.act(observer, 0, "c", 0.46)
     drive.until(0.6)
     assert drive.actions == ["default", "a", "a", "a", "c", "c"]
     assert (drive.loop.actions_applied, drive.loop.actions_replaced) == (2, 1)
@@ -111,8 +111,8 @@ def test_a_frame_uses_the_latest_action_again_and_again() -> None:
 def test_an_action_that_is_too_old_gives_way_to_the_default() -> None:
     """U-13: a declared age ends an action."""
     drive = Drive(length=100, max_action_age=0.25)
-    mail = drive.player()
-    drive.loop.act(mail, 0, "a", 0.05)
+    observer = drive.player()
+    drive.loop.act(observer, 0, "a", 0.05)
     drive.until(0.5)
     assert drive.actions == ["a", "a", "a", "default", "default"]
 
@@ -120,10 +120,10 @@ def test_an_action_that_is_too_old_gives_way_to_the_default() -> None:
 def test_an_action_does_not_reach_into_the_next_episode() -> None:
     """U-5: the action given for a slot that is resetting is not applied, and neither is an old one."""
     drive = Drive(length=2)
-    mail = drive.player()
-    drive.loop.act(mail, 0, "a", 0.0)
+    observer = drive.player()
+    drive.loop.act(observer, 0, "a", 0.0)
     drive.until(0.2)  # the episode ends here, its agent does not know yet
-    assert not drive.loop.act(mail, 0, "late", 0.25)
+    assert not drive.loop.act(observer, 0, "late", 0.25)
     drive.until(0.4)
     assert drive.actions == ["a", "a", "default", "default"]
     assert drive.loop.actions_dropped == 1
@@ -141,25 +141,25 @@ def test_episodes_end_and_begin_by_themselves() -> None:
 def test_every_end_is_told_once_however_far_behind_the_agent_is() -> None:
     """Mistake: a client two episodes behind silently lost the middle one."""
     drive = Drive(length=3)
-    mail = drive.player()
+    observer = drive.player()
     drive.until(0.1)
-    assert drive.loop.take(mail, 0).reward == 1.0  # type: ignore[union-attr]
+    assert drive.loop.take(observer, 0).reward == 1.0  # type: ignore[union-attr]
     drive.until(1.0)  # 10 frames: episodes 1, 2 and 3 are over, 4 is in its first frame
-    taken = drive.loop.take(mail, 0)
+    taken = drive.loop.take(observer, 0)
     assert taken is not None
     assert (taken.observation, taken.terminated, taken.reward, taken.frames) == ((1, 3), True, 2.0, 2)
-    records = mail.boxes[0].take_records()
+    records = observer.buffers[0].take_records()
     assert [(r.episode, r.reward, r.length, r.observation) for r in records] == [
         (1, 3.0, 3, (1, 3)),
         (2, 3.0, 3, (2, 3)),
         (3, 3.0, 3, (3, 3)),
     ]
-    first = drive.loop.take(mail, 0)
+    first = drive.loop.take(observer, 0)
     assert first is not None
     assert (first.observation, first.reward, first.frames, first.terminated) == ((4, 1), 0.0, 0, False)
-    assert mail.boxes[0].take_records() == []
+    assert observer.buffers[0].take_records() == []
     drive.until(1.1)
-    after = drive.loop.take(mail, 0)
+    after = drive.loop.take(observer, 0)
     assert after is not None
     assert (after.reward, after.frames) == (2.0, 2), "the frame before the first Step is counted in the next one"
 
@@ -167,11 +167,11 @@ def test_every_end_is_told_once_however_far_behind_the_agent_is() -> None:
 def test_the_rewards_that_an_agent_sees_are_the_return_of_its_episode() -> None:
     """Mistake: rewards between two steps were summed but their count not told."""
     drive = Drive(length=7)
-    mail = drive.player()
+    observer = drive.player()
     total = frames = 0.0
     for when in (0.1, 0.3, 0.35, 0.6, 0.7):
         drive.until(when)
-        taken = drive.loop.take(mail, 0)
+        taken = drive.loop.take(observer, 0)
         assert taken is not None
         total, frames = total + taken.reward, frames + taken.frames
     assert (total, frames) == (7.0, 7)
@@ -181,32 +181,32 @@ def test_the_rewards_that_an_agent_sees_are_the_return_of_its_episode() -> None:
 def test_frames_skipped_are_those_that_the_agent_never_saw() -> None:
     """U-11."""
     drive = Drive(length=100)
-    mail = drive.player()
+    observer = drive.player()
     for when in (0.1, 0.3, 0.35, 0.8):
         drive.until(when)
-        drive.loop.take(mail, 0)
-    assert mail.boxes[0].frames_skipped == 0 + 1 + 0 + 4
+        drive.loop.take(observer, 0)
+    assert observer.buffers[0].frames_skipped == 0 + 1 + 0 + 4
 
 
 def test_what_comes_of_an_episode_that_was_given_up_is_dropped_and_counted() -> None:
     """Mistake: a late message of an older episode marked the live one done."""
     drive = Drive(length=1)  # a frame that is under way would end its episode
-    mail = drive.player()
+    observer = drive.player()
     drive.now = 0.1
     (frame,) = drive.loop.poll(0.1)
     drive.loop.ask_reset(0, seed=3)
-    mail.boxes[0].abandon()
+    observer.buffers[0].abandon()
     assert drive.loop.poll(0.1) == [], "the environment is still in the frame"
     drive.do(frame)
     assert drive.loop.stale == 1
     (reset,) = drive.loop.poll(0.1)
     assert (reset.kind, reset.seed) == ("reset", 3)
     drive.do(reset)
-    taken = drive.loop.take(mail, 0)
+    taken = drive.loop.take(observer, 0)
     assert taken is not None
     assert not taken.terminated
     assert taken.observation == (reset.episode, 0)
-    assert mail.boxes[0].take_records() == []
+    assert observer.buffers[0].take_records() == []
 
 
 def test_a_reset_that_is_asked_for_twice_is_done_for_the_later_one() -> None:
@@ -229,16 +229,16 @@ def test_a_reset_that_is_asked_for_twice_is_done_for_the_later_one() -> None:
 def test_a_reward_after_the_end_changes_no_episode() -> None:
     """Mistake: a reward that arrived after `done` revived the finished episode and ended it twice."""
     drive = Drive(length=2)
-    mail = drive.player()
+    observer = drive.player()
     drive.until(0.2)
     job = Job(0, 1, "step")
     drive.loop.stepped(job, 0.2, 0.0, (1, 3), 100.0, True, False, {})
-    taken = drive.loop.take(mail, 0)
+    taken = drive.loop.take(observer, 0)
     assert taken is not None
     assert (taken.reward, taken.terminated, taken.observation) == (2.0, True, (1, 2))
-    assert [record.episode for record in mail.boxes[0].take_records()] == [1]
+    assert [record.episode for record in observer.buffers[0].take_records()] == [1]
     assert drive.loop.stale == 1
-    following = drive.loop.take(mail, 0)
+    following = drive.loop.take(observer, 0)
     assert following is not None
     assert not following.terminated
 
@@ -246,17 +246,17 @@ def test_a_reward_after_the_end_changes_no_episode() -> None:
 def test_a_slow_reset_holds_up_no_other_lane() -> None:
     """U-6: and in U-5 the resetting lane has no observation."""
     drive = Drive(lanes=2, length=3)
-    mail = drive.player()
+    observer = drive.player()
     drive.held = {0}
     drive.until(1.0)
-    assert drive.loop.take(mail, 0).terminated  # type: ignore[union-attr]
-    assert drive.loop.take(mail, 0) is None
+    assert drive.loop.take(observer, 0).terminated  # type: ignore[union-attr]
+    assert drive.loop.take(observer, 0) is None
     assert drive.loop.lanes[1].frames == 10
     assert drive.loop.lanes[0].frames == 3
     drive.do(drive.waiting.pop())
     drive.held.clear()
     drive.until(1.1)
-    assert drive.loop.take(mail, 0).observation == (2, 1)  # type: ignore[union-attr]
+    assert drive.loop.take(observer, 0).observation == (2, 1)  # type: ignore[union-attr]
 
 
 def test_an_agent_that_joins_late_is_told_only_of_what_it_saw() -> None:
@@ -269,7 +269,7 @@ def test_an_agent_that_joins_late_is_told_only_of_what_it_saw() -> None:
     taken = drive.loop.take(late, 0)
     assert taken is not None
     assert (taken.reward, taken.frames, taken.terminated) == (1.0, 1, True)
-    (record,) = late.boxes[0].take_records()
+    (record,) = late.buffers[0].take_records()
     assert (record.reward, record.length) == (4.0, 4), "the return is the episode's, whoever saw it"
 
 
@@ -285,42 +285,42 @@ def test_a_spectator_acts_on_nothing() -> None:
 
 def test_a_player_that_leaves_takes_its_action_along() -> None:
     drive = Drive(length=100)
-    mail = drive.player()
-    drive.loop.act(mail, 0, "a", 0.0)
+    observer = drive.player()
+    drive.loop.act(observer, 0, "a", 0.0)
     drive.until(0.1)
-    drive.loop.leave(mail)
+    drive.loop.leave(observer)
     drive.until(0.2)
     assert drive.actions == ["a", "default"]
 
 
 def test_a_failure_cuts_the_episode_off_once_and_is_tried_again_with_growing_pauses() -> None:
     drive = Drive(length=100)
-    mail = drive.player()
+    observer = drive.player()
     drive.now = 0.1
     (job,) = drive.loop.poll(0.1)
     drive.loop.failed(job, 0.1, "it raised")
-    taken = drive.loop.take(mail, 0)
+    taken = drive.loop.take(observer, 0)
     assert taken is not None
     assert (taken.truncated, taken.terminated, taken.error) == (True, False, "it raised")
-    assert drive.loop.take(mail, 0) is None
+    assert drive.loop.take(observer, 0) is None
     assert drive.loop.poll(0.15) == []
     (again,) = drive.loop.poll(0.2)
     assert again.kind == "reset"
     drive.loop.failed(again, 0.2, "again")
-    assert mail.boxes[0].error == "again"
+    assert observer.buffers[0].error == "again"
     assert [job.kind for job in drive.loop.poll(0.35)] == [], "the pause has doubled"
     assert [job.kind for job in drive.loop.poll(0.4)] == ["reset"]
 
 
-def test_letterboxes_are_bounded_and_say_what_they_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bridge.worlds.realtime_mail._MOST_RECORDS", 10)
+def test_lane_buffers_are_bounded_and_say_what_they_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bridge.worlds.lane_buffer._MOST_RECORDS", 10)
     drive = Drive(length=1)
-    mail = drive.player()
+    observer = drive.player()
     drive.until(2.0)
-    box = mail.boxes[0]
-    records = box.take_records()
+    buffer = observer.buffers[0]
+    records = buffer.take_records()
     assert [record.episode for record in records] == list(range(11, 21))
-    assert box.unrecorded == 10
+    assert buffer.unrecorded == 10
     assert [record.observation is not None for record in records] == [False] * 2 + [True] * 8
 
 

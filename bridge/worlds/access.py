@@ -170,7 +170,7 @@ class EnvAccess:
 
 
 class ParallelAccess(EnvAccess):
-    """The access to a PettingZoo ParallelEnv; the spaces are each agent's own, and so its seat's."""
+    """The access to a PettingZoo ParallelEnv; each agent has spaces of its own, which its world adds."""
 
     def properties(self) -> PropertyTree:
         """Return what the environment adds to the tree below `world`."""

@@ -24,7 +24,7 @@ from bridge.worlds.base import Agent, failures_in, refuse_unknown
 from bridge.worlds.default_actions import neutral_action
 from bridge.worlds.gym import EnvWorld
 from bridge.worlds.realtime_agent import RealtimeAgent
-from bridge.worlds.realtime_loop import Job, Mail, Phase, RealtimeLoop
+from bridge.worlds.realtime_loop import Job, Observer, Phase, RealtimeLoop
 from bridge.worlds.resets import ResetOrder
 from bridge.worlds.scheduling import Pending, Scheduler, Timer
 
@@ -122,7 +122,7 @@ class RealtimeWorld(EnvWorld):
     @property
     def agents(self) -> int:
         """How many agents are in, spectators too."""
-        return len(self.loop.mails)
+        return len(self.loop.observers)
 
     def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
         """Let an agent in: settings `role` (player, spectator) and `wait` (now, next_frame)."""
@@ -130,7 +130,7 @@ class RealtimeWorld(EnvWorld):
         role = _one_of(settings, "role", ROLES)
         wait = _one_of(settings, "wait", WAITS)
         self.refuse_if_over()
-        if role == "player" and any(mail.player for mail in self.loop.mails):
+        if role == "player" and any(observer.player for observer in self.loop.observers):
             raise RequestError(
                 Code.RESOURCE_EXHAUSTED,
                 f"the world {self.name!r} has its one player already; join it with the setting role=spectator, "
@@ -140,7 +140,7 @@ class RealtimeWorld(EnvWorld):
 
     def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
         """Take the settings of a ResetWorld; the first agent that is told carries it out."""
-        reader = RealtimeAgent(self, Mail(len(self.loop.lanes), False), WAITS[0])
+        reader = RealtimeAgent(self, Observer(len(self.loop.lanes), False), WAITS[0])
         mask, seeds, options, _ = reader.read_reset(settings)
         self.refuse_if_over()
         self._ordered = mask, seeds, options
@@ -173,7 +173,7 @@ class RealtimeWorld(EnvWorld):
         self._changed()
 
     def ask_reset(
-        self, mail: Mail, mask: Array, seeds: Sequence[int | None], options: Any, restart: bool = True
+        self, observer: Observer, mask: Array, seeds: Sequence[int | None], options: Any, restart: bool = True
     ) -> None:
         """Give up an agent's episodes, and where it is the player have the lanes begin new ones.
 
@@ -183,14 +183,14 @@ class RealtimeWorld(EnvWorld):
         for index, chosen in enumerate(mask.tolist()):
             if not chosen:
                 continue
-            mail.boxes[index].abandon()
+            observer.buffers[index].abandon()
             lane = self.loop.lanes[index]
             plain = seeds[index] is None and not options
             under_way = lane.phase in (Phase.RESETTING, Phase.IDLE) or not restart
-            if not mail.player or (plain and under_way):
+            if not observer.player or (plain and under_way):
                 continue
             self.loop.ask_reset(index, seeds[index], options, self.now())
-        if mail.player:
+        if observer.player:
             self.loop.start(self.now())
         self._changed()
         self.start()

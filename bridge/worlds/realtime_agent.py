@@ -17,9 +17,9 @@ from bridge.wire import NO_SEED, TIMING
 from bridge.worlds.base import read_bytes, refuse_unknown
 from bridge.worlds.default_actions import neutral_action
 from bridge.worlds.gym import EnvAgent
+from bridge.worlds.lane_buffer import Ended, Taken
 from bridge.worlds.lane_infos import join_infos
-from bridge.worlds.realtime_loop import Mail, Phase
-from bridge.worlds.realtime_mail import Ended, Taken
+from bridge.worlds.realtime_loop import Observer, Phase
 
 if TYPE_CHECKING:
     from bridge.worlds.realtime import RealtimeWorld
@@ -32,12 +32,12 @@ _FRAME_DEADLINE = 10.0
 class RealtimeAgent(EnvAgent):
     """An agent of a real-time world: the player, or a spectator."""
 
-    def __init__(self, world: RealtimeWorld, mail: Mail, wait: str) -> None:
+    def __init__(self, world: RealtimeWorld, observer: Observer, wait: str) -> None:
         env = world.env
         lanes = None if world.single else len(env.lanes)
         super().__init__(world, env.observation_space, env.action_space, lanes)
         self._real = world
-        self._mail = mail
+        self._observer = observer
         self._wait = wait
         shape = () if lanes is None else (lanes,)
         self._first_extra = len(self.observations) + 1
@@ -62,7 +62,7 @@ class RealtimeAgent(EnvAgent):
     @property
     def spectator(self) -> bool:
         """Whether its actions and resets change nothing."""
-        return not self._mail.player
+        return not self._observer.player
 
     def hang_up(self) -> None:
         """End its wait."""
@@ -71,7 +71,7 @@ class RealtimeAgent(EnvAgent):
     def prepare(self, uids: Sequence[int]) -> None:
         """An agent that asks which lanes are resetting is answered while some are; others when all are ready.
 
-        One that asks for `timing` alone leaves its action, and its mail for a later Step.
+        One that asks for `timing` alone leaves its action, and what its buffers hold for a later Step.
         """
         self._partial = self._first_extra + 3 in uids
         self._acts_only = list(uids) == [self._first_extra + 2]
@@ -90,8 +90,8 @@ class RealtimeAgent(EnvAgent):
     SETTINGS = ("seed", "options", "restart", "reset_mask")
 
     def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
-        """Have the lanes begin anew, and return at once (U-2, U-9). A spectator's Reset changes only its own seat."""
-        self._real.ask_reset(self._mail, *self.read_reset(settings))
+        """Have the lanes begin anew, and return at once (U-2, U-9). A spectator's Reset changes nothing but what it is told."""
+        self._real.ask_reset(self._observer, *self.read_reset(settings))
 
     def read_reset(self, settings: Mapping[str, pb.Tensor]) -> tuple[Array, list[int | None], Any, bool]:
         """Return which lanes Reset settings name, a seed for each, the options, and whether what runs is cut off."""
@@ -122,35 +122,36 @@ class RealtimeAgent(EnvAgent):
         return pb.RUNNING
 
     def _take_first(self) -> list[Taken | None]:
-        """Enter the running episodes; lanes that did not change stay where they are, their mail untouched."""
+        """Enter the running episodes; of lanes that did not change nothing is taken."""
         loop = self._real.loop
         taken: list[Taken | None] = []
-        for index, (lane, box) in enumerate(zip(loop.lanes, self._mail.boxes, strict=True)):
-            if not box.reading:
-                taken.append(loop.take(self._mail, index))
-            elif box.closing is not None:
-                ended, at = box.closing
+        for index, (lane, buffer) in enumerate(zip(loop.lanes, self._observer.buffers, strict=True)):
+            if not buffer.reading:
+                taken.append(loop.take(self._observer, index))
+            elif buffer.closing is not None:
+                ended, at = buffer.closing
                 taken.append(Taken(ended.observation, ended.info, 0.0, 0, False, False, at, ended.episode))
             else:
                 at = lane.observed_at
-                taken.append(Taken(lane.observation, lane.info, 0.0, 0, False, False, at, box.reading))
+                taken.append(Taken(lane.observation, lane.info, 0.0, 0, False, False, at, buffer.reading))
         return taken
 
     async def _wait_for_lanes(self) -> None:
         """Return once the agent's lanes have something to tell: all of them, or one where it takes the rest later."""
-        loop, boxes = self._real.loop, self._mail.boxes
+        loop, buffers = self._real.loop, self._observer.buffers
 
         def ready() -> bool:
             there = [
-                bool(box.reading) or lane.phase is Phase.RUNNING for lane, box in zip(loop.lanes, boxes, strict=True)
+                bool(buffer.reading) or lane.phase is Phase.RUNNING
+                for lane, buffer in zip(loop.lanes, buffers, strict=True)
             ]
-            if self._lanes is None and boxes[0].error is not None and not there[0]:
-                error, boxes[0].error = boxes[0].error, None
+            if self._lanes is None and buffers[0].error is not None and not there[0]:
+                error, buffers[0].error = buffers[0].error, None
                 raise RequestError(Code.INTERNAL, error)
             return any(there) if self._partial else all(there)
 
         def reason() -> str:
-            errors = "; ".join(box.error for box in boxes if box.error)
+            errors = "; ".join(buffer.error for buffer in buffers if buffer.error)
             return f"no episode began within reset_timeout={self._real.options.reset_timeout:g} s; {errors}"
 
         await self._real.wait_until(self, ready, self._real.options.reset_timeout, reason)
@@ -161,11 +162,11 @@ class RealtimeAgent(EnvAgent):
         action = self._action(actions) if actions else None  # none: the last one goes on
         loop = self._real.loop
         self._real.refuse_if_over()
-        if self._mail.player and actions:
+        if self._observer.player and actions:
             split = [action] if self._lanes is None else self._split(action)
             for index, own in enumerate(split):
-                if self._mail.boxes[index].reading:
-                    loop.act(self._mail, index, own, received)
+                if self._observer.buffers[index].reading:
+                    loop.act(self._observer, index, own, received)
         if self._acts_only:
             self._timing[..., :2] = received, self._real.now()
             return pb.RUNNING
@@ -173,12 +174,12 @@ class RealtimeAgent(EnvAgent):
             await self._wait_for_frame()
         if self._lanes is not None and not self._partial:
             await self._wait_for_lanes()
-        box = self._mail.boxes[0]
-        if self._lanes is None and box.closing is not None and box.closing[0].error is not None:
-            error = box.closing[0].error
-            box.abandon()
+        buffer = self._observer.buffers[0]
+        if self._lanes is None and buffer.closing is not None and buffer.closing[0].error is not None:
+            error = buffer.closing[0].error
+            buffer.abandon()
             raise RequestError(Code.INTERNAL, error)
-        self._collect([loop.take(self._mail, index) for index in range(len(loop.lanes))], received)
+        self._collect([loop.take(self._observer, index) for index in range(len(loop.lanes))], received)
         if self._lanes is not None:
             return pb.RUNNING
         return pb.TERMINATED if self._terminated else pb.INTERRUPTED if self._truncated else pb.RUNNING
@@ -187,9 +188,10 @@ class RealtimeAgent(EnvAgent):
         """Tell the last of the episodes that a ResetWorld cuts off."""
         self._real.carry_out_reset()
         now = self._real.now()
-        boxes = self._mail.boxes
+        buffers = self._observer.buffers
         self._collect(
-            [self._real.loop.take(self._mail, i) if box.reading else None for i, box in enumerate(boxes)], now
+            [self._real.loop.take(self._observer, i) if buffer.reading else None for i, buffer in enumerate(buffers)],
+            now,
         )
         self._truncated[...] = True
         self.abandon()
@@ -197,22 +199,22 @@ class RealtimeAgent(EnvAgent):
 
     def abandon(self) -> None:
         """Give up the episodes that it is in."""
-        for box in self._mail.boxes:
-            box.abandon()
+        for buffer in self._observer.buffers:
+            buffer.abandon()
 
     def leave(self) -> None:
         """Leave the world, which goes on (D-16)."""
-        self._real.loop.leave(self._mail)
+        self._real.loop.leave(self._observer)
 
     async def _wait_for_frame(self) -> None:
         """Return once each lane that the agent is in has had a frame, or its episode ended."""
-        loop, boxes = self._real.loop, self._mail.boxes
+        loop, buffers = self._real.loop, self._observer.buffers
         before = [lane.frames for lane in loop.lanes]
 
         def passed() -> bool:
             return all(
-                not box.reading or box.closing is not None or lane.frames > had
-                for lane, box, had in zip(loop.lanes, boxes, before, strict=True)
+                not buffer.reading or buffer.closing is not None or lane.frames > had
+                for lane, buffer, had in zip(loop.lanes, buffers, before, strict=True)
             )
 
         await self._real.wait_until(
@@ -223,11 +225,11 @@ class RealtimeAgent(EnvAgent):
         return list(iterate(self._batched_actions, action))
 
     def _collect(self, taken: list[Taken | None], received: float) -> None:
-        """Turn what was taken from the mail into what `observe` gives."""
-        loop, boxes, now = self._real.loop, self._mail.boxes, self._real.now()
-        self._episodes = [(index, ended) for index, box in enumerate(boxes) for ended in box.take_records()]
+        """Turn what was taken from the buffers into what `observe` gives."""
+        loop, buffers, now = self._real.loop, self._observer.buffers, self._real.now()
+        self._episodes = [(index, ended) for index, buffer in enumerate(buffers) for ended in buffer.take_records()]
         infos: dict[int, Any] = {}
-        for index, (item, box) in enumerate(zip(taken, boxes, strict=True)):
+        for index, (item, buffer) in enumerate(zip(taken, buffers, strict=True)):
             at = () if self._lanes is None else (index,)
             self._resetting[at] = item is None
             self._reward[at] = item.reward if item else 0.0  # U-5
@@ -248,13 +250,13 @@ class RealtimeAgent(EnvAgent):
                 loop.actions_dropped,
                 loop.overruns,
                 loop.dropped,
-                box.frames_skipped,
+                buffer.frames_skipped,
             )
             infos[index] = item.info if item else {}
-            error = item.error if item else box.error
+            error = item.error if item else buffer.error
             if error is not None and self._lanes is not None:
                 infos[index] = {**infos[index], "error": error}
-                box.error = None
+                buffer.error = None
         if self._lanes is None:
             first = taken[0]
             if first is None:

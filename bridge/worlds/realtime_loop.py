@@ -15,9 +15,9 @@ from typing import Any
 
 from bridge.errors import SettingError
 from bridge.samples import Samples
-from bridge.worlds.realtime_mail import Ended, Letterbox, Taken
+from bridge.worlds.lane_buffer import Ended, LaneBuffer, Taken
 
-__all__ = ["TRANSITIONS", "Event", "Job", "Lane", "Mail", "Phase", "RealtimeLoop"]
+__all__ = ["TRANSITIONS", "Event", "Job", "Lane", "Observer", "Phase", "RealtimeLoop"]
 
 
 class Phase(enum.Enum):
@@ -110,12 +110,12 @@ class Lane:
         self.phase = TRANSITIONS[self.phase, event]
 
 
-class Mail:
-    """An agent's seat: a letterbox for each lane."""
+class Observer:
+    """An agent that looks on, or plays: a buffer for each lane."""
 
     def __init__(self, lanes: int, player: bool) -> None:
         self.player = player
-        self.boxes = [Letterbox() for _ in range(lanes)]
+        self.buffers = [LaneBuffer() for _ in range(lanes)]
 
 
 class RealtimeLoop:
@@ -175,7 +175,7 @@ class RealtimeLoop:
         self._catch_up = catch_up
         self._start: float | None = None
         self._index = 0
-        self._mails: list[Mail] = []
+        self._observers: list[Observer] = []
 
     # Time
 
@@ -265,8 +265,8 @@ class RealtimeLoop:
         lane.reward, lane.length, lane.failures = 0.0, 0, 0
         lane.seed = lane.options = None
         lane.acted_at, lane.unused = -math.inf, False
-        for mail in self._mails:
-            mail.boxes[job.lane].began()
+        for observer in self._observers:
+            observer.buffers[job.lane].began()
 
     def stepped(
         self,
@@ -288,9 +288,9 @@ class RealtimeLoop:
         lane.reward += reward
         lane.length += 1
         lane.frames += 1
-        boxes = [mail.boxes[job.lane] for mail in self._mails]
-        for box in boxes:
-            box.frame(reward)
+        buffers = [observer.buffers[job.lane] for observer in self._observers]
+        for buffer in buffers:
+            buffer.frame(reward)
         if terminated or truncated:
             lane.move(Event.ENDED)
             self._end(
@@ -315,8 +315,8 @@ class RealtimeLoop:
         self._end(job.lane, now, ended)
 
     def _end(self, index: int, now: float, ended: Ended) -> None:
-        for mail in self._mails:
-            mail.boxes[index].ended(ended, now)
+        for observer in self._observers:
+            observer.buffers[index].ended(ended, now)
 
     def _renew(self, lane: Lane) -> None:
         if lane.unused:
@@ -327,24 +327,24 @@ class RealtimeLoop:
 
     # Agents
 
-    def join(self, player: bool) -> Mail:
-        """Seat an agent."""
-        mail = Mail(len(self.lanes), player)
-        self._mails.append(mail)
-        return mail
+    def join(self, player: bool) -> Observer:
+        """Let an agent in."""
+        observer = Observer(len(self.lanes), player)
+        self._observers.append(observer)
+        return observer
 
-    def leave(self, mail: Mail) -> None:
-        """Free a seat; a player takes its actions along."""
-        if mail in self._mails:
-            self._mails.remove(mail)
-            if mail.player:
+    def leave(self, observer: Observer) -> None:
+        """Take note that an agent has left; the actions of a player go with it."""
+        if observer in self._observers:
+            self._observers.remove(observer)
+            if observer.player:
                 for lane in self.lanes:
                     lane.acted_at, lane.unused = -math.inf, False
 
     @property
-    def mails(self) -> Sequence[Mail]:
-        """The seats that are taken."""
-        return self._mails
+    def observers(self) -> Sequence[Observer]:
+        """The agents that are in."""
+        return self._observers
 
     def ask_reset(self, index: int, seed: int | None = None, options: Any = None, now: float = 0.0) -> None:
         """Have a lane begin an episode; one that runs is cut off (U-9)."""
@@ -359,12 +359,12 @@ class RealtimeLoop:
         lane.seed, lane.options = seed, options
         self._renew(lane)
 
-    def act(self, mail: Mail, index: int, action: Any, now: float) -> bool:
+    def act(self, observer: Observer, index: int, action: Any, now: float) -> bool:
         """Let a player's action go on from now; return whether its episode still runs (U-5)."""
         lane = self.lanes[index]
-        if not mail.player:
+        if not observer.player:
             return False
-        if lane.phase is not Phase.RUNNING or mail.boxes[index].reading != lane.episode:
+        if lane.phase is not Phase.RUNNING or observer.buffers[index].reading != lane.episode:
             self.actions_dropped += 1
             return False
         if lane.unused:
@@ -372,14 +372,14 @@ class RealtimeLoop:
         lane.action, lane.acted_at, lane.unused = action, now, True
         return True
 
-    def take(self, mail: Mail, index: int) -> Taken | None:
+    def take(self, observer: Observer, index: int) -> Taken | None:
         """Give out what an agent is to be told of a lane; None: it is in no episode, and none runs yet."""
-        lane, box = self.lanes[index], mail.boxes[index]
-        if box.reading:
-            return box.take(lane.observation, lane.info, lane.observed_at)
+        lane, buffer = self.lanes[index], observer.buffers[index]
+        if buffer.reading:
+            return buffer.take(lane.observation, lane.info, lane.observed_at)
         if lane.phase is not Phase.RUNNING:
             return None
-        return box.take_first(lane.episode, lane.observation, lane.info, lane.observed_at)
+        return buffer.take_first(lane.episode, lane.observation, lane.info, lane.observed_at)
 
     def statistics(self) -> dict[str, Any]:
         """Return counts, and percentiles of times in seconds."""

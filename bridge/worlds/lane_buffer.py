@@ -1,6 +1,6 @@
 """What an agent of a real-time world is still to be told of one lane, however far behind it is.
 
-A letterbox takes frames and ends of episodes as they happen, each with its episode's number, and gives them out when
+A `LaneBuffer` takes frames and ends of episodes as they happen, each with its episode's number, and gives them out when
 the agent asks. Rewards are never attributed to another episode than their own, and every end is told exactly once.
 """
 
@@ -10,7 +10,7 @@ import dataclasses
 from collections import deque
 from typing import Any
 
-__all__ = ["Ended", "Letterbox", "Taken"]
+__all__ = ["Ended", "LaneBuffer", "Taken"]
 
 _MOST_RECORDS = 65536
 _MOST_FINALS = 8
@@ -62,8 +62,8 @@ class Taken:
     """Why the episode was cut off."""
 
 
-class Letterbox:
-    """One agent's mail from one lane."""
+class LaneBuffer:
+    """What one agent is still to be told of one lane."""
 
     def __init__(self) -> None:
         self.reading = 0
