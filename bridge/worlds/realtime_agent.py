@@ -90,7 +90,7 @@ class RealtimeAgent(EnvAgent):
     SETTINGS = ("seed", "options", "restart", "reset_mask")
 
     def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
-        """Have the lanes begin anew, and return at once (U-2, U-9). A spectator's Reset changes nothing but what it is told."""
+        """Have the lanes begin anew, and return at once (U-2, U-9). A spectator's Reset concerns itself alone."""
         self._real.ask_reset(self._observer, *self.read_reset(settings))
 
     def read_reset(self, settings: Mapping[str, pb.Tensor]) -> tuple[Array, list[int | None], Any, bool]:
