@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
+import threading
 import weakref
 from typing import Any, Protocol
 
@@ -33,10 +35,29 @@ def leak(item: Any) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
 
 
-def _after_fork() -> None:
-    for item in list(_inherited):
-        item.after_fork()
+# The signal masks of threads that are forking now. A signal to a forked process must not come before `after_fork`: the
+# handlers that it inherits are its parent's.
+_masks: dict[int, set[int]] = {}
+
+
+def _before_fork() -> None:
+    if _inherited:
+        _masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+
+
+def _after_fork_in_parent() -> None:
+    mask = _masks.pop(threading.get_ident(), None)
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _after_fork_in_child() -> None:
+    try:
+        for item in list(_inherited):
+            item.after_fork()
+    finally:
+        _after_fork_in_parent()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

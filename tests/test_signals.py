@@ -23,7 +23,7 @@ import pytest
 
 from bridge import make_remote
 from bridge.errors import RemoteError
-from tests.support import until
+from tests.support import server_process, until
 from tests.thread_envs import BLOCKED, read_log
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
@@ -268,3 +268,35 @@ def test_environments_live_in_the_main_thread_of_a_process_that_only_serves(serv
     assert all(record["main"] for record in records), f"other threads:{seen}"
     assert {record["pid"] for record in records} == {server.process.pid}
     assert records[-1]["what"] == "__del__", f"it was not destroyed:{seen}"
+
+
+FORKING = """
+import multiprocessing, time
+import bridge
+from bridge.testing import CountingEnv
+
+class Forking(CountingEnv):
+    def exit_code_of_a_child(self):
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        child.start()
+        child.terminate()
+        child.join(30)
+        return child.exitcode
+
+server = bridge.serve_gym(lambda: Forking(1000), start=False)
+print(server.url, flush=True)
+server.run()
+"""
+
+
+def test_a_signal_to_a_process_that_an_environment_forked_is_its_own() -> None:
+    """It ends that process, and the server goes on."""
+    with server_process(FORKING) as (process, url):
+        env = make_remote(url, timeout=AFTER_ALL)
+        env.reset(seed=0)
+        assert env.call("exit_code_of_a_child") == -signal.SIGTERM
+        assert env.step(0)[1] == 1.0
+        env.close()
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(AFTER_ALL) == 0

@@ -162,6 +162,7 @@ class Server:
         """In a forked process: leave the server to the parent process."""
         forget_lock_in_child()
         atexit.unregister(self.stop)
+        self._shutdown.after_fork()
         leak(self._connections)
         leak(self._loop)
         self._stopping = threading.Lock()

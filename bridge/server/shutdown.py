@@ -62,6 +62,8 @@ class Shutdown:
         """Whether a signal ends the process where an environment is in a call: the calling thread cannot return."""
         self._grace = 0.0
         self._signal: int | None = None
+        self._handlers: dict[signal.Signals, Any] = {}
+        """What handled the signals before, while they reach the event loop."""
 
     @contextlib.contextmanager
     def handle_signals(self, grace: float) -> Iterator[None]:
@@ -79,14 +81,23 @@ class Shutdown:
             """Do nothing: the number of the signal is written to the event loop's wake-up."""
 
         self._loop.on_signal = self._on_signal
-        before = {number: signal.signal(number, ignore) for number in _SIGNALS}
+        self._handlers = {number: signal.signal(number, ignore) for number in _SIGNALS}
         wakeup = signal.set_wakeup_fd(self._loop.wakeup_fd, warn_on_full_buffer=False)
         try:
             yield
         finally:
             signal.set_wakeup_fd(wakeup)
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            self._restore_handlers()
+
+    def _restore_handlers(self) -> None:
+        while self._handlers:
+            signal.signal(*self._handlers.popitem())
+
+    def after_fork(self) -> None:
+        """In a forked process: signals are its own, and not the event loop's of its parent."""
+        if self._handlers:
+            signal.set_wakeup_fd(-1)
+            self._restore_handlers()
 
     def _on_signal(self, number: int) -> None:
         if number not in _SIGNALS:
