@@ -7,6 +7,7 @@ too. `bridge.worlds.isolated_env` has the same interface for environments in pro
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
@@ -143,7 +144,7 @@ class LocalBase(Generic[E]):
     def _close(self, reason: RequestError | None) -> None:
         self._closed = reason or self._closed
         env, self._env, self._access = self._env, None, None
-        self._tree = PropertyTree()
+        self._tree = _without_environment(self._tree)
         if env is not None:
             in_environment("close", env.close)  # type: ignore[attr-defined]
 
@@ -168,6 +169,19 @@ class LocalBase(Generic[E]):
         access: Any = self._access
         response: bridge_pb2.CallResponse = in_environment(f"call of {request.name}", access.call, request)
         return response
+
+
+def _without_environment(tree: PropertyTree) -> PropertyTree:
+    """Return a tree with the same properties that keeps no reference to the environment."""
+
+    def closed(*arguments: Any) -> Any:
+        raise RequestError(Code.FAILED_PRECONDITION, "the environment was closed")
+
+    leaves = [dataclasses.replace(leaf, read=closed) if leaf.in_environment else leaf for leaf in tree.leaves]
+    families = [
+        dataclasses.replace(family, read=closed, write=closed, names=closed, find=closed) for family in tree.families
+    ]
+    return PropertyTree(leaves, families)
 
 
 class LocalEnv(LocalBase[Any]):
