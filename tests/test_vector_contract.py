@@ -21,6 +21,7 @@ import bridge.client.pool as pool_module
 import bridge.client.results as results_module
 import bridge.client.stepper as stepper_module
 from bridge import make_vec_remote, serve_gym
+from bridge.client.results import InfoJoiner
 from bridge.client.session import State
 from bridge.testing import EVERY_SPACE, SpaceEnv
 from bridge.wrappers import BlockingReset
@@ -534,3 +535,13 @@ def test_an_unknown_autoreset_mode_is_refused(envs: BlockingReset) -> None:
     assert BlockingReset(envs.env, autoreset_mode="SameStep").autoreset_mode is SAME
     with pytest.raises(ValueError, match="NextStep"):
         BlockingReset(envs.env, autoreset_mode="sometimes")
+
+
+def test_infos_of_slots_whose_types_differ_become_objects() -> None:
+    """One slot's seed is a number and another's None, where both begin an episode in one step."""
+    joiner = InfoJoiner(3)
+    joiner.add({"seed": 4, "kept": 1.5}, 0)
+    joiner.add({"seed": None, "kept": 2.5}, 1)
+    assert joiner.infos["seed"].tolist() == [4, None, None]
+    assert joiner.infos["_seed"].tolist() == [True, True, False]
+    assert joiner.infos["kept"].tolist() == [1.5, 2.5, 0.0]

@@ -38,8 +38,17 @@ class InfoJoiner(VectorEnv[Any, Any, Any]):
         self.num_envs = num_envs
 
     def add(self, info: Mapping[str, Any], slot: int) -> None:
-        """Add what belongs to one slot."""
-        self.infos = self._add_info(self.infos, dict(info), slot)
+        """Add what belongs to one slot. A key whose values are of several types becomes an array of objects."""
+        for key, value in info.items():
+            try:
+                self.infos = self._add_info(self.infos, {key: value}, slot)
+            except (TypeError, ValueError, OverflowError):
+                if not isinstance(self.infos.get(key), np.ndarray):
+                    raise
+                array, mask = self.infos[key].astype(object), self.infos[f"_{key}"]
+                array[~mask] = None
+                self.infos[key] = array
+                self.infos = self._add_info(self.infos, {key: value}, slot)
 
 
 class Results:
