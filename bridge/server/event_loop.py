@@ -111,7 +111,7 @@ class EventLoop:
         return self._waker.fileno()
 
     def wake(self) -> None:
-        """Have `turn` return soon; may be called from any thread."""
+        """Have the loop look for what is ready; may be called from any thread."""
         with contextlib.suppress(OSError):  # it is full: the loop will look
             self._waker.send(b"\0")
 
