@@ -17,14 +17,14 @@ from collections.abc import Sequence
 
 import psutil
 
+from bridge.encoding.names import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
+from bridge.encoding.tensors import pack_tensor
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
 from bridge.server.limits import Limits
 from bridge.server.registry import Registry
-from bridge.session import Session
-from bridge.tensors import pack_tensor
+from bridge.server.session import Session
 from bridge.testing import CountingEnv, LocalRuntime
-from bridge.wire import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
 from bridge.worlds.source import EnvSource
 
 

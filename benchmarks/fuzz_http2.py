@@ -27,10 +27,10 @@ import psutil
 
 from benchmarks.fuzz import garbled, valid_requests
 from bridge import make_remote, serve_gym
-from bridge.hpack import encode
-from bridge.http2 import PREFACE
 from bridge.testing import CountingEnv
-from bridge.wire import METHOD, SERVICE
+from bridge.transport.hpack import encode
+from bridge.transport.http2 import PREFACE
+from bridge.transport.service import METHOD, SERVICE
 
 ROOT = Path(__file__).parent.parent
 MAX_MESSAGE_BYTES = 200_000

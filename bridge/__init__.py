@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from bridge.client.remote_env import RemoteEnv, make_remote
-from bridge.client.remote_vector_env import RemoteVectorEnv, make_vec_remote
+from bridge.client.env import RemoteEnv, make_remote
+from bridge.client.vector_env import RemoteVectorEnv, make_vec_remote
 from bridge.registration import register_remote
 from bridge.server.serve import serve_gym
 from bridge.server.server import Server
@@ -11,8 +11,8 @@ from bridge.version import __version__
 from bridge.worlds.timed import TimeAction
 
 if TYPE_CHECKING:
-    from bridge.client.remote_parallel_env import RemoteParallelEnv, make_parallel_remote
-    from bridge.server.parallel import serve_parallel
+    from bridge.client.parallel_env import RemoteParallelEnv, make_parallel_remote
+    from bridge.server.serve_parallel import serve_parallel
 
 __all__ = [
     "RemoteEnv",
@@ -32,9 +32,9 @@ register_remote()
 
 # What needs an extra is imported when it is first asked for.
 _LAZY = {
-    "RemoteParallelEnv": "bridge.client.remote_parallel_env",
-    "make_parallel_remote": "bridge.client.remote_parallel_env",
-    "serve_parallel": "bridge.server.parallel",
+    "RemoteParallelEnv": "bridge.client.parallel_env",
+    "make_parallel_remote": "bridge.client.parallel_env",
+    "serve_parallel": "bridge.server.serve_parallel",
 }
 
 

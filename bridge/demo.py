@@ -20,7 +20,7 @@ import numpy.typing as npt
 from gymnasium.vector import VectorEnv
 
 from bridge.cli.launch import ServerProcess
-from bridge.client.remote_vector_env import make_vec_remote
+from bridge.client.vector_env import make_vec_remote
 from bridge.errors import SettingError
 
 __all__ = ["SOLVED", "CrossEntropy", "Demo", "Generation", "Outcome", "draw_curve", "play", "run_demo"]

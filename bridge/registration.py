@@ -15,6 +15,6 @@ def register_remote() -> None:
     if REMOTE_ID not in gymnasium.registry:
         gymnasium.register(
             REMOTE_ID,
-            entry_point="bridge.client.remote_env:RemoteEnv",
+            entry_point="bridge.client.env:RemoteEnv",
             vector_entry_point="bridge.wrappers.blocking_reset:make_blocking",
         )

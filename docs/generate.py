@@ -10,12 +10,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bridge import wire
-from bridge.session import TRANSITIONS, Event, State
-from bridge.worlds.joint_steps import MissingAgent
-from bridge.worlds.multi_agent_source import ParallelSource
+from bridge.encoding import names
+from bridge.server.session import TRANSITIONS, Event, State
+from bridge.worlds.lanes import VectorAgent
+from bridge.worlds.multi_agent.joint_steps import MissingAgent
+from bridge.worlds.multi_agent.source import ParallelSource
 from bridge.worlds.source import EnvSource
-from bridge.worlds.vector import VectorAgent
 
 PAGE = Path(__file__).resolve().parent / "protocol.md"
 
@@ -45,10 +45,10 @@ def transitions() -> str:
 def extensions() -> str:
     """List the messages that travel in `extension`."""
     rows = [
-        [f"`{wire.PROPERTY_REQUEST_URL}`", f"`{wire.PROPERTY_RESPONSE_URL}`", "reads, writes or lists a property"],
+        [f"`{names.PROPERTY_REQUEST_URL}`", f"`{names.PROPERTY_RESPONSE_URL}`", "reads, writes or lists a property"],
         [
-            f"`{wire.CALL_REQUEST_URL}`",
-            f"`{wire.CALL_RESPONSE_URL}`",
+            f"`{names.CALL_REQUEST_URL}`",
+            f"`{names.CALL_RESPONSE_URL}`",
             "calls a public method of the environment, or reads an attribute; of this package, in a joined world",
         ],
     ]

@@ -8,8 +8,8 @@ from dm_env_rpc.v1 import connection as public_connection
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as public
 from dm_env_rpc.v1 import tensor_utils
 
+from bridge.encoding.tensors import pack_tensor
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.tensors import pack_tensor
 
 TIMEOUT = 20.0
 

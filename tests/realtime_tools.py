@@ -14,9 +14,9 @@ from bridge.client.remote import Delivery, Remote
 from bridge.client.session import Event, Joined
 from bridge.client.step_reader import Batch
 from bridge.client.world_request import WorldRequest
-from bridge.spaces import Layout
+from bridge.encoding.spaces import Layout
 from bridge.testing import Conditions, Duplex, VirtualClock
-from bridge.worlds.realtime import Realtime, RealtimeWorld
+from bridge.worlds.realtime.world import Realtime, RealtimeWorld
 from bridge.worlds.source import EnvSource
 from tests.support import direct_registry, direct_session
 

@@ -20,7 +20,7 @@ from gymnasium import spaces
 
 from bridge.server.limits import Limits
 from bridge.server.registry import Registry
-from bridge.session import Session
+from bridge.server.session import Session
 from bridge.testing import LocalRuntime
 from bridge.worlds.base import Agent, World
 from bridge.worlds.scheduling import Pending

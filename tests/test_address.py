@@ -1,11 +1,11 @@
-"""`bridge.address`: what a URL says, and what is said of one that cannot be read."""
+"""`bridge.transport.address`: what a URL says, and what is said of one that cannot be read."""
 
 import dataclasses
 
 import pytest
 
-from bridge.address import Address, parse_address
 from bridge.errors import AddressError
+from bridge.transport.address import Address, parse_address
 
 
 @pytest.mark.parametrize(

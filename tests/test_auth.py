@@ -14,12 +14,12 @@ import grpc
 import pytest
 
 from bridge import errors, make_remote, make_vec_remote, serve_gym
-from bridge.certificates import FILES, make_certificates
-from bridge.credentials import TOKEN_VARIABLE, ClientCredentials, Token, read_pem, read_token
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.auth import Gate, Security
 from bridge.testing import CountingEnv
-from bridge.wire import METHOD, SERVICE
+from bridge.transport.certificates import FILES, make_certificates
+from bridge.transport.credentials import TOKEN_VARIABLE, ClientCredentials, Token, read_pem, read_token
+from bridge.transport.service import METHOD, SERVICE
 from tests.support import until
 
 SECRET = "correct-horse-battery-staple"
@@ -225,8 +225,8 @@ def test_the_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypa
 
 
 def test_the_environments_token_is_not_sent_in_the_clear_to_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bridge.address import parse_address
-    from bridge.client.token import shown_token
+    from bridge.transport.address import parse_address
+    from bridge.transport.token import shown_token
 
     def sent(url: str, **keywords: Any) -> str | None:
         import dataclasses
@@ -244,7 +244,7 @@ def test_the_environments_token_is_not_sent_in_the_clear_to_another_machine(monk
 
 def test_who_is_refused_since_the_environments_token_was_kept_back_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, SECRET)
-    monkeypatch.setattr("bridge.client.token.is_loopback", lambda host: False)  # it is, as in all tests
+    monkeypatch.setattr("bridge.transport.token.is_loopback", lambda host: False)  # it is, as in all tests
     with (
         serve_gym("CartPole-v1") as server,
         pytest.raises(errors.RefusedError, match=rf"{TOKEN_VARIABLE} is not sent unencrypted .*use grpcs://"),
@@ -337,7 +337,7 @@ def test_beyond_loopback_what_is_missing_is_warned_of(
 def test_the_command_makes_what_serves_and_overwrites_nothing(tmp_path: Path, capsys: Any) -> None:
     import argparse
 
-    from bridge.certificates import add_cert_parser
+    from bridge.transport.certificates import add_cert_parser
 
     parser = argparse.ArgumentParser()
     add_cert_parser(parser.add_subparsers())
@@ -354,7 +354,7 @@ def test_the_command_makes_what_serves_and_overwrites_nothing(tmp_path: Path, ca
 
 
 def test_a_world_of_several_agents_asks_for_the_token_too(certs: dict[str, Path]) -> None:
-    from bridge.server.parallel import serve_parallel
+    from bridge.server.serve_parallel import serve_parallel
     from tests.parallel_envs import Relay
 
     with serve_parallel(Relay, token=SECRET, **tls(certs)) as server:

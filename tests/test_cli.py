@@ -20,13 +20,13 @@ import pytest
 
 import bridge
 from bridge import serve_gym
-from bridge.certificates import make_certificates
 from bridge.cli import main, program
 from bridge.cli.info import positive
 from bridge.cli.launch import ServerProcess
 from bridge.cli.serve import connecting_lines, read_pairs, serve_options
-from bridge.credentials import TOKEN_VARIABLE
 from bridge.errors import ConnectError, EnvironmentFailedError, SettingError
+from bridge.transport.certificates import make_certificates
+from bridge.transport.credentials import TOKEN_VARIABLE
 from tests.parallel_envs import Relay
 from tests.public_server import PublicServer
 from tests.support import until

@@ -19,7 +19,8 @@ import pytest
 
 import bridge
 from bridge import make_remote, make_vec_remote, serve_gym
-from bridge.client import pool, remote_vector_env, stepper
+from bridge.client import pool, stepper
+from bridge.client import vector_env as remote_vector_env
 from bridge.server.idle_worlds import IdleWorlds
 from bridge.testing import CountingEnv, Proxy, VirtualClock
 from bridge.worlds.scheduling import Scheduler

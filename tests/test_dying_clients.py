@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from bridge import RemoteEnv, Server, make_remote, serve_gym
+from bridge.encoding.tensors import pack_tensor
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.session import TRANSITIONS, Event, State
-from bridge.tensors import pack_tensor
+from bridge.server.session import TRANSITIONS, Event, State
 from bridge.testing import CountingEnv
-from bridge.wire import HELLO, METHOD, SERVICE
+from bridge.transport.service import HELLO, METHOD, SERVICE
 from tests.support import until, world_of
 
 # Sends what comes in hexadecimal lines; `ask` answers with what the server answers, `send` waits for nothing.

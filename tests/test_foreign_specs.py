@@ -10,9 +10,9 @@ from google.protobuf import any_pb2, struct_pb2
 from gymnasium import spaces
 
 import bridge
+from bridge.encoding.tensor_space import TensorSpace
+from bridge.encoding.tensors import Spec
 from bridge.errors import Code, ConnectionLostError, EnvironmentFailedError, InvalidActionError, PeerError, RefusedError
-from bridge.tensor_space import TensorSpace
-from bridge.tensors import Spec
 from tests.scripted_server import EndStream, Refuse, ScriptedServer
 
 REWARD = pb.TensorSpec(name="reward", dtype=pb.DOUBLE)

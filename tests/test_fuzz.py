@@ -13,7 +13,7 @@ from benchmarks.fuzz import garbled, run, valid_requests
 from bridge import make_remote, serve_gym
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv
-from bridge.wire import METHOD, SERVICE
+from bridge.transport.service import METHOD, SERVICE
 
 
 def test_each_request_has_one_answer_and_memory_does_not_grow() -> None:

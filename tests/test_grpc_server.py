@@ -25,20 +25,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge import errors, make_remote, make_vec_remote, serve_gym
-from bridge.address import parse_address
 from bridge.client.connect import connect
 from bridge.client.poller import Poller
+from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code
-from bridge.http2 import Http2, Http2Error
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.server import calls, connections, grpc_protocol
+from bridge.server import calls, connections
 from bridge.server.admission import Admission
 from bridge.server.auth import Gate
 from bridge.server.connection import Connection
 from bridge.server.grpc_services import Services
 from bridge.server.limits import Limits
-from bridge.tensors import pack_tensor
 from bridge.testing import CountingEnv, Proxy
+from bridge.transport import grpc_server as grpc_protocol
+from bridge.transport.address import parse_address
+from bridge.transport.http2 import Http2, Http2Error
 from bridge.wrappers import BlockingReset
 from tests.peers import Stream
 from tests.support import until

@@ -12,11 +12,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bridge import errors, make_remote, make_vec_remote, serve_gym
-from bridge.certificates import make_certificates
+from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.tensors import pack_tensor
 from bridge.testing import EVERY_SPACE, CountingEnv, SpaceEnv
+from bridge.transport.certificates import make_certificates
 from bridge.wrappers import BlockingReset
 from tests import test_fidelity
 from tests.peers import Stream

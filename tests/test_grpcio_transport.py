@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from bridge import errors, make_remote, make_vec_remote, serve_gym
-from bridge.certificates import make_certificates
 from bridge.client.poller import Poller
 from bridge.testing import EVERY_SPACE, CountingEnv, Proxy, SpaceEnv
+from bridge.transport.certificates import make_certificates
 from bridge.wrappers import BlockingReset
 from tests import test_fidelity
 from tests.support import SmallNumbers, until

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.address import parse_address
 from bridge.client.grpc_client import GrpcClient
 from bridge.errors import Code
-from bridge.hpack import Decoder, HpackError, encode
-from bridge.http2 import Fields, Http2Error
+from bridge.transport.address import parse_address
+from bridge.transport.hpack import Decoder, HpackError, encode
+from bridge.transport.http2 import Fields, Http2Error
 
 HEADERS = [(":status", "200"), ("content-type", "application/grpc"), ("gymnasium-bridge", "1")]
 

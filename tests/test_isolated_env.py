@@ -18,11 +18,11 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from bridge import errors, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.client.remote import SlotState
+from bridge.encoding.spaces import Layout
+from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.server import Server
-from bridge.spaces import Layout
-from bridge.tensors import pack_tensor
 from bridge.testing import EVERY_SPACE, CountingEnv, SpaceEnv, VirtualClock
 from bridge.wrappers import BlockingReset
 from tests.parallel_envs import NAMES, Relay

@@ -10,11 +10,11 @@ import h2.connection
 import h2.events
 import pytest
 
-from bridge.address import parse_address
-from bridge.client import keepalive
 from bridge.client.connect import connect
 from bridge.client.poller import Poller
 from bridge.errors import ConnectionLostError
+from bridge.transport import keepalive
+from bridge.transport.address import parse_address
 from tests.support import until
 
 HEADERS = [(":status", "200"), ("content-type", "application/grpc"), ("gymnasium-bridge", "1")]

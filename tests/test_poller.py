@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from bridge.address import parse_address
 from bridge.client.connect import connect
 from bridge.client.poller import Poller
-from bridge.http2 import Http2
+from bridge.transport.address import parse_address
+from bridge.transport.http2 import Http2
 
 
 def test_an_inbox_gives_what_comes_at_its_sockets_and_then_what_is_there() -> None:

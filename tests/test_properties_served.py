@@ -6,13 +6,13 @@ import pytest
 from dm_env_rpc.v1.extensions import properties as public_properties
 
 import bridge
-from bridge import values
+from bridge.encoding import values
+from bridge.encoding.names import PROPERTY_REQUEST_URL
+from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
-from bridge.tensors import pack_tensor, unpack_tensor
 from bridge.testing import CountingEnv
-from bridge.wire import PROPERTY_REQUEST_URL
 from tests.parallel_envs import Relay
 from tests.peers import PublicClient, Stream
 from tests.support import everywhere

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import bridge
-from bridge.session import TRANSITIONS, Event, State
+from bridge.server.session import TRANSITIONS, Event, State
 from bridge.testing import CountingEnv
 
 ROOT = Path(__file__).resolve().parent.parent

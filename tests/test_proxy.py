@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from bridge import RemoteVectorEnv, Server, errors, make_vec_remote, serve_gym
-from bridge.client import keepalive
 from bridge.server import connections
 from bridge.testing import CountingEnv, Proxy
+from bridge.transport import keepalive
 from bridge.wrappers import BlockingReset
 from tests.support import until
 

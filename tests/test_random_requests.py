@@ -6,16 +6,16 @@ import numpy as np
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from bridge.encoding.names import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
+from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.limits import Limits
-from bridge.session import TRANSITIONS, Event, State
-from bridge.tensors import pack_tensor
+from bridge.server.session import TRANSITIONS, Event, State
 from bridge.testing import CountingEnv
-from bridge.wire import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
-from bridge.worlds.joint_steps import MultiAgentOptions
-from bridge.worlds.multi_agent_source import ParallelSource
+from bridge.worlds.multi_agent.joint_steps import MultiAgentOptions
+from bridge.worlds.multi_agent.source import ParallelSource
 from bridge.worlds.source import EnvSource
 from tests.parallel_envs import Relay
 from tests.support import direct_registry, direct_session

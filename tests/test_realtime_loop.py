@@ -9,7 +9,7 @@ import pytest
 from bridge.client.latency import ClockOffset, Latency
 from bridge.errors import SettingError
 from bridge.samples import Samples
-from bridge.worlds.realtime_loop import TRANSITIONS, Event, Job, Observer, Phase, RealtimeLoop
+from bridge.worlds.realtime.loop import TRANSITIONS, Event, Job, Observer, Phase, RealtimeLoop
 
 
 class Drive:
@@ -313,7 +313,7 @@ def test_a_failure_cuts_the_episode_off_once_and_is_tried_again_with_growing_pau
 
 
 def test_lane_buffers_are_bounded_and_say_what_they_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bridge.worlds.lane_buffer._MOST_RECORDS", 10)
+    monkeypatch.setattr("bridge.worlds.realtime.lane_buffer._MOST_RECORDS", 10)
     drive = Drive(length=1)
     observer = drive.player()
     drive.until(2.0)

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.tensors import pack_tensor
 from bridge.testing import Conditions, CountingEnv
-from bridge.worlds.realtime import Realtime
+from bridge.worlds.realtime.world import Realtime
 from bridge.worlds.source import EnvSource
 from tests.realtime_tools import Network, read
 from tests.support import Later, direct_registry, direct_session

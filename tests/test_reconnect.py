@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from bridge import errors, make_vec_remote, serve_gym
-from bridge.client import keepalive
 from bridge.client.reconnect import BREAKER_LOSSES, BREAKER_REST, BREAKER_WINDOW, RemoteRecord
 from bridge.testing import CountingEnv, Proxy
+from bridge.transport import keepalive
 from bridge.wrappers import BlockingReset
 from tests.support import server_process, until
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import bridge
+from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.tensors import pack_tensor, unpack_tensor
 from tests.parallel_envs import NAMES, Relay
 from tests.peers import Stream
 from tests.support import everywhere, until, world_of
@@ -258,7 +258,7 @@ def lawful(number):
     """A Step with an action of the agent of this number."""
     from gymnasium import spaces
 
-    from bridge.spaces import Layout
+    from bridge.encoding.spaces import Layout
 
     space = Relay().action_space(NAMES[number])
     sample = space.sample() if not isinstance(space, spaces.Discrete) else 1

@@ -8,6 +8,7 @@ import pytest
 from gymnasium import spaces
 
 import bridge
+from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import (
     AlreadyPendingError,
     ConnectionLostError,
@@ -17,7 +18,6 @@ from bridge.errors import (
     SettingError,
 )
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.tensors import pack_tensor, unpack_tensor
 from bridge.testing import CountingEnv, FailingEnv
 from tests.peers import Stream
 from tests.support import assert_identical

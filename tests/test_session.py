@@ -1,4 +1,4 @@
-"""`bridge.session`: one connection's protocol, without a network; what clients may rely on, request by request."""
+"""`bridge.server.session`: one call's protocol, without a network; what clients rely on, request by request."""
 
 import gymnasium
 import numpy as np
@@ -7,15 +7,15 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge import values
+from bridge.encoding import values
+from bridge.encoding.names import CALL_REQUEST_URL, CALL_RESPONSE_URL, PROPERTY_REQUEST_URL, PROPERTY_RESPONSE_URL
+from bridge.encoding.spaces import Leaf
+from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.session import TRANSITIONS, Event, State
-from bridge.spaces import Leaf
-from bridge.tensors import pack_tensor, unpack_tensor
+from bridge.server.session import TRANSITIONS, Event, State
 from bridge.testing import CountingEnv, FailingEnv, SpaceEnv
-from bridge.wire import CALL_REQUEST_URL, CALL_RESPONSE_URL, PROPERTY_REQUEST_URL, PROPERTY_RESPONSE_URL
 from bridge.worlds.source import EnvSource
 from tests.support import direct_registry, direct_session
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from bridge.encoding.step_codec import StepCodec
+from bridge.encoding.tensors import Spec, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.step_codec import StepCodec
-from bridge.tensors import Spec, unpack_tensor
 from tests.test_session import Server
 
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from bridge import values
+from bridge.encoding import values
+from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code, RequestError, SettingError
-from bridge.tensors import pack_tensor
 from bridge.testing import CountingEnv
-from bridge.worlds.gym import GymWorld
+from bridge.worlds.lanes import VectorWorld
+from bridge.worlds.single import GymWorld
 from bridge.worlds.source import EnvSource
-from bridge.worlds.vector import VectorWorld
 from tests.support import direct_world
 
 

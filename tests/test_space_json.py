@@ -1,4 +1,4 @@
-"""`bridge.space_json`: a space comes back exactly, with the flags and orders by which it samples."""
+"""`bridge.encoding.space_json`: a space comes back exactly, with the flags and orders by which it samples."""
 
 import json
 import warnings
@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from bridge.encoding.space_json import published_space, space_from_json, space_to_json
 from bridge.errors import TensorError, UnsupportedSpaceError
-from bridge.space_json import published_space, space_from_json, space_to_json
 from bridge.testing import EVERY_SPACE, digest
 
 every_space = pytest.mark.parametrize("name", EVERY_SPACE)

@@ -1,4 +1,4 @@
-"""`bridge.spaces`: every space to tensors and back: one sample, lanes, columns; what is no action (D-11, D-24)."""
+"""`bridge.encoding.spaces`: every space to and from tensors: samples, lanes, columns, bad actions (D-11, D-24)."""
 
 import copy
 
@@ -10,11 +10,11 @@ from gymnasium import spaces
 from gymnasium.spaces import GraphInstance
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
-from bridge import values
+from bridge.encoding import values
+from bridge.encoding.spaces import Layout, space_from_specs
+from bridge.encoding.tensors import Spec, pack_tensor
 from bridge.errors import InvalidActionError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.spaces import Layout, space_from_specs
-from bridge.tensors import Spec, pack_tensor
 from bridge.testing import EVERY_SPACE
 
 every_space = pytest.mark.parametrize("name", EVERY_SPACE)

@@ -12,9 +12,9 @@ from gymnasium import spaces
 from bridge import RemoteEnv, serve_gym
 from bridge.client.session import StepAnswered
 from bridge.client.step_reader import Batch
+from bridge.encoding.spaces import Layout
+from bridge.encoding.step_codec import StepAnswer
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.spaces import Layout
-from bridge.step_codec import StepAnswer
 from tests.support import assert_identical
 
 OBSERVATIONS = [

@@ -20,17 +20,17 @@ import numpy as np
 import pytest
 
 from bridge import make_remote, make_vec_remote, serve_gym
-from bridge.address import parse_address
-from bridge.certificates import make_certificates
 from bridge.client.connect import connect
 from bridge.client.poller import Poller
-from bridge.credentials import TOKEN_VARIABLE, ClientCredentials
 from bridge.errors import Code, ConnectError, ConnectionLostError
-from bridge.http2 import PREFACE
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server import connections
 from bridge.testing import CountingEnv
-from bridge.tls import Tls, client_context, server_context
+from bridge.transport.address import parse_address
+from bridge.transport.certificates import make_certificates
+from bridge.transport.credentials import TOKEN_VARIABLE, ClientCredentials
+from bridge.transport.http2 import PREFACE
+from bridge.transport.tls import Tls, client_context, server_context
 from bridge.wrappers import BlockingReset
 from tests import test_fidelity
 from tests.support import until

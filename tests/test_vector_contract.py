@@ -461,8 +461,8 @@ def test_generators_and_seeds_are_those_of_the_slots(envs: BlockingReset) -> Non
 
 @pytest.mark.parametrize("kind", ["PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"])
 def test_every_bit_generator_travels_exactly(kind: str) -> None:
-    from bridge import values
-    from bridge.random_state import generator_of, state_of
+    from bridge.encoding import values
+    from bridge.encoding.random_state import generator_of, state_of
 
     generator = np.random.Generator(getattr(np.random, kind)(9))
     generator.integers(2**32, dtype=np.uint32)  # leaves half a word behind

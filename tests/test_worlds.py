@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 import bridge
+from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.tensors import pack_tensor, unpack_tensor
 from bridge.testing import CountingEnv
 from bridge.worlds.source import EnvSource
 from tests.peers import Stream

@@ -10,8 +10,8 @@ from gymnasium import Space, spaces
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space, iterate
 
+from bridge.encoding.tensors import Array
 from bridge.errors import SettingError
-from bridge.tensors import Array
 
 __all__ = ["ActionHistory"]
 

@@ -10,12 +10,12 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorWrapper
 
-from bridge.client.remote_env import checked_timeout
-from bridge.client.remote_vector_env import RemoteVectorEnv, make_vec_remote
+from bridge.client.env import checked_timeout
 from bridge.client.results import Results
 from bridge.client.stepper import Received
+from bridge.client.vector_env import RemoteVectorEnv, make_vec_remote
+from bridge.encoding.tensors import Array
 from bridge.errors import ResetNeededError, SettingError
-from bridge.tensors import Array
 
 from .transparent import Transparent
 

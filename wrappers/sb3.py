@@ -11,9 +11,9 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.vec_env import VecEnv
 
-from bridge.client.remote_vector_env import RemoteVectorEnv
+from bridge.client.vector_env import RemoteVectorEnv
+from bridge.encoding.tensors import Array
 from bridge.errors import SettingError
-from bridge.tensors import Array
 
 from .blocking_reset import BlockingReset
 

@@ -11,9 +11,9 @@ from gymnasium import Space
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from bridge.client.remote_vector_env import RemoteVectorEnv
+from bridge.client.vector_env import RemoteVectorEnv
+from bridge.encoding.tensors import Array
 from bridge.errors import InvalidActionError, ResetNeededError, SettingError
-from bridge.tensors import Array
 
 from .transparent import Transparent
 

@@ -11,8 +11,8 @@ from gymnasium.vector import VectorEnv
 
 from bridge.client.results import Results
 from bridge.clock import Clock, MonotonicClock
+from bridge.encoding.tensors import Array
 from bridge.errors import SettingError
-from bridge.tensors import Array
 
 from .transparent import Transparent
 

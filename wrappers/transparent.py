@@ -6,9 +6,9 @@ from typing import Any
 
 from gymnasium.vector import VectorEnv, VectorWrapper
 
-from bridge.client.remote_vector_env import RemoteVectorEnv
+from bridge.client.vector_env import RemoteVectorEnv
+from bridge.encoding.tensors import Array
 from bridge.errors import SettingError
-from bridge.tensors import Array
 
 __all__ = ["Transparent"]
 

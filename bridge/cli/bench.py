@@ -11,8 +11,8 @@ import numpy as np
 
 from bridge.cli.info import positive
 from bridge.cli.program import OK
-from bridge.client.remote_vector_env import RemoteVectorEnv
-from bridge.credentials import add_credential_options, credential_keywords
+from bridge.client.vector_env import RemoteVectorEnv
+from bridge.transport.credentials import add_credential_options, credential_keywords
 
 __all__ = ["register"]
 

@@ -11,14 +11,14 @@ import numpy as np
 from bridge.cli.program import OK
 from bridge.client.inspector import Inspector
 from bridge.client.world_request import WorldRequest
-from bridge.credentials import ClientCredentials, add_credential_options, credential_keywords
+from bridge.encoding.properties import read_encoded
+from bridge.encoding.space_json import space_from_json
+from bridge.encoding.spaces import space_from_specs
+from bridge.encoding.tensors import Spec, unpack_tensor
 from bridge.errors import Code, ConnectionLostError, RefusedError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
-from bridge.properties import read_encoded
-from bridge.space_json import space_from_json
-from bridge.spaces import space_from_specs
-from bridge.tensors import Spec, unpack_tensor
+from bridge.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
 from bridge.version import __version__
 
 __all__ = ["positive", "register"]

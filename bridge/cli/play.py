@@ -12,9 +12,9 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from bridge.cli.program import OK
-from bridge.client.remote_env import RemoteEnv
-from bridge.credentials import add_credential_options, credential_keywords
+from bridge.client.env import RemoteEnv
 from bridge.errors import RefusedError, SettingError
+from bridge.transport.credentials import add_credential_options, credential_keywords
 
 __all__ = ["Keyboard", "add_play_parser", "default_keys", "describe", "read_keys", "register", "run"]
 

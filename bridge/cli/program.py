@@ -29,7 +29,7 @@ COMMANDS = (
     "bridge.cli.bench",
     "bridge.cli.check",
     "bridge.cli.lobby",
-    "bridge.certificates",
+    "bridge.transport.certificates",
     "bridge.cli.play",
     "bridge.cli.demo",
 )

@@ -18,7 +18,7 @@ from typing import Any
 
 from bridge.cli.program import OK, say
 from bridge.errors import SettingError
-from bridge.server.processes import ServerGroup
+from bridge.server.process_group import ServerGroup
 from bridge.server.serve import serve_gym
 from bridge.server.server import SWITCH_INTERVAL, Server
 

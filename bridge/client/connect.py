@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
-from bridge.address import Address, is_loopback
 from bridge.client.connection import Call, Connection, close_calls
 from bridge.client.poller import Poller
 from bridge.errors import RemoteError, SettingError
+from bridge.transport.address import Address, is_loopback
 
 __all__ = ["TRANSPORTS", "AnyCall", "Transport", "checked_transport", "close_all", "connect"]
 

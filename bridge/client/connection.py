@@ -14,15 +14,15 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from bridge.address import Address
-from bridge.client import keepalive
 from bridge.client.dialer import Dialer
 from bridge.client.grpc_client import GrpcClient, Received
 from bridge.client.poller import Poller
-from bridge.client.remedies import remedy
 from bridge.errors import ConnectError, ConnectionLostError, RemoteError, SettingError
 from bridge.forks import forget_in_child
-from bridge.tls import Tls, client_context, explain
+from bridge.transport import keepalive
+from bridge.transport.address import Address
+from bridge.transport.remedies import remedy
+from bridge.transport.tls import Tls, client_context, explain
 
 __all__ = ["Call", "Connection", "close_calls"]
 

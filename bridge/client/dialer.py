@@ -9,10 +9,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from bridge.address import Address
 from bridge.client.directory import Target, known_targets, look_up
 from bridge.client.poller import Poller, Timer
-from bridge.sockets import prepare
+from bridge.transport.address import Address
+from bridge.transport.sockets import prepare
 
 __all__ = ["ATTEMPT_DELAY", "Dialer"]
 

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from bridge.address import Address
 from bridge.errors import SettingError
 from bridge.forks import forget_in_child
+from bridge.transport.address import Address
 
 __all__ = ["Target", "interleave", "known_targets", "look_up"]
 

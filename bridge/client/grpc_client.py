@@ -6,15 +6,27 @@ import dataclasses
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from bridge.address import Address
-from bridge.client import keepalive
-from bridge.client.remedies import remedy
-from bridge.client.token import shown_token
-from bridge.credentials import TOKEN_VARIABLE
 from bridge.errors import Code, ConnectError, ConnectionLostError, PeerError, RefusedError, RemoteError
-from bridge.http2 import CANCEL, Compressed, End, Event, Fields, Garbled, Http2, Http2Error, Reset, Stream, TooLarge
+from bridge.transport import keepalive
+from bridge.transport.address import Address
+from bridge.transport.credentials import TOKEN_VARIABLE
+from bridge.transport.http2 import (
+    CANCEL,
+    Compressed,
+    End,
+    Event,
+    Fields,
+    Garbled,
+    Http2,
+    Http2Error,
+    Reset,
+    Stream,
+    TooLarge,
+)
+from bridge.transport.remedies import remedy
+from bridge.transport.service import HELLO, METHOD, SERVICE
+from bridge.transport.token import shown_token
 from bridge.version import __version__
-from bridge.wire import HELLO, METHOD, SERVICE
 
 if TYPE_CHECKING:
     from bridge.client.connection import Call

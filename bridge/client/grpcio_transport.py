@@ -15,16 +15,16 @@ from typing import Any
 
 import grpc
 
-from bridge.address import Address
 from bridge.client.grpc_client import FOREIGN_KEEPALIVE_INTERVAL, call_error
 from bridge.client.poller import Poller
-from bridge.client.token import shown_token
 from bridge.errors import Code, ConnectionLostError, RemoteError, SettingError
 from bridge.forks import forget_in_child
-from bridge.sockets import PATIENCE
-from bridge.tls import client_context
+from bridge.transport.address import Address
+from bridge.transport.service import HELLO, METHOD, SERVICE
+from bridge.transport.sockets import PATIENCE
+from bridge.transport.tls import client_context
+from bridge.transport.token import shown_token
 from bridge.version import __version__
-from bridge.wire import HELLO, METHOD, SERVICE
 
 __all__ = ["GrpcioCall"]
 

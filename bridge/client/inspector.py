@@ -13,11 +13,11 @@ from google.protobuf.message import DecodeError, Message
 from bridge.client.connect import connect
 from bridge.client.poller import Poller
 from bridge.client.world_request import WorldRequest
-from bridge.credentials import ClientCredentials
+from bridge.encoding.names import PROPERTY_REQUEST_URL
 from bridge.errors import Code, EnvironmentFailedError, PeerError, RefusedError, RemoteError, RemoteTimeoutError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
-from bridge.wire import PROPERTY_REQUEST_URL
+from bridge.transport.credentials import ClientCredentials
 
 __all__ = ["Inspector"]
 

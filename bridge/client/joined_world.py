@@ -12,12 +12,12 @@ from bridge.client.realtime import SIGNALS as REALTIME_SIGNALS
 from bridge.client.realtime import RealtimeReader
 from bridge.client.step_reader import SIGNALS, StepMessage, StepReader
 from bridge.client.world_request import WorldInfo, WorldRequest
+from bridge.encoding.space_json import space_from_json
+from bridge.encoding.spaces import Column, Layout, space_from_specs
+from bridge.encoding.step_codec import StepCodec
+from bridge.encoding.tensors import Array, Spec, fill_tensor
 from bridge.errors import PeerError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.space_json import space_from_json
-from bridge.spaces import Column, Layout, space_from_specs
-from bridge.step_codec import StepCodec
-from bridge.tensors import Array, Spec, fill_tensor
 
 __all__ = ["JoinedWorld", "changes_of"]
 

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
-from bridge.client import keepalive
+from bridge.transport import keepalive
 
 __all__ = ["Poller", "Registered", "Timer"]
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from bridge import values
 from bridge.client.latency import Latency
+from bridge.encoding import values
+from bridge.encoding.names import TIMING
+from bridge.encoding.spaces import Layout
+from bridge.encoding.tensors import Array, unpack_tensor
 from bridge.errors import PeerError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.spaces import Layout
-from bridge.tensors import Array, unpack_tensor
-from bridge.wire import TIMING
 
 __all__ = ["SIGNALS", "RealtimeReader", "merge_latency"]
 

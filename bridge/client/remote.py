@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from bridge import values
 from bridge.client.connect import AnyCall, close_all, connect
 from bridge.client.joined_world import JoinedWorld
 from bridge.client.poller import Poller
@@ -32,13 +31,14 @@ from bridge.client.session import (
 )
 from bridge.client.step_reader import StepMessage, StepReader
 from bridge.client.world_request import WorldInfo, WorldRequest
+from bridge.encoding import values
+from bridge.encoding.names import CALL_REQUEST_URL, NO_SEED, PROPERTY_REQUEST_URL
+from bridge.encoding.spaces import Column
+from bridge.encoding.tensors import Array, pack_tensor
 from bridge.errors import ConnectionLostError, PeerError, RemoteError, RemoteTimeoutError, SettingError, TensorError
 from bridge.forks import leak
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.spaces import Column
-from bridge.tensors import Array, pack_tensor
-from bridge.wire import CALL_REQUEST_URL, NO_SEED, PROPERTY_REQUEST_URL
 
 __all__ = ["Delivery", "Remote", "SlotState", "close_remotes", "reset_settings"]
 

@@ -13,11 +13,11 @@ from bridge.client.members import Member
 from bridge.client.pool import Pool
 from bridge.client.realtime import merge_latency
 from bridge.client.step_reader import Batch, StepMessage
+from bridge.encoding.spaces import Layout
+from bridge.encoding.step_codec import StepAnswer
+from bridge.encoding.tensors import Array
 from bridge.errors import ConnectionLostError, RemoteError, TensorError
 from bridge.logs import SafeLog
-from bridge.spaces import Layout
-from bridge.step_codec import StepAnswer
-from bridge.tensors import Array
 
 __all__ = ["InfoJoiner", "Results", "hand_over"]
 

@@ -1,4 +1,4 @@
-"""The client's protocol state of one stream, without input or output: the mirror of `bridge.session`.
+"""The client's protocol state of one stream, without input or output: the mirror of `bridge.server.session`.
 
 Requests are made by methods, and `data_to_send` gives their bytes. Answers go in through `receive`, the stream's end
 through `connection_lost`, time through `tick`; frozen events come out. Everything that affects the state lives in
@@ -19,6 +19,9 @@ from google.protobuf.message import DecodeError
 from bridge.client.joined_world import JoinedWorld, changes_of
 from bridge.client.step_reader import StepMessage, StepReader
 from bridge.client.world_request import WorldInfo, WorldRequest
+from bridge.encoding.names import PROPERTY_REQUEST_URL
+from bridge.encoding.properties import read_encoded
+from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import (
     Code,
     EnvironmentFailedError,
@@ -31,9 +34,6 @@ from bridge.errors import (
 )
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
-from bridge.properties import read_encoded
-from bridge.tensors import pack_tensor, unpack_tensor
-from bridge.wire import PROPERTY_REQUEST_URL
 
 __all__ = [
     "ENDED_CODES",

@@ -8,13 +8,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from bridge import values
 from bridge.client.realtime import RealtimeReader
+from bridge.encoding import values
+from bridge.encoding.spaces import Column, Layout
+from bridge.encoding.step_codec import StepAnswer
+from bridge.encoding.tensors import Array, Spec, unpack_tensor
 from bridge.errors import PeerError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.spaces import Column, Layout
-from bridge.step_codec import StepAnswer
-from bridge.tensors import Array, Spec, unpack_tensor
 
 __all__ = ["SIGNALS", "Batch", "StepMessage", "StepReader", "Transition"]
 

@@ -15,10 +15,10 @@ from bridge.client.pool import Pool
 from bridge.client.remote import SlotState, reset_settings
 from bridge.client.results import InfoJoiner, Results, hand_over
 from bridge.client.step_reader import Batch
+from bridge.encoding.spaces import Layout
+from bridge.encoding.tensors import Array, pack_tensor
 from bridge.errors import AlreadyPendingError, RemoteError, RemoteTimeoutError, ResetNeededError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.spaces import Layout
-from bridge.tensors import Array, pack_tensor
 
 __all__ = ["Received", "Stepper"]
 

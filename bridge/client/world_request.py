@@ -11,12 +11,12 @@ import cloudpickle
 import numpy as np
 from gymnasium import Space
 
-from bridge import values
-from bridge.address import Address, parse_address
-from bridge.credentials import ClientCredentials
+from bridge.encoding import values
+from bridge.encoding.tensors import pack_tensor
 from bridge.errors import SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.tensors import pack_tensor
+from bridge.transport.address import Address, parse_address
+from bridge.transport.credentials import ClientCredentials
 
 __all__ = ["WorldInfo", "WorldRequest", "pack_factory"]
 

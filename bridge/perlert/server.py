@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bridge.address import is_loopback
 from bridge.errors import RemoteTimeoutError, SettingError
 from bridge.perlert import lobby, packet, rollout
 from bridge.perlert.cipher import ServerSeal, check_key
@@ -22,6 +21,7 @@ from bridge.perlert.guard import GuardConfig
 from bridge.perlert.host import Host, Instance, Policy
 from bridge.perlert.udp import ServerLoop
 from bridge.perlert.worlds import World, default_name, make_world
+from bridge.transport.address import is_loopback
 
 __all__ = ["PerlertServer", "serve_perlert", "serve_perlert_until_signal"]
 

@@ -6,10 +6,10 @@ import dataclasses
 import os
 import ssl
 
-from bridge.credentials import Pem, Token, TokenLike, read_pem, read_token
 from bridge.errors import Code, RequestError, SettingError
 from bridge.logs import SafeLog
-from bridge.tls import server_context
+from bridge.transport.credentials import Pem, Token, TokenLike, read_pem, read_token
+from bridge.transport.tls import server_context
 
 __all__ = ["Gate", "Security"]
 

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from bridge.errors import Code, RequestError
-from bridge.http2 import RefusedMessage
 from bridge.logs import SafeLog
 from bridge.server.admission import Admission
 from bridge.server.limits import ConnectionCount, Limits
 from bridge.server.metrics import Metrics
 from bridge.server.serving import MOMENT
-from bridge.session import Hub, Session, error_response
+from bridge.server.session import Hub, Session, error_response
+from bridge.transport.http2 import RefusedMessage
 from bridge.worlds.scheduling import Scheduler, Task
 
 __all__ = ["PREFIX", "Call", "Calls", "Client", "Request"]

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from bridge.errors import RequestError
-from bridge.http2 import SMALL, Stream
 from bridge.server.admission import Admission
 from bridge.server.event_loop import READ
-from bridge.tls import Tls
+from bridge.transport.http2 import SMALL, Stream
+from bridge.transport.tls import Tls
 from bridge.worlds.scheduling import Timer
 
 if TYPE_CHECKING:
     from bridge.server.calls import Call
-    from bridge.server.grpc_protocol import GrpcProtocol
+    from bridge.server.grpc_server import GrpcProtocol
 
 __all__ = ["CHUNK", "Connection"]
 

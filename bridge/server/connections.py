@@ -17,11 +17,11 @@ from bridge.server.admission import Admission
 from bridge.server.calls import Call, Calls
 from bridge.server.connection import CHUNK, Connection
 from bridge.server.event_loop import READ, WRITE, EventLoop
-from bridge.server.grpc_protocol import GrpcProtocol
+from bridge.server.grpc_server import GrpcProtocol
 from bridge.server.limits import Limits
 from bridge.server.listeners import UnixListener, listen_tcp
-from bridge.sockets import prepare
-from bridge.tls import Tls, explain
+from bridge.transport.sockets import prepare
+from bridge.transport.tls import Tls, explain
 from bridge.worlds.scheduling import Timer
 
 __all__ = ["Connections"]
@@ -86,7 +86,7 @@ class Connections:
             unix = UnixListener(unix_path)
             self._watch(unix.sock, None, unix.remove)
 
-    # What the protocol asks (`bridge.server.grpc_protocol.CallHandler`)
+    # What the protocol asks (`bridge.server.grpc_server.CallHandler`)
 
     def open(self, client: Connection, version: str) -> Call:
         """Admit a call."""

@@ -8,7 +8,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from bridge.errors import Code, RequestError
-from bridge.wire import SERVICE
+from bridge.transport.service import SERVICE
 
 __all__ = ["Services", "SideCall"]
 

@@ -15,8 +15,8 @@ from bridge.errors import Code, RequestError, SettingError
 from bridge.server.auth import Gate, Security
 from bridge.server.calls import Call, Calls, Client
 from bridge.server.limits import Limits
+from bridge.transport.service import HELLO, METHOD, SERVICE
 from bridge.version import __version__
-from bridge.wire import HELLO, METHOD, SERVICE
 from bridge.worlds.scheduling import Scheduler
 
 __all__ = ["GrpcioTransport"]

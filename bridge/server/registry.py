@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
+from bridge.encoding.properties import ENCODED, NUMBER, TEXT, Property, PropertyTree
 from bridge.errors import Code, RequestError
 from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.properties import ENCODED, NUMBER, TEXT, Property, PropertyTree
 from bridge.server.limits import Limits
 from bridge.version import __version__
 from bridge.worlds.base import Agent, World

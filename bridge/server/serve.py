@@ -6,15 +6,15 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from bridge.address import is_loopback
 from bridge.clock import Clock
-from bridge.credentials import TokenLike
 from bridge.errors import SettingError
 from bridge.server.auth import Security
 from bridge.server.limits import Limits
 from bridge.server.server import IDLE_TIMEOUT, RESET_WORLD_TIMEOUT, Server
-from bridge.worlds.isolated import CALL_TIMEOUT, Isolation
-from bridge.worlds.realtime import Realtime
+from bridge.transport.address import is_loopback
+from bridge.transport.credentials import TokenLike
+from bridge.worlds.isolated.world import CALL_TIMEOUT, Isolation
+from bridge.worlds.realtime.world import Realtime
 from bridge.worlds.source import EnvLike, EnvSource
 from bridge.worlds.timed import TimeAction
 
@@ -134,7 +134,7 @@ def serve_gym(
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 1024:
         raise SettingError(f"expected processes from 1 to 1024, got {count!r}")
     if count > 1:
-        from bridge.server.processes import ServerGroup
+        from bridge.server.process_group import ServerGroup
 
         del arguments["start"]  # the processes serve from their start on
         return ServerGroup(arguments.pop("env"), count, arguments)

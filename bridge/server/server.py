@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Any, Literal, TypeAlias
 from urllib.parse import quote
 
-from bridge.address import is_loopback
 from bridge.errors import SettingError
 from bridge.forks import forget_in_child, leak
 from bridge.server.admission import Admission
@@ -20,7 +19,7 @@ from bridge.server.calls import Calls
 from bridge.server.connection import Connection
 from bridge.server.connections import Connections
 from bridge.server.event_loop import EventLoop
-from bridge.server.grpc_protocol import GrpcProtocol
+from bridge.server.grpc_server import GrpcProtocol
 from bridge.server.grpc_services import Services
 from bridge.server.idle_worlds import IdleWorlds
 from bridge.server.limits import ConnectionCount, Limits
@@ -28,6 +27,7 @@ from bridge.server.metrics import Metrics
 from bridge.server.registry import Registry, WorldSource
 from bridge.server.serving import ServerRuntime, ServingThread, forget_lock_in_child
 from bridge.server.shutdown import CLOSE_TIMEOUT, Shutdown
+from bridge.transport.address import is_loopback
 
 __all__ = ["IDLE_TIMEOUT", "RESET_WORLD_TIMEOUT", "SWITCH_INTERVAL", "Server", "Transport"]
 

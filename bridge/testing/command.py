@@ -7,9 +7,9 @@ import json
 import sys
 from typing import Any
 
-from bridge.credentials import add_credential_options, credential_keywords
 from bridge.errors import ConnectError, UsageError
 from bridge.testing.conformance import REQUIREMENTS, check_server
+from bridge.transport.credentials import add_credential_options, credential_keywords
 
 __all__ = ["add_check_parser", "run"]
 

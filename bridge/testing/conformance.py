@@ -16,10 +16,6 @@ from typing import Any
 import grpc
 import numpy as np
 
-from bridge.address import Address, parse_address
-from bridge.client.remedies import remedy
-from bridge.client.token import shown_token
-from bridge.credentials import ClientCredentials, Pem, TokenLike
 from bridge.errors import ConnectError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import (
@@ -34,6 +30,10 @@ from bridge.testing import (
 from bridge.testing.bench import CHECKS, Bench, Check, Failed, Options, Skip
 from bridge.testing.report import CheckResult, Report, Status
 from bridge.testing.wire import NoAnswerError, Stream, StreamEndedError, describe, open_channel
+from bridge.transport.address import Address, parse_address
+from bridge.transport.credentials import ClientCredentials, Pem, TokenLike
+from bridge.transport.remedies import remedy
+from bridge.transport.token import shown_token
 
 __all__ = ["REQUIREMENTS", "check_server"]
 

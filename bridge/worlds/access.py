@@ -9,12 +9,12 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
-from bridge import values
+from bridge.encoding import values
+from bridge.encoding.properties import ENCODED, NUMBER, TEXT, Family, Property, PropertyTree
+from bridge.encoding.random_state import state_of
+from bridge.encoding.space_json import space_to_json
 from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import bridge_pb2
-from bridge.properties import ENCODED, NUMBER, TEXT, Family, Property, PropertyTree
-from bridge.random_state import state_of
-from bridge.space_json import space_to_json
 from bridge.worlds.attributes import find_attribute, list_attributes
 from bridge.worlds.base import failures_in
 

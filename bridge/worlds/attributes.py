@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
-from bridge import values
+from bridge.encoding import values
 from bridge.errors import Code, RequestError, TensorError
 
 __all__ = ["find_attribute", "list_attributes"]

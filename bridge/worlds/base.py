@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 import gymnasium
 
-from bridge import values
+from bridge.encoding import values
+from bridge.encoding.properties import PropertyTree
+from bridge.encoding.tensors import Array, Spec, fill_tensor
 from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.properties import PropertyTree
-from bridge.tensors import Array, Spec, fill_tensor
 from bridge.worlds.resets import ResetBook, ResetOrder
 from bridge.worlds.scheduling import Scheduler
 

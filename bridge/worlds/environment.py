@@ -2,7 +2,7 @@
 
 `LocalEnv` holds an environment of this process. Everything of it that runs code of the environment goes through its
 executor, and so takes place in the one thread that the environment belongs to; its last reference is dropped there
-too. `bridge.worlds.isolated_env` has the same interface for environments in processes of their own.
+too. `bridge.worlds.isolated.env` has the same interface for environments in processes of their own.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, Generic, Protocol, TypeVar
 import gymnasium
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
+from bridge.encoding.properties import NUMBER, Property, PropertyTree, encoded, read_encoded
+from bridge.encoding.space_json import published_space
 from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
-from bridge.properties import NUMBER, Property, PropertyTree, encoded, read_encoded
 from bridge.samples import Samples
-from bridge.space_json import published_space
 from bridge.worlds.access import EnvAccess, ParallelAccess
 from bridge.worlds.base import answer_to, in_environment
 from bridge.worlds.lane_infos import collect_infos, join_infos

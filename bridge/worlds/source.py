@@ -15,18 +15,18 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
+from bridge.encoding.tensors import unpack_tensor
 from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.tensors import unpack_tensor
 from bridge.worlds.base import World, environment_failure, read_bytes, refuse_unknown
 from bridge.worlds.environment import Lanes, adopt
-from bridge.worlds.gym import GymWorld
-from bridge.worlds.isolated import Isolation, start_method
-from bridge.worlds.isolated_env import start_isolated
-from bridge.worlds.realtime import Realtime, RealtimeWorld
+from bridge.worlds.isolated.env import start_isolated
+from bridge.worlds.isolated.world import Isolation, start_method
+from bridge.worlds.lanes import VectorWorld
+from bridge.worlds.realtime.world import Realtime, RealtimeWorld
 from bridge.worlds.scheduling import Runtime, gather
+from bridge.worlds.single import GymWorld
 from bridge.worlds.timed import TimeAction
-from bridge.worlds.vector import VectorWorld
 
 __all__ = ["EnvLike", "EnvRecipe", "EnvSource", "WorldRequest"]
 

@@ -1,0 +1,558 @@
+"""A remote environment as a `gymnasium.Env`."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import queue
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+from bridge.client.conflict import ConflictDetector
+from bridge.client.connect import Transport, checked_transport
+from bridge.client.poller import Poller
+from bridge.client.remote import Delivery, Remote, reset_settings
+from bridge.client.session import ONLINE, Joined, Lost, Refused, Replied, State, StepAnswered, property_value
+from bridge.client.step_reader import Transition
+from bridge.client.world_request import WorldInfo, WorldRequest
+from bridge.encoding import values
+from bridge.encoding.spaces import Layout
+from bridge.errors import (
+    AlreadyPendingError,
+    ClosedError,
+    ConnectionLostError,
+    PeerError,
+    RemoteError,
+    RemoteTimeoutError,
+    ResetNeededError,
+    SettingError,
+    TensorError,
+)
+from bridge.forks import forget_in_child
+from bridge.pb import bridge_pb2
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.transport.credentials import ClientCredentials, Pem, TokenLike
+
+__all__ = ["MAX_MESSAGE_BYTES", "TIMEOUT", "RemoteEnv", "RolloutStep", "make_remote", "remote_metadata", "remote_spec"]
+
+TIMEOUT = 60.0
+"""Seconds that a client waits for an answer unless told otherwise."""
+MAX_MESSAGE_BYTES = 512 * 1024 * 1024
+"""Bytes in a request or answer that a client takes unless told otherwise."""
+
+
+Role: TypeAlias = Literal["player", "spectator"]
+"""Who a client is in a real-time world."""
+Wait: TypeAlias = Literal["now", "next_frame"]
+"""What a real-time world waits for before it answers."""
+_WHY_RESET: Mapping[State, str] = {
+    State.JOINED: "no episode has begun, or the last one was given up",
+    State.OFFLINE: "it is a copy, or this process was forked, and has no connection yet",
+    State.ENDED: "the episode has ended",
+    State.LOST: "the connection was lost",
+}
+_Awaited = TypeVar("_Awaited", Joined, StepAnswered, Replied)
+
+
+class RolloutStep(NamedTuple):
+    """One answer of `RemoteEnv.rollout`."""
+
+    action: Any
+    """The action that was sent."""
+    observation: Any
+    """What `step` returns, or `reset` where `first` is set."""
+    reward: float
+    """0.0 where `first` is set."""
+    terminated: bool
+    """Whether the episode terminated."""
+    truncated: bool
+    """Whether the episode was truncated."""
+    info: dict[str, Any]
+    """The environment's info."""
+    first: bool
+    """This Step began an episode, and its action was ignored."""
+
+
+class RemoteEnv(gymnasium.Env[Any, Any]):
+    """One remote environment, as if it were local.
+
+    With the same seeds and actions it gives bit for bit what the environment gives where it runs: observations,
+    rewards, flags and infos. What it returns belongs to the caller: arrays are writable and never touched again.
+
+    Every method that asks the remote raises RemoteTimeoutError after `timeout` seconds without an answer,
+    ConnectionLostError where the remote goes, and EnvironmentFailedError with the remote traceback where the
+    environment raises; `reset` connects again.
+
+    Args:
+        url: The server's URL; its path may name the environment, its query further CreateWorld settings.
+        env_id: The environment, where the server has several.
+        env_kwargs: For the environment's constructor.
+        render_mode: The render mode to make it with; frames come by `render()`.
+        agent: The agent to join as, in a world of several; None: the first that is free.
+        timeout: Seconds to wait for any answer.
+        max_message_bytes: The largest request or answer, in bytes.
+        transport: What to speak gRPC with: `http2`, our own HTTP/2, which is faster; or `grpcio`, the library, for
+            proxies and servers that our own does not get along with.
+        token: What the server wants to see; None: that of `token_file`, or else of the environment variable
+            `BRIDGE_TOKEN`.
+        token_file: A file that holds the token.
+        tls_ca: For `grpcs://`: the authorities of the server's certificate, the path or the bytes of a
+            PEM file; None: those of the system.
+        tls_certificate: For a server that asks for one: the client's certificate, PEM.
+        tls_key: The key of `tls_certificate`, PEM.
+        env: A function that makes the environment: sent to the server, which executes it if it was started with
+            `allow_env_factories=True`. `env_kwargs` are its arguments.
+        role: In a real-time world: `player`, or `spectator`, whose actions and resets change nothing.
+        wait: In a real-time world: `now`, or `next_frame`, for one decision a frame.
+        diagnostics: In a real-time world: whether infos carry `latency` (U-11).
+
+    Raises:
+        AddressError: The URL cannot be read.
+        ConnectError: Nobody listens there.
+        RefusedError: The server has no such environment, or not with these arguments.
+    """
+
+    # What gymnasium.make may ask for; an instance has those of its remote.
+    metadata: dict[str, Any] = {  # noqa: RUF012 - Gymnasium's declaration
+        "render_modes": ["rgb_array", "rgb_array_list", "ansi", "ansi_list", "depth_array", "rgbd_tuple"]
+    }
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        env_id: str | None = None,
+        env_kwargs: Mapping[str, Any] | None = None,
+        render_mode: str | None = None,
+        agent: str | None = None,
+        timeout: float = TIMEOUT,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        transport: Transport = "http2",
+        token: TokenLike | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        tls_ca: Pem | None = None,
+        tls_certificate: Pem | None = None,
+        tls_key: Pem | None = None,
+        env: Callable[..., Any] | None = None,
+        role: Role | None = None,
+        wait: Wait | None = None,
+        diagnostics: bool = True,
+    ) -> None:
+        self._conflicts = ConflictDetector("environment")
+        self._timeout = checked_timeout(timeout)
+        self._poller: Poller[Delivery] = Poller()
+        self._transport = checked_transport(transport)
+        credentials = ClientCredentials.of(
+            token=token, token_file=token_file, tls_ca=tls_ca, tls_certificate=tls_certificate, tls_key=tls_key
+        )
+        place = {"role": role, "wait": wait}
+        world_request = WorldRequest.of(
+            url, env_id, render_mode, env_kwargs, agent, place, diagnostics, credentials=credentials, env=env
+        )
+        self._remote = Remote(world_request, self._poller, max_message_bytes, transport)
+        self._closed = False
+        self._rollout: object | None = None
+        kwargs = {
+            "env_id": env_id,
+            "env_kwargs": env_kwargs,
+            "agent": agent,
+            "timeout": timeout,
+            "max_message_bytes": max_message_bytes,
+            "transport": None if transport == "http2" else transport,
+            **credentials.keywords(),
+            "env": env,
+            **place,
+            "diagnostics": None if diagnostics else False,
+        }
+        kwargs = {key: value for key, value in kwargs.items() if value is not None}
+        self._connect()
+        world_info = self._world_info()
+        self.observation_space = world_info.observation_space
+        self.action_space = world_info.action_space
+        self.metadata = remote_metadata(world_info)
+        self.render_mode = render_mode or world_info.render_mode
+        self.spec = remote_spec("bridge.client.env:RemoteEnv", {"url": url, **kwargs}, world_info, self.render_mode)
+        self.spec.max_episode_steps = (world_info.spec or {}).get("max_episode_steps")
+        self._action_layout = Layout(world_info.action_space, "action")
+        forget_in_child(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy needs: it connects anew, to a world of its own where this one had been made one."""
+        state = {key: value for key, value in self.__dict__.items() if key not in ("_conflicts", "_poller", "_remote")}
+        return {**state, "_parts": self._remote.parts()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        parts = state.pop("_parts")
+        self.__dict__.update(state)
+        self._conflicts = ConflictDetector("environment")
+        self._poller = Poller()
+        self._remote = Remote.of_parts(parts, self._poller, self._transport)
+        forget_in_child(self)
+
+    def after_fork(self) -> None:
+        """Leave the connection to the parent process; the next call makes one for this process."""
+        self._conflicts = ConflictDetector("environment")
+        self._poller = Poller()
+        self._remote.disown(self._poller)
+
+    @property
+    def url(self) -> str:
+        """The URL that it was made of."""
+        return self._remote.url
+
+    @property
+    def server_version(self) -> str | None:
+        """The version of a Gymnasium Bridge server; None for another dm_env_rpc server (U-12)."""
+        return self._world_info().server_version
+
+    @property
+    def fps(self) -> float | None:
+        """Frames a second of a real-time world; None: it waits for each action."""
+        return self._world_info().fps
+
+    def _world_info(self) -> WorldInfo:
+        world_info = self._remote.info
+        if world_info is None:
+            raise ClosedError("this environment never joined a world")
+        return world_info
+
+    def _connect(self) -> None:
+        self._remote.open()
+        try:
+            self._await(Joined, "to join a world")
+        except RemoteError:
+            self._remote.close(0.5)
+            raise
+        if self._world_info().lanes is not None:
+            lanes = self._world_info().lanes
+            self._remote.close(0.5)
+            raise SettingError(
+                f"{self.url} is a world of {lanes} lanes; use make_vec_remote for it, or ask for ?num_envs=1"
+            )
+
+    def _await(self, kind: type[_Awaited], purpose: str) -> _Awaited:
+        """Wait for the one answer that is outstanding."""
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                remote, number, what = self._poller.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                late = self._remote.late(purpose, self._timeout)
+                self._remote.give_up(late)
+                raise late from None
+            event = remote.receive(number, what)
+            if isinstance(event, (Lost, Refused, Replied)) and event.error is not None:
+                raise event.error
+            if isinstance(event, kind):
+                return event
+
+    def _await_step(self, purpose: str) -> Transition:
+        answer = self._await(StepAnswered, purpose)
+        return answer.reader.read(answer.message, self._remote.now())
+
+    @property
+    def _running(self) -> bool:
+        """Whether an episode runs."""
+        return self._remote.session.state is State.RUNNING
+
+    def _refuse_step(self) -> None:
+        """Raise why `step` is not possible."""
+        self._require_open()
+        self._refuse_rollout()
+        session = self._remote.session
+        reason = _WHY_RESET.get(session.state, "the last reset was not answered")
+        if session.state is State.LOST and isinstance(session.error, RemoteTimeoutError):
+            reason = "the last call timed out"
+        raise ResetNeededError(f"expected reset() before step(): {reason}")
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this environment was closed; make a new one")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode.
+
+        Args:
+            seed: For the remote environment's random generator, 0 to 2**63 - 1.
+            options: For the remote environment's reset; what the values codec carries.
+
+        Returns:
+            The first observation and the info.
+        """
+        with self._conflicts:
+            self._require_open()
+            settings = reset_settings(seed, self._remote.options(options))
+            super().reset(seed=seed)
+            if not self._remote.connected:
+                self._connect()
+            self._rollout = None
+            self._remote.begin(settings)
+            observation, _, _, _, info = self._await_step("to reset")
+            return observation, info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Apply an action.
+
+        Args:
+            action: An element of `action_space`; floats are rounded to the space's dtype.
+
+        Returns:
+            Observation, reward, terminated, truncated and info.
+
+        Raises:
+            InvalidActionError: It is not in the action space; nothing was sent.
+            ResetNeededError: No episode is running.
+        """
+        with self._conflicts:
+            remote = self._remote
+            if self._closed or self._rollout is not None or remote.session.state is not State.RUNNING:
+                self._refuse_step()
+            world = remote.world
+            request = world.known_step(action)
+            if request is None:
+                request = world.write_step(self._action_layout.pack_action(action), action)
+            remote.send_step(request)
+            return self._await_step("to a step")
+
+    def rollout(self, actions: Iterable[Any], *, window: int = 32) -> Iterator[RolloutStep]:
+        """Send Steps ahead of their answers, and yield the answers in order, across the ends of episodes (D-25).
+
+        The Step after an episode's end begins the next one, and its action is ignored: `first` says so. What is sent
+        ahead of an answer cannot depend on it, so this is for actions that are known, such as random or recorded ones.
+        A rollout that is given up before its end leaves the environment in need of a `reset`.
+
+        Args:
+            actions: Elements of `action_space`; taken as the window has room.
+            window: The most Steps on their way at a time.
+
+        Raises:
+            SettingError: The window is no positive integer.
+            InvalidActionError: An action is not in the action space; the Steps before it were sent.
+            AlreadyPendingError: Another rollout is under way, or `reset` ended this one.
+        """
+        if not isinstance(window, int) or isinstance(window, bool) or window < 1:
+            raise SettingError(f"expected window to be a positive integer, got {window!r}")
+        with self._conflicts:
+            self._require_remote()
+        return self._roll(iter(actions), window)
+
+    def _roll(self, actions: Iterator[Any], window: int) -> Iterator[RolloutStep]:
+        sent: deque[Any] = deque()
+        more = True
+        with self._conflicts:
+            self._require_remote()
+            token = self._rollout = object()
+        try:
+            while True:
+                while more and len(sent) < window:
+                    try:
+                        action = next(actions)
+                    except StopIteration:
+                        more = False
+                        break
+                    with self._conflicts:
+                        self._require_rollout(token)
+                        self._remote.step(self._action_layout.pack_action(action))
+                    sent.append(action)
+                if not sent:
+                    return
+                with self._conflicts:
+                    self._require_rollout(token)
+                    first = not self._running
+                    transition = self._await_step("to a step")
+                yield RolloutStep(sent.popleft(), *transition, first)
+        finally:
+            if self._rollout is token:
+                self._rollout = None
+                if sent and self._remote.session.state in ONLINE:
+                    self._remote.session.abandon_episode()
+
+    def _require_rollout(self, token: object) -> None:
+        if self._rollout is not token:
+            raise AlreadyPendingError(
+                "this rollout was ended, by reset() or another rollout; begin a new one", "rollout"
+            )
+        self._require_open()
+        if not self._remote.connected:
+            raise ConnectionLostError(self.url, "there is no connection; reset() makes a new one")
+
+    def _refuse_rollout(self) -> None:
+        if self._rollout is not None:
+            raise AlreadyPendingError(
+                "a rollout is under way, whose answers come first; exhaust it, or end it by its close() or reset()",
+                "rollout",
+            )
+
+    def _ask(self, purpose: str) -> pb.EnvironmentResponse:
+        return self._await(Replied, purpose).message
+
+    def _require_remote(self) -> None:
+        self._require_open()
+        self._refuse_rollout()
+        if self._remote.session.state is State.OFFLINE:  # a copy, or a forked process's
+            self._connect()
+        if not self._remote.connected:
+            raise ConnectionLostError(self.url, "there is no connection; reset() makes a new one")
+
+    def render(self) -> Any:
+        """Return the frame of now, as the environment's own render mode gives it; None without a render mode."""
+        with self._conflicts:
+            self._require_remote()
+            self._remote.read_property("world.frame")
+            frames = property_value(self._ask("to render"), self.url, True)
+            return frames[0]
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a public method of the remote environment, or read a public attribute.
+
+        Args:
+            name: The name, looked up through the environment's wrappers.
+            args: What the values codec carries.
+            kwargs: What the values codec carries.
+
+        Raises:
+            RefusedError: PERMISSION_DENIED for a private name, UNIMPLEMENTED where the server has no method calls.
+        """
+        with self._conflicts:
+            self._require_remote()
+            self._remote.call(name, args, kwargs)
+            return call_results(self._ask(f"to the call of {name}"), self.url)[0]
+
+    def get_attr(self, name: str) -> Any:
+        """Read a public attribute of the remote environment."""
+        return self.call(name)
+
+    def set_attr(self, name: str, value: Any) -> None:
+        """Set a public attribute of the remote environment."""
+        with self._conflicts:
+            self._require_remote()
+            self._remote.write_property(f"world.attributes.{name}", [value])
+            self._ask(f"to setting {name}")
+
+    def close(self) -> None:
+        """Leave the world, which goes where it was made for this environment, and disconnect. May be called twice."""
+        with self._conflicts:
+            self._closed = True
+            self._remote.close(2.0)
+
+    def __del__(self) -> None:
+        remote = getattr(self, "_remote", None)
+        if remote is not None:
+            remote.close(0.0)
+
+    def __repr__(self) -> str:
+        return f"<RemoteEnv {self.url}>"
+
+    __str__ = __repr__
+
+
+def make_remote(
+    url: str,
+    *,
+    env_id: str | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    render_mode: str | None = None,
+    agent: str | None = None,
+    timeout: float = TIMEOUT,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    transport: Transport = "http2",
+    token: TokenLike | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    tls_ca: Pem | None = None,
+    tls_certificate: Pem | None = None,
+    tls_key: Pem | None = None,
+    env: Callable[..., Any] | None = None,
+    role: Role | None = None,
+    wait: Wait | None = None,
+    diagnostics: bool = True,
+    **perlert: Any,
+) -> RemoteEnv:
+    """Connect to one remote environment.
+
+    Example:
+        >>> from bridge import make_remote, serve_gym
+        >>> with serve_gym("CartPole-v1") as server:
+        ...     env = make_remote(server.url)
+        ...     observation, info = env.reset(seed=0)
+        ...     env.close()
+        >>> observation.shape
+        (4,)
+
+    `url` is `grpc://HOST:PORT`, optionally with the environment id as its path; or `perlert://HOST:PORT/NAME:NUMBER`,
+    which gives a `bridge.perlert.PerlertEnv`. The keywords are those of `RemoteEnv`; with a `perlert://` URL those of
+    `bridge.perlert.make_perlert_env` too.
+
+    Raises:
+        AddressError, ConnectError, RefusedError, RemoteTimeoutError: As `RemoteEnv`.
+        TypeError: There is no such keyword.
+    """
+    options = {key: value for key, value in locals().items() if key not in ("url", "perlert")}
+    if is_perlert(url):
+        from bridge.perlert import make_perlert_env
+
+        # The declared type is that of every other URL; make_perlert_env declares this one's.
+        return make_perlert_env(url, **given_options(make_remote, options), **perlert)  # type: ignore[return-value]
+    refuse_unknown_keywords("make_remote", perlert)
+    return RemoteEnv(url, **options)
+
+
+def given_options(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of a call that differ from their defaults."""
+    parameters = inspect.signature(function).parameters
+    return {key: value for key, value in options.items() if value is not parameters[key].default}
+
+
+def refuse_unknown_keywords(function: str, keywords: Mapping[str, Any]) -> None:
+    """Raise TypeError, as Python does, where there are any."""
+    for name in keywords:
+        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+
+
+def is_perlert(url: Any) -> bool:
+    """Tell whether a URL is of the datagram protocol, which has environments of its own."""
+    return isinstance(url, str) and url.strip().startswith("perlert://")
+
+
+def checked_timeout(timeout: Any) -> float:
+    """Return a timeout in seconds, or raise SettingError where it is none."""
+    if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or not timeout > 0:
+        raise SettingError(f"expected timeout to be a positive number of seconds, got {timeout!r}")
+    return float(timeout)
+
+
+def remote_metadata(world_info: WorldInfo) -> dict[str, Any]:
+    """Return a remote environment's metadata, without the render mode that opens a window where it runs."""
+    metadata = dict(world_info.metadata)
+    modes = [mode for mode in metadata.get("render_modes", []) if mode != "human"]
+    return {**metadata, "render_modes": modes}
+
+
+def remote_spec(
+    entry_point: str | None, kwargs: dict[str, Any], world_info: WorldInfo, render_mode: str | None
+) -> EnvSpec:
+    """Return a spec that makes a second environment of the same remote."""
+    registered = world_info.spec or {}
+    if render_mode:
+        kwargs = {**kwargs, "render_mode": render_mode}
+    return EnvSpec(
+        id="bridge/Remote-v0",
+        entry_point=entry_point,
+        reward_threshold=registered.get("reward_threshold"),
+        nondeterministic=bool(registered.get("nondeterministic", False)),
+        kwargs=kwargs,
+    )
+
+
+def call_results(message: pb.EnvironmentResponse, url: str) -> list[Any]:
+    """Return the results of a method call, one a lane."""
+    try:
+        response = bridge_pb2.CallResponse.FromString(message.extension.value)
+        return [values.from_value(result) for result in response.results]
+    except (TensorError, ValueError) as error:
+        raise PeerError(url, f"the result of a call cannot be read: {error}") from error

@@ -1,0 +1,308 @@
+"""A remote world of several agents as a PettingZoo `ParallelEnv`, a connection an agent (extra `pettingzoo`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from bridge.client.conflict import ConflictDetector
+from bridge.client.env import MAX_MESSAGE_BYTES, TIMEOUT, call_results, checked_timeout, remote_metadata
+from bridge.client.poller import Poller
+from bridge.client.remote import Delivery, Remote, close_remotes, reset_settings
+from bridge.client.session import Joined, Lost, Refused, Replied, StepAnswered, property_value
+from bridge.client.step_reader import Transition
+from bridge.client.world_request import WorldInfo, WorldRequest
+from bridge.encoding.spaces import Layout
+from bridge.errors import (
+    ClosedError,
+    Code,
+    ConnectionLostError,
+    InvalidActionError,
+    RefusedError,
+    RemoteError,
+    RemoteTimeoutError,
+    ResetNeededError,
+    SettingError,
+)
+from bridge.forks import forget_in_child
+
+try:
+    from pettingzoo import ParallelEnv
+except ImportError as error:
+    raise ImportError(
+        "a remote world of several agents needs PettingZoo; install it by pip install 'gymnasium-bridge[pettingzoo]'"
+    ) from error
+
+__all__ = ["RemoteParallelEnv", "make_parallel_remote"]
+
+
+_Awaited = TypeVar("_Awaited", Joined, StepAnswered, Replied)
+
+
+class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
+    """All agents of one remote world, each over a connection of its own, as if the environment were local.
+
+    Agents go by their names as text. All agents' members must be free: this environment takes them all.
+
+    Args:
+        url: The server's URL; `?world=NAME` joins a world that exists, else one is made.
+        env_kwargs: For the environment's constructor.
+        render_mode: The render mode to make it with.
+        timeout: Seconds to wait for any answer.
+        max_message_bytes: The largest request or answer, in bytes.
+
+    Raises:
+        ConnectError: Nobody listens there.
+        RefusedError: The server refuses, or a member is taken.
+        SettingError: The server has no world of several agents.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        env_kwargs: Mapping[str, Any] | None = None,
+        render_mode: str | None = None,
+        timeout: float = TIMEOUT,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
+        self._conflicts = ConflictDetector("environment")
+        self._timeout = checked_timeout(timeout)
+        self._url = url
+        self._closed = False
+        self._started = False
+        self._max_message_bytes = max_message_bytes
+        self._poller: Poller[Delivery] = Poller()
+        self._world_request = WorldRequest.of(url, None, render_mode, env_kwargs)
+        self._remotes: dict[str, Remote] = {}
+        self._by_remote: dict[Remote, str] = {}
+        self.agents: list[str] = []
+        try:
+            self._connect()
+        except RemoteError:
+            self._disconnect(0.5)
+            raise
+        world_info = {name: self._world_info(remote) for name, remote in self._remotes.items()}
+        self.possible_agents = list(world_info)
+        self.observation_spaces = {name: fact.observation_space for name, fact in world_info.items()}
+        self.action_spaces = {name: fact.action_space for name, fact in world_info.items()}
+        first = next(iter(world_info.values()))
+        self.metadata = remote_metadata(first)
+        self.render_mode = render_mode or first.render_mode
+        self._action_layouts = {name: Layout(space, "action") for name, space in self.action_spaces.items()}
+        forget_in_child(self)
+
+    def after_fork(self) -> None:
+        """Leave the connections to the parent process; the next `reset` makes some for this process."""
+        self._conflicts = ConflictDetector("environment")
+        self._poller = Poller()
+        self._started = False
+        for remote in self._by_remote:
+            remote.disown(self._poller)
+
+    def _world_info(self, remote: Remote) -> WorldInfo:
+        if remote.info is None:
+            raise ClosedError("this environment never joined a world")
+        return remote.info
+
+    def _connect(self) -> None:
+        """Join as the first free agent, ask it for the others' names, and join as them."""
+        first = Remote(self._world_request, self._poller, self._max_message_bytes)
+        self._by_remote = {first: ""}
+        first.open()
+        try:
+            self._gather([first], Joined, "to join a world")
+            name, names = self._read(first, "agent", False), self._read(first, "agents", True)
+        except RefusedError as error:
+            first.close(0.5)
+            if error.code in (Code.NOT_FOUND, Code.UNIMPLEMENTED, Code.PERMISSION_DENIED) and first.info is not None:
+                raise SettingError(
+                    f"{self._url} is no world of several agents (it has no property world.agents); use make_remote"
+                ) from error
+            raise
+        except RemoteError:
+            first.close(0.5)
+            raise
+        address = dataclasses.replace(self._world_request.address, world=first.session.world_name, settings=())
+        self._remotes = {
+            agent: first
+            if agent == name
+            else Remote(WorldRequest(address, agent=agent), self._poller, self._max_message_bytes)
+            for agent in names
+        }
+        self._by_remote = {remote: agent for agent, remote in self._remotes.items()}
+        others = [remote for remote in self._remotes.values() if remote is not first]
+        for remote in others:
+            remote.open()
+        self._gather(others, Joined, "to join a world")
+
+    def _read(self, remote: Remote, key: str, encoded: bool) -> Any:
+        remote.read_property(f"world.{key}")
+        return self._answer(remote, lambda message: property_value(message, self._url, encoded))
+
+    def _answer(self, remote: Remote, read: Any) -> Any:
+        message = self._gather([remote], Replied, "to a question")[self._by_remote[remote]].message
+        return read(message)
+
+    def _gather(
+        self, remotes: Iterable[Remote], kind: type[_Awaited], purpose: str, *, tolerate: int | None = None
+    ) -> dict[str, _Awaited]:
+        """Wait for an answer from each of some remotes; one refused with the code `tolerate` is left out."""
+        deadline = time.monotonic() + self._timeout
+        waiting = set(remotes)
+        found: dict[str, _Awaited] = {}
+        while waiting:
+            try:
+                remote, number, what = self._poller.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                late = ", ".join(self._by_remote[remote] or "the first agent" for remote in waiting)
+                self._disconnect(0.0)
+                raise RemoteTimeoutError(
+                    self._url, f"no answer {purpose} within {self._timeout:g} s for {late}"
+                ) from None
+            event = remote.receive(number, what)
+            if event is None or remote not in waiting:
+                continue
+            if isinstance(event, (Lost, Refused, Replied)) and event.error is not None:
+                if isinstance(event.error, RefusedError) and event.error.code == tolerate:
+                    waiting.discard(remote)
+                    continue
+                if isinstance(event, Lost):
+                    self._started = False
+                raise event.error
+            if isinstance(event, kind):
+                waiting.discard(remote)
+                found[self._by_remote[remote]] = event
+        return found
+
+    def observation_space(self, agent: str) -> Any:
+        """Return an agent's observation space, always the same object."""
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: str) -> Any:
+        """Return an agent's action space, always the same object."""
+        return self.action_spaces[agent]
+
+    def reset(
+        self, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+        """Begin an episode of all agents.
+
+        Args:
+            seed: For the remote environment, 0 to 2**63 - 1.
+            options: For the remote environment's reset; what the values codec carries.
+
+        Returns:
+            Observations and infos by agent.
+        """
+        with self._conflicts:
+            self._require_open()
+            settings = reset_settings(seed, options)
+            if not all(remote.connected for remote in self._remotes.values()):
+                self._disconnect(0.0)
+                self._connect()
+            self._started = False
+            for name, remote in self._remotes.items():
+                remote.begin(settings if name == self.possible_agents[0] else {})
+            answers = self._gather(self._remotes.values(), StepAnswered, "to reset", tolerate=Code.FAILED_PRECONDITION)
+            self._started = True
+            self.agents = [name for name in self.possible_agents if name in answers]
+            read = {name: self._transition(name, answers[name]) for name in self.agents}
+            return {name: t[0] for name, t in read.items()}, {name: t[4] for name, t in read.items()}
+
+    def step(
+        self, actions: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
+        """Step all live agents.
+
+        Args:
+            actions: An action for each of `agents`.
+
+        Returns:
+            Observations, rewards, terminations, truncations and infos by agent.
+
+        Raises:
+            InvalidActionError: A live agent has no action, or one outside of its space; nothing was sent.
+            ResetNeededError: No episode is running.
+        """
+        with self._conflicts:
+            self._require_open()
+            if not self._started:
+                raise ResetNeededError("expected reset() before step(): no episode is running")
+            missing = [name for name in self.agents if name not in actions]
+            if missing:
+                raise InvalidActionError(f"expected an action for each of {self.agents}, got none for {missing}")
+            packed = {name: self._action_layouts[name].pack_action(actions[name]) for name in self.agents}
+            for name, arrays in packed.items():
+                self._remotes[name].step(arrays)
+            answers = self._gather([self._remotes[name] for name in packed], StepAnswered, "to a step")
+            read = {name: self._transition(name, answers[name]) for name in packed}
+            self.agents = [name for name, t in read.items() if not (t[2] or t[3])]
+            parts: tuple[dict[str, Any], ...] = tuple({name: t[i] for name, t in read.items()} for i in range(5))
+            return parts[0], parts[1], parts[2], parts[3], parts[4]
+
+    def _transition(self, name: str, answer: StepAnswered) -> Transition:
+        return answer.reader.read(answer.message, self._remotes[name].now())
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this environment was closed; make a new one")
+
+    def _any_remote(self) -> Remote:
+        self._require_open()
+        remote = self._remotes[self.possible_agents[0]]
+        if not remote.connected:
+            raise ConnectionLostError(self._url, "there is no connection; reset() makes a new one")
+        return remote
+
+    def render(self) -> Any:
+        """Return the frame of now, as the environment's own render mode gives it; None without a render mode."""
+        with self._conflicts:
+            return self._read(self._any_remote(), "frame", True)[0]
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a public method of the remote environment, or read a public attribute."""
+        with self._conflicts:
+            remote = self._any_remote()
+            remote.call(name, args, kwargs)
+            return self._answer(remote, lambda message: call_results(message, self._url)[0])
+
+    def state(self) -> Any:
+        """Return the environment's global state, where it has one."""
+        return self.call("state")
+
+    def close(self) -> None:
+        """Leave the world, which goes where it was made for this environment. May be called twice."""
+        with self._conflicts:
+            self._closed = True
+            self._disconnect(2.0)
+
+    def _disconnect(self, timeout: float) -> None:
+        self._started = False
+        deadline = time.monotonic() + timeout
+        makers = [remote for remote in self._by_remote if remote.request is self._world_request]
+        close_remotes([remote for remote in self._by_remote if remote not in makers], timeout)
+        close_remotes(makers, max(0.0, deadline - time.monotonic()))  # last: it destroys the world
+
+    def __del__(self) -> None:
+        for remote in getattr(self, "_by_remote", ()):
+            remote.close(0.0)
+
+    def __repr__(self) -> str:
+        return f"<RemoteParallelEnv {self._url}>"
+
+
+def make_parallel_remote(url: str, **kwargs: Any) -> RemoteParallelEnv:
+    """Connect to a remote world of several agents as all of them.
+
+    Args:
+        url: `grpc://HOST:PORT`, or with `?world=NAME` for a world that exists.
+        kwargs: As for `RemoteParallelEnv`: `env_kwargs`, `render_mode`, `timeout`, `max_message_bytes`.
+
+    Raises:
+        AddressError, ConnectError, RefusedError, RemoteTimeoutError: As `RemoteParallelEnv`.
+    """
+    return RemoteParallelEnv(url, **kwargs)

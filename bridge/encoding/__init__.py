@@ -1,0 +1,1 @@
+"""Gymnasium data to and from the messages of dm_env_rpc."""

@@ -1,0 +1,434 @@
+"""The Step's request and response by hand: what is constant in them is built once, only payloads are copied.
+
+A tensor of fixed shape has the same bytes around its elements every time, so a Step is constants with holes. A message
+is read here only where every byte of every constant is as written here, and it means then what protobuf says that it
+means; whatever differs in the least (another writer's order of fields, an integer of two bytes, garbage) is None, and
+is left to protobuf. Written messages are ordinary ones, which any dm_env_rpc peer reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from bridge.encoding.tensors import Array, Spec
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+__all__ = ["StepAnswer", "StepCodec"]
+
+# Payload member and the bytes of each element; 0: an integer from 0 to 127 as a varint of one byte.
+_MEMBERS: Mapping[str, tuple[int, int]] = {
+    "f4": (1, 4),
+    "f8": (2, 8),
+    "i1": (3, 1),
+    "i4": (4, 0),
+    "i8": (5, 0),
+    "u1": (6, 1),
+    "u4": (7, 0),
+    "u8": (8, 0),
+    "b1": (9, 0),
+}
+_BYTE = np.dtype(np.uint8)
+_REQUEST_ENTRY, _RESPONSE_ENTRY = b"\x0a", b"\x12"
+# From here on a payload is sent from its array instead of being copied into the message.
+_LARGE = 65536
+# From here on a regular expression is slower than bytes' own methods.
+_MANY = 32
+_SMALL = tuple(bytes([number]) for number in range(128))
+_DOUBLE = struct.Struct("<d")
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _read_varint(data: bytes | bytearray, start: int) -> tuple[int, int]:
+    """Read a varint of at most five bytes; return it and where it ends, or -1 where it is none."""
+    number = 0
+    for index in range(5):
+        if start + index >= len(data):
+            return 0, -1
+        byte = data[start + index]
+        number |= (byte & 127) << (7 * index)
+        if byte < 128:
+            return number, start + index + 1
+    return 0, -1
+
+
+@dataclasses.dataclass(frozen=True)
+class _Hole:
+    """Where a tensor's elements are."""
+
+    before: bytes
+    """The constant bytes in front of it."""
+    offset: int
+    """Where it starts, from the first constant's start."""
+    size: int
+    """Bytes."""
+    count: int
+    """Elements."""
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    """Of the tensor's elements."""
+    stored: np.dtype[Any]
+    """Of the bytes in the hole."""
+    one_byte: bool
+    """Whether the elements are varints, each of one byte."""
+    most: int
+    """The largest byte, where they are."""
+    scalar: Callable[[Any], bytes] | None
+    """Makes the bytes of a Python float or bool; None: of none."""
+    number: Callable[[bytes | bytearray, int], Any] | None
+    """Reads a Python float or bool; None: it is another array."""
+
+    def array(self, data: bytes | bytearray, start: int) -> Array:
+        """Return the tensor, where the first constant is at `start`; it may share memory."""
+        array: Array = np.frombuffer(data, self.stored, self.count, start + self.offset)
+        if self.one_byte:
+            array = array.view(self.dtype) if self.dtype.kind == "b" else array.astype(self.dtype)
+        return array.reshape(self.shape)
+
+
+def _read_float(data: bytes | bytearray, start: int) -> float:
+    number: float = _DOUBLE.unpack_from(data, start)[0]
+    return number
+
+
+def _read_bool(data: bytes | bytearray, start: int) -> bool:
+    return data[start] == 1
+
+
+# Scalars that are written from Python's own and read as such.
+_SCALARS: Mapping[str, tuple[Callable[[Any], bytes], Callable[[bytes | bytearray, int], Any]]] = {
+    np.dtype("<f8").str: (_DOUBLE.pack, _read_float),
+    np.dtype(np.bool_).str: (_SMALL.__getitem__, _read_bool),
+}
+
+
+class _Template:
+    """Map entries of tensors, as constants and holes."""
+
+    def __init__(self, entry: bytes, specs: Sequence[tuple[int, Spec]]) -> None:
+        holes: list[_Hole] = []
+        before, offset = b"", 0
+        for uid, spec in specs:
+            field, width = _MEMBERS[spec.dtype.str[1:]]
+            count = math.prod(spec.shape)
+            size = count * (width or 1)
+            payload = b"\x0a" + _varint(size)
+            member = bytes([field << 3 | 2]) + _varint(len(payload) + size) + payload
+            dims = b"".join(map(_varint, spec.shape))
+            shape = b"\x7a" + _varint(len(dims)) + dims if dims else b""
+            key = b"\x08" + _varint(uid)
+            tensor = len(member) + size + len(shape)
+            head = key + b"\x12" + _varint(tensor)
+            before += entry + _varint(len(head) + tensor) + head + member
+            offset += len(before)
+            stored = spec.dtype if width else _BYTE
+            most = 1 if spec.dtype.kind == "b" else 127
+            kind = spec.dtype.str if spec.shape == () else ""
+            scalar, number = _SCALARS.get(kind, (None, None))
+            holes.append(
+                _Hole(before, offset, size, count, spec.shape, spec.dtype, stored, not width, most, scalar, number)
+            )
+            offset += size
+            before = shape
+        self.holes = tuple(holes)
+        self.tail = before
+        self.size = offset + len(before)
+        # A byte from 128 on would belong to a longer varint, and a bool is 0 or 1 when written by anybody sane.
+        self._many = [hole for hole in holes if hole.one_byte and hole.count > _MANY]  # looked at in another way
+        elements = (b"[\\x00-\\x%02x]" % hole.most if hole.one_byte and hole.count <= _MANY else b"." for hole in holes)
+        self._pattern = re.compile(
+            b"".join(
+                re.escape(hole.before) + element + b"{%d}" % hole.size
+                for hole, element in zip(holes, elements, strict=True)
+            )
+            + re.escape(self.tail),
+            re.DOTALL,
+        )
+
+    @staticmethod
+    def holds(specs: Sequence[tuple[int, Spec]]) -> bool:
+        """Whether all of these are numbers of a fixed shape, with at least one element."""
+        return all(
+            spec.dtype.kind in "biuf"
+            and spec.dtype.str[1:] in _MEMBERS
+            and all(size > 0 for size in spec.shape)
+            and 0 < uid < 1 << 63
+            and math.prod(spec.shape) < 1 << 28
+            for uid, spec in specs
+        )
+
+    def write(self, arrays: Sequence[Array | float | bool], parts: list[bytes | memoryview]) -> bool:
+        """Add the entries with these elements to `parts`; False: an array has another form."""
+        for hole, array in zip(self.holes, arrays, strict=True):
+            if isinstance(array, (float, bool)):
+                if hole.scalar is None:
+                    return False
+                parts.append(hole.before)
+                parts.append(hole.scalar(array))
+                continue
+            if array.dtype != hole.dtype or array.shape != hole.shape:
+                return False
+            parts.append(hole.before)
+            if hole.one_byte and array.dtype.kind != "b":
+                if hole.count == 1:
+                    item = int(array.item())
+                    if not 0 <= item < 128:
+                        return False
+                    parts.append(_SMALL[item])
+                    continue
+                if array.min() < 0 or array.max() > 127:
+                    return False
+                array = array.astype(_BYTE)
+            if hole.size >= _LARGE and array.flags.c_contiguous:
+                parts.append(array.data.cast("B"))
+            else:
+                parts.append(array.tobytes())
+        parts.append(self.tail)
+        return True
+
+    def matches(self, data: bytes | bytearray, start: int) -> bool:
+        """Whether the entries are in `data`, from `start` on, to the byte."""
+        if self._pattern.match(data, start) is None:
+            return False
+        for hole in self._many:
+            stored = data[start + hole.offset : start + hole.offset + hole.size]
+            if not stored.isascii() or (hole.dtype.kind == "b" and stored.translate(None, b"\0\1")):
+                return False
+        return True
+
+    def values(self, data: bytes | bytearray, start: int) -> list[Any]:
+        """Return the tensors of a match as `read`, but those of one float or bool as Python's own."""
+        return [
+            hole.array(data, start) if hole.number is None else hole.number(data, start + hole.offset)
+            for hole in self.holes
+        ]
+
+    def read_many(self, answers: Sequence[StepAnswer]) -> list[Array]:
+        """Return the tensors of matches of this template, stacked along a new first dimension."""
+        size = self.size
+        stacked = b"".join([answer.data[answer.start : answer.start + size] for answer in answers])
+        table: Array = np.frombuffer(stacked, _BYTE).reshape(len(answers), size)
+        found: list[Array] = []
+        for hole in self.holes:
+            array = np.ascontiguousarray(table[:, hole.offset : hole.offset + hole.size]).view(hole.stored)
+            if hole.one_byte:
+                array = array.view(hole.dtype) if hole.dtype.kind == "b" else array.astype(hole.dtype)
+            found.append(array.reshape(len(answers), *hole.shape))
+        return found
+
+    def blank(self) -> bytes:
+        """Return the entries of zeros."""
+        parts: list[bytes | memoryview] = []
+        self.write([np.zeros(hole.shape, hole.dtype) for hole in self.holes], parts)
+        return b"".join(parts)
+
+    def write_many(self, blank: Array, columns: Sequence[Array]) -> list[bytes] | None:
+        """Return, for each row of the columns, a message; None: an array has another form.
+
+        Args:
+            blank: The bytes of a message that ends with the entries of zeros.
+            columns: An array of `(rows, *shape)` for each tensor.
+        """
+        count, first = len(columns[0]), len(blank) - self.size
+        table = np.tile(blank, (count, 1))
+        for hole, column in zip(self.holes, columns, strict=True):
+            if column.dtype != hole.dtype or column.shape[1:] != hole.shape:
+                return None
+            if hole.one_byte and hole.dtype.kind != "b":
+                if column.min() < 0 or column.max() > 127:
+                    return None
+                column = column.astype(_BYTE)
+            start = first + hole.offset
+            flat = np.ascontiguousarray(column).reshape(count, -1)
+            table[:, start : start + hole.size] = flat.view(_BYTE)
+        data, size = table.tobytes(), len(blank)
+        return [data[start : start + size] for start in range(0, count * size, size)]
+
+    def read(self, data: bytes | bytearray, start: int) -> list[Array]:
+        """Return the tensors of a match; they may share its memory."""
+        return [hole.array(data, start) for hole in self.holes]
+
+
+@functools.lru_cache(maxsize=256)
+def _template_of(entry: bytes, forms: tuple[tuple[int, str, tuple[int, ...]], ...]) -> _Template:
+    return _Template(entry, [(uid, Spec.number("", shape, np.dtype(dtype))) for uid, dtype, shape in forms])
+
+
+def _template(entry: bytes, specs: Sequence[tuple[int, Spec]]) -> _Template:
+    """Return the one template of tensors of these UIDs, types and shapes."""
+    return _template_of(entry, tuple((uid, spec.dtype.str, spec.shape) for uid, spec in specs))
+
+
+class StepAnswer:
+    """A Step's response that was matched: its bytes, and where what is in them."""
+
+    __slots__ = ("data", "info", "start", "state", "template")
+
+    def __init__(
+        self, data: bytes | bytearray, start: int, state: int, info: bytes | None, template: _Template
+    ) -> None:
+        self.data, self.start, self.state, self.info, self.template = data, start, state, info, template
+
+    def values(self) -> list[Any]:
+        """Return the observations but for the info: single floats and bools as Python's, else as `arrays`."""
+        return self.template.values(self.data, self.start)
+
+    def arrays(self) -> list[Array]:
+        """Return the observations but for the info; they may share memory with the response."""
+        return self.template.read(self.data, self.start)
+
+    @staticmethod
+    def stack(answers: Sequence[StepAnswer]) -> list[Array]:
+        """Return the observations of answers with the same `template`, but for the info, stacked."""
+        return answers[0].template.read_many(answers)
+
+
+class StepCodec:
+    """Writes and reads the Steps of one agent that always asks for the same observations.
+
+    Args:
+        actions: The actions' UIDs and specs, in the order in which they are written.
+        observations: The observations' UIDs and specs, in the order in which they are requested; the last may be the
+            one of shape `(-1,)` and type uint8 that the info is.
+    """
+
+    def __init__(self, actions: Sequence[tuple[int, Spec]], observations: Sequence[tuple[int, Spec]]) -> None:
+        wanted = [uid for uid, _ in observations]
+        self.first = pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=wanted)).SerializeToString()
+        """The Step without actions, by which a sequence begins."""
+        self._info_uid = 0
+        if observations and observations[-1][1].shape == (-1,):
+            self._info_uid = observations[-1][0]
+            observations = observations[:-1]
+        self._actions = _template(_REQUEST_ENTRY, actions)
+        self._observations = _template(_RESPONSE_ENTRY, observations)
+        # Two serialized messages in a row are their merged one.
+        self._request_head = self.first + b"\x1a" + _varint(self._actions.size)
+        self._request_size = len(self._request_head) + self._actions.size
+        self._blank_request: Array = np.frombuffer(self._request_head + self._actions.blank(), _BYTE)
+        self._last_info = (b"", self._write_info(b""))
+        self._last_size = (-1, b"")
+
+    @classmethod
+    def make(cls, actions: Sequence[tuple[int, Spec]], observations: Sequence[tuple[int, Spec]]) -> StepCodec | None:
+        """Return a codec, or None where a tensor varies in size or holds no numbers."""
+        fixed = observations
+        if observations and observations[-1][1].shape == (-1,) and observations[-1][1].dtype == _BYTE:
+            fixed = observations[:-1]
+        if not fixed or not actions or not _Template.holds(fixed) or not _Template.holds(actions):
+            return None
+        if not 0 < observations[-1][0] < 1 << 63:
+            return None
+        return cls(actions, observations)
+
+    @property
+    def has_info(self) -> bool:
+        """Whether the last observation is the info."""
+        return self._info_uid > 0
+
+    def write_request(self, arrays: Sequence[Array]) -> bytes | None:
+        """Return the Step with these actions; None: one has no fixed size, such as an integer over 127."""
+        parts: list[bytes | memoryview] = [self._request_head]
+        return b"".join(parts) if self._actions.write(arrays, parts) else None
+
+    def write_requests(self, columns: Sequence[Array]) -> list[bytes] | None:
+        """Return, for each row of the columns, the Step with these actions; None: `write_request` is to do it."""
+        return self._actions.write_many(self._blank_request, columns)
+
+    @property
+    def form(self) -> tuple[bytes, object]:
+        """What two codecs have in common whose requests are written in the same way."""
+        return self._request_head, self._actions
+
+    def read_request(self, data: bytes | bytearray) -> list[Array] | None:
+        """Return the actions of a Step, sharing memory with `data`; None: protobuf must read it."""
+        if len(data) != self._request_size or not data.startswith(self._request_head):
+            return None
+        start = len(self._request_head)
+        return self._actions.read(data, start) if self._actions.matches(data, start) else None
+
+    def write_response(
+        self, state: int, arrays: Sequence[Any], info: bytes | Array | None
+    ) -> list[bytes | memoryview] | None:
+        """Return a response in parts, large ones sharing memory with the arrays; None: protobuf must write it.
+
+        Args:
+            state: The Step's.
+            arrays: The observations; those of one element may be Python's float or bool.
+            info: The info's bytes.
+        """
+        parts: list[bytes | memoryview] = [b""]
+        if not self._observations.write(arrays, parts):
+            return None
+        size = 2 + self._observations.size
+        if self._info_uid:
+            if not isinstance(info, bytes):
+                info = b"" if info is None else info.tobytes()
+            known, entry = self._last_info
+            if info != known:
+                entry = self._write_info(info)
+                self._last_info = (info, entry)
+            parts.append(entry)
+            size += len(entry)
+        if size != self._last_size[0]:
+            self._last_size = (size, b"\x1a" + _varint(size) + b"\x08")
+        parts[0] = self._last_size[1] + _SMALL[state]
+        return parts
+
+    def _write_info(self, info: bytes) -> bytes:
+        payload = b"\x0a" + _varint(len(info)) + info if info else b""
+        dims = _varint(len(info))
+        tensor = b"\x32" + _varint(len(payload)) + payload + b"\x7a" + _varint(len(dims)) + dims
+        body = b"\x08" + _varint(self._info_uid) + b"\x12" + _varint(len(tensor)) + tensor
+        return _RESPONSE_ENTRY + _varint(len(body)) + body
+
+    def read_response(self, data: bytes | bytearray) -> StepAnswer | None:
+        """Match a response; None: protobuf must read it."""
+        if not data.startswith(b"\x1a"):
+            return None
+        size, start = _read_varint(data, 1)
+        if start < 0 or start + size != len(data) or size < 2 + self._observations.size or data[start] != 8:
+            return None
+        state = data[start + 1]
+        start += 2
+        if not 1 <= state <= 3 or not self._observations.matches(data, start):
+            return None
+        stop = start + self._observations.size
+        if not self._info_uid:
+            return StepAnswer(data, start, state, None, self._observations) if stop == len(data) else None
+        rest = bytes(memoryview(data)[stop:])
+        known, entry = self._last_info
+        if rest != entry:
+            found = self._read_info(rest)
+            if found is None:
+                return None
+            known = found
+            self._last_info = (found, rest)
+        return StepAnswer(data, start, state, known, self._observations)
+
+    def _read_info(self, rest: bytes) -> bytes | None:
+        """Read the last entry; by protobuf, whose reading is kept if it would be written so again."""
+        try:
+            observations = pb.StepResponse.FromString(rest).observations
+        except (DecodeError, ValueError):
+            return None
+        if len(observations) != 1 or self._info_uid not in observations:
+            return None
+        info = observations[self._info_uid].uint8s.array
+        return info if self._write_info(info) == rest else None

@@ -1,0 +1,521 @@
+"""One connection's protocol state, without input or output: a request goes in, its one response comes out (D-1).
+
+Everything that affects the state lives in `TRANSITIONS`. A request whose events are all missing from the table in the
+present state is refused with FAILED_PRECONDITION; a request that fails for any other reason changes nothing either
+(D-2).
+"""
+
+from __future__ import annotations
+
+import enum
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+from google.protobuf.message import DecodeError
+
+from bridge.encoding.names import CALL_REQUEST_URL, CALL_RESPONSE_URL, PROPERTY_REQUEST_URL, PROPERTY_RESPONSE_URL
+from bridge.encoding.properties import TEXT, Property, PropertyTree
+from bridge.encoding.step_codec import StepCodec
+from bridge.encoding.tensors import Array
+from bridge.errors import Code, RequestError, TensorError
+from bridge.pb import bridge_pb2, properties_pb2
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.worlds.base import Agent, World, fill_observations
+from bridge.worlds.resets import ResetOrder
+
+__all__ = ["TRANSITIONS", "Event", "Hub", "Session", "State", "error_response"]
+
+
+class State(enum.Enum):
+    """Where a connection is."""
+
+    UNJOINED = "unjoined"
+    JOINED = "joined"
+    """In a world; no sequence has begun."""
+    RUNNING = "running"
+    """In a sequence."""
+    TERMINATED = "terminated"
+    """The sequence ended; the next Step begins another."""
+    INTERRUPTED = "interrupted"
+    """The sequence was cut off; the next Step begins another."""
+    CLOSED = "closed"
+    """The stream ended."""
+
+
+class Event(enum.Enum):
+    """What happens to a connection; a Step is one of four events by its outcome."""
+
+    CREATE_WORLD = "CreateWorld"
+    JOIN_WORLD = "JoinWorld"
+    STEP_BEGAN = "Step, first of a sequence"
+    STEP_RAN = "Step, running on"
+    STEP_TERMINATED = "Step, terminated"
+    STEP_INTERRUPTED = "Step, interrupted"
+    RESET = "Reset"
+    RESET_WORLD = "ResetWorld"
+    LEAVE_WORLD = "LeaveWorld"
+    DESTROY_WORLD = "DestroyWorld"
+    EXTENSION = "extension"
+    END = "end of stream"
+
+
+_U, _J, _R, _T, _I, _C = State.UNJOINED, State.JOINED, State.RUNNING, State.TERMINATED, State.INTERRUPTED, State.CLOSED
+
+TRANSITIONS: Mapping[tuple[State, Event], State] = {
+    (_U, Event.CREATE_WORLD): _U,
+    (_U, Event.JOIN_WORLD): _J,
+    (_U, Event.RESET_WORLD): _U,
+    (_U, Event.LEAVE_WORLD): _U,  # D-16: a no-op
+    (_U, Event.DESTROY_WORLD): _U,
+    (_U, Event.EXTENSION): _U,
+    (_U, Event.END): _C,
+    (_J, Event.CREATE_WORLD): _J,
+    (_J, Event.STEP_BEGAN): _R,
+    (_J, Event.RESET): _J,
+    (_J, Event.RESET_WORLD): _J,
+    (_J, Event.LEAVE_WORLD): _U,
+    (_J, Event.DESTROY_WORLD): _J,
+    (_J, Event.EXTENSION): _J,
+    (_J, Event.END): _C,
+    (_R, Event.CREATE_WORLD): _R,
+    (_R, Event.STEP_RAN): _R,
+    (_R, Event.STEP_TERMINATED): _T,
+    (_R, Event.STEP_INTERRUPTED): _I,
+    (_R, Event.RESET): _I,
+    (_R, Event.RESET_WORLD): _I,
+    (_R, Event.LEAVE_WORLD): _U,
+    (_R, Event.DESTROY_WORLD): _R,
+    (_R, Event.EXTENSION): _R,
+    (_R, Event.END): _C,
+    (_T, Event.CREATE_WORLD): _T,
+    (_T, Event.STEP_BEGAN): _R,  # D-13: never two non-running states in a row
+    (_T, Event.RESET): _T,
+    (_T, Event.RESET_WORLD): _T,
+    (_T, Event.LEAVE_WORLD): _U,
+    (_T, Event.DESTROY_WORLD): _T,
+    (_T, Event.EXTENSION): _T,
+    (_T, Event.END): _C,
+    (_I, Event.CREATE_WORLD): _I,
+    (_I, Event.STEP_BEGAN): _R,
+    (_I, Event.RESET): _I,
+    (_I, Event.RESET_WORLD): _I,
+    (_I, Event.LEAVE_WORLD): _U,
+    (_I, Event.DESTROY_WORLD): _I,
+    (_I, Event.EXTENSION): _I,
+    (_I, Event.END): _C,
+}
+
+_REMEDY: Mapping[Event, str] = {
+    Event.JOIN_WORLD: "this connection is in a world already; send LeaveWorld first, or use another connection",
+    Event.STEP_BEGAN: "this connection is in no world; send JoinWorld first",
+    Event.RESET: "this connection is in no world; send JoinWorld first",
+}
+_STEP_EVENTS: Mapping[int, Event] = {
+    pb.RUNNING: Event.STEP_RAN,
+    pb.TERMINATED: Event.STEP_TERMINATED,
+    pb.INTERRUPTED: Event.STEP_INTERRUPTED,
+}
+
+
+# Requests of a connection whose actions are remembered.
+_MOST_KNOWN = 256
+
+
+class Hub(Protocol):
+    """What a session asks of the server that it is part of: the worlds, and the properties that all of them share."""
+
+    async def create_world(self, settings: Mapping[str, pb.Tensor], owner: object, *, for_others: bool) -> str:
+        """Make a world that belongs to the connection `owner`; return its name."""
+
+    async def find_world(self, name: str) -> World:
+        """Return a world by its name; "" is the default one."""
+
+    def joined(self, world: World, owner: object) -> None:
+        """Note that the connection `owner` is in."""
+
+    def left(self, world: World, owner: object) -> None:
+        """Note that the connection `owner` is out."""
+
+    async def destroy_world(self, name: str) -> None:
+        """End a world."""
+
+    async def reset_world(
+        self,
+        name: str,
+        settings: Mapping[str, pb.Tensor],
+        agent: Agent | None,
+        waiting: Callable[[ResetOrder], None],
+    ) -> None:
+        """Begin a new sequence for every agent of a world; waits for them, at most until a deadline (D-15)."""
+
+    def disconnected(self, owner: object) -> None:
+        """Give up what belongs to a connection that ended."""
+
+    def properties(self) -> PropertyTree:
+        """Return the tree below `server`."""
+
+
+class Session:
+    """Serves one connection. One request is handled at a time.
+
+    Args:
+        hub: The server's worlds.
+        client_version: The version that a client of this package says it has; "" for others.
+    """
+
+    def __init__(self, hub: Hub, client_version: str = "") -> None:
+        self._hub = hub
+        self._client_version = client_version
+        self._state = State.UNJOINED
+        self._world: World | None = None
+        self._agent: Agent | None = None
+        self._codec: StepCodec | None = None
+        self._wanted: tuple[int, ...] | None = None
+        self._known: dict[bytes, Any] = {}
+        self._gone = False
+        self._waits_for: ResetOrder | None = None
+        self.last_step: tuple[World, Agent, int] | None = None
+        """Of a request that was a Step with actions: where, by whom, and the state that it led to."""
+        self.last_error = 0
+        """The code with which a request was refused; 0: it was not."""
+
+    @property
+    def state(self) -> State:
+        """Where the connection is."""
+        return self._state
+
+    @property
+    def world_name(self) -> str | None:
+        """The world that the connection is in; None: none."""
+        return None if self._world is None else self._world.name
+
+    async def handle(self, data: bytes | bytearray) -> list[bytes | memoryview]:
+        """Answer a serialized EnvironmentRequest by a serialized EnvironmentResponse, whatever the bytes are.
+
+        Returns:
+            The response in parts, which are to be sent before the next request is handled.
+        """
+        codec, agent, world = self._codec, self._agent, self._world
+        if codec is not None and agent is not None and world is not None and self._state is State.RUNNING:
+            action = self._known.get(data) if type(data) is bytes else None
+            arrays = codec.read_request(data) if action is None else None
+            if action is not None or arrays is not None:
+                return await self._step_fast(codec, agent, world, data, action, arrays or [])
+        try:
+            request = pb.EnvironmentRequest.FromString(bytes(data))
+        except (DecodeError, ValueError) as error:
+            problem = RequestError(
+                Code.INVALID_ARGUMENT, f"expected an EnvironmentRequest, got {len(data)} bytes that are none: {error}"
+            )
+            return [_error(problem).SerializeToString()]
+        return [(await self.answer(request)).SerializeToString()]
+
+    async def _step_fast(
+        self, codec: StepCodec, agent: Agent, world: World, data: bytes | bytearray, action: Any, arrays: list[Array]
+    ) -> list[bytes | memoryview]:
+        """Do what `_step` does for a request that was read without protobuf.
+
+        Args:
+            codec: What read it.
+            agent: Who steps.
+            world: Where.
+            data: The request.
+            action: What was decoded of an equal one; None: nothing was.
+            arrays: Its actions, where none was.
+        """
+        wanted = self._wanted or ()
+        self.last_step, self.last_error = None, 0
+        try:
+            if action is None:
+                action = self._decode(agent, data, arrays)
+            state = await self._run(agent, world, action)  # for the same observations as the Step before
+            values = agent.values(wanted)
+        except RequestError as error:
+            return [self._refused(error).SerializeToString()]
+        except TensorError as error:
+            return [self._refused(RequestError(Code.INVALID_ARGUMENT, str(error))).SerializeToString()]
+        except Exception as error:  # D-1
+            return [self._refused(_failure("step", error)).SerializeToString()]
+        info: Any = values.pop() if codec.has_info else None
+        parts = codec.write_response(state, values, info)
+        if parts is not None:
+            return parts
+        message = pb.EnvironmentResponse()
+        message.step.state = state  # type: ignore[assignment]
+        fill_observations(message.step, agent.observe(wanted))
+        return [message.SerializeToString()]
+
+    def _decode(self, agent: Agent, data: bytes | bytearray, arrays: list[Array]) -> Any:
+        """Return what the agent applies for a request's actions, and remember it where that may be."""
+        actions: dict[int, Array] = {}
+        for (uid, spec), array in zip(agent.actions.items(), arrays, strict=True):
+            spec.check_range(array)
+            actions[uid] = array if array.flags.writeable else array.copy()
+        action = agent.decode(actions)
+        if agent.keeps_actions:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[bytes(data)] = action
+        return action
+
+    async def _run(self, agent: Agent, world: World, action: Any) -> int:
+        """Step a running sequence with an action that was decoded; return its state."""
+        if world.resets.closed:  # D-17
+            raise _destroyed(world)
+        if world.resets.orders and world.resets.take(agent):  # D-15: once, with its observations
+            agent.interrupt()
+            state: int = pb.INTERRUPTED
+        else:
+            state = await agent.apply(action)
+        self.last_step = world, agent, state
+        if state != pb.RUNNING:  # STEP_RAN leads from RUNNING to RUNNING
+            self._move(_STEP_EVENTS[state])
+            world.resets.end(agent)
+        return state
+
+    def _remember(self, agent: Agent, wanted: tuple[int, ...]) -> None:
+        """Make what reads the next Steps like this one, as our own client sends them."""
+        self._wanted = wanted
+        self._known.clear()
+        specs = agent.observations
+        self._codec = StepCodec.make(list(agent.actions.items()), [(uid, specs[uid]) for uid in wanted])
+
+    async def answer(self, request: pb.EnvironmentRequest) -> pb.EnvironmentResponse:
+        """Answer one request."""
+        kind = request.WhichOneof("payload")
+        response = pb.EnvironmentResponse()
+        self.last_step, self.last_error = None, 0
+        try:
+            if kind is None:
+                raise RequestError(
+                    Code.INVALID_ARGUMENT,
+                    "expected a request of one of the protocol's kinds, got one without a payload",
+                )
+            await self._SERVE[kind](self, request, response)
+        except RequestError as error:
+            return self._refused(error)
+        except TensorError as error:
+            return self._refused(RequestError(Code.INVALID_ARGUMENT, str(error)))
+        except Exception as error:  # D-1: whatever went wrong, this request is answered, and with the cause
+            return self._refused(_failure(str(kind), error))
+        return response
+
+    def _refused(self, error: RequestError) -> pb.EnvironmentResponse:
+        self.last_error = int(error.code)
+        return _error(error)
+
+    def hang_up(self) -> None:
+        """End what the request at hand waits for: the client is gone. It is answered with CANCELLED."""
+        self._gone = True
+        if self._agent is not None:
+            self._agent.hang_up()
+        if self._waits_for is not None:
+            self._waits_for.cancel()
+
+    def close(self) -> None:
+        """Take note that the stream ended: the agent leaves, and what belongs to the connection goes."""
+        if self._state is State.CLOSED:
+            return
+        try:
+            self._leave()
+        finally:
+            self._move(Event.END)
+            self._hub.disconnected(self)
+
+    def _require(self, event: Event) -> None:
+        if (self._state, event) not in TRANSITIONS:
+            remedy = _REMEDY.get(event, "the connection is closed")
+            raise RequestError(
+                Code.FAILED_PRECONDITION, f"{event.value} is not possible in the state {self._state.value}: {remedy}"
+            )
+
+    def _move(self, event: Event) -> None:
+        self._require(event)
+        self._state = TRANSITIONS[self._state, event]
+
+    async def _create_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+        self._require(Event.CREATE_WORLD)
+        # A client of ours joins what it makes; gone before it did, it leaves a world that nobody knows of.
+        for_others = not self._client_version
+        name = await self._hub.create_world(request.create_world.settings, self, for_others=for_others)
+        response.create_world.world_name = name
+        response.create_world.SetInParent()
+
+    async def _join_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+        self._require(Event.JOIN_WORLD)
+        world = await self._hub.find_world(request.join_world.world_name)
+        agent = world.join(request.join_world.settings)
+        self._world, self._agent = world, agent
+        self._codec = self._wanted = None
+        self._known.clear()
+        self._hub.joined(world, self)
+        self._move(Event.JOIN_WORLD)
+        response.join_world.specs.CopyFrom(agent.specs())
+
+    async def _step(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+        agent, world = self._agent, self._world
+        if agent is None or world is None:
+            self._require(Event.STEP_BEGAN)  # D-8
+            return
+        if world.resets.closed:  # D-17
+            raise _destroyed(world)
+        step = request.step
+        wanted = list(dict.fromkeys(step.requested_observations))
+        observations = agent.observations
+        for uid in wanted:
+            if uid not in observations:
+                known = ", ".join(f"{number} ({spec.name})" for number, spec in observations.items())
+                raise RequestError(Code.INVALID_ARGUMENT, f"unknown observation UID {uid}; there are {known}")  # D-10
+        agent.prepare(wanted)
+        if self._state is State.RUNNING:
+            state = await self._run(agent, world, agent.decode(self._read_actions(agent, step.actions)))
+            observed = agent.observe(wanted)
+        else:
+            world.resets.start(agent)
+            try:
+                state = await agent.begin()  # D-9: whatever actions it came with
+            except RequestError:
+                world.resets.end(agent)
+                raise
+            self._move(Event.STEP_BEGAN)
+            if state != pb.RUNNING:
+                world.resets.end(agent)
+            observed = agent.observe(wanted)
+        response.step.state = state  # type: ignore[assignment]
+        fill_observations(response.step, observed)
+        if self._wanted != tuple(wanted):
+            self._remember(agent, tuple(wanted))
+
+    def _read_actions(self, agent: Agent, actions: Mapping[int, pb.Tensor]) -> dict[int, Array]:
+        read: dict[int, Array] = {}
+        for uid, tensor in actions.items():
+            spec = agent.actions.get(uid)
+            if spec is None:
+                known = ", ".join(f"{number} ({spec.name})" for number, spec in agent.actions.items()) or "none"
+                raise RequestError(Code.INVALID_ARGUMENT, f"unknown action UID {uid}; there are {known}")  # D-11
+            array = spec.read(tensor)
+            spec.check_range(array)
+            read[uid] = array
+        return read
+
+    async def _reset(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+        agent, world = self._agent, self._world
+        if agent is None or world is None:
+            self._require(Event.RESET)  # D-8
+            return
+        agent.reset(request.reset.settings, self._state is State.RUNNING)
+        self._move(Event.RESET)
+        world.resets.end(agent)
+        response.reset.specs.CopyFrom(agent.specs())
+
+    async def _reset_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+        self._require(Event.RESET_WORLD)
+        name = request.reset_world.world_name
+        inside = self._is_in(name)
+        agent = self._agent if inside else None
+        try:
+            await self._hub.reset_world(name, request.reset_world.settings, agent, self._wait_for)
+        finally:
+            self._waits_for = None
+        if inside:
+            self._move(Event.RESET_WORLD)
+        response.reset_world.SetInParent()
+
+    def _wait_for(self, order: ResetOrder) -> None:
+        self._waits_for = order
+        if self._gone:
+            order.cancel()
+
+    def _is_in(self, name: str) -> bool:
+        """Whether the connection is in the world that has this name now, and not in a destroyed one that had it."""
+        return self._world is not None and self._world.name == name and not self._world.resets.closed
+
+    async def _leave_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+        self._leave()
+        self._move(Event.LEAVE_WORLD)
+        response.leave_world.SetInParent()
+
+    def _leave(self) -> None:
+        agent, world = self._agent, self._world
+        self._agent = self._world = None
+        if agent is not None and world is not None:
+            world.resets.end(agent)
+            agent.leave()
+            self._hub.left(world, self)
+
+    async def _destroy_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+        self._require(Event.DESTROY_WORLD)
+        name = request.destroy_world.world_name
+        if self._is_in(name):
+            raise RequestError(
+                Code.FAILED_PRECONDITION,
+                f"this connection is in the world {name!r}; send LeaveWorld before DestroyWorld",
+            )  # D-17
+        await self._hub.destroy_world(name)
+        response.destroy_world.SetInParent()
+
+    def _properties(self) -> PropertyTree:
+        text = "the client's version, as the server knows it; empty for a client that is not of this package"
+        return PropertyTree([Property("connection.client_version", TEXT, text, lambda: self._client_version)])  # U-12
+
+    async def _answer_property(self, request: properties_pb2.PropertyRequest) -> bytes:
+        tree = self._hub.properties().merged(self._properties())
+        if self._agent is not None:
+            tree = tree.merged(self._agent.properties())
+            if tree.runs_environment(request):
+                return (await self._agent.answer_property(request)).SerializeToString()
+        return tree.answer(request).SerializeToString()
+
+    async def _extension(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+        self._require(Event.EXTENSION)
+        url, data = request.extension.type_url, request.extension.value
+        try:
+            if url == PROPERTY_REQUEST_URL:
+                answer = await self._answer_property(properties_pb2.PropertyRequest.FromString(data))
+                response.extension.type_url, response.extension.value = PROPERTY_RESPONSE_URL, answer
+            elif url == CALL_REQUEST_URL:
+                if self._agent is None:
+                    raise RequestError(Code.FAILED_PRECONDITION, "a method call needs a world; send JoinWorld first")
+                called = await self._agent.call(bridge_pb2.CallRequest.FromString(data))
+                answer = called.SerializeToString()
+                response.extension.type_url, response.extension.value = CALL_RESPONSE_URL, answer
+            else:
+                raise RequestError(
+                    Code.UNIMPLEMENTED,
+                    f"unknown extension {url!r}; this server has {PROPERTY_REQUEST_URL} and {CALL_REQUEST_URL}",
+                )
+        except DecodeError as error:
+            raise RequestError(Code.INVALID_ARGUMENT, f"the extension {url!r} cannot be read: {error}") from error
+
+    _SERVE: Mapping[str, Callable[[Session, pb.EnvironmentRequest, pb.EnvironmentResponse], Awaitable[None]]] = {
+        "create_world": _create_world,
+        "join_world": _join_world,
+        "step": _step,
+        "reset": _reset,
+        "reset_world": _reset_world,
+        "leave_world": _leave_world,
+        "destroy_world": _destroy_world,
+        "extension": _extension,
+    }
+
+
+def error_response(error: RequestError) -> bytes:
+    """Return the answer to a request that is refused."""
+    return _error(error).SerializeToString()
+
+
+def _error(error: RequestError) -> pb.EnvironmentResponse:
+    return pb.EnvironmentResponse(error=pb.Status(code=int(error.code), message=error.message))
+
+
+def _failure(kind: str, error: Exception) -> RequestError:
+    frames = "".join(traceback.format_exception(error))
+    return RequestError(Code.INTERNAL, f"the server failed at {kind}: {error!r}\n{frames}")
+
+
+def _destroyed(world: World) -> RequestError:
+    return RequestError(
+        Code.FAILED_PRECONDITION,
+        f"the world {world.name!r} was destroyed; send LeaveWorld, and create or join another",
+    )

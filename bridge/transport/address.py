@@ -1,0 +1,133 @@
+"""What a URL says.
+
+`grpc://HOST:PORT`, `grpcs://HOST:PORT` (TLS) or bare `HOST:PORT`. An optional path is the environment id
+(`grpc://host:50051/ALE/Pong-v5`), query parameters are CreateWorld settings (`?num_envs=8`), and `?world=NAME` joins
+a world that exists.
+
+`unix:///PATH` is gRPC over a Unix socket of this machine. The path is the socket's, so the environment id is the query
+parameter `env_id`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+from bridge.errors import AddressError
+from bridge.transport.credentials import ClientCredentials
+
+__all__ = ["Address", "is_loopback", "parse_address"]
+
+SCHEMES = ("grpc", "grpcs", "unix")
+_REPLACED = {"tcp": "grpc", "tcps": "grpcs"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Address:
+    """A URL in its parts."""
+
+    url: str
+    """The URL as it was given."""
+    scheme: str
+    """`grpc`, `grpcs` or `unix`."""
+    host: str
+    """A host name or an IP address; IPv6 without its brackets; empty for `unix`."""
+    port: int
+    """A TCP port, 1 to 65535; 0 for `unix`."""
+    env_id: str | None = None
+    """The environment that the path names."""
+    world: str | None = None
+    """The existing world to join; None: make one."""
+    settings: tuple[tuple[str, str], ...] = ()
+    """The other query parameters, in order, as text."""
+    path: str = ""
+    """The socket's path for `unix`."""
+    credentials: ClientCredentials = dataclasses.field(default_factory=ClientCredentials)
+    """What is shown there; no part of the URL."""
+
+    @property
+    def tls(self) -> bool:
+        """Whether what travels is encrypted, and the server proves who it is."""
+        return self.scheme == "grpcs"
+
+    @property
+    def target(self) -> str:
+        """The name of the server as gRPC writes it: `host:port`, or `unix:` and a path.
+
+        An IPv6 address stands in brackets; a name of other than English letters is as DNS has it.
+        """
+        if self.path:
+            return f"unix:{quote(self.path)}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host.encode('idna').decode()}:{self.port}"
+
+
+def parse_address(url: str) -> Address:
+    """Read a URL.
+
+    Raises:
+        AddressError: It has another scheme, no host, no port, or a part that has no meaning.
+    """
+    if not isinstance(url, str):
+        raise AddressError(str(url), f"it is of type {type(url).__name__}, not a string")
+    text = url.strip()
+    if not text:
+        raise AddressError(url, "it is empty")
+    if "://" not in text.partition("?")[0]:
+        text = f"grpc://{text}"
+    try:
+        parts = urlsplit(text)
+        if "@" in parts.netloc:  # looked at first: no other message may show a password
+            raise AddressError(url.replace(parts.netloc.rpartition("@")[0], "…"), "it holds a user name or password")
+        port = parts.port
+    except AddressError:
+        raise
+    except ValueError as error:
+        raise AddressError(url, str(error)) from error
+    if (new := _REPLACED.get(parts.scheme)) is not None:
+        raise AddressError(url, f"{parts.scheme}:// is not supported any more; use {new}://{text.partition('://')[2]}")
+    if parts.scheme not in SCHEMES:
+        raise AddressError(url, f"the scheme {parts.scheme!r} is none of {', '.join(SCHEMES)}")
+    local = parts.scheme == "unix"
+    if local and (parts.netloc or not parts.path.strip("/")):
+        raise AddressError(url, "a Unix socket is named by its absolute path: unix:///PATH, with three slashes")
+    if not local:
+        if not parts.hostname:
+            raise AddressError(url, "it names no host")
+        if port is None:
+            raise AddressError(url, "it names no port")
+        try:
+            parts.hostname.encode("idna")
+        except UnicodeError as error:
+            raise AddressError(url, f"the host {parts.hostname!r} is no name: {error}") from error
+        if port == 0:
+            raise AddressError(url, "port 0 is for servers; a client needs the port that the server printed")
+        if parts.username is not None:
+            raise AddressError(url.replace(parts.netloc, f"…@{parts.hostname}:{port}"), "it holds a user name")
+    if parts.fragment:
+        raise AddressError(url, f"the fragment #{parts.fragment} has no meaning")
+    try:
+        query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    except ValueError as error:
+        raise AddressError(url, f"the query {parts.query!r} is not of the form name=value&…") from error
+    names = [name for name, _ in query]
+    for name in names:
+        if names.count(name) > 1:
+            raise AddressError(url, f"the query gives {name!r} twice")
+    settings = dict(query)
+    world = settings.pop("world", None)
+    env_id = (settings.pop("env_id", None) if local else unquote(parts.path.lstrip("/"))) or None
+    if world is not None and (env_id or settings):
+        raise AddressError(url, "?world=NAME joins a world that exists, so an environment or settings cannot be given")
+    path = unquote(parts.path) if local else ""
+    return Address(url, parts.scheme, parts.hostname or "", port or 0, env_id, world, tuple(settings.items()), path)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine reaches an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,86 @@
+"""The thread that looks after connections while their owners do something else, such as training.
+
+It answers the signs of life that servers ask for, and asks for theirs. There is one for the process, and none while no
+connection needs it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from typing import Protocol
+
+from bridge.forks import forget_in_child
+from bridge.transport.sockets import QUIET
+
+__all__ = ["KEEPALIVE", "add", "period", "remove"]
+
+KEEPALIVE = QUIET
+"""Seconds without a sign of the server after which it is asked for one; it then has half of them for it."""
+
+
+def period() -> float:
+    """Return the seconds from one look to the next: servers give their clients ten or more for a sign."""
+    return KEEPALIVE / 10
+
+
+class _Pollable(Protocol):
+    def poll_nowait(self) -> None:
+        """Look after what is there, without waiting."""
+
+
+class _Keeper:
+    def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
+        self._change = threading.Condition()
+        self._all: weakref.WeakSet[_Pollable] = weakref.WeakSet()
+        self._thread: threading.Thread | None = None
+
+    def add(self, poller: _Pollable) -> None:
+        with self._change:
+            self._all.add(poller)
+            self._change.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="bridge-keepalive", daemon=True)
+                self._thread.start()
+
+    def remove(self, poller: _Pollable) -> None:
+        with self._change:
+            self._all.discard(poller)
+            thread = self._thread
+            self._change.notify_all()
+            if self._all or thread is None or thread is threading.current_thread() or sys.is_finalizing():
+                return
+            self._change.wait_for(lambda: self._all or self._thread is not thread, 2 * period())
+            if self._thread is thread:
+                return
+        thread.join(2 * period())
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: not self._all, period())
+                if not self._all:
+                    self._thread = None
+                    self._change.notify_all()
+                    return
+            self._look()
+
+    def _look(self) -> None:
+        with self._change:
+            everybody = tuple(self._all)
+        for poller in everybody:
+            poller.poll_nowait()
+
+    def after_fork(self) -> None:
+        """Begin anew in the forked process, where the thread is not."""
+        self._start()
+
+
+_keeper = _Keeper()
+forget_in_child(_keeper)
+add = _keeper.add
+remove = _keeper.remove

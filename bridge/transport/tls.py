@@ -1,0 +1,149 @@
+"""TLS without a socket: the settings of either end, and one end of a stream, bytes in and bytes out."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import ssl
+import tempfile
+import threading
+from collections.abc import Iterable
+
+from bridge.errors import SettingError
+from bridge.transport.credentials import ClientCredentials
+
+__all__ = ["Tls", "client_context", "explain", "server_context"]
+
+_CHUNK = 1 << 16
+
+
+def server_context(certificate: bytes, key: bytes, client_ca: bytes | None, alpn: str | None = None) -> ssl.SSLContext:
+    """Return what a server's ends are made with.
+
+    Args:
+        certificate: PEM: the server's certificate and those between it and its authority.
+        key: PEM: its key.
+        client_ca: PEM: the authorities of which every client needs a certificate; None: clients need none.
+        alpn: The name of what is spoken within; None: it has none.
+
+    Raises:
+        SettingError: The key is another one's or encrypted, or there is no certificate.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.num_tickets = 0  # nobody resumes a session, and a client that only writes would never read them
+    if alpn is not None:
+        context.set_alpn_protocols([alpn])
+    _load_pair(context, certificate, key)
+    if client_ca is not None:
+        _load_authorities(context, "tls_client_ca", client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def client_context(credentials: ClientCredentials, alpn: str | None = None) -> ssl.SSLContext:
+    """Return what a client's ends are made with; the server's certificate and its name are always looked at.
+
+    Args:
+        credentials: What is shown there, and what is trusted.
+        alpn: The name of what is spoken within; None: none is sent.
+
+    Raises:
+        SettingError: The certificate and its key do not belong together, or there is none in `tls_ca`.
+    """
+    return _client_context(credentials.tls_ca, credentials.tls_certificate, credentials.tls_key, alpn)
+
+
+@functools.lru_cache(maxsize=16)  # a vector of environments connects a hundred times with the same files
+def _client_context(ca: bytes | None, certificate: bytes | None, key: bytes | None, alpn: str | None) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if alpn is not None:
+        context.set_alpn_protocols([alpn])
+    if ca is None:
+        context.load_default_certs()
+    else:
+        _load_authorities(context, "tls_ca", ca)
+    if certificate is not None and key is not None:
+        _load_pair(context, certificate, key)
+    return context
+
+
+def _load_authorities(context: ssl.SSLContext, name: str, pem: bytes) -> None:
+    try:
+        context.load_verify_locations(cadata=pem.decode("ascii", errors="ignore"))
+    except (ssl.SSLError, ValueError) as error:
+        raise SettingError(f"{name} cannot be used: {explain(error)}. Expected a PEM file of certificates") from error
+
+
+def _load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # readable by this user alone; `ssl` reads files only
+        paths = os.path.join(folder, "certificate"), os.path.join(folder, "key")
+        for path, data in zip(paths, (certificate, key), strict=True):
+            with open(path, "wb") as file:
+                file.write(data)
+        try:
+            # An encrypted key would ask for its password on the terminal, and wait.
+            context.load_cert_chain(*paths, password=lambda: b"")
+        except (ssl.SSLError, ValueError) as error:
+            raise SettingError(
+                f"tls_certificate and tls_key cannot be used: {explain(error)}. Expected a PEM certificate and its own "
+                "key, not encrypted by a password"
+            ) from error
+
+
+def explain(error: Exception) -> str:
+    """Return what OpenSSL says, without the place in its code."""
+    text = str(error.args[-1]) if error.args else ""
+    return re.sub(r" \(_ssl\.c:\d+\)$", "", text) or type(error).__name__
+
+
+class Tls:
+    """One end of a TLS stream. May be used by one thread that receives and one that sends.
+
+    The end of the stream is the socket's own: HTTP/2 tells by itself whether what came is whole.
+
+    Args:
+        context: Of `server_context` or `client_context`.
+        host: Of a client: the name or address that the server's certificate must hold; None: this is the server.
+    """
+
+    def __init__(self, context: ssl.SSLContext, host: str | None = None) -> None:
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=host is None, server_hostname=host)
+        self._guard = threading.Lock()
+        self.ready = False
+        """Whether the handshake is done, as seen from here."""
+
+    @property
+    def owes(self) -> bool:
+        """Whether something is to be sent by itself: a handshake's message, or an alert."""
+        return self._outgoing.pending > 0
+
+    def receive(self, data: bytes) -> bytes:
+        """Take what came over the wire; return all of the stream that is in it.
+
+        Raises:
+            ssl.SSLError: It is no TLS, or the other end is refused, or refuses; `send` then gives the alert.
+        """
+        parts = []
+        with self._guard:
+            self._incoming.write(data)
+            try:
+                if not self.ready:
+                    self._object.do_handshake()
+                    self.ready = True
+                while part := self._object.read(_CHUNK):
+                    parts.append(part)
+            except ssl.SSLWantReadError:
+                pass
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def send(self, parts: Iterable[bytes | memoryview] = ()) -> bytes:
+        """Return what is to go over the wire: what is owed, and once the handshake is done, these parts."""
+        with self._guard:
+            for part in parts:
+                rest = memoryview(part)
+                while rest:  # a record at a time
+                    rest = rest[self._object.write(rest) :]
+            return self._outgoing.read()

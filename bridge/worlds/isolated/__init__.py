@@ -1,0 +1,1 @@
+"""Worlds whose environment runs in a process of its own."""

@@ -1,0 +1,415 @@
+"""The process of a world's environment, seen from the server.
+
+What an environment does there (crash, exit, eat memory, never return) ends its world alone: whoever waits for it is
+told what happened, and nothing of the process stays. Messages each way are bytes of the protocol's own kinds, so that
+nothing which comes out of that process is unpickled here. `bridge.worlds.isolated.env` is what worlds see of it,
+`bridge.worlds.isolated.child` the other end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from bridge.encoding import values
+from bridge.errors import Code, RequestError, SettingError
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.worlds.isolated.child import LENGTH, main
+from bridge.worlds.scheduling import Pending, Runtime, Timer
+
+__all__ = ["CALL_TIMEOUT", "Isolation", "WorldProcess", "start_method"]
+
+CALL_TIMEOUT = 300.0
+"""Seconds that one call of an environment may take unless told otherwise."""
+_GRACE = 2.0
+"""Seconds that a world's process has for closing its environment, once it is idle."""
+_START = 120.0
+"""Seconds that a process has for its start and its imports, before the environment is made."""
+_CHUNK = 1 << 18
+_starting = threading.Lock()
+
+
+@dataclasses.dataclass(frozen=True)
+class Isolation:
+    """What a world's process may use."""
+
+    call_timeout: float | None = CALL_TIMEOUT
+    """Seconds that one call of its environment may take, its construction too; None: for ever."""
+    max_world_bytes: int | None = None
+    """Bytes of memory that it may allocate (where the system can limit that: Linux); None: no limit of ours."""
+
+    def __post_init__(self) -> None:
+        if self.call_timeout is not None and (
+            not isinstance(self.call_timeout, (int, float))
+            or isinstance(self.call_timeout, bool)
+            or not self.call_timeout > 0
+        ):
+            raise SettingError(
+                f"expected call_timeout to be a positive number of seconds, or None, got {self.call_timeout!r}"
+            )
+        size = self.max_world_bytes
+        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+            raise SettingError(f"expected max_world_bytes to be a positive integer, or None, got {size!r}")
+
+    @classmethod
+    def of(
+        cls,
+        isolation: str | None,
+        call_timeout: float | None,
+        max_world_bytes: int | None,
+        *,
+        always: bool = False,
+    ) -> Isolation | None:
+        """Read the keywords of a server; None: its worlds live in its own process.
+
+        Args:
+            isolation: `process` or None.
+            call_timeout: As above.
+            max_world_bytes: As above.
+            always: Worlds have processes of their own whatever `isolation` says.
+
+        Raises:
+            SettingError: A keyword is out of its range, or stands without `isolation`.
+        """
+        if isolation not in (None, "process"):
+            raise SettingError(f"expected isolation to be 'process' or None, got {isolation!r}")
+        if isolation is not None or always:
+            return cls(call_timeout, max_world_bytes)
+        if call_timeout != CALL_TIMEOUT or max_world_bytes is not None:
+            raise SettingError(
+                "call_timeout and max_world_bytes are for worlds in processes: give isolation='process' too"
+            )
+        return None
+
+    @staticmethod
+    def check(title: str, recipe: Callable[[], bytes]) -> None:
+        """Raise SettingError where what is served cannot be sent to another process."""
+        try:
+            recipe()
+        except Exception as error:  # whatever the pickling of a user's objects raises
+            raise SettingError(
+                f'isolation="process" sends {title} to other processes, and it cannot be pickled: {error!r}. '
+                "Serve a function that makes everything the environment needs"
+            ) from error
+
+
+class _Ask:
+    """A message to the process, and its answer to come."""
+
+    def __init__(self, message: bytes, where: str, limit: float | None) -> None:
+        self.message = message
+        self.where = where
+        """What the environment does meanwhile, for messages; empty: nothing."""
+        self.limit = limit
+        """Seconds that the answer may take; None: for ever."""
+        self.answer: Pending[bytes] = Pending()
+
+
+class WorldProcess:
+    """A process that holds an environment, and answers one message after the other.
+
+    Its pipe is one of the files that the event loop watches: no thread waits for it. Made by `start`.
+
+    Args:
+        name: The world's name.
+        isolation: What the process may use.
+        runtime: Watches the pipe.
+    """
+
+    def __init__(self, name: str, isolation: Isolation, runtime: Runtime) -> None:
+        self.name = name
+        self._isolation = isolation
+        self._runtime = runtime
+        self._process: Any = None
+        self._sock: socket.socket
+        self._received = bytearray()
+        self._unsent = memoryview(b"")
+        self._queue: deque[_Ask] = deque()
+        self._current: _Ask | None = None
+        self._timer: Timer | None = None
+        self._end: tuple[Code, str] | None = None
+        self._killed: tuple[Code, str] | None = None
+        """Why we killed it, until it is gone."""
+        self._closing = False
+        self._gone: Pending[None] = Pending()
+        self.facts: dict[str, Any] = {}
+        """The description of the environment that the process gave."""
+
+    @classmethod
+    async def start(
+        cls, name: str, recipe: bytes, factory: bytes | None, isolation: Isolation, runtime: Runtime
+    ) -> WorldProcess:
+        """Start a process and have it make its environment.
+
+        Args:
+            name: The world's name.
+            recipe: What the process makes the environment of: a pickle of ours.
+            factory: A client's own factory, which nobody unpickles but that process; None: there is none.
+            isolation: What the process may use.
+            runtime: Watches the pipe.
+
+        Raises:
+            RequestError: The environment could not be made, or not within `call_timeout`.
+        """
+        process = cls(name, isolation, runtime)
+        await runtime.executor.run(process._launch, recipe, factory)  # the first start imports much
+        runtime.add_reader(process._sock, process._on_readable)
+        runtime.add_reader(process._process.sentinel, process._on_exit)
+        try:
+            await process.ask(b"h", b"", "its start", limit=_START)  # imports are not the environment's time
+            process.facts = values.decode(await process.ask(b"?", b"", "its construction"))
+        except BaseException:
+            await process.close()
+            raise
+        return process
+
+    def _launch(self, recipe: bytes, factory: bytes | None) -> None:
+        method = start_method()
+        context: Any = multiprocessing.get_context(method)
+        self._sock, theirs = socket.socketpair()
+        self._sock.setblocking(False)
+        arguments = (theirs, recipe, factory, self._isolation.max_world_bytes)
+        self._process = context.Process(target=main, args=arguments, name=f"bridge-{self.name or 'default'}")
+        try:
+            with _starting:
+                if method == "forkserver":
+                    context.set_forkserver_preload(["bridge.worlds.isolated.child", "bridge.worlds.source"])
+                self._process.start()
+        except BaseException:
+            self._sock.close()
+            raise
+        finally:
+            theirs.close()
+        self._runtime.processes.add(self)
+
+    @property
+    def pid(self) -> int | None:
+        """The number of its process; None once that is gone."""
+        return None if self._end is not None else self._process.pid
+
+    @property
+    def ended(self) -> RequestError | None:
+        """What ended it, as an answer; None where nothing did but the end of its world."""
+        if self._end is None or self._closing:
+            return None
+        code, how = self._end
+        return RequestError(
+            code, f"the process of the world {self.name!r} {how}; connect again to have another world made"
+        )
+
+    async def ask(self, kind: bytes, payload: bytes, where: str, *, limit: float | None = None) -> bytes:
+        """Send one message to the process and wait for the answer.
+
+        Args:
+            kind: One byte that says what is asked.
+            payload: What goes with it.
+            where: What the environment does meanwhile, for messages.
+            limit: Seconds to wait; None: `call_timeout`.
+
+        Raises:
+            RequestError: What the environment answered; DEADLINE_EXCEEDED after `call_timeout`, and UNAVAILABLE where
+                the process is gone: the world has ended then.
+        """
+        if self._closing or self._end is not None:
+            raise self._over()
+        return await self._send(_Ask(kind + payload, where, limit or self._isolation.call_timeout))
+
+    async def _send(self, ask: _Ask) -> bytes:
+        self._queue.append(ask)
+        self._send_next()
+        answer = await ask.answer
+        if answer[:1] == b"-":
+            raise _read_refusal(answer[1:])
+        return answer[1:]
+
+    def _over(self) -> RequestError:
+        return self.ended or RequestError(
+            Code.FAILED_PRECONDITION, f"the world {self.name!r} was destroyed; leave, and create or join another"
+        )
+
+    # The pipe
+
+    def _send_next(self) -> None:
+        if self._current is not None or not self._queue or self._end is not None:
+            return
+        ask = self._current = self._queue.popleft()
+        if ask.limit is not None:
+            self._timer = self._runtime.scheduler.call_later(ask.limit, self._on_timeout)
+        self._unsent = memoryview(LENGTH.pack(len(ask.message)) + ask.message)
+        self._on_writable()
+
+    def _on_writable(self) -> None:
+        waited = bool(self._unsent)
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[self._sock.send(self._unsent) :]
+        except BlockingIOError:
+            self._runtime.add_writer(self._sock, self._on_writable)
+            return
+        except OSError:
+            self._unsent = memoryview(b"")  # it is gone, which its sentinel says
+        if waited and self._end is None:
+            self._runtime.remove_writer(self._sock)
+
+    def _on_readable(self) -> None:
+        if self._end is not None:
+            return
+        closed = True
+        try:
+            while data := self._sock.recv(_CHUNK):
+                self._received += data
+        except BlockingIOError:
+            closed = False
+        except OSError:
+            pass
+        received, start = self._received, LENGTH.size
+        if len(received) >= start and len(received) >= start + LENGTH.unpack_from(received)[0]:
+            answer, self._received = bytes(memoryview(received)[start:]), bytearray()
+            self._answered(answer)
+        if closed:  # the process ends, which its sentinel says; one that does not is killed
+            self._runtime.remove_reader(self._sock)
+            self._runtime.scheduler.call_later(_GRACE, self._kill)
+
+    def _answered(self, answer: bytes) -> None:
+        ask, self._current = self._current, None
+        self._stop_timer()
+        if ask is not None:
+            ask.answer.set_result(answer)
+        self._send_next()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # The end
+
+    def _on_timeout(self) -> None:
+        """End a process whose environment does not return."""
+        ask = self._current
+        if ask is None or self._end is not None:
+            return
+        self._killed = (
+            Code.DEADLINE_EXCEEDED,
+            f"was ended, because the environment did not return from {ask.where} within call_timeout={ask.limit:g} s",
+        )
+        self._kill()
+
+    def _kill(self) -> None:
+        pid = None if self._process is None else self._process.pid
+        if pid is not None and hasattr(os, "killpg"):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+        if self._end is None:
+            with contextlib.suppress(OSError, ValueError):
+                self._process.kill()
+
+    def abandon(self) -> None:
+        """End the process at once: the event loop has ended, so nobody would hear of its end."""
+        self._kill()
+        self._on_exit()
+
+    def _on_exit(self) -> None:
+        """Reap the process, and tell everybody who waits for it."""
+        if self._end is not None:
+            return
+        self._on_readable()  # a last answer
+        where = self._current.where if self._current is not None else ""
+        self._runtime.remove_reader(self._process.sentinel)
+        self._runtime.remove_reader(self._sock)
+        with _starting:  # where other threads look at processes too
+            self._process.join(_GRACE)
+            code = self._process.exitcode
+        self._kill()  # what it started itself, in its group
+        self._runtime.processes.discard(self)
+        self._end = self._killed or (Code.UNAVAILABLE, f"ended{_cause(code)}" + (f" in {where}" if where else ""))
+        self._stop_timer()
+        self._sock.close()
+        asks, self._queue = [self._current, *self._queue], deque()
+        self._current = None
+        for ask in asks:
+            if ask is not None:
+                ask.answer.set_error(self._over())
+        self._gone.set_result(None)
+
+    async def close(self) -> None:
+        """Close the environment and end the process; one that is in a call that does not return is killed.
+
+        Raises:
+            RequestError: What the environment raised in its `close`; the process is gone all the same.
+        """
+        if self._process is None or self._end is not None or self._closing:
+            if self._process is not None:
+                await self._gone
+            return
+        self._closing = True
+        waiting, self._queue = self._queue, deque()
+        for ask in waiting:
+            ask.answer.set_error(self._over())
+        scheduler = self._runtime.scheduler
+        timer = scheduler.call_later(_GRACE, self._kill)
+        failure: RequestError | None = None
+        try:
+            with contextlib.suppress(RequestError):
+                if self._current is not None:
+                    await self._current.answer
+            timer.cancel()
+            timer = scheduler.call_later(_GRACE, self._kill)
+            if self._end is None:
+                answer = await self._asked_to_close()
+                failure = _read_refusal(answer[1:]) if answer[:1] == b"-" else None
+            timer.cancel()
+            timer = scheduler.call_later(_GRACE, self._kill)
+            await self._gone
+        finally:
+            timer.cancel()
+        if failure is not None:
+            raise failure
+
+    async def _asked_to_close(self) -> bytes:
+        """Ask the process to close its environment and to end; return the answer, empty where none came."""
+        ask = _Ask(b"x", "close", None)
+        self._queue.append(ask)
+        self._send_next()
+        try:
+            return await ask.answer
+        except RequestError:
+            return b""
+
+
+def _cause(code: int | None) -> str:
+    """Say what an exit code tells of a process's end."""
+    if code is None:
+        return ""
+    if code >= 0:
+        return f" with exit code {code}"
+    name = signal.Signals(-code).name if -code in signal.Signals._value2member_map_ else f"signal {-code}"
+    return f" by {name}" + (" (perhaps out of memory)" if -code == signal.SIGKILL else "")
+
+
+def _read_refusal(data: bytes) -> RequestError:
+    try:
+        status = pb.Status.FromString(data)
+        return RequestError(Code(status.code), status.message)
+    except (DecodeError, ValueError) as error:
+        return RequestError(Code.INTERNAL, f"the world's process sent no answer that can be read: {error}")
+
+
+def start_method() -> str:
+    """How to start the processes of lanes and of worlds: never by a fork of this one, which runs gRPC's threads."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise SettingError(
+            "the main module starts a server while a process of its environments imports it; guard it by "
+            "if __name__ == '__main__':"
+        )
+    return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"

@@ -1,0 +1,97 @@
+"""The world of N lanes: one message steps N environments, by one of Gymnasium's vector environments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from bridge.encoding.names import NO_SEED
+from bridge.encoding.tensors import Array, unpack_tensor
+from bridge.errors import SettingError, TensorError
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.worlds.base import failures_in
+from bridge.worlds.scheduling import Scheduler
+from bridge.worlds.single import EnvAgent, EnvWorld
+
+__all__ = ["VectorAgent", "VectorWorld"]
+
+
+class VectorAgent(EnvAgent):
+    """The agent of all lanes. It stays RUNNING; a finished lane begins anew in the next Step (NEXT_STEP)."""
+
+    SETTINGS = ("seed", "options", "reset_mask")
+
+    def __init__(self, world: VectorWorld) -> None:
+        env = world.env
+        super().__init__(world, env.observation_space, env.action_space, lanes=env.num_envs)
+        self._kind, self._separable = env.kind, env.resets_lanes
+
+    def _read_seed(self, array: Array) -> Any:
+        """An integer seeds lane i with itself + i; a list gives each lane's, -1 for none."""
+        if array.shape not in ((), (self._lanes,)) or array.dtype.kind not in "iu":
+            raise TensorError(f"expected an integer seed, or one for each of {self._lanes} lanes, got {array!r:.80}")
+        if array.shape == ():
+            if array < 0:
+                raise TensorError(f"expected a non-negative seed, got {array}")
+            return int(array)
+        if array.dtype.kind == "i" and (array < NO_SEED).any():
+            raise TensorError(f"expected non-negative seeds, or {NO_SEED} for none, got {array!r:.80}")
+        seeds = [None if seed == NO_SEED else int(seed) for seed in array.tolist()]
+        if self._separable:
+            return seeds
+        # Other vector environments take one integer, from which they seed all lanes.
+        first = seeds[0]
+        if first is not None and seeds == [first + lane for lane in range(len(seeds))]:
+            return first
+        if any(seed is not None for seed in seeds):
+            raise TensorError(f"{self._kind} takes one integer seed; expected consecutive seeds, got {array!r:.80}")
+        return None
+
+    def _read_mask(self, settings: Mapping[str, pb.Tensor], options: dict[str, Any] | None) -> dict[str, Any] | None:
+        if "reset_mask" not in settings:
+            return options
+        mask = unpack_tensor(settings["reset_mask"], "reset_mask")
+        if mask.shape != (self._lanes,) or mask.dtype != np.bool_ or not mask.any():
+            raise TensorError(f"expected a reset_mask of {self._lanes} bools, one of them True, got {mask!r:.80}")
+        if mask.all():
+            return options
+        if not self._separable:
+            raise TensorError(f"{self._kind} cannot reset some of its lanes alone; reset all of them")
+        return {**(options or {}), "reset_mask": mask}
+
+    async def step(self, actions: Mapping[int, Array]) -> int:
+        """Step all lanes."""
+        result = await self._world.env.step(self._action(actions))
+        with failures_in("step"):
+            self._observation, reward, terminated, truncated, self._info = result
+            self._reward[...] = reward
+            self._terminated[...] = terminated
+            self._truncated[...] = truncated
+        return pb.RUNNING
+
+    def ended(self, state: int) -> tuple[int, int]:
+        """Return the number of lanes, and how many of them ended their episode."""
+        return self._world.env.num_envs, int(np.count_nonzero(self._terminated | self._truncated))
+
+
+class VectorWorld(EnvWorld):
+    """The world of the lanes of a vector environment.
+
+    Raises:
+        SettingError: The vector environment does not reset its lanes in the next step.
+    """
+
+    def __init__(self, name: str, env: Any, scheduler: Scheduler) -> None:
+        mode = env.autoreset_mode
+        if mode is not AutoresetMode.NEXT_STEP:
+            raise SettingError(
+                f"expected a vector environment whose autoreset mode is NEXT_STEP, got {mode} from {env}; the client's "
+                "BlockingReset gives the other modes"
+            )
+        super().__init__(name, env, scheduler)
+
+    def _make_agent(self) -> VectorAgent:
+        return VectorAgent(self)

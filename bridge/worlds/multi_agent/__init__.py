@@ -1,0 +1,1 @@
+"""Worlds of several agents, whose actions make one joint step."""

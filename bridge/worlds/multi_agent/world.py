@@ -1,0 +1,295 @@
+"""The world of a PettingZoo parallel environment: each agent is a connection, and all of them step together (D-22).
+
+`JointStepTable` decides who waits and what the environment does; this file gives it the environment and timers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from bridge.encoding.properties import ENCODED, TEXT, Property, PropertyTree
+from bridge.encoding.space_json import space_to_json
+from bridge.encoding.tensors import Array, unpack_tensor
+from bridge.errors import Code, RequestError, TensorError
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.pb import properties_pb2
+from bridge.worlds.base import Agent, in_environment, refuse_unknown
+from bridge.worlds.default_actions import default_action
+from bridge.worlds.multi_agent.joint_steps import (
+    JointStepTable,
+    MissingAgent,
+    MultiAgentOptions,
+    Participant,
+    ResetCall,
+    StepCall,
+)
+from bridge.worlds.resets import ResetOrder
+from bridge.worlds.scheduling import Executor, Pending, Scheduler, Timer
+from bridge.worlds.single import EnvAgent, EnvWorld
+
+__all__ = ["MultiAgent", "MultiAgentWorld"]
+
+
+class MultiAgent(EnvAgent):
+    """One agent of the environment."""
+
+    _world: MultiAgentWorld
+
+    def __init__(self, world: MultiAgentWorld, name: str, observation_space: Any, action_space: Any) -> None:
+        super().__init__(world, observation_space, action_space, None)
+        self.name = name
+        self.participant = Participant(name, self)
+
+    def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
+        """Give up the running sequence; seed and options are for the next one, which begins for all."""
+        seed, options = self.read_settings(settings)
+        if seed is not None or options is not None:
+            self._world.table.carried = (seed, options)
+        if running:
+            self._world.table.drop(self.participant)
+            self._world.advance()
+
+    async def begin(self) -> int:
+        """Wait for the next sequence, or enter the running one."""
+        self._world.table.begin(self.participant, self._world.scheduler.now())
+        return await self._answered()
+
+    async def step(self, actions: Mapping[int, Array]) -> int:
+        """Hand in an action and wait for the joint step."""
+        self._world.table.act(self.participant, self._action(actions), self._world.scheduler.now())
+        return await self._answered()
+
+    async def _answered(self) -> int:
+        """Wait for the table's answer, and take what it tells."""
+        state = await self._world.answer_to(self.participant)
+        cut_off, self.participant.cut_off = self.participant.cut_off, False
+        self._tell(cut_off)
+        return state
+
+    def _tell(self, cut_off: bool) -> None:
+        """Take what the Step at hand tells."""
+        told = self.participant
+        self._observation, self._info = told.observation, told.info
+        self._terminated[...], self._truncated[...] = told.terminated, told.truncated
+        if cut_off:
+            super().interrupt()
+        self._reward[...], told.reward = told.reward, 0.0
+
+    def interrupt(self) -> None:
+        """End the sequence for this agent, with what it has seen last."""
+        self._tell(True)
+        self.participant.take_outcome()
+        self._world.table.drop(self.participant)
+        self._world.advance()
+
+    def hang_up(self) -> None:
+        """End its wait."""
+        self._world.table.cancel(self.participant)
+        self._world.advance()
+
+    def properties(self) -> PropertyTree:
+        """Return the tree below `world`, with this agent's spaces."""
+        return self._world.agent_properties(self.name)
+
+    async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
+        """Read, write or list a property for which code of the environment runs."""
+        if request.read_property.key == "world.frame" and self._world.table.sequence == 0:
+            raise RequestError(Code.FAILED_PRECONDITION, "no frame before the first Step: no sequence has begun")
+        return await super().answer_property(request)
+
+
+class MultiAgentWorld(EnvWorld):
+    """A world of as many agents as its environment has.
+
+    Args:
+        name: The world's name.
+        env: A `LocalParallelEnv` or what stands for one in another process, owned by the world from here on.
+        scheduler: Runs what the world waits for.
+        executor: Calls the function that gives default actions.
+        options: How the agents are coordinated.
+    """
+
+    def __init__(
+        self, name: str, env: Any, scheduler: Scheduler, executor: Executor, options: MultiAgentOptions
+    ) -> None:
+        super().__init__(name, env, scheduler)
+        self._executor = executor
+        self._options = options
+        self._default_action = options.default_action or default_action
+        self._ids: dict[str, Any] = {str(agent): agent for agent in env.possible_agents}
+        self._names = {agent: name for name, agent in self._ids.items()}
+        self._spaces = {
+            name: (env.observation_space(agent), env.action_space(agent)) for name, agent in self._ids.items()
+        }
+        self.table = JointStepTable(name, list(self._ids), options, self.resets)
+        self._pending: dict[Participant, Pending[int]] = {}
+        self._timer: Timer | None = None
+
+    # Agents
+
+    @property
+    def agents(self) -> int:
+        """How many agents are in."""
+        return len(self.table.participants)
+
+    def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
+        """Let in the agent that the setting `agent` names, or the first that is free."""
+        refuse_unknown(settings, ("agent",), "JoinWorld")
+        try:
+            wanted = unpack_tensor(settings["agent"], "agent")[()] if "agent" in settings else None
+        except TensorError as error:
+            raise RequestError(Code.INVALID_ARGUMENT, f"bad JoinWorld settings: {error}") from error
+        self.refuse_if_over()
+        free = [name for name in self._ids if name not in self.table.participants]
+        if wanted is not None and (not isinstance(wanted, str) or wanted not in self._ids):
+            raise RequestError(
+                Code.INVALID_ARGUMENT,
+                f"expected the setting 'agent' to be one of {', '.join(self._ids)}, got {wanted!r:.80}",
+            )
+        if not free:
+            raise RequestError(
+                Code.RESOURCE_EXHAUSTED,
+                f"the world {self.name!r} is full: all of its {len(self._ids)} agents are taken; create a world of "
+                "your own",
+            )
+        name = free[0] if wanted is None else str(wanted)
+        if name not in free:
+            raise RequestError(
+                Code.RESOURCE_EXHAUSTED, f"the agent {name!r} is taken; there are still {', '.join(free)}"
+            )
+        agent = MultiAgent(self, name, *self._spaces[name])
+        self.table.join(agent.participant)
+        self.advance()
+        return agent
+
+    def vacate(self, agent: EnvAgent) -> None:
+        """Free an agent whose client leaves or has died; the policy says what that means for the others."""
+        if isinstance(agent, MultiAgent):
+            self.table.leave(agent.participant)
+            self.advance()
+
+    async def close(self) -> None:
+        """Close the environment; who waits for others hears that the world is gone."""
+        if not self._closed:
+            self._closed = True
+            self.advance()
+            await self.env.close(self._destroyed())
+
+    # Sequences
+
+    def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
+        """End the sequence for all; the settings are for the next one."""
+        reader = MultiAgent(self, next(iter(self._ids)), *next(iter(self._spaces.values())))
+        undo = self.table.prepare_reset(reader.read_settings(settings))
+        self.scheduler.call_soon(self.advance)
+        return undo
+
+    async def reset(
+        self,
+        settings: Mapping[str, pb.Tensor],
+        caller: Agent | None,
+        timeout: float,
+        waiting: Callable[[ResetOrder], None] = lambda order: None,
+    ) -> None:
+        """Begin a new sequence for every agent (D-15); the environment itself is reset when they begin it."""
+        await super().reset(settings, caller, timeout, waiting)
+        if isinstance(caller, MultiAgent):
+            self.table.drop(caller.participant)
+            self.advance()
+
+    async def answer_to(self, participant: Participant) -> int:
+        """Wait until the table answers the Step of an agent; return its state."""
+        pending = self._pending[participant] = Pending()
+        self.advance()
+        return await pending
+
+    def advance(self) -> None:
+        """Hand out the table's answers, have the environment do what is due, and set the timer for what is not."""
+        now = self.scheduler.now()
+        try:
+            self.refuse_if_over()
+        except RequestError as error:
+            self.table.end(error)
+        call = self.table.poll(now)
+        if call is not None:
+            self.scheduler.start(self._carry_out(call), self._carried_out)
+        self._hand_out()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due = self.table.next_due()
+        if due is not None:
+            self._timer = self.scheduler.call_at(due, self.advance)
+
+    def _hand_out(self) -> None:
+        for participant, outcome in self.table.take_answers():
+            pending = self._pending.pop(participant)
+            if isinstance(outcome, RequestError):
+                pending.set_error(outcome)
+            else:
+                pending.set_result(outcome)
+
+    async def _carry_out(self, call: ResetCall | StepCall) -> None:
+        """Reset or step the environment, and tell the table."""
+        if isinstance(call, ResetCall):
+            observations, infos, alive = await self.env.reset(seed=call.seed, options=call.options)
+            self.table.began(self._named(observations), self._named(infos), [str(agent) for agent in alive])
+            return
+        actions = {}
+        for name in call.agents:
+            agent = self._ids[name]
+            if name in call.actions:
+                actions[agent] = call.actions[name]
+            else:
+                choose = partial(self._default_action, agent, call.missing[name], self._spaces[name][1])
+                actions[agent] = await self._executor.run(in_environment, "step", choose)
+        *results, alive = await self.env.step(actions)
+        self.table.stepped([self._named(part) for part in results], [str(agent) for agent in alive])
+
+    def _named(self, part: Mapping[Any, Any]) -> dict[str, Any]:
+        """Key what an environment returns by the agents' names."""
+        return {self._names.get(agent, str(agent)): value for agent, value in part.items()}
+
+    def _carried_out(self, result: None, error: BaseException | None) -> None:
+        if error is not None:
+            self.table.failed(
+                error if isinstance(error, RequestError) else RequestError(Code.INTERNAL, f"the step failed: {error!r}")
+            )
+        self._hand_out()
+        self.scheduler.call_soon(self.advance)
+
+    # Properties
+
+    def agent_properties(self, name: str) -> PropertyTree:
+        """Return the tree below `world`, as one agent sees it."""
+        observation_space, action_space = self._spaces[name]
+
+        def leaf(key: str, kind: str, description: str, read: Callable[[], Any]) -> Property:
+            return Property(f"world.{key}", kind, description, read)
+
+        own: PropertyTree = self.env.properties()
+        return own.merged(
+            PropertyTree(
+                [
+                    self._name_leaf(),
+                    leaf("agent", TEXT, "the agent of this connection", lambda: name),
+                    leaf("agents", ENCODED, "the names of all agents", lambda: list(self._ids)),
+                    leaf(
+                        "missing_agent",
+                        TEXT,
+                        "what is done where an agent is missing: wait, default or end",
+                        lambda: MissingAgent(self._options.missing_agent).value,
+                    ),
+                    leaf(
+                        "observation_space",
+                        TEXT,
+                        "the agent's exact space, as JSON",
+                        lambda: space_to_json(observation_space),
+                    ),
+                    leaf("action_space", TEXT, "the agent's exact space, as JSON", lambda: space_to_json(action_space)),
+                    self._timing_leaf(),
+                ]
+            )
+        )

@@ -1,0 +1,1 @@
+"""Worlds that advance by a clock, whether or not their agents act."""

@@ -1,0 +1,340 @@
+"""The agents of a real-time world: what their Steps leave for the clock, and tell of the frames that passed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+
+from bridge.encoding import values
+from bridge.encoding.names import NO_SEED, TIMING
+from bridge.encoding.properties import TEXT, Property, PropertyTree
+from bridge.encoding.tensors import Array, Spec, unpack_tensor
+from bridge.errors import Code, RequestError, TensorError
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.worlds.base import read_bytes, refuse_unknown
+from bridge.worlds.default_actions import neutral_action
+from bridge.worlds.lane_infos import join_infos
+from bridge.worlds.realtime.lane_buffer import Ended, Taken
+from bridge.worlds.realtime.loop import Observer, Phase
+from bridge.worlds.single import EnvAgent
+
+if TYPE_CHECKING:
+    from bridge.worlds.realtime.world import RealtimeWorld
+
+__all__ = ["RealtimeAgent"]
+
+_FRAME_DEADLINE = 10.0
+
+
+class RealtimeAgent(EnvAgent):
+    """An agent of a real-time world: the player, or a spectator."""
+
+    def __init__(self, world: RealtimeWorld, observer: Observer, wait: str) -> None:
+        env = world.env
+        lanes = None if world.single else len(env.lanes)
+        super().__init__(world, env.observation_space, env.action_space, lanes)
+        self._real = world
+        self._observer = observer
+        self._wait = wait
+        shape = () if lanes is None else (lanes,)
+        self._first_extra = len(self.observations) + 1
+        extras = [
+            Spec.number("frames", shape, np.int64, np.asarray(0)),
+            Spec.number("episodes", (-1,), np.uint8),
+            Spec.number("timing", (*shape, len(TIMING)), np.float64),
+        ]
+        if lanes is not None:
+            extras.append(Spec.number("resetting", shape, np.bool_))
+        self.observations = {**self.observations, **dict(enumerate(extras, start=self._first_extra))}
+        self._partial = False
+        self._acts_only = False
+        self._placeholder: Any = None
+        self._frames = np.zeros(shape, np.int64)
+        self._timing = np.zeros((*shape, len(TIMING)))
+        self._resetting = np.zeros(shape, np.bool_)
+        self._episodes: list[tuple[int, Ended]] = []
+        self._space = env.observation_space
+        self._batched_actions = env.action_space if lanes is None else batch_space(env.action_space, lanes)
+
+    @property
+    def spectator(self) -> bool:
+        """Whether its actions and resets change nothing."""
+        return not self._observer.player
+
+    def hang_up(self) -> None:
+        """End its wait."""
+        self._real.cancel(self)
+
+    def prepare(self, uids: Sequence[int]) -> None:
+        """An agent that asks which lanes are resetting is answered while some are; others when all are ready.
+
+        One that asks for `timing` alone leaves its action, and what its buffers hold for a later Step.
+        """
+        self._partial = self._first_extra + 3 in uids
+        self._acts_only = list(uids) == [self._first_extra + 2]
+
+    def _read_seed(self, array: Array) -> Any:
+        if self._lanes is None:
+            return super()._read_seed(array)
+        if array.shape not in ((), (self._lanes,)) or array.dtype.kind not in "iu":
+            raise TensorError(f"expected an integer seed, or one for each of {self._lanes} lanes, got {array!r:.80}")
+        if (array < (0 if array.shape == () else NO_SEED)).any():
+            raise TensorError(f"expected non-negative seeds, or {NO_SEED} for none, got {array!r:.80}")
+        if array.shape == ():
+            return [int(array) + lane for lane in range(self._lanes)]
+        return [None if seed == NO_SEED else int(seed) for seed in array.tolist()]
+
+    SETTINGS = ("seed", "options", "restart", "reset_mask")
+
+    def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
+        """Have the lanes begin anew, and return at once (U-2, U-9). A spectator's Reset concerns itself alone."""
+        self._real.ask_reset(self._observer, *self.read_reset(settings))
+
+    def read_reset(self, settings: Mapping[str, pb.Tensor]) -> tuple[Array, list[int | None], Any, bool]:
+        """Return which lanes Reset settings name, a seed for each, the options, and whether what runs is cut off."""
+        count = self._lanes or 1
+        refuse_unknown(settings, self.SETTINGS if self._lanes else self.SETTINGS[:3], "Reset")
+        try:
+            seed = self._read_seed(unpack_tensor(settings["seed"], "seed")) if "seed" in settings else None
+            options = read_bytes(settings, "options")
+            if not isinstance(options, (dict, type(None))):
+                raise TensorError(f"expected options to be a dict, got {type(options).__name__}")
+            restart = bool(unpack_tensor(settings["restart"], "restart")) if "restart" in settings else True
+            mask = np.ones(count, np.bool_)
+            if "reset_mask" in settings:
+                mask = unpack_tensor(settings["reset_mask"], "reset_mask")
+                if mask.shape != (count,) or mask.dtype != np.bool_ or not mask.any():
+                    raise TensorError(f"expected a reset_mask of {count} bools, one of them True, got {mask!r:.80}")
+        except TensorError as error:
+            raise RequestError(Code.INVALID_ARGUMENT, f"bad Reset settings: {error}") from error
+        return mask, seed if isinstance(seed, list) else [seed] * count, options, restart
+
+    async def begin(self) -> int:
+        """Wait until an episode runs, and enter it."""
+        received = self._real.now()
+        self._real.start()
+        await self._real.settled()
+        await self._wait_for_lanes()
+        self._collect(self._take_first(), received)
+        return pb.RUNNING
+
+    def _take_first(self) -> list[Taken | None]:
+        """Enter the running episodes; of lanes that did not change nothing is taken."""
+        loop = self._real.loop
+        taken: list[Taken | None] = []
+        for index, (lane, buffer) in enumerate(zip(loop.lanes, self._observer.buffers, strict=True)):
+            if not buffer.reading:
+                taken.append(loop.take(self._observer, index))
+            elif buffer.closing is not None:
+                ended, at = buffer.closing
+                taken.append(Taken(ended.observation, ended.info, 0.0, 0, False, False, at, ended.episode))
+            else:
+                at = lane.observed_at
+                taken.append(Taken(lane.observation, lane.info, 0.0, 0, False, False, at, buffer.reading))
+        return taken
+
+    async def _wait_for_lanes(self) -> None:
+        """Return once the agent's lanes have something to tell: all of them, or one where it takes the rest later."""
+        loop, buffers = self._real.loop, self._observer.buffers
+
+        def ready() -> bool:
+            there = [
+                bool(buffer.reading) or lane.phase is Phase.RUNNING
+                for lane, buffer in zip(loop.lanes, buffers, strict=True)
+            ]
+            if self._lanes is None and buffers[0].error is not None and not there[0]:
+                error, buffers[0].error = buffers[0].error, None
+                raise RequestError(Code.INTERNAL, error)
+            return any(there) if self._partial else all(there)
+
+        def reason() -> str:
+            errors = "; ".join(buffer.error for buffer in buffers if buffer.error)
+            return f"no episode began within reset_timeout={self._real.options.reset_timeout:g} s; {errors}"
+
+        await self._real.wait_until(self, ready, self._real.options.reset_timeout, reason)
+
+    async def step(self, actions: Mapping[int, Array]) -> int:
+        """Leave the action for the next frames, and tell what happened since the last Step."""
+        received = self._real.now()
+        action = self._action(actions) if actions else None  # none: the last one goes on
+        loop = self._real.loop
+        self._real.refuse_if_over()
+        if self._observer.player and actions:
+            split = [action] if self._lanes is None else self._split(action)
+            for index, own in enumerate(split):
+                if self._observer.buffers[index].reading:
+                    loop.act(self._observer, index, own, received)
+        if self._acts_only:
+            self._timing[..., :2] = received, self._real.now()
+            return pb.RUNNING
+        if self._wait == "next_frame":
+            await self._wait_for_frame()
+        if self._lanes is not None and not self._partial:
+            await self._wait_for_lanes()
+        buffer = self._observer.buffers[0]
+        if self._lanes is None and buffer.closing is not None and buffer.closing[0].error is not None:
+            error = buffer.closing[0].error
+            buffer.abandon()
+            raise RequestError(Code.INTERNAL, error)
+        self._collect([loop.take(self._observer, index) for index in range(len(loop.lanes))], received)
+        if self._lanes is not None:
+            return pb.RUNNING
+        return pb.TERMINATED if self._terminated else pb.INTERRUPTED if self._truncated else pb.RUNNING
+
+    def interrupt(self) -> None:
+        """Tell the last of the episodes that a ResetWorld cuts off."""
+        self._real.carry_out_reset()
+        now = self._real.now()
+        buffers = self._observer.buffers
+        self._collect(
+            [self._real.loop.take(self._observer, i) if buffer.reading else None for i, buffer in enumerate(buffers)],
+            now,
+        )
+        self._truncated[...] = True
+        self.abandon()
+        self._real.start()
+
+    def abandon(self) -> None:
+        """Give up the episodes that it is in."""
+        for buffer in self._observer.buffers:
+            buffer.abandon()
+
+    def leave(self) -> None:
+        """Leave the world, which goes on (D-16)."""
+        self._real.loop.leave(self._observer)
+
+    async def _wait_for_frame(self) -> None:
+        """Return once each lane that the agent is in has had a frame, or its episode ended."""
+        loop, buffers = self._real.loop, self._observer.buffers
+        before = [lane.frames for lane in loop.lanes]
+
+        def passed() -> bool:
+            return all(
+                not buffer.reading or buffer.closing is not None or lane.frames > had
+                for lane, buffer, had in zip(loop.lanes, buffers, before, strict=True)
+            )
+
+        await self._real.wait_until(
+            self, passed, _FRAME_DEADLINE, lambda: f"no frame passed within {_FRAME_DEADLINE:g} s"
+        )
+
+    def _split(self, action: Any) -> list[Any]:
+        return list(iterate(self._batched_actions, action))
+
+    def _collect(self, taken: list[Taken | None], received: float) -> None:
+        """Turn what was taken from the buffers into what `observe` gives."""
+        loop, buffers, now = self._real.loop, self._observer.buffers, self._real.now()
+        self._episodes = [(index, ended) for index, buffer in enumerate(buffers) for ended in buffer.take_records()]
+        infos: dict[int, Any] = {}
+        for index, (item, buffer) in enumerate(zip(taken, buffers, strict=True)):
+            at = () if self._lanes is None else (index,)
+            self._resetting[at] = item is None
+            self._reward[at] = item.reward if item else 0.0  # U-5
+            self._terminated[at] = item is not None and item.terminated
+            self._truncated[at] = item is not None and item.truncated
+            self._frames[at] = item.frames if item else 0
+            lane = loop.lanes[index]
+            self._timing[at] = (
+                received,
+                now,
+                item.observed_at if item else np.nan,
+                loop.step_times.last,
+                lane.action_delay,
+                item.episode if item else lane.episode,
+                loop.frames,
+                loop.actions_applied,
+                loop.actions_replaced,
+                loop.actions_dropped,
+                loop.overruns,
+                loop.dropped,
+                buffer.frames_skipped,
+            )
+            infos[index] = item.info if item else {}
+            error = item.error if item else buffer.error
+            if error is not None and self._lanes is not None:
+                infos[index] = {**infos[index], "error": error}
+                buffer.error = None
+        if self._lanes is None:
+            first = taken[0]
+            if first is None:
+                raise RequestError(Code.INTERNAL, "a single environment was read while it had no episode")
+            self._observation, self._info = first.observation, first.info
+            return
+        self._observation = self._batch(
+            [item.observation if item else self._missing(i) for i, item in enumerate(taken)]
+        )
+        self._info = join_infos({index: info for index, info in infos.items() if info}, self._lanes)
+
+    def _missing(self, index: int) -> Any:
+        """What stands in the place of a resetting lane's observation: any element; nobody is to look at it."""
+        last = self._real.loop.lanes[index].observation
+        if last is not None:
+            return last
+        if self._placeholder is None:
+            self._placeholder = neutral_action(self._space)
+        return self._placeholder
+
+    def _batch(self, items: list[Any]) -> Any:
+        space = self._space
+        empty: Any = create_empty_array(space, len(items), fn=np.zeros)
+        return concatenate(space, items, empty)
+
+    def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
+        """Return observations of the last transition."""
+        first = self._first_extra
+        found = dict(super().observe([uid for uid in uids if uid < first]))
+        for uid in uids:
+            if uid == first:
+                found[uid] = self._frames
+            elif uid == first + 1:
+                found[uid] = np.frombuffer(self._encoded_episodes(), np.uint8)
+            elif uid == first + 2:
+                found[uid] = self._timing
+            elif uid == first + 3:
+                found[uid] = self._resetting
+        return found
+
+    def _encoded_episodes(self) -> bytes:
+        if not self._episodes:
+            return b""
+        records = []
+        for lane, ended in self._episodes:
+            record: dict[str, Any] = {
+                "lane": lane,
+                "episode": ended.episode,
+                "return": ended.reward,
+                "length": ended.length,
+                "terminated": ended.terminated,
+                "truncated": ended.truncated,
+            }
+            if ended.error is not None:
+                record["error"] = ended.error
+            if ended.observation is not None:
+                arrays = self._finals.pack(ended.observation, rounding=True)
+                record["final_obs"] = [np.asarray(array) for array in arrays]
+                record["final_info"] = values.decode(values.encode_info(ended.info, self._warned))
+            records.append(record)
+        return values.encode(records)
+
+    @property
+    def _finals(self) -> Any:
+        return self._real.single_layout
+
+    def properties(self) -> PropertyTree:
+        """Return the tree below `world`, with this agent's role."""
+        role = "spectator" if self.spectator else "player"
+        return (
+            super()
+            .properties()
+            .merged(
+                PropertyTree(
+                    [
+                        Property("world.role", TEXT, "player or spectator", lambda: role),
+                        Property("world.wait", TEXT, "what a Step waits for: now or next_frame", lambda: self._wait),
+                    ]
+                )
+            )
+        )

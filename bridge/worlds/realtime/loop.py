@@ -1,0 +1,399 @@
+"""The clock of a real-time world and the episodes of its lanes, without input, output, threads or time.
+
+Whoever drives it asks `poll(now)` what to do, does it, and says what came of it: `began`, `stepped` or `failed`. Each
+job carries its lane and episode, and what comes of an episode that is over is dropped and counted, never taken for
+news of the present one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bridge.errors import SettingError
+from bridge.samples import Samples
+from bridge.worlds.realtime.lane_buffer import Ended, LaneBuffer, Taken
+
+__all__ = ["TRANSITIONS", "Event", "Job", "Lane", "Observer", "Phase", "RealtimeLoop"]
+
+
+class Phase(enum.Enum):
+    """Where a lane is."""
+
+    IDLE = "idle"
+    """Nobody has asked for an episode yet."""
+    RESETTING = "resetting"
+    RUNNING = "running"
+    FAILED = "failed"
+    """The environment raised; it is reset again after a pause."""
+
+
+class Event(enum.Enum):
+    """What happens to a lane."""
+
+    ASKED = "a new episode was asked for"
+    BEGAN = "reset returned"
+    STEPPED = "a frame passed"
+    ENDED = "a frame ended the episode"
+    FAILED = "the environment raised"
+    RETRIED = "the pause after a failure is over"
+
+
+_I, _S, _R, _F = Phase.IDLE, Phase.RESETTING, Phase.RUNNING, Phase.FAILED
+TRANSITIONS: Mapping[tuple[Phase, Event], Phase] = {
+    (_I, Event.ASKED): _S,
+    (_S, Event.ASKED): _S,
+    (_S, Event.BEGAN): _R,
+    (_S, Event.FAILED): _F,
+    (_R, Event.ASKED): _S,
+    (_R, Event.STEPPED): _R,
+    (_R, Event.ENDED): _S,  # U-4
+    (_R, Event.FAILED): _F,
+    (_F, Event.ASKED): _S,
+    (_F, Event.RETRIED): _S,
+}
+
+RETRY = (0.1, 10.0)
+"""Seconds until a failed lane is reset again: at first, and at most, doubling."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Something to be done with a lane's environment."""
+
+    lane: int
+    episode: int
+    """The episode that it is for."""
+    kind: str
+    """`reset` or `step`."""
+    action: Any = None
+    seed: int | None = None
+    options: Any = None
+
+
+@dataclasses.dataclass
+class Lane:
+    """One environment and its running episode."""
+
+    phase: Phase = Phase.IDLE
+    episode: int = 0
+    """The number of the running episode, or of the one that is being made."""
+    busy: bool = False
+    """Whether a job is under way."""
+    asked: bool = False
+    """Whether a reset is still to be given out as a job."""
+    seed: int | None = None
+    options: Any = None
+    observation: Any = None
+    info: Any = None
+    observed_at: float = 0.0
+    reward: float = 0.0
+    """The return of the running episode so far."""
+    length: int = 0
+    frames: int = 0
+    """Frames of all its episodes."""
+    action: Any = None
+    acted_at: float = -math.inf
+    """When the agent's action came; -inf: there is none in this episode."""
+    unused: bool = False
+    """Whether no frame has used it yet."""
+    failures: int = 0
+    retry_at: float = 0.0
+    action_delay: float = 0.0
+    """Seconds from the arrival of the last applied action to the frame that applied it."""
+
+    def move(self, event: Event) -> None:
+        """Follow the table."""
+        self.phase = TRANSITIONS[self.phase, event]
+
+
+class Observer:
+    """An agent that looks on, or plays: a buffer for each lane."""
+
+    def __init__(self, lanes: int, player: bool) -> None:
+        self.player = player
+        self.buffers = [LaneBuffer() for _ in range(lanes)]
+
+
+class RealtimeLoop:
+    """Says when frames are due and what they are made of.
+
+    Frame n is due at `start + n / fps`, so rounding and lateness never add up. Frames that are late are made up for,
+    as many as fit in `catch_up` seconds; beyond that they are dropped. Both are counted.
+
+    Args:
+        lanes: The number of environments.
+        fps: Frames a second.
+        default_action: Applied where there is no action of the agent.
+        max_action_age: Seconds that an action goes on at most; None: until the next one (U-13).
+        catch_up: Seconds.
+
+    Raises:
+        SettingError: A number is out of its range.
+    """
+
+    def __init__(
+        self,
+        lanes: int,
+        fps: float,
+        default_action: Any,
+        *,
+        max_action_age: float | None = None,
+        catch_up: float = 0.25,
+    ) -> None:
+        if not isinstance(fps, (int, float)) or isinstance(fps, bool) or not 0 < fps <= 10000:
+            raise SettingError(f"expected fps to be frames a second, above 0 and at most 10000, got {fps!r}")
+        for name, value in (("max_action_age", max_action_age), ("catch_up", catch_up)):
+            if value is not None and (not isinstance(value, (int, float)) or not 0 <= value < math.inf):
+                raise SettingError(f"expected {name} in finite seconds, 0 or more, got {value!r}")
+        self.fps = float(fps)
+        self.lanes = [Lane() for _ in range(lanes)]
+        self.frames = 0
+        """Frames that began."""
+        self.overruns = 0
+        """Frames that began more than a frame's time late."""
+        self.dropped = 0
+        """Frames that were too late to be made up for."""
+        self.stale = 0
+        """Outcomes of jobs whose episode was over."""
+        self.actions_applied = 0
+        """Actions that a frame used."""
+        self.actions_replaced = 0
+        """Actions that another one replaced before a frame used them."""
+        self.actions_dropped = 0
+        """Actions that came when their episode was over."""
+        self.default_frames = 0
+        """Frames of a lane that used the default action."""
+        self.step_times = Samples()
+        self.lateness = Samples()
+        self.action_delays = Samples()
+        self._default = default_action
+        self._max_action_age = max_action_age
+        self._catch_up = catch_up
+        self._start: float | None = None
+        self._index = 0
+        self._observers: list[Observer] = []
+
+    # Time
+
+    @property
+    def started(self) -> bool:
+        """Whether the clock runs."""
+        return self._start is not None
+
+    def start(self, now: float) -> None:
+        """Let the clock run from now on, and every lane that has no episode begin one. Again: nothing."""
+        if self._start is None:
+            self._start = now
+            self._index = 1
+            for index, lane in enumerate(self.lanes):
+                if lane.phase is Phase.IDLE:
+                    self.ask_reset(index)
+
+    def next_due(self) -> float | None:
+        """Return when the next frame is due; None: the clock has not started."""
+        return None if self._start is None else self._start + self._index / self.fps
+
+    @property
+    def reset_waits(self) -> bool:
+        """Whether `poll` would return a reset, whatever the time."""
+        return any(lane.asked and not lane.busy for lane in self.lanes)
+
+    def poll(self, now: float) -> list[Job]:
+        """Return what is to be done now: the resets that wait, and one frame if it is due."""
+        jobs = []
+        for index, lane in enumerate(self.lanes):
+            if lane.phase is Phase.FAILED and now >= lane.retry_at and not lane.busy:
+                lane.move(Event.RETRIED)
+                lane.episode += 1
+                lane.asked = True
+            if lane.asked and not lane.busy:
+                lane.asked, lane.busy = False, True
+                jobs.append(Job(index, lane.episode, "reset", seed=lane.seed, options=lane.options))
+        due = self.next_due()
+        if due is None or now < due:
+            return jobs
+        late = now - due
+        self.lateness.add(late)
+        if late * self.fps >= 1.0:
+            self.overruns += 1
+        if late > self._catch_up:
+            skipped = int(late * self.fps)
+            self._index += skipped
+            self.dropped += skipped
+        self._index += 1
+        self.frames += 1
+        for index, lane in enumerate(self.lanes):
+            if lane.phase is Phase.RUNNING and not lane.busy:
+                lane.busy = True
+                jobs.append(Job(index, lane.episode, "step", action=self._choose(lane, now)))
+        return jobs
+
+    def _choose(self, lane: Lane, now: float) -> Any:
+        """The agent's latest action of this episode, unless it is too old; else the default one (U-13)."""
+        age = now - lane.acted_at
+        if age == math.inf or (self._max_action_age is not None and age > self._max_action_age):
+            self.default_frames += 1
+            return self._default
+        if lane.unused:
+            lane.unused = False
+            self.actions_applied += 1
+            lane.action_delay = max(0.0, age)
+            self.action_delays.add(lane.action_delay)
+        return lane.action
+
+    # What came of jobs
+
+    def _current(self, job: Job) -> Lane | None:
+        lane = self.lanes[job.lane]
+        lane.busy = False
+        if lane.episode != job.episode or lane.asked:
+            self.stale += 1
+            return None
+        return lane
+
+    def began(self, job: Job, now: float, observation: Any, info: Any) -> None:
+        """A reset returned."""
+        lane = self._current(job)
+        if lane is None:
+            return
+        lane.move(Event.BEGAN)
+        lane.observation, lane.info, lane.observed_at = observation, info, now
+        lane.reward, lane.length, lane.failures = 0.0, 0, 0
+        lane.seed = lane.options = None
+        lane.acted_at, lane.unused = -math.inf, False
+        for observer in self._observers:
+            observer.buffers[job.lane].began()
+
+    def stepped(
+        self,
+        job: Job,
+        now: float,
+        spent: float,
+        observation: Any,
+        reward: float,
+        terminated: bool,
+        truncated: bool,
+        info: Any,
+    ) -> None:
+        """A frame of an environment returned; `spent` is what it took, in seconds."""
+        self.step_times.add(spent)
+        lane = self._current(job)
+        if lane is None:
+            return
+        lane.observation, lane.info, lane.observed_at = observation, info, now
+        lane.reward += reward
+        lane.length += 1
+        lane.frames += 1
+        buffers = [observer.buffers[job.lane] for observer in self._observers]
+        for buffer in buffers:
+            buffer.frame(reward)
+        if terminated or truncated:
+            lane.move(Event.ENDED)
+            self._end(
+                job.lane, now, Ended(lane.episode, lane.reward, lane.length, terminated, truncated, observation, info)
+            )
+            self._renew(lane)
+        else:
+            lane.move(Event.STEPPED)
+
+    def failed(self, job: Job, now: float, error: str) -> None:
+        """The environment raised."""
+        lane = self._current(job)
+        if lane is None:
+            return
+        lane.move(Event.FAILED)
+        lane.failures += 1
+        least, most = RETRY
+        lane.retry_at = now + min(most, least * 2.0 ** min(lane.failures - 1, 10))
+        ended = Ended(
+            lane.episode, lane.reward, lane.length, False, True, lane.observation, {}, error, job.kind == "step"
+        )
+        self._end(job.lane, now, ended)
+
+    def _end(self, index: int, now: float, ended: Ended) -> None:
+        for observer in self._observers:
+            observer.buffers[index].ended(ended, now)
+
+    def _renew(self, lane: Lane) -> None:
+        if lane.unused:
+            self.actions_dropped += 1
+        lane.episode += 1
+        lane.asked = True
+        lane.acted_at, lane.unused = -math.inf, False
+
+    # Agents
+
+    def join(self, player: bool) -> Observer:
+        """Let an agent in."""
+        observer = Observer(len(self.lanes), player)
+        self._observers.append(observer)
+        return observer
+
+    def leave(self, observer: Observer) -> None:
+        """Take note that an agent has left; the actions of a player go with it."""
+        if observer in self._observers:
+            self._observers.remove(observer)
+            if observer.player:
+                for lane in self.lanes:
+                    lane.acted_at, lane.unused = -math.inf, False
+
+    @property
+    def observers(self) -> Sequence[Observer]:
+        """The agents that are in."""
+        return self._observers
+
+    def ask_reset(self, index: int, seed: int | None = None, options: Any = None, now: float = 0.0) -> None:
+        """Have a lane begin an episode; one that runs is cut off (U-9)."""
+        lane = self.lanes[index]
+        if lane.phase is Phase.RUNNING:
+            self._end(
+                index,
+                now,
+                Ended(lane.episode, lane.reward, lane.length, False, True, lane.observation, lane.info, finished=False),
+            )
+        lane.move(Event.ASKED)
+        lane.seed, lane.options = seed, options
+        self._renew(lane)
+
+    def act(self, observer: Observer, index: int, action: Any, now: float) -> bool:
+        """Let a player's action go on from now; return whether its episode still runs (U-5)."""
+        lane = self.lanes[index]
+        if not observer.player:
+            return False
+        if lane.phase is not Phase.RUNNING or observer.buffers[index].reading != lane.episode:
+            self.actions_dropped += 1
+            return False
+        if lane.unused:
+            self.actions_replaced += 1
+        lane.action, lane.acted_at, lane.unused = action, now, True
+        return True
+
+    def take(self, observer: Observer, index: int) -> Taken | None:
+        """Give out what an agent is to be told of a lane; None: it is in no episode, and none runs yet."""
+        lane, buffer = self.lanes[index], observer.buffers[index]
+        if buffer.reading:
+            return buffer.take(lane.observation, lane.info, lane.observed_at)
+        if lane.phase is not Phase.RUNNING:
+            return None
+        return buffer.take_first(lane.episode, lane.observation, lane.info, lane.observed_at)
+
+    def statistics(self) -> dict[str, Any]:
+        """Return counts, and percentiles of times in seconds."""
+        return {
+            "fps": self.fps,
+            "frames": self.frames,
+            "overruns": self.overruns,
+            "frames_dropped": self.dropped,
+            "stale": self.stale,
+            "actions_applied": self.actions_applied,
+            "actions_replaced": self.actions_replaced,
+            "actions_dropped": self.actions_dropped,
+            "default_frames": self.default_frames,
+            "step_time": self.step_times.summary(),
+            "lateness": self.lateness.summary(),
+            "action_delay": self.action_delays.summary(),
+        }

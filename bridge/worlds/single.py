@@ -1,0 +1,316 @@
+"""The world of one Gymnasium environment, or of the lanes of one vector environment: one agent, in lock-step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bridge.encoding import values
+from bridge.encoding.properties import ENCODED, TEXT, Property, PropertyTree
+from bridge.encoding.spaces import Layout
+from bridge.encoding.tensors import Array, Spec, unpack_tensor
+from bridge.errors import Code, RequestError, TensorError
+from bridge.pb import bridge_pb2, properties_pb2
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.worlds.access import refuse_private
+from bridge.worlds.base import Agent, World, answer_to, failures_in, read_bytes, refuse_unknown
+from bridge.worlds.scheduling import Scheduler
+
+__all__ = ["EnvAgent", "EnvWorld", "GymAgent", "GymWorld"]
+
+
+NO_INFO = values.encode_info({}, set())
+"""An empty info as it travels."""
+
+
+class EnvAgent(Agent):
+    """The one agent of an environment; what one environment and many lanes have in common."""
+
+    SETTINGS: tuple[str, ...] = ("seed", "options")
+
+    def __init__(self, world: EnvWorld, observation_space: Any, action_space: Any, lanes: int | None) -> None:
+        self._world = world
+        self._lanes = lanes
+        self._observation_layout = Layout(observation_space, "observation", lanes)
+        self._action_layout = Layout(action_space, "action", lanes)
+        self.actions = dict(enumerate(self._action_layout.specs, start=1))
+        shape = () if lanes is None else (lanes,)
+        flags = [
+            Spec.number("reward", shape, np.float64),
+            Spec.number("discount", shape, np.float64, np.asarray(0.0), np.asarray(1.0)),
+            Spec.number("terminated", shape, np.bool_),
+            Spec.number("truncated", shape, np.bool_),
+            Spec.number("info", (-1,), np.uint8),
+        ]
+        self.observations = dict(enumerate([*self._observation_layout.specs, *flags], start=1))
+        self._first_flag = len(self._observation_layout.specs) + 1
+        self._plain = self._observation_layout.single and self._observation_layout.leaves[0].kind == "array"
+        self.pending: tuple[Any, Any] = (None, None)
+        self._warned: set[str] = set()
+        self._observation: Any = None
+        self._reward: Array = np.zeros(shape, np.float64)
+        self._terminated: Array = np.zeros(shape, np.bool_)
+        self._truncated: Array = np.zeros(shape, np.bool_)
+        self._info: Any = {}
+
+    def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
+        """Keep the settings for the next `begin`, so that the environment is reset once (D-14)."""
+        pending = self.read_settings(settings)
+        if settings or running:
+            self.pending = pending
+
+    def read_settings(self, settings: Mapping[str, pb.Tensor]) -> tuple[Any, Any]:
+        """Return the seed and the options that Reset settings give."""
+        refuse_unknown(settings, self.SETTINGS, "Reset")
+        try:
+            seed = self._read_seed(unpack_tensor(settings["seed"], "seed")) if "seed" in settings else None
+            options = read_bytes(settings, "options")
+            if not isinstance(options, (dict, type(None))):
+                raise TensorError(f"expected options to be a dict, got {type(options).__name__}")
+            options = self._read_mask(settings, options)
+        except TensorError as error:
+            raise RequestError(Code.INVALID_ARGUMENT, f"bad Reset settings: {error}") from error
+        return seed, options
+
+    def _read_seed(self, array: Array) -> Any:
+        if array.shape != () or array.dtype.kind not in "iu" or array < 0:
+            raise TensorError(f"expected the seed to be a non-negative integer scalar, got {array!r:.80}")
+        return int(array)
+
+    def _read_mask(self, settings: Mapping[str, pb.Tensor], options: dict[str, Any] | None) -> dict[str, Any] | None:
+        return options
+
+    async def begin(self) -> int:
+        """Reset the environment with the settings that wait."""
+        pending = self.pending
+        result = await self._world.env.reset(seed=pending[0], options=pending[1])
+        with failures_in("reset"):
+            self._observation, self._info = result
+        if self.pending is pending:  # else a ResetWorld brought others meanwhile
+            self.pending = (None, None)
+        for array in (self._reward, self._terminated, self._truncated):
+            array[...] = 0
+        return pb.RUNNING
+
+    def interrupt(self) -> None:
+        """Nothing happened since the last Step, but the sequence ends by truncation."""
+        self._reward[...] = 0
+        self._truncated[...] = True
+        self._info = {}
+
+    def _action(self, actions: Mapping[int, Array]) -> Any:
+        try:
+            return self._action_layout.unpack([actions[uid] for uid in self.actions], check=True)
+        except KeyError as error:
+            missing = self.actions[error.args[0]]
+            raise RequestError(
+                Code.INVALID_ARGUMENT, f"the Step lacks the action {missing.name!r}: expected {missing.describe()}"
+            ) from None
+        except TensorError as error:
+            raise RequestError(Code.INVALID_ARGUMENT, f"bad action: {error}") from error
+
+    def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
+        """Return observations of the last transition."""
+        first = self._first_flag
+        found: dict[int, Array] = {}
+        for uid in uids:
+            if uid < first:
+                found[uid] = self._leaf(uid)
+            elif uid == first:
+                found[uid] = self._reward
+            elif uid == first + 1:
+                found[uid] = 1.0 - self._terminated  # D-21
+            elif uid == first + 2:
+                found[uid] = self._terminated
+            elif uid == first + 3:
+                found[uid] = self._truncated
+            elif uid == first + 4:
+                found[uid] = np.frombuffer(values.encode_info(self._info, self._warned), np.uint8)
+        return found
+
+    def _leaf(self, uid: int) -> Array:
+        """Return one tensor of the environment's observation."""
+        observation, spec = self._observation, self.observations[uid]
+        if (
+            self._plain
+            and type(observation) is np.ndarray
+            and observation.dtype == spec.dtype
+            and observation.shape == spec.shape
+        ):
+            return observation
+        try:
+            return self._observation_layout.pack_leaf(uid - 1, observation)
+        except TensorError as error:
+            raise RequestError(
+                Code.INTERNAL, f"the environment's observation is not of its observation_space: {error}"
+            ) from error
+
+    def properties(self) -> PropertyTree:
+        """Return the tree below `world`."""
+        return self._world.properties()
+
+    async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
+        """Read, write or list a property for which code of the environment runs."""
+        self._world.refuse_if_over()
+        response: properties_pb2.PropertyResponse = await self._world.env.answer_property(request)
+        return response
+
+    async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+        """Call a public method of the environment, or read a public attribute, on some lanes."""
+        refuse_private(request.name)
+        self._world.refuse_if_over()
+        response: bridge_pb2.CallResponse = await self._world.env.call(request)
+        return response
+
+    def leave(self) -> None:
+        """Leave the world to the next agent."""
+        self._world.vacate(self)
+
+
+class GymAgent(EnvAgent):
+    """The agent of a single environment."""
+
+    def __init__(self, world: EnvWorld, observation_space: Any, action_space: Any, lanes: int | None) -> None:
+        super().__init__(world, observation_space, action_space, lanes)
+        # Not a dict of integers, from which an environment may take what it has read.
+        self.keeps_actions = self._action_layout.single and self._action_layout.leaves[0].kind == "scalar"
+
+    async def step(self, actions: Mapping[int, Array]) -> int:
+        """Step the environment; truncation alone interrupts, termination terminates (D-13)."""
+        return await self.apply(self._action(actions))
+
+    def decode(self, actions: Mapping[int, Array]) -> Any:
+        """Return the environment's action."""
+        return self._action(actions)
+
+    async def apply(self, action: Any) -> int:
+        """Step the environment with an action of its own."""
+        result = await self._world.env.step(action)
+        try:
+            self._observation, reward, terminated, truncated, self._info = result
+            self._reward[...] = float(reward)
+            self._terminated[...] = bool(terminated)
+            self._truncated[...] = bool(truncated)
+        except Exception as error:
+            raise answer_to("step", error) from error
+        return pb.TERMINATED if terminated else pb.INTERRUPTED if truncated else pb.RUNNING
+
+    def values(self, uids: Sequence[int]) -> list[Array | float | bool | bytes]:
+        """Return observations of the last transition in order, as they are at hand."""
+        first, found = self._first_flag, list[Any]()
+        for uid in uids:
+            if uid < first:
+                found.append(self._leaf(uid))
+            elif uid == first + 4:
+                found.append(values.encode_info(self._info, self._warned) if self._info else NO_INFO)
+            elif uid == first:
+                found.append(self._reward.item())
+            elif uid == first + 1:
+                found.append(1.0 - self._terminated.item())  # D-21
+            elif uid == first + 2:
+                found.append(self._terminated.item())
+            else:
+                found.append(self._truncated.item())
+        return found
+
+
+class EnvWorld(World):
+    """A world around an environment that one agent may use at a time.
+
+    Args:
+        name: The world's name.
+        env: The environment, owned by the world from here on.
+        scheduler: Runs what the world waits for.
+    """
+
+    def __init__(self, name: str, env: Any, scheduler: Scheduler) -> None:
+        super().__init__(name, scheduler)
+        self.env: Any = env
+        self._agent: EnvAgent | None = None
+        self._closed = False
+        self._carried: tuple[Any, Any] = (None, None)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still be joined; not once its environment ended by itself."""
+        return self.env.ended is None
+
+    @property
+    def agents(self) -> int:
+        """1 while an agent is in, else 0."""
+        return int(self._agent is not None)
+
+    def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
+        """Let the one agent in."""
+        refuse_unknown(settings, (), "JoinWorld")
+        self.refuse_if_over()
+        if self._agent is not None:
+            raise RequestError(
+                Code.RESOURCE_EXHAUSTED,
+                f"the world {self.name!r} is full: it has 1 agent of at most 1; create a world of your own",
+            )
+        self._agent = self._make_agent()
+        self._agent.pending, self._carried = self._carried, (None, None)
+        return self._agent
+
+    def refuse_if_over(self) -> None:
+        """Raise where the world is destroyed, or its environment has ended by itself."""
+        if self.env.ended is not None:
+            raise self.env.ended
+        if self._closed:
+            raise self._destroyed()
+
+    def _destroyed(self) -> RequestError:
+        text = f"the world {self.name!r} was destroyed; leave, and create or join another"
+        return RequestError(Code.FAILED_PRECONDITION, text)
+
+    def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
+        """Keep the settings for the agent's next sequence, or for the next agent's first."""
+        pending = self._make_agent().read_settings(settings)
+        agent = self._agent
+        before = self._carried if agent is None else agent.pending
+        self._set_pending(agent, pending)
+        return lambda: self._set_pending(agent, before)
+
+    def _set_pending(self, agent: EnvAgent | None, pending: tuple[Any, Any]) -> None:
+        if agent is None:
+            self._carried = pending
+        else:
+            agent.pending = pending
+
+    def _make_agent(self) -> EnvAgent:
+        raise NotImplementedError
+
+    def vacate(self, agent: EnvAgent) -> None:
+        """Make room for another agent, where this one is the world's."""
+        if self._agent is agent:
+            self._agent = None
+
+    async def close(self) -> None:
+        """Close the environment."""
+        if not self._closed:
+            self._closed = True
+            await self.env.close(self._destroyed())
+
+    def properties(self) -> PropertyTree:
+        """Return the tree below `world`."""
+        return (
+            PropertyTree([self._name_leaf()]).merged(self.env.properties()).merged(PropertyTree([self._timing_leaf()]))
+        )
+
+    def _name_leaf(self) -> Property:
+        return Property("world.name", TEXT, "the world's name", lambda: self.name)
+
+    def _timing_leaf(self) -> Property:
+        """`count`, `p50`, `p90`, `p99` and `max` of the calls of `step` and of `reset`, in seconds."""
+        text = "seconds in the environment's step and reset, a dict for each"
+        return Property("world.timing", ENCODED, text, lambda: self.env.times.summary())
+
+
+class GymWorld(EnvWorld):
+    """The world of a single environment."""
+
+    def _make_agent(self) -> GymAgent:
+        return GymAgent(self, self.env.observation_space, self.env.action_space, lanes=None)
