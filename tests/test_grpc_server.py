@@ -30,14 +30,13 @@ from bridge.client.poller import Poller
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.server import calls, connections
+from bridge.server import calls, connections, grpc_server
 from bridge.server.admission import Admission
 from bridge.server.auth import Gate
 from bridge.server.connection import Connection
 from bridge.server.grpc_services import Services
 from bridge.server.limits import Limits
 from bridge.testing import CountingEnv, Proxy
-from bridge.transport import grpc_server as grpc_protocol
 from bridge.transport.address import parse_address
 from bridge.transport.http2 import Http2, Http2Error
 from bridge.wrappers import BlockingReset
@@ -888,7 +887,7 @@ def test_a_stream_of_a_smaller_number_than_the_last_is_never_served(server):
 @pytest.mark.parametrize("requests", [message(bytes(60_000)), bytes(5) * 3000], ids=["large", "empty"])
 def test_requests_for_which_there_is_no_room_end_the_connection_and_its_calls(door, requests, monkeypatch):
     """Those that wait for a slow step, empty ones too, use up the room that the client has."""
-    monkeypatch.setattr(grpc_protocol, "_WINDOW", 1 << 18)
+    monkeypatch.setattr(grpc_server, "_WINDOW", 1 << 18)
     with serve_gym(lambda: SlowEnv(door)) as server, Hand(server) as hand:
         number = hand.play()
         hand.step(number, BEGIN)
@@ -958,8 +957,8 @@ def test_who_does_not_begin_to_speak_is_closed(monkeypatch, first):
 
 def test_a_client_that_gives_no_sign_is_cut_and_its_world_goes(monkeypatch):
     monkeypatch.setattr(connections, "_KEEPALIVE", 0.05)
-    monkeypatch.setattr(grpc_protocol, "QUIET", 0.2)
-    monkeypatch.setattr(grpc_protocol, "PATIENCE", 0.3)
+    monkeypatch.setattr(grpc_server, "QUIET", 0.2)
+    monkeypatch.setattr(grpc_server, "PATIENCE", 0.3)
     with serve_gym(long) as server, Hand(server) as silent, Hand(server) as alive:
         silent.play()
         number = alive.play()
@@ -977,7 +976,7 @@ def test_a_client_that_takes_a_long_answer_slowly_is_not_taken_for_dead():
         near.setblocking(False)
         connection = Connection(near, "peer", None, Admission(limits))
         handler = SimpleNamespace(calls=SimpleNamespace(receive=None))
-        protocol = grpc_protocol.GrpcProtocol(connection, handler, limits, Gate(None), Services())
+        protocol = grpc_server.GrpcProtocol(connection, handler, limits, Gate(None), Services())
         began = time.monotonic()
         connection.outgoing.append(bytes(5_000_000))
         connection.flush()
