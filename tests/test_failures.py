@@ -19,6 +19,7 @@ import pytest
 
 from bridge import errors, make_remote, make_vec_remote, serve_gym
 from bridge.client.remote import SlotState
+from bridge.client.session import StepAnswered
 from bridge.testing import CountingEnv, FailingEnv, SlowResetEnv
 from bridge.wrappers import BlockingReset
 from tests.support import SERVE, server_process, until, world_of
@@ -342,7 +343,7 @@ def test_a_server_killed_in_the_middle_of_a_step_is_told() -> None:
         remote._remote.step(remote._action_layout.pack_action(0))
         process.kill()
         with pytest.raises(errors.ConnectionLostError, match="the connection was lost"):
-            remote._await("step", "to a step")
+            remote._pool.wait(remote._remote, StepAnswered, "to a step")
         with pytest.raises(errors.ConnectError):
             remote.reset()  # it tries anew
         remote.close()

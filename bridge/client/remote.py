@@ -103,23 +103,6 @@ class Remote:
         """Return the reset options to send: another server than ours, which may know none, gets no empty ones."""
         return options if options or not self.session.foreign else None
 
-    def parts(self) -> tuple[WorldRequest, int, WorldInfo | None]:
-        """What a copy of this remote is made of, in another process too."""
-        return self.request, self._max_message_bytes, self.info
-
-    @classmethod
-    def of_parts(
-        cls,
-        parts: tuple[WorldRequest, int, WorldInfo | None],
-        poller: Poller[Delivery],
-        transport: str = "http2",
-        *,
-        shared: bool = False,
-    ) -> Remote:
-        """Make a remote that knows what another one knew, and has no connection."""
-        request, max_message_bytes, info = parts
-        return cls(request, poller, max_message_bytes, transport, shared=shared, info=info)
-
     # What is known
 
     @property
