@@ -152,7 +152,7 @@ def worlds_left(url: str) -> int:
     while True:
         env = make_remote(url)
         env._remote.read_property("server.worlds")
-        count = int(property_value(env._ask("to a property"), url, False)) - 1
+        count = int(property_value(env._reply("to a property"), url, False)) - 1
         env.close()
         if count == 0 or time.monotonic() > deadline:
             return count

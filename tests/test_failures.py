@@ -340,7 +340,7 @@ def test_a_server_killed_in_the_middle_of_a_step_is_told() -> None:
         remote.reset(seed=1)
         process.send_signal(signal.SIGSTOP)  # the step is under way when the server goes
         os.waitpid(process.pid, os.WUNTRACED)  # none of its threads runs any more
-        remote._remote.step(remote._action_layout.pack_action(0))
+        remote._remote.step(0)
         process.kill()
         with pytest.raises(errors.ConnectionLostError, match="the connection was lost"):
             remote._pool.wait(remote._remote, StepAnswered, "to a step")

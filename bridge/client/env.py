@@ -28,7 +28,6 @@ from bridge.client.remote import reset_settings
 from bridge.client.session import ONLINE, Joined, Replied, State, StepAnswered, property_value
 from bridge.client.step_reader import Transition
 from bridge.client.world_request import WorldInfo
-from bridge.encoding.spaces import Layout
 from bridge.errors import (
     AlreadyPendingError,
     ClosedError,
@@ -114,7 +113,6 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         )
         spec.max_episode_steps = (world_info.spec or {}).get("max_episode_steps")
         self.spec = spec
-        self._action_layout = Layout(world_info.action_space, "action")
         forget_in_child(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -234,11 +232,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             remote = self._remote
             if self._closed or self._rollout is not None or remote.session.state is not State.RUNNING:
                 self._refuse_step()
-            world = remote.world
-            request = world.known_step(action)
-            if request is None:
-                request = world.write_step(self._action_layout.pack_action(action), action)
-            remote.send_step(request)
+            remote.step(action)
             message, reader = self._pool.wait(remote, StepAnswered, "to a step")
             return reader.read(message, remote.now())
         finally:
@@ -282,7 +276,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
                         break
                     with self._conflicts:
                         self._require_rollout(token)
-                        self._remote.step(self._action_layout.pack_action(action))
+                        self._remote.step(action)
                     sent.append(action)
                 if not sent:
                     return

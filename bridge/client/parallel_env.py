@@ -16,7 +16,6 @@ from bridge.client.remote import Remote, reset_settings
 from bridge.client.session import Joined, Replied, StepAnswered, property_value
 from bridge.client.step_reader import Transition
 from bridge.client.world_request import WorldInfo, WorldRequest
-from bridge.encoding.spaces import Layout
 from bridge.errors import (
     ClosedError,
     Code,
@@ -96,7 +95,6 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         first = next(iter(world_info.values()))
         self.metadata = remote_metadata(first)
         self.render_mode = render_mode or first.render_mode
-        self._action_layouts = {name: Layout(space, "action") for name, space in self.action_spaces.items()}
         forget_in_child(self)
 
     def after_fork(self) -> None:
@@ -221,9 +219,9 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
             missing = [name for name in self.agents if name not in actions]
             if missing:
                 raise InvalidActionError(f"expected an action for each of {self.agents}, got none for {missing}")
-            packed = {name: self._action_layouts[name].pack_action(actions[name]) for name in self.agents}
-            for name, arrays in packed.items():
-                self._remotes[name].step(arrays)
+            packed = {name: self._remotes[name].world.write_action(actions[name]) for name in self.agents}
+            for name, request in packed.items():
+                self._remotes[name].send_step(request)
             answers = self._gather({name: self._remotes[name] for name in packed}, StepAnswered, "to a step")
             read = {name: self._transition(name, answers[name]) for name in packed}
             self.agents = [name for name, t in read.items() if not (t[2] or t[3])]

@@ -177,16 +177,23 @@ class Remote:
         self.session.begin(settings, self.now(), reset=reset)
         self._flush()
 
-    def step(self, arrays: Sequence[Array], action: Any = None) -> None:
-        """Ask for a Step with the arrays of the action's tensors; an integer `action` is remembered."""
-        self.send_step(self.world.write_step(arrays, action))
+    def step(self, action: Any) -> None:
+        """Ask a single environment for a Step with an action.
+
+        Raises:
+            InvalidActionError: It is not in the action space; nothing was sent.
+        """
+        world = self.session.world
+        self.send_step((self.world if world is None else world).write_action(action))
 
     def send_step(self, request: bytes) -> None:
         """Ask for a Step that `JoinedWorld` wrote."""
-        self.session.step(request, self.now())
-        for data in self.session.data_to_send():
-            if self._call is not None:
-                self._call.send(data)
+        session, call = self.session, self._call
+        session.step(request, self.now())
+        if call is not None:
+            for data in session.outgoing:
+                call.send(data)
+        session.outgoing.clear()
 
     def step_columns(self, columns: Sequence[Column] | None, slot: int) -> None:
         """Ask for a Step with the actions of this remote's slots, from `slot` on; None: without an action."""

@@ -253,7 +253,8 @@ class ClientSession:
         self._url = request.address.url
         self.info = info
         """What is known of the world, also of one that was left; None: nothing yet."""
-        self._out: list[bytes] = []
+        self.outgoing: list[bytes] = []
+        """Requests that `data_to_send` returns; a driver may take them from here, and clear it."""
         self._pending: deque[_Pending] = deque()
         self._episode = 0
         self._questions_abandoned = 0
@@ -283,18 +284,19 @@ class ClientSession:
 
     def data_to_send(self) -> list[bytes]:
         """Return the requests made since the last call, each serialized."""
-        out, self._out = self._out, []
+        out, self.outgoing = self.outgoing, []
         return out
 
     def _send(self, kind: _Kind, request: pb.EnvironmentRequest | bytes, now: float) -> None:
         data = request if isinstance(request, bytes) else request.SerializeToString()
         if len(data) > self._max_message_bytes:  # not sent, so it gets no answer
-            raise SettingError(
-                f"a request of {len(data)} bytes is larger than max_message_bytes={self._max_message_bytes}"
-            )
-        self._out.append(data)
+            raise self._too_large(len(data))
+        self.outgoing.append(data)
         number = self._questions_abandoned if kind is _Kind.QUESTION else self._episode
         self._pending.append(_Pending(kind, number, now))
+
+    def _too_large(self, size: int) -> SettingError:
+        return SettingError(f"a request of {size} bytes is larger than max_message_bytes={self._max_message_bytes}")
 
     def connect(self, now: float) -> None:
         """Begin a new stream: create the world and join it, or join the one that exists.
@@ -303,7 +305,7 @@ class ClientSession:
             SettingError: A setting cannot be sent.
         """
         self._pending.clear()
-        self._out.clear()
+        self.outgoing.clear()
         self._created, self.error = None, None
         name = self.request.address.world
         if name is not None:
@@ -343,7 +345,10 @@ class ClientSession:
         """Ask for a Step that `JoinedWorld` wrote."""
         if self.state not in ONLINE:
             self._require_world()
-        self._send(_Kind.STEP, request, now)
+        if len(request) > self._max_message_bytes:  # not sent, so it gets no answer
+            raise self._too_large(len(request))
+        self.outgoing.append(request)
+        self._pending.append(_Pending(_Kind.STEP, self._episode, now))
 
     def act(self, request: bytes, now: float) -> None:
         """Leave actions in a real-time world; a later Step asks what came of them."""
@@ -443,7 +448,7 @@ class ClientSession:
         self.state = State.OFFLINE
         self._created = None
         self._pending.clear()
-        self._out.clear()
+        self.outgoing.clear()
 
     def _refusal(self, message: pb.EnvironmentResponse) -> RefusedError:
         status = message.error

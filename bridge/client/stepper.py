@@ -47,8 +47,7 @@ class Stepper:
 
     def begin_anew(self) -> None:
         """Have no episodes, as in a copy."""
-        self.was_reset = False
-        """Whether `begin_reset` was called."""
+        self.pool.started = False
         self._sent = False
         """Whether answers to `send` may be outstanding."""
         self._all_running = False
@@ -81,7 +80,7 @@ class Stepper:
         self.pool.drain()
         plans: list[tuple[Member, Mapping[str, pb.Tensor]]] = []
         for member in self.pool.members:
-            chosen = None if mask is None or not self.was_reset else mask[member.slots]
+            chosen = None if mask is None or not self.pool.started else mask[member.slots]
             if chosen is not None and not chosen.any():
                 if member.waiting:
                     raise AlreadyPendingError(
@@ -112,11 +111,11 @@ class Stepper:
             else:
                 self.pool.begin(member, settings)
         self.pool.check_deadlines(time.monotonic())
-        self.was_reset = True
+        self.pool.started = True
 
     def begin_step(self, actions: Any) -> None:
         """Check and send the Steps."""
-        if not self.was_reset:
+        if not self.pool.started:
             raise ResetNeededError("expected reset() before the first step()")
         self._stepped = None
         if self._sent:
@@ -279,7 +278,7 @@ class Stepper:
 
     def send(self, actions: Any, slots: Any) -> None:
         """Do what `RemoteVectorEnv.send` says."""
-        if not self.was_reset:
+        if not self.pool.started:
             raise ResetNeededError("expected reset() before the first send()")
         order = _checked_slots(slots, self.pool.num_envs)
         plan = self._plan(order)
@@ -313,7 +312,7 @@ class Stepper:
 
     def recv(self, at_least: int) -> Received:
         """Do what `RemoteVectorEnv.recv` says."""
-        if not self.was_reset:
+        if not self.pool.started:
             raise ResetNeededError("expected reset() before recv()")
         if not isinstance(at_least, (int, np.integer)) or isinstance(at_least, bool) or at_least < 1:
             raise SettingError(f"expected at_least to be a positive number of slots, got {at_least!r}")

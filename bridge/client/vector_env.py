@@ -108,9 +108,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         if isinstance(num_envs, int) and 0 < num_envs < len(requests):
             requests, standing_by = requests[:num_envs], requests[num_envs:] + standing_by
         try:
-            self.pool.connect_all(requests, num_envs)
-            for world_request in standing_by:
-                self.pool.add_spare(world_request)
+            with self.pool.turn:
+                self.pool.connect_all(requests, num_envs)
+                for world_request in standing_by:
+                    self.pool.add_spare(world_request)
         except BaseException:
             self.pool.close_all(0.5)
             raise

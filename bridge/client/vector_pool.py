@@ -1,7 +1,7 @@
 """The pool of a vector environment: deadlines, retries, spares, loss, questions and closing.
 
 A pool has members, each a remote and the slots that it fills. The caller's thread drives the sockets inside calls; the
-keepalive thread that all pools of the process share drives them in between.
+keepalive thread that all pools of the process share drives them in between, and connects again what was lost.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from bridge.errors import (
 )
 from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.transport import keepalive
 
 __all__ = ["VectorPool"]
 
@@ -43,6 +44,8 @@ _BACKOFF = (0.1, 10.0)
 # If we did not poll for this many seconds, deadlines are extended by the gap: nobody else is to blame.
 _POLL_GAP = 1.0
 _RESET_ATTEMPTS = 3
+# Seconds between two looks at what was lost, between calls.
+_AWAY_PERIOD = 0.1
 _jitter = random.Random()
 
 _log = SafeLog(__name__)
@@ -92,12 +95,15 @@ class VectorPool(Pool):
         """Whether real-time worlds of lanes answer only when every lane has an observation."""
         self.has_errors = False
         """Whether a member may have an error."""
+        self.started = False
+        """Whether there was a first reset, since which lost members come back and begin episodes by themselves."""
         self.question: Question | None = None
         """What `ask_members` asked, until `replies` has taken the answers."""
         self.polled_at = time.monotonic()
         """When events were handled last."""
         self.turn = threading.Lock()
         """Held while a call of the owner runs."""
+        self._closed = False
         self._member_of: dict[Remote, Member] = {}
 
     # Copies and forked processes
@@ -166,7 +172,7 @@ class VectorPool(Pool):
             member = self._new_member(world_request, 0)
             self.members.append(member)
             self._member_of[member.remote] = member
-            member.remote.open()
+            self._open(member)
         new = self.members[first:]
         self.wait_for_all([member.remote for member in new], Joined, "to join a world")
         start = self.members[first - 1].slots.stop if first else 0
@@ -189,6 +195,7 @@ class VectorPool(Pool):
 
     def _open(self, member: Member) -> None:
         """Start to connect."""
+        keepalive.add(self)
         member.remote.session.deadline = time.monotonic() + self.timeout
         member.remote.open()
 
@@ -253,7 +260,7 @@ class VectorPool(Pool):
                 member.failures, member.settings = 0, None
                 member.remote.record.back(time.monotonic())
         elif isinstance(event, Joined):
-            if self._fits(member, "it came back as another environment"):
+            if self._fits(member, "it came back as another environment") and not member.cut_off:
                 self._begin_in_new_world(member)
         elif isinstance(event, Refused):
             self.has_errors = True
@@ -312,10 +319,12 @@ class VectorPool(Pool):
 
     def check_deadlines(self, now: float) -> None:
         """Try again what is due, and give up what is late."""
+        if self._closed:
+            return
         for member in self.members:
             if member.cut_off:
-                continue  # whoever steps is told first
-            if member.state is SlotState.LOST:
+                self._reconnect(member, now)  # its next episode begins once the end of this one was told
+            elif member.state is SlotState.LOST:
                 if self.spares and self._replace(member):
                     self._begin_in_new_world(member)
                 elif now >= member.retry_at:
@@ -326,10 +335,14 @@ class VectorPool(Pool):
             elif not member.settled:
                 self._give_up_if_late(member, now)
         for spare in self.spares:
-            if spare.state is SlotState.LOST and now >= spare.retry_at:
-                self._open(spare)
-            elif spare.state is SlotState.CONNECTING:
-                self._give_up_if_late(spare, now)
+            self._reconnect(spare, now)
+
+    def _reconnect(self, member: Member, now: float) -> None:
+        """Connect a member that was lost, if it is due; give up a connection that is late."""
+        if member.state is SlotState.LOST and now >= member.retry_at:
+            self._open(member)
+        elif member.state is SlotState.CONNECTING:
+            self._give_up_if_late(member, now)
 
     def _give_up_if_late(self, member: Member, now: float) -> None:
         asked = {SlotState.CONNECTING: "connecting", SlotState.RESETTING: "a reset"}.get(member.state, "a step")
@@ -354,6 +367,25 @@ class VectorPool(Pool):
                 return
             if answer is not None:
                 self._handle(answer, member)
+
+    def poll_nowait(self) -> float:
+        """Between calls: take what has come, and connect what was lost; called by the keepalive thread.
+
+        Returns:
+            The seconds until the next look.
+        """
+        if not self.turn.acquire(blocking=False):
+            return keepalive.period()  # the owner is in a call, which does the same
+        try:
+            self.drain()
+            if self.started:
+                self.check_deadlines(time.monotonic())
+        finally:
+            self.turn.release()
+        if self._closed:  # meanwhile, by the garbage collector
+            self.close_all(0.0)
+        away = any(member.state in (SlotState.LOST, SlotState.CONNECTING) for member in self.everybody())
+        return _AWAY_PERIOD if away else keepalive.period()
 
     # Gathering
 
@@ -499,4 +531,6 @@ class VectorPool(Pool):
 
     def close_all(self, timeout: float) -> None:
         """Leave all worlds and disconnect, within `timeout` seconds in all."""
+        self._closed = True
+        keepalive.remove(self)
         self.close([member.remote for member in self.everybody()], timeout)
