@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from bridge import RemoteVectorEnv, make_remote, make_vec_remote, serve_gym
-from bridge.client.session import property_value
+from bridge.client.extensions import property_value
 from bridge.testing import CountingEnv
 
 EPISODE = 600

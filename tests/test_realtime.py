@@ -18,8 +18,8 @@ from gymnasium import spaces
 
 import bridge
 from bridge import RemoteVectorEnv, Server, make_remote, make_vec_remote, serve_gym
+from bridge.client.extensions import property_value
 from bridge.client.remote import SlotState
-from bridge.client.session import property_value
 from bridge.errors import (
     EnvironmentFailedError,
     RefusedError,

@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from bridge import RemoteEnv, serve_gym
-from bridge.client.session import StepAnswered
+from bridge.client.events import StepAnswered
 from bridge.client.step_reader import Batch
 from bridge.encoding.spaces import Layout
 from bridge.encoding.step_codec import StepAnswer

@@ -13,6 +13,8 @@ from gymnasium.envs.registration import EnvSpec
 from bridge.client.attributes import call_results
 from bridge.client.conflict import ConflictDetector
 from bridge.client.connect import Transport
+from bridge.client.events import Joined, Replied, StepAnswered
+from bridge.client.extensions import property_value
 from bridge.client.options import (
     MAX_MESSAGE_BYTES,
     TIMEOUT,
@@ -25,7 +27,7 @@ from bridge.client.options import (
 )
 from bridge.client.pool import Pool
 from bridge.client.remote import reset_settings
-from bridge.client.session import ONLINE, Joined, Replied, State, StepAnswered, property_value
+from bridge.client.session import ONLINE, State
 from bridge.client.step_reader import Transition
 from bridge.client.world_request import WorldInfo
 from bridge.errors import (

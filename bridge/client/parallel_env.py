@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 from bridge.client.attributes import call_results
 from bridge.client.conflict import ConflictDetector
 from bridge.client.env import remote_metadata
+from bridge.client.events import Joined, Replied, StepAnswered
+from bridge.client.extensions import property_value
 from bridge.client.options import MAX_MESSAGE_BYTES, TIMEOUT, RemoteOptions
 from bridge.client.pool import Pool
 from bridge.client.remote import Remote, reset_settings
-from bridge.client.session import Joined, Replied, StepAnswered, property_value
 from bridge.client.step_reader import Transition
 from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.errors import (

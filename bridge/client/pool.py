@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterable
 from typing import TypeVar
 
+from bridge.client.events import Event, Joined, Lost, Refused, Replied, StepAnswered
 from bridge.client.poller import Poller
 from bridge.client.remote import Delivery, Remote, close_remotes
-from bridge.client.session import Event, Joined, Lost, Refused, Replied, StepAnswered
 from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.errors import RefusedError, RemoteTimeoutError
 

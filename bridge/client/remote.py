@@ -15,20 +15,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from bridge.client.connect import AnyCall, close_all, connect
+from bridge.client.events import Event, Lost, StepAnswered
+from bridge.client.extensions import extension, property_request
 from bridge.client.joined_world import JoinedWorld
 from bridge.client.poller import Poller
 from bridge.client.realtime import RealtimeReader
 from bridge.client.reconnect import RemoteRecord
-from bridge.client.session import (
-    CONNECTING,
-    ClientSession,
-    Event,
-    Lost,
-    State,
-    StepAnswered,
-    extension,
-    property_request,
-)
+from bridge.client.session import CONNECTING, ClientSession, State
 from bridge.client.step_reader import StepMessage, StepReader
 from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.encoding import values

@@ -12,16 +12,16 @@ import enum
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from bridge.client.events import Event, Joined, Lost, Refused, Replied, StepAnswered
+from bridge.client.extensions import property_request, property_value
 from bridge.client.joined_world import JoinedWorld, changes_of
-from bridge.client.step_reader import StepMessage, StepReader
+from bridge.client.step_reader import StepMessage
 from bridge.client.world_request import WorldInfo, WorldRequest
-from bridge.encoding.names import PROPERTY_REQUEST_URL
-from bridge.encoding.properties import read_encoded
-from bridge.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.encoding.tensors import pack_tensor
 from bridge.errors import (
     Code,
     EnvironmentFailedError,
@@ -33,23 +33,13 @@ from bridge.errors import (
     TensorError,
 )
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.pb import properties_pb2
 
 __all__ = [
     "ENDED_CODES",
     "TRANSITIONS",
     "ClientSession",
-    "Event",
-    "Joined",
-    "Lost",
-    "Refused",
-    "Replied",
     "State",
-    "StepAnswered",
     "Trigger",
-    "extension",
-    "property_request",
-    "property_value",
 ]
 
 ENDED_CODES = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
@@ -146,51 +136,6 @@ CONNECTING = frozenset({State.CREATING, State.JOINING, State.DESCRIBING})
 """Not in a world yet."""
 ONLINE = frozenset({State.JOINED, State.RESETTING, State.RUNNING, State.ENDED})
 """In a world."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Joined:
-    """The world was joined; `ClientSession.world` says what it is."""
-
-
-class StepAnswered(NamedTuple):
-    """A Step of the present episode was answered."""
-
-    message: StepMessage
-    """The answer."""
-    reader: StepReader
-    """Reads it."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Refused:
-    """A Reset or Step of the present episode was refused; the stream goes on."""
-
-    error: RemoteError
-    """Why."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Replied:
-    """A question was answered: a property, or a method call."""
-
-    message: pb.EnvironmentResponse
-    """The answer."""
-    error: RefusedError | None
-    """What the answer says, where it is an error."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Lost:
-    """The stream ended, the peer broke the protocol, or an answer is late. Nothing more comes."""
-
-    error: RemoteError
-    """Why."""
-    established: bool
-    """Whether a world had been joined."""
-
-
-Event: TypeAlias = Joined | StepAnswered | Refused | Replied | Lost
 
 
 class _Kind(enum.Enum):
@@ -602,36 +547,3 @@ class ClientSession:
         _Kind.ACT: _on_act,
         _Kind.QUESTION: _on_reply,
     }
-
-
-def extension(url: str, body: Any) -> pb.EnvironmentRequest:
-    """Return a request that holds a message of an extension."""
-    request = pb.EnvironmentRequest()
-    request.extension.type_url = url
-    request.extension.value = body.SerializeToString()
-    return request
-
-
-def property_request(key: str) -> pb.EnvironmentRequest:
-    """Return the request for a property's value."""
-    body = properties_pb2.PropertyRequest(read_property=properties_pb2.ReadPropertyRequest(key=key))
-    return extension(PROPERTY_REQUEST_URL, body)
-
-
-def property_value(message: pb.EnvironmentResponse, url: str, encoded: bool) -> Any:
-    """Return the value that the answer to `property_request` holds.
-
-    Args:
-        message: The answer.
-        url: For the error.
-        encoded: Whether the property is of the values codec.
-
-    Raises:
-        PeerError: It cannot be read.
-    """
-    try:
-        response = properties_pb2.PropertyResponse.FromString(message.extension.value)
-        tensor = response.read_property.value
-        return read_encoded(tensor) if encoded else unpack_tensor(tensor)[()]
-    except (DecodeError, TensorError) as error:
-        raise PeerError(url, f"its property cannot be read: {error}") from error

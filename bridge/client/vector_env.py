@@ -27,6 +27,7 @@ from bridge.client.options import (
     refuse_unknown_keywords,
 )
 from bridge.client.reconnect import RemoteReport
+from bridge.client.reports import remote_reports, seconds_away, slot_states
 from bridge.client.results import Results
 from bridge.client.stepper import Received, Stepper
 from bridge.client.turns import Turns
@@ -146,8 +147,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def _begin_anew(self) -> None:
         """Have no call pending."""
-        self._turns = Turns(self.pool.turn, self.pool.abandon_question, closed=self.closed)
         self._attributes = SlotAttributes(self.pool)
+        self._turns = Turns(self.pool.turn, self._attributes.abandon, closed=self.closed)
 
     # The contract of VectorEnv
 
@@ -298,7 +299,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         infos = results.merged_infos()
         infos["n"] = tuple(results.own_infos())
         infos["slot_state"] = self.slot_states
-        away = self.pool.seconds_away()
+        away = seconds_away(self.pool.members, self.num_envs)
         if away is not None:
             infos["seconds_away"] = away
         batch = results.batch
@@ -307,11 +308,11 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
     @property
     def slot_states(self) -> Array:
         """Where each slot is: an int64 array `(num_envs,)` of `SlotState`."""
-        return self.pool.slot_states()
+        return slot_states(self.pool.members, self.num_envs)
 
     def remotes(self) -> tuple[RemoteReport, ...]:
         """Say how each remote is, spares last: which are away, since when and why, and what that has cost."""
-        return self.pool.reports()
+        return remote_reports(self.pool.everybody())
 
     def wait_for_lanes(self) -> None:
         """Have real-time worlds of lanes answer only when every lane has an observation."""
@@ -322,15 +323,19 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         """Seconds to wait for any answer."""
         return self.pool.timeout
 
+    def _infos(self) -> list[WorldInfo | None]:
+        """Return what is known of each slot's world."""
+        return [member.remote.info for member in self.pool.member_at]
+
     @property
     def fps(self) -> float | None:
         """Frames a second of the real-time worlds, of the fastest where they differ; None: they wait for actions."""
-        return max((info.fps for info in self.pool.infos() if info and info.fps), default=None)
+        return max((info.fps for info in self._infos() if info and info.fps), default=None)
 
     @property
     def server_versions(self) -> tuple[str | None, ...]:
         """The version of each slot's server, None for one that is not ours (U-12)."""
-        return tuple(info.server_version if info else None for info in self.pool.infos())
+        return tuple(info.server_version if info else None for info in self._infos())
 
     def latency_summary(self) -> tuple[dict[str, Any], ...]:
         """Return for each remote `url`, and percentiles of `round_trip` and `observation_age` in seconds (U-11)."""
@@ -376,7 +381,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             RemoteTimeoutError: Some have not answered; it names their URLs.
             NothingPendingError: There was no `call_async`.
         """
-        with self._turns.waiting("call", ends=lambda: self.pool.question is None):
+        with self._turns.waiting("call", ends=lambda: not self._attributes.asking):
             return self._attributes.call_results(timeout)
 
     def call_at(self, slots: Sequence[int], name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:

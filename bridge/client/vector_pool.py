@@ -11,27 +11,20 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
+from bridge.client.events import Event, Joined, Lost, Refused, StepAnswered
 from bridge.client.members import SPARE, Member
 from bridge.client.pool import Pool
-from bridge.client.reconnect import RemoteReport
 from bridge.client.remote import Remote, SlotState
-from bridge.client.session import ENDED_CODES, Event, Joined, Lost, Refused, Replied, StepAnswered
+from bridge.client.session import ENDED_CODES
 from bridge.client.world_request import WorldInfo, WorldRequest
-from bridge.encoding.tensors import Array
 from bridge.errors import (
     ClosedError,
-    ConnectionLostError,
     EnvironmentFailedError,
-    NothingPendingError,
     PeerError,
     RefusedError,
-    RemoteError,
-    RemoteTimeoutError,
     SettingError,
 )
 from bridge.logs import SafeLog
@@ -49,19 +42,6 @@ _AWAY_PERIOD = 0.1
 _jitter = random.Random()
 
 _log = SafeLog(__name__)
-
-
-@dataclasses.dataclass
-class Question:
-    """Requests for a property or a call that are outstanding."""
-
-    purpose: str
-    missing: dict[int, Member]
-    """Those that have not answered, by their first slot."""
-    answers: dict[int, pb.EnvironmentResponse] = dataclasses.field(default_factory=dict)
-    """What came, by the first slot."""
-    failure: RemoteError | None = None
-    """The first refusal, or loss."""
 
 
 def _pause(failures: int) -> float:
@@ -97,8 +77,6 @@ class VectorPool(Pool):
         """Whether a member may have an error."""
         self.started = False
         """Whether there was a first reset, since which lost members come back and begin episodes by themselves."""
-        self.question: Question | None = None
-        """What `ask_members` asked, until `replies` has taken the answers."""
         self.polled_at = time.monotonic()
         """When events were handled last."""
         self.turn = threading.Lock()
@@ -143,7 +121,7 @@ class VectorPool(Pool):
         self.spares = [member for member in everybody if member.start == SPARE]
         self.member_at = [member for member in self.members for _ in range(member.lanes)]
         self._member_of = {member.remote: member for member in everybody}
-        self.has_errors, self.question = True, None
+        self.has_errors = True
 
     # Connecting
 
@@ -232,7 +210,7 @@ class VectorPool(Pool):
     # What comes in
 
     def _on_other_event(self, remote: Remote, event: Event) -> None:
-        self._handle(event, self._member_of[remote])
+        self.handle(event, self._member_of[remote])
 
     def next_event(self, deadline: float) -> tuple[Event | None, Member | None]:
         """Take one delivery; (None, None) once the deadline has passed."""
@@ -250,7 +228,7 @@ class VectorPool(Pool):
             return None, None
         return remote.receive(number, what), self._member_of[remote]
 
-    def _handle(self, event: Event, member: Member) -> None:
+    def handle(self, event: Event, member: Member) -> None:
         """Let an event change the member that it came for."""
         if member.start == SPARE:
             self._handle_spare(event, member)
@@ -366,7 +344,7 @@ class VectorPool(Pool):
             if member is None:
                 return
             if answer is not None:
-                self._handle(answer, member)
+                self.handle(answer, member)
 
     def poll_nowait(self) -> float:
         """Between calls: take what has come, and connect what was lost; called by the keepalive thread.
@@ -409,7 +387,7 @@ class VectorPool(Pool):
             answer, member = self.next_event(min(deadline, now + 0.1))
             while member is not None:
                 if answer is not None:
-                    self._handle(answer, member)
+                    self.handle(answer, member)
                 answer, member = self._next_event_nowait()
             done = enough()
         return True
@@ -425,103 +403,6 @@ class VectorPool(Pool):
                 error, member.error, member.failures, member.settings = member.error, None, 0, None
                 raise error
         self.has_errors = any(member.error is not None for member in self.members)
-
-    # Questions
-
-    def ask_members(self, purpose: str, members: Sequence[Member], send: Callable[[Member], None]) -> None:
-        """Send one request to each of some remotes; `_answers` waits for what they say."""
-        self.drain()
-        for member in members:
-            if not member.remote.connected or member.state is SlotState.CONNECTING:
-                raise ConnectionLostError(
-                    member.remote.url, f"no {purpose} while it is {member.state.name.lower()}: {member.error}"
-                )
-        for member in members:
-            send(member)
-        self.question = Question(purpose, {member.start: member for member in members})
-
-    def replies(self, timeout: float | None = None) -> list[tuple[Member, pb.EnvironmentResponse]]:
-        """Wait for all answers to the question; after the environment's own timeout those that are late are lost."""
-        question = self.question
-        if question is None:
-            raise NothingPendingError("nothing was asked", "call")
-        missing = question.missing
-        deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
-        while missing:
-            answer, source = self.next_event(deadline)
-            if source is None:
-                error = self._late_answers(question, timeout)
-                raise error
-            if answer is None:
-                continue
-            if isinstance(answer, Replied):
-                if missing.pop(source.start, None) is not None:
-                    question.answers[source.start] = answer.message
-                question.failure = question.failure or answer.error
-                continue
-            self._handle(answer, source)
-            if isinstance(answer, Lost) and missing.pop(source.start, None) is not None:
-                question.failure = question.failure or answer.error
-        self.question = None
-        if question.failure is not None:
-            raise question.failure
-        return [(member, question.answers[member.start]) for member in self.members if member.start in question.answers]
-
-    def _late_answers(self, question: Question, timeout: float | None) -> RemoteTimeoutError:
-        late = list(question.missing.values())
-        urls = ", ".join(member.remote.url for member in late)
-        if timeout is not None:
-            return RemoteTimeoutError(urls, f"no answer to {question.purpose} within {timeout:g} s")
-        reason = f"no answer to {question.purpose} within {self.timeout:g} s"
-        for member in late:
-            self.lose(member, member.remote.give_up(RemoteTimeoutError(member.remote.url, reason)))
-        self.question = None
-        return RemoteTimeoutError(urls, reason)
-
-    def abandon_question(self) -> None:
-        """Drop the answers that are still to come."""
-        if self.question is not None:
-            for member in self.question.missing.values():
-                member.remote.session.abandon_questions()
-            self.question = None
-
-    # What can be said of the members
-
-    def infos(self) -> list[WorldInfo | None]:
-        """Return what is known of each slot's world."""
-        return [member.remote.info for member in self.member_at]
-
-    def slot_states(self) -> Array:
-        """Return where each slot is: an int64 array `(num_envs,)` of `SlotState`."""
-        states = np.empty(self.num_envs, np.int64)
-        for member in self.members:
-            states[member.slots] = member.state
-            if member.state is SlotState.RUNNING and member.remote.realtime is not None:
-                resetting = member.remote.realtime.resetting
-                if resetting is not None:
-                    states[member.slots][resetting] = SlotState.RESETTING
-        return states
-
-    def seconds_away(self) -> Array | None:
-        """Return for how long each slot's remote has been away, `(num_envs,)`; None: none is."""
-        away = [member.remote.record.away_since for member in self.member_at]
-        if not any(since is not None for since in away):
-            return None
-        now = time.monotonic()
-        return np.array([0.0 if since is None else now - since for since in away])
-
-    def reports(self) -> tuple[RemoteReport, ...]:
-        """Say how each remote is, spares last."""
-        now = time.monotonic()
-        return tuple(
-            member.remote.record.report(
-                now,
-                member.remote.url,
-                () if member.start == SPARE else tuple(range(member.start, member.start + member.lanes)),
-                "spare" if member.start == SPARE and member.idle else member.state.name.lower(),
-            )
-            for member in self.everybody()
-        )
 
     def wait_for_lanes(self) -> None:
         """Have real-time worlds of lanes answer only when every lane has an observation."""
