@@ -14,7 +14,8 @@ from bridge.client.events import Joined, Replied, StepAnswered
 from bridge.client.extensions import property_value
 from bridge.client.options import MAX_MESSAGE_BYTES, TIMEOUT, RemoteOptions
 from bridge.client.pool import Pool
-from bridge.client.remote import Remote, reset_settings
+from bridge.client.remote import Remote
+from bridge.client.resets import reset_settings
 from bridge.client.step_reader import Transition
 from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.errors import (

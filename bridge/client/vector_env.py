@@ -26,7 +26,7 @@ from bridge.client.options import (
     is_perlert,
     refuse_unknown_keywords,
 )
-from bridge.client.reconnect import RemoteReport
+from bridge.client.remote_record import RemoteReport
 from bridge.client.reports import remote_reports, seconds_away, slot_states
 from bridge.client.results import Results
 from bridge.client.stepper import Received, Stepper

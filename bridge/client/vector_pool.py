@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import queue
-import random
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from typing import Any
 from bridge.client.events import Event, Joined, Lost, Refused, StepAnswered
 from bridge.client.members import SPARE, Member
 from bridge.client.pool import Pool
+from bridge.client.reconnect import Reconnector
 from bridge.client.remote import Remote, SlotState
 from bridge.client.session import ENDED_CODES
 from bridge.client.world_request import WorldInfo, WorldRequest
@@ -33,21 +33,13 @@ from bridge.transport import keepalive
 
 __all__ = ["VectorPool"]
 
-_BACKOFF = (0.1, 10.0)
 # If we did not poll for this many seconds, deadlines are extended by the gap: nobody else is to blame.
 _POLL_GAP = 1.0
 _RESET_ATTEMPTS = 3
 # Seconds between two looks at what was lost, between calls.
 _AWAY_PERIOD = 0.1
-_jitter = random.Random()
 
 _log = SafeLog(__name__)
-
-
-def _pause(failures: int) -> float:
-    """Seconds until the next attempt: doubling, with jitter so that many clients do not come at once."""
-    least, most = _BACKOFF
-    return min(most, least * 2.0 ** min(failures - 1, 10)) * _jitter.uniform(0.5, 1.5)
 
 
 class VectorPool(Pool):
@@ -82,6 +74,7 @@ class VectorPool(Pool):
         self.turn = threading.Lock()
         """Held while a call of the owner runs."""
         self._closed = False
+        self._reconnector = Reconnector(self)
         self._member_of: dict[Remote, Member] = {}
 
     # Copies and forked processes
@@ -150,12 +143,12 @@ class VectorPool(Pool):
             member = self._new_member(world_request, 0)
             self.members.append(member)
             self._member_of[member.remote] = member
-            self._open(member)
+            self.open(member)
         new = self.members[first:]
         self.wait_for_all([member.remote for member in new], Joined, "to join a world")
         start = self.members[first - 1].slots.stop if first else 0
         for member in new:
-            member.start, member.lanes = start, member.remote.slots
+            member.place(start, member.remote.slots)
             start += member.lanes
             self._check_spaces(member)
         self.num_envs = start
@@ -169,27 +162,13 @@ class VectorPool(Pool):
         spare = self._new_member(world_request, SPARE)
         self.spares.append(spare)
         self._member_of[spare.remote] = spare
-        self._open(spare)
+        self.open(spare)
 
-    def _open(self, member: Member) -> None:
+    def open(self, member: Member) -> None:
         """Start to connect."""
         keepalive.add(self)
         member.remote.session.deadline = time.monotonic() + self.timeout
         member.remote.open()
-
-    def _replace(self, member: Member) -> bool:
-        """Let a spare that stands ready take over the slots of a remote that is lost; return whether there was one."""
-        for spare in self.spares:
-            if spare.idle and spare.lanes == member.lanes and spare.single == member.single:
-                member.remote, spare.remote = spare.remote, member.remote
-                if self.waits_for_lanes:
-                    member.remote.session.wait_for_all()
-                self._member_of[member.remote], self._member_of[spare.remote] = member, spare
-                spare.error, spare.failures = member.error, member.failures
-                spare.retry_at, member.failures = member.retry_at, 0
-                _log.warning("%s takes over the slots of %s", member.remote.url, spare.remote.url)
-                return True
-        return False
 
     def _check_spaces(self, member: Member) -> None:
         mine, first = member.remote.info, self.world_info()
@@ -239,14 +218,13 @@ class VectorPool(Pool):
                 member.remote.record.back(time.monotonic())
         elif isinstance(event, Joined):
             if self._fits(member, "it came back as another environment") and not member.cut_off:
-                self._begin_in_new_world(member)
+                self.begin_in_new_world(member)
         elif isinstance(event, Refused):
             self.has_errors = True
             member.error = event.error
             member.abandon_step()
             member.remote.session.abandon_episode()
-            member.failures += 1
-            member.retry_at = time.monotonic() + (_pause(member.failures - 1) if member.failures > 1 else 0.0)
+            self._reconnector.refused(member, time.monotonic())
         elif isinstance(event, Lost):
             self.lose(member, event)
 
@@ -263,7 +241,7 @@ class VectorPool(Pool):
     def _handle_spare(self, event: Event, spare: Member) -> None:
         """Let an event change a spare. One that is in a world stands ready."""
         if isinstance(event, Joined):
-            spare.lanes = spare.remote.slots
+            spare.place(SPARE, spare.remote.slots)
             if self._fits(spare, "it is no spare"):
                 spare.failures = 0
                 spare.remote.record.back(time.monotonic())
@@ -277,10 +255,7 @@ class VectorPool(Pool):
         member.error = event.error
         member.remote.salvage(member.answer)
         member.answer = None
-        member.failures += 1
-        member.retry_at = member.remote.record.lost(
-            time.monotonic(), _pause(member.failures), str(event.error), established=event.established
-        )
+        self._reconnector.lost(member, event, time.monotonic())
 
     def begin(self, member: Member, settings: Mapping[str, pb.Tensor] | None, *, reset: bool = True) -> None:
         """Ask for a member's next episode."""
@@ -291,42 +266,21 @@ class VectorPool(Pool):
         member.remote.session.deadline = time.monotonic() + self.timeout
         member.remote.begin(settings, reset=reset)
 
-    def _begin_in_new_world(self, member: Member) -> None:
+    def begin_in_new_world(self, member: Member) -> None:
         """Ask for the first episode in a world that is new, and so has no lanes to leave as they are."""
         self.begin(member, {key: value for key, value in (member.settings or {}).items() if key != "reset_mask"})
 
     def check_deadlines(self, now: float) -> None:
         """Try again what is due, and give up what is late."""
-        if self._closed:
-            return
-        for member in self.members:
-            if member.cut_off:
-                self._reconnect(member, now)  # its next episode begins once the end of this one was told
-            elif member.state is SlotState.LOST:
-                if self.spares and self._replace(member):
-                    self._begin_in_new_world(member)
-                elif now >= member.retry_at:
-                    self._open(member)
-            elif member.idle:
-                if now >= member.retry_at:
-                    self.begin(member, member.settings)
-            elif not member.settled:
-                self._give_up_if_late(member, now)
-        for spare in self.spares:
-            self._reconnect(spare, now)
+        if not self._closed:
+            self._reconnector.check(now)
 
-    def _reconnect(self, member: Member, now: float) -> None:
-        """Connect a member that was lost, if it is due; give up a connection that is late."""
-        if member.state is SlotState.LOST and now >= member.retry_at:
-            self._open(member)
-        elif member.state is SlotState.CONNECTING:
-            self._give_up_if_late(member, now)
-
-    def _give_up_if_late(self, member: Member, now: float) -> None:
-        asked = {SlotState.CONNECTING: "connecting", SlotState.RESETTING: "a reset"}.get(member.state, "a step")
-        lost = member.remote.tick(now, lambda: member.remote.late(f"to {asked}", self.timeout))
-        if lost is not None:
-            self.lose(member, lost)
+    def replace(self, member: Member, spare: Member) -> None:
+        """Let a spare take over the slots of a member."""
+        member.remote, spare.remote = spare.remote, member.remote
+        if self.waits_for_lanes:
+            member.remote.session.wait_for_all()
+        self._member_of[member.remote], self._member_of[spare.remote] = member, spare
 
     def _extend_deadlines(self, now: float) -> float:
         """If we did not poll for a while, extend the deadlines by the gap; return it."""
