@@ -283,15 +283,6 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         with self._turns.exclusive("recv"):
             return self.stepper.recv(at_least)
 
-    @property
-    def pacer(self) -> Callable[[], None] | None:
-        """Called in each step between the sending of actions and the request for what came of them."""
-        return self.stepper.pacer
-
-    @pacer.setter
-    def pacer(self, pacer: Callable[[], None] | None) -> None:
-        self.stepper.pacer = pacer
-
     # The forms of results
 
     def _as_universe(self, results: Results) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
