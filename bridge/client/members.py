@@ -26,6 +26,8 @@ class Member:
     """Its first slot; `SPARE`: it stands by."""
     lanes: int
     """The number of its slots."""
+    endpoint: str | None = None
+    """The key of its endpoint in a directory; None: there is none."""
     slots: slice = dataclasses.field(init=False)
     """Its slots in a batch."""
     answer: StepMessage | None = None

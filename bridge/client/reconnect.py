@@ -39,8 +39,12 @@ class Reconnector:
         self._pool = pool
 
     def lost(self, member: Member, event: Lost, now: float) -> None:
-        """Set when a member that was lost is connected again."""
+        """Set when a member that was lost is connected again: elsewhere at once, in the same place after a pause."""
         member.failures += 1
+        placement = self._pool.placement
+        if placement is not None and member.endpoint is not None:
+            placement.failed(member.endpoint, now, _pause)
+            placement.watch.poll(now, soon=True)
         member.retry_at = member.remote.record.lost(
             now, _pause(member.failures), str(event.error), established=event.established
         )
@@ -53,14 +57,16 @@ class Reconnector:
     def check(self, now: float) -> None:
         """Connect or reset what is due, and give up what is late."""
         pool = self._pool
+        if pool.placement is not None:
+            pool.placement.watch.poll(now)
         for member in pool.members:
             if member.cut_off:
                 self._connect(member, now)  # its next episode begins once the end of this one was told
             elif member.state is SlotState.LOST:
                 if self._replace(member):
                     pool.begin_in_new_world(member)
-                elif now >= member.retry_at:
-                    pool.open(member)
+                else:
+                    self._connect(member, now)
             elif member.idle:
                 if now >= member.retry_at:
                     pool.begin(member, member.settings)
@@ -71,10 +77,27 @@ class Reconnector:
 
     def _connect(self, member: Member, now: float) -> None:
         """Connect a member that was lost, if it is due; give up a connection that is late."""
-        if member.state is SlotState.LOST and now >= member.retry_at:
-            self._pool.open(member)
+        if member.state is SlotState.LOST:
+            if member.endpoint is not None:
+                self._move(member, now)
+            elif now >= member.retry_at:
+                self._pool.open(member)
         elif member.state is SlotState.CONNECTING:
             self._give_up_if_late(member, now)
+
+    def _move(self, member: Member, now: float) -> None:
+        """Connect a member of a directory to the endpoint that suits best now; with none, look again later."""
+        pool = self._pool
+        if pool.placement is None:
+            return
+        others = [other for other in pool.members if other is not member]
+        endpoint = pool.placement.choose(others, member.lanes, now)
+        if endpoint is None:
+            pool.placement.watch.poll(now, soon=True)
+            return
+        if endpoint.key != member.endpoint:
+            _log.warning("slot %d moves from %s to %s", member.start, member.remote.url, endpoint.url)
+        pool.move(member, endpoint)
 
     def _replace(self, member: Member) -> bool:
         """Let a spare that stands ready take over the slots of a member that is lost; return whether there was one."""

@@ -15,7 +15,9 @@ from gymnasium.vector.utils import batch_space
 
 from bridge.client.attributes import SlotAttributes
 from bridge.client.connect import Transport
+from bridge.client.endpoints import Directory, EndpointWatch, as_directory
 from bridge.client.env import remote_metadata, remote_spec
+from bridge.client.joining import join_directory, join_urls
 from bridge.client.options import (
     MAX_MESSAGE_BYTES,
     TIMEOUT,
@@ -26,6 +28,7 @@ from bridge.client.options import (
     is_perlert,
     refuse_unknown_keywords,
 )
+from bridge.client.placement import Placement
 from bridge.client.remote_record import RemoteReport
 from bridge.client.reports import remote_reports, seconds_away, slot_states
 from bridge.client.results import Results
@@ -62,8 +65,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
     `slot_state`, an int64 array of `SlotState`.
 
     Args:
-        urls: A server's URL for each world; or one URL, of which as many worlds are made as `num_envs` asks for. A
-            world of N lanes fills N slots.
+        urls: A server's URL for each world; or one URL, of which as many worlds are made as `num_envs` asks for; or a
+            directory, as for `make_vec_remote`. A world of N lanes fills N slots.
         num_envs: The number of slots; None: what the URLs give, a world each.
         spares: URLs of further servers, whose worlds stand ready and take over the slots of remotes that are lost.
             Where there are more `urls` than `num_envs`, those beyond are spares too.
@@ -78,7 +81,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def __init__(
         self,
-        urls: str | Sequence[str],
+        urls: str | Sequence[str] | Directory,
         *,
         num_envs: int | None = None,
         spares: str | Sequence[str] = (),
@@ -89,12 +92,22 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         self.pool = VectorPool(options.timeout, options.max_message_bytes, options.transport)
         """What waits for the remotes."""
         self._begin_anew()
-        requests = [options.request(url) for url in checked_urls(urls)]
+        directory = as_directory(urls)
         spares = [spares] if isinstance(spares, str) else list(spares)
-        world_info = self._connect(requests, [options.request(url) for url in spares], num_envs)
+        standing_by = [options.request(url) for url in spares]
+        if directory is not None:
+            placement = Placement(EndpointWatch(directory), options.request)
+            world_info = self._connect(lambda: join_directory(self.pool, placement, num_envs), standing_by)
+        else:
+            if not isinstance(urls, str):
+                urls = checked_urls(urls)
+            requests = [options.request(url) for url in checked_urls(urls)]
+            if isinstance(num_envs, int) and 0 < num_envs < len(requests):
+                requests, standing_by = requests[:num_envs], requests[num_envs:] + standing_by
+            world_info = self._connect(lambda: join_urls(self.pool, requests, num_envs), standing_by)
         self.metadata = {**remote_metadata(world_info), "autoreset_mode": AutoresetMode.NEXT_STEP}
         self.render_mode = options.render_mode or world_info.render_mode
-        given = {"urls": urls if isinstance(urls, str) else list(urls), "num_envs": self.num_envs, **options.keywords()}
+        given = {"urls": urls, "num_envs": self.num_envs, **options.keywords()}
         if spares:
             given["spares"] = spares
         self.spec: EnvSpec | None = remote_spec(None, given, world_info, self.render_mode)
@@ -102,15 +115,11 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         self.spec.kwargs["vectorization_mode"] = "vector_entry_point"
         forget_in_child(self)
 
-    def _connect(
-        self, requests: list[WorldRequest], standing_by: list[WorldRequest], num_envs: int | None
-    ) -> WorldInfo:
+    def _connect(self, connect: Callable[[], None], standing_by: list[WorldRequest]) -> WorldInfo:
         """Join the worlds, and learn their spaces."""
-        if isinstance(num_envs, int) and 0 < num_envs < len(requests):
-            requests, standing_by = requests[:num_envs], requests[num_envs:] + standing_by
         try:
             with self.pool.turn:
-                self.pool.connect_all(requests, num_envs)
+                connect()
                 for world_request in standing_by:
                     self.pool.add_spare(world_request)
         except BaseException:
@@ -457,7 +466,7 @@ def checked_urls(urls: Any) -> list[str]:
 
 
 def make_vec_remote(
-    urls: str | Sequence[str],
+    urls: str | Sequence[str] | Directory,
     *,
     num_envs: int | None = None,
     env_id: str | None = None,
@@ -492,8 +501,10 @@ def make_vec_remote(
 
     Args:
         urls: A server's URL for each world; or one URL, of which `num_envs` slots are made. A world of N lanes fills N
-            slots. `perlert://` URLs are a slot each and do not mix with others; they give a
-            `bridge.perlert.PerlertVectorEnv`.
+            slots. Or a directory of servers that come and go, over which the worlds are spread: `file:///PATH`, a file
+            with a URL a line; `grpc+dns://HOST:PORT`, every address of a name; or an object with a method
+            `endpoints`, as `bridge.client.endpoints.Directory`. `perlert://` URLs are a slot each and do not mix with
+            others; they give a `bridge.perlert.PerlertVectorEnv`.
         num_envs: The number of slots; None: what the URLs give, a world each.
         env_id: The environment, where a server has several.
         env_kwargs: Arguments of the environment's constructor.
@@ -519,7 +530,7 @@ def make_vec_remote(
         TypeError: There is no such keyword.
     """
     options = {key: value for key, value in locals().items() if key not in ("urls", "perlert")}
-    kinds = {is_perlert(url) for url in checked_urls(urls)}
+    kinds = {False} if as_directory(urls) is not None else {is_perlert(url) for url in checked_urls(urls)}
     if len(kinds) > 1:
         raise SettingError(f"expected perlert:// URLs alone or none of them, got a mixture: {urls!r:.200}")
     if kinds == {True}:
@@ -527,6 +538,6 @@ def make_vec_remote(
 
         # The declared type is that of every other URL; PerlertVectorEnv is this one's.
         given = given_options(make_vec_remote, options)
-        return PerlertVectorEnv(urls, **given, **perlert)  # type: ignore[return-value]
+        return PerlertVectorEnv(urls, **given, **perlert)  # type: ignore[return-value,arg-type]
     refuse_unknown_keywords("make_vec_remote", perlert)
     return RemoteVectorEnv(urls, **options)

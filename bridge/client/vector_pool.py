@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from bridge.client.endpoints import Endpoint
 from bridge.client.events import Event, Joined, Lost, Refused, StepAnswered
 from bridge.client.members import SPARE, Member
+from bridge.client.placement import Placement
 from bridge.client.pool import Pool
 from bridge.client.reconnect import Reconnector
 from bridge.client.remote import Remote, SlotState
@@ -40,6 +42,12 @@ _RESET_ATTEMPTS = 3
 _AWAY_PERIOD = 0.1
 
 _log = SafeLog(__name__)
+
+
+def _member(remote: Remote, start: int, lanes: int, endpoint: str | None) -> Member:
+    member = Member(remote, start, lanes)
+    member.endpoint = endpoint
+    return member
 
 
 class VectorPool(Pool):
@@ -74,6 +82,8 @@ class VectorPool(Pool):
         self.turn = threading.Lock()
         """Held while a call of the owner runs."""
         self._closed = False
+        self.placement: Placement | None = None
+        """Where the worlds are, of a directory; None: each has a URL of its own."""
         self._reconnector = Reconnector(self)
         self._member_of: dict[Remote, Member] = {}
 
@@ -82,27 +92,28 @@ class VectorPool(Pool):
     def __getstate__(self) -> dict[str, Any]:
         """What a copy needs: its remotes connect anew."""
         members = [
-            (member.remote.request, member.remote.info, member.start, member.lanes) for member in self.everybody()
+            (member.remote.request, member.remote.info, (member.start, member.lanes, member.endpoint))
+            for member in self.everybody()
         ]
-        kept = {key: self.__dict__[key] for key in ("num_envs", "shared", "waits_for_lanes")}
+        kept = {key: self.__dict__[key] for key in ("num_envs", "shared", "waits_for_lanes", "placement")}
         return {"parts": self.parts(), "members": members, "kept": kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         VectorPool.__init__(self, *state["parts"])
         self.__dict__.update(state["kept"])
         everybody = []
-        for request, info, start, lanes in state["members"]:
+        for request, info, place in state["members"]:
             remote = self.new_remote(request, info, shared=self.shared)
             if self.waits_for_lanes:
                 remote.session.wait_for_all()
-            everybody.append(Member(remote, start, lanes))
+            everybody.append(_member(remote, *place))
         self._adopt(everybody)
 
     def after_fork(self) -> None:
         """Leave the connections to the parent process; the next `check_deadlines` makes some."""
         everybody = self.everybody()
         self.disown(member.remote for member in everybody)
-        self._adopt([Member(member.remote, member.start, member.lanes) for member in everybody])
+        self._adopt([_member(member.remote, member.start, member.lanes, member.endpoint) for member in everybody])
 
     def everybody(self) -> list[Member]:
         """Return the members that fill slots, and then the spares."""
@@ -118,48 +129,46 @@ class VectorPool(Pool):
 
     # Connecting
 
-    def connect_all(self, requests: list[WorldRequest], num_envs: int | None) -> None:
-        """Join a world for each world_request, all at once, and further ones where `num_envs` asks for more slots."""
-        if num_envs is not None and (not isinstance(num_envs, int) or isinstance(num_envs, bool) or num_envs < 1):
-            raise SettingError(f"expected num_envs to be a positive integer, got {num_envs!r}")
-        places = {(world_request.address.scheme, world_request.address.target) for world_request in requests}
-        self.shared = len(places) < max(len(requests), num_envs or 0)
-        self._add_members(requests)
-        if num_envs is None:
-            return
-        have = sum(member.lanes for member in self.members)
-        if have < num_envs and (num_envs - have) % have == 0:
-            self._add_members(requests * ((num_envs - have) // have))
-        elif have != num_envs:
-            lanes = ", ".join(f"{member.remote.url} ({member.lanes})" for member in self.members)
-            raise SettingError(
-                f"num_envs={num_envs} is no multiple of the {have} slots that the URLs give: {lanes}. "
-                "A world of N lanes fills N slots"
-            )
+    def add_member(self, request: WorldRequest, lanes: int = 1, endpoint: str | None = None) -> Member:
+        """Connect a world that is to fill slots, without waiting for it; `place_members` then gives it its slots."""
+        member = _member(self.new_remote(request, shared=self.shared), len(self.members), lanes, endpoint)
+        self.members.append(member)
+        self._member_of[member.remote] = member
+        self.open(member)
+        return member
 
-    def _add_members(self, requests: list[WorldRequest]) -> None:
-        first = len(self.members)
-        for world_request in requests:
-            member = self._new_member(world_request, 0)
-            self.members.append(member)
-            self._member_of[member.remote] = member
-            self.open(member)
-        new = self.members[first:]
-        self.wait_for_all([member.remote for member in new], Joined, "to join a world")
-        start = self.members[first - 1].slots.stop if first else 0
-        for member in new:
+    def place_members(self) -> None:
+        """Give the worlds, all of which are joined, their slots in order.
+
+        Raises:
+            SettingError: One has other spaces than the first.
+        """
+        start = 0
+        for member in self.members:
             member.place(start, member.remote.slots)
             start += member.lanes
             self._check_spaces(member)
         self.num_envs = start
         self.member_at = [member for member in self.members for _ in range(member.lanes)]
 
-    def _new_member(self, world_request: WorldRequest, start: int) -> Member:
-        return Member(self.new_remote(world_request, shared=self.shared), start, 1)
+    def move(self, member: Member, endpoint: Endpoint) -> None:
+        """Connect a member that has no connection to an endpoint; what it counted goes with it."""
+        if self.placement is None:
+            return
+        if endpoint.key != member.endpoint or endpoint.url != member.remote.url:
+            before = member.remote
+            del self._member_of[before]  # what still comes of it means nothing
+            remote = self.new_remote(self.placement.request_for(endpoint.url), shared=self.shared)
+            remote.record = before.record
+            if self.waits_for_lanes:
+                remote.session.wait_for_all()
+            member.remote, member.endpoint = remote, endpoint.key
+            self._member_of[remote] = member
+        self.open(member)
 
-    def add_spare(self, world_request: WorldRequest) -> None:
+    def add_spare(self, request: WorldRequest) -> None:
         """Connect a world that stands by, without waiting for it."""
-        spare = self._new_member(world_request, SPARE)
+        spare = Member(self.new_remote(request, shared=self.shared), SPARE, 1)
         self.spares.append(spare)
         self._member_of[spare.remote] = spare
         self.open(spare)
@@ -197,7 +206,7 @@ class VectorPool(Pool):
             remote, number, what = self.poller.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             return None, None
-        return remote.receive(number, what), self._member_of[remote]
+        return remote.receive(number, what), self._member_of.get(remote, self.members[0])
 
     def _next_event_nowait(self) -> tuple[Event | None, Member | None]:
         """Take one delivery that is here already; (None, None): there is none."""
@@ -205,7 +214,7 @@ class VectorPool(Pool):
             remote, number, what = self.poller.get_nowait()
         except queue.Empty:
             return None, None
-        return remote.receive(number, what), self._member_of[remote]
+        return remote.receive(number, what), self._member_of.get(remote, self.members[0])
 
     def handle(self, event: Event, member: Member) -> None:
         """Let an event change the member that it came for."""
@@ -215,6 +224,8 @@ class VectorPool(Pool):
             member.answer = event.message
             if not member.stepping:  # the first observation of an episode
                 member.failures, member.settings = 0, None
+                if self.placement is not None and member.endpoint is not None:
+                    self.placement.succeeded(member.endpoint)
                 member.remote.record.back(time.monotonic())
         elif isinstance(event, Joined):
             if self._fits(member, "it came back as another environment") and not member.cut_off:
