@@ -344,4 +344,7 @@ class RealtimeAgent(EnvAgent):
             Property("world.role", TEXT, "player or spectator", lambda: role),
             Property("world.wait", TEXT, "what a Step waits for: now or next_frame", lambda: self._wait),
         ]
-        return super().properties().merged(PropertyTree(own))
+        return self._world_properties().merged(PropertyTree(own))
+
+    def _world_properties(self) -> PropertyTree:
+        return self._real.properties()

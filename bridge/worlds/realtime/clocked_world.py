@@ -243,10 +243,12 @@ class ClockedWorld(EnvWorld, abc.ABC):
             self._timer.cancel()
             self._timer = None
         due = self.loop.next_due()
-        if self._over or self._subscribe is not None or due is None or self._stepping:
+        if self._over or self._subscribe is not None or self._stepping:
             return
-        wait = 0.0 if self.loop.reset_waits else due - self.now()
-        self._timer = self.scheduler.call_later(max(0.0, wait), self._run_frame)
+        if self.loop.reset_waits:
+            due = self.now()
+        if due is not None:
+            self._timer = self.scheduler.call_later(max(0.0, due - self.now()), self._run_frame)
 
     def _run_frame(self) -> None:
         self._timer = None
@@ -311,6 +313,7 @@ class ClockedWorld(EnvWorld, abc.ABC):
         now = self.now() if at is None else at
         if self._over:
             self.loop.lanes[job.lane].busy = False
+            self._stopped(job, now)
         elif error is not None:
             self._failed(job, now, error)
         elif job.kind == "reset":
@@ -334,6 +337,9 @@ class ClockedWorld(EnvWorld, abc.ABC):
     @abc.abstractmethod
     def _stepped(self, job: Job, now: float, spent: float, outcome: Any) -> None:
         """Tell the loop what came of a frame that took `spent` seconds."""
+
+    def _stopped(self, job: Job, now: float) -> None:
+        """Take note that the world came to its end while the job was under way."""
 
     def _failed(self, job: Job, now: float, error: str) -> None:
         """Tell the loop that the environment raised."""

@@ -91,6 +91,11 @@ class JointLoop(RealtimeLoop):
         """The environment's episode."""
         return self.lanes[0]
 
+    def next_due(self) -> float | None:
+        """Return when the next frame is due; None: the clock has not started, or waits for `ask_reset`."""
+        waits = not self._autoreset and self.environment.phase is not Phase.RUNNING
+        return None if waits else super().next_due()
+
     def _choose(self, lane: Lane, now: float) -> dict[str, Any]:
         chosen = {}
         for name in self.alive:
@@ -116,6 +121,8 @@ class JointLoop(RealtimeLoop):
         lane.failures = 0
         lane.seed = lane.options = None
         self._begin_episode(lane, now, None, {})
+        if not self._autoreset:  # the clock stood
+            self._start, self._index = now, 1
         self.alive = list(first)
         self._enter(first, now)
         return True
@@ -189,9 +196,9 @@ class JointLoop(RealtimeLoop):
 
     # Agents
 
-    def join_as(self, name: str, player: bool) -> Observer:
-        """Let a client in that plays an agent, or looks over its shoulder."""
-        return self._admit(Observer([self.parts[name]], player))
+    def join_as(self, name: str, player: bool, *, follows: bool = False) -> Observer:
+        """Let a client in that plays an agent, or looks over its shoulder; `follows`: as for `Observer`."""
+        return self._admit(Observer([self.parts[name]], player, follows=follows))
 
     def player_of(self, name: str) -> Observer | None:
         """Return who plays an agent; None: nobody."""
@@ -208,7 +215,12 @@ class JointLoop(RealtimeLoop):
         (part,), (buffer,) = observer.lanes, observer.buffers
         if not observer.player or part.phase is not Phase.RUNNING:
             return False
-        return buffer.reading == part.episode or (observer.asked and self.may_enter(observer, 0))
+        return observer.follows or buffer.reading == part.episode or (observer.asked and self.may_enter(observer, 0))
+
+    def _waits(self, observer: Observer) -> bool:
+        """Whether a player was in the running episode, which goes on without it."""
+        entered = observer.lanes[0].episode if observer.follows else observer.buffers[0].entered
+        return observer.player and entered == self.environment.episode and not self._holds(observer)
 
     def ask(self, observer: Observer, seed: int | None, options: Any, restart: bool, now: float) -> None:
         """Take an agent's Reset: it gives up its episode.
@@ -244,7 +256,7 @@ class JointLoop(RealtimeLoop):
         lane = self.environment
         if not self._autoreset or lane.phase is not Phase.RUNNING or any(map(self._holds, self.observers)):
             return False
-        if not any(one.player and one.buffers[0].entered == lane.episode for one in self.observers):
+        if not any(map(self._waits, self.observers)):
             return False
         self.ask_reset(0, lane.seed, lane.options, now)
         return True

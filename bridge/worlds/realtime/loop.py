@@ -118,10 +118,12 @@ class Observer:
     Args:
         lanes: What it sees of the world.
         player: Whether its actions and resets count.
+        follows: Whether it is in every episode from its beginning, and is told nothing by its buffers.
     """
 
-    def __init__(self, lanes: Sequence[Lane], player: bool) -> None:
+    def __init__(self, lanes: Sequence[Lane], player: bool, *, follows: bool = False) -> None:
         self.player = player
+        self.follows = follows
         self.asked = False
         """Whether it asked for an episode that it has not entered yet."""
         self.lanes = list(lanes)
@@ -372,8 +374,9 @@ class RealtimeLoop:
 
     def _admit(self, observer: Observer) -> Observer:
         self._observers.append(observer)
-        for lane, buffer in zip(observer.lanes, observer.buffers, strict=True):
-            lane.buffers.append(buffer)
+        if not observer.follows:
+            for lane, buffer in zip(observer.lanes, observer.buffers, strict=True):
+                lane.buffers.append(buffer)
         return observer
 
     def leave(self, observer: Observer) -> None:
@@ -381,7 +384,8 @@ class RealtimeLoop:
         if observer in self._observers:
             self._observers.remove(observer)
             for lane, buffer in zip(observer.lanes, observer.buffers, strict=True):
-                lane.buffers.remove(buffer)
+                if buffer in lane.buffers:
+                    lane.buffers.remove(buffer)
                 if observer.player:
                     lane.acted_at, lane.unused = -math.inf, False
 
@@ -405,7 +409,8 @@ class RealtimeLoop:
         lane = observer.lanes[index]
         if not observer.player:
             return False
-        if lane.phase is not Phase.RUNNING or observer.buffers[index].reading != lane.episode:
+        here = observer.follows or observer.buffers[index].reading == lane.episode
+        if lane.phase is not Phase.RUNNING or not here:
             self.actions_dropped += 1
             return False
         if lane.unused:

@@ -1,0 +1,440 @@
+"""Real-time worlds of several agents: `serve_parallel(fps=…)`, over real connections, by a clock that the test turns."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bridge
+from bridge.errors import Code, EnvironmentFailedError, RefusedError, SettingError
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.testing import VirtualClock, check_server
+from bridge.worlds.default_actions import default_action
+from tests.parallel_envs import NAMES, Relay
+from tests.peers import PublicClient, Stream
+from tests.support import assert_identical, everywhere
+from tests.thread_envs import RecordingAgents, read_log
+
+RUNNING, TERMINATED, INTERRUPTED = 1, 2, 3
+FPS = 10.0
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def serve(clock: VirtualClock, isolation: Any) -> Iterator[Callable[..., bridge.Server]]:
+    servers: list[bridge.Server] = []
+
+    def start(env: Any = Relay, **options: Any) -> bridge.Server:
+        servers.append(bridge.serve_parallel(env, **{"fps": FPS, "clock": clock, "isolation": isolation, **options}))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def join(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+    """Connect to the default world as one agent."""
+    made: list[Any] = []
+
+    def connect(server: bridge.Server, agent: str | None = None, **options: Any) -> Any:
+        made.append(bridge.make_remote(f"{server.url}?world=", agent=agent, timeout=20, **options))
+        return made[-1]
+
+    yield connect
+    for env in made:
+        env.close()
+
+
+class LocalWorld:
+    """What a real-time world of a local environment is to give: written from the words of docs/realtime.md."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+
+    def reset(self, seed: int | None = None) -> None:
+        observations, infos = self.env.reset(seed=seed)
+        self.actions: dict[str, Any] = {}
+        self.seen = dict(observations)
+        self.told = {agent: (seen, 0.0, False, False, infos[agent], 0) for agent, seen in observations.items()}
+
+    def frame(self) -> None:
+        """One frame; once all agents' episodes have ended, the next begins at that time."""
+        if not self.env.agents:
+            return
+        chosen = {
+            agent: self.actions.get(agent, default_action(agent, self.seen[agent], self.env.action_space(agent)))
+            for agent in self.env.agents
+        }
+        observations, rewards, terminations, truncations, infos = self.env.step(chosen)
+        for agent, seen in observations.items():
+            _, reward, _, _, _, frames = self.told[agent]
+            self.seen[agent] = seen
+            ended = terminations[agent], truncations[agent]
+            self.told[agent] = (seen, reward + rewards[agent], *ended, infos[agent], frames + 1)
+        if not self.env.agents:
+            self.env.reset()
+
+    def step(self, actions: dict[str, Any]) -> dict[str, Any]:
+        """What a step of each of these agents returns, before the frames that use the actions."""
+        told = {agent: self.told[agent] for agent in actions}
+        self.actions.update(actions)
+        for agent, (seen, _, terminated, truncated, info, _) in told.items():
+            if not (terminated or truncated):
+                self.told[agent] = (seen, 0.0, False, False, info, 0)
+        return told
+
+
+def of_client(results: Any) -> dict[str, Any]:
+    """The results of a remote step in the form of `LocalWorld.step`."""
+    observations, rewards, terminations, truncations, infos = results
+    told = {}
+    for agent in observations:
+        info = {key: value for key, value in infos[agent].items() if key not in ("latency", "episodes", "frames")}
+        flags = terminations[agent], truncations[agent]
+        told[agent] = (observations[agent], rewards[agent], *flags, info, infos[agent]["frames"])
+    return told
+
+
+@everywhere
+def test_a_remote_world_gives_what_a_scripted_local_one_gives(serve: Any, clock: VirtualClock) -> None:
+    """U-1, U-3, U-13, D-22: to the bit, with agents that end early, over several episodes and any number of frames."""
+    settings = {"distances": (7, 12, 1000), "horizon": 9}
+    far = bridge.make_parallel_remote(serve().url, env_kwargs=settings, timeout=20)
+    local = LocalWorld(Relay(**settings))  # type: ignore[arg-type]
+    script = np.random.default_rng(3)
+    for index, name in enumerate(NAMES):
+        far.action_space(name).seed(index)
+    for episode in range(3):
+        seed = 11 if episode == 0 else None
+        observations, infos = far.reset(seed=seed)
+        local.reset(seed=seed)
+        assert_identical(observations, local.seen)
+        assert {name: info["resets"] for name, info in infos.items()} == dict.fromkeys(NAMES, local.env.resets)
+        while far.agents:
+            actions = {name: far.action_space(name).sample() for name in far.agents}
+            mine, theirs = of_client(far.step(actions)), local.step(actions)
+            assert_identical(mine, theirs)
+            for _ in range(int(script.integers(0, 4))):
+                clock.advance(1 / FPS)
+                local.frame()
+    far.close()
+
+
+@everywhere
+def test_the_world_goes_on_with_each_agents_last_action(serve: Any, join: Any, clock: VirtualClock) -> None:
+    """U-1, U-13: nobody waits for anybody; an agent that never acted is played by its default action."""
+    server = serve(lambda: Relay(horizon=1000, distances=(1000, 1000, 1000)))
+    ann, cyd = join(server, "ann"), join(server, "cyd")
+    ann.reset()
+    cyd.reset()
+    ann.step(2)
+    cyd.step(np.array([3.0], np.float32))
+    clock.advance(2.0)
+    seen, reward, _, _, info = ann.step(1)
+    assert seen.tolist() == [40.0, 0.0, 60.0, 20.0]
+    assert (reward, info["frames"]) == (20 * 5.0, 20)
+    assert info["latency"]["frames_skipped"] == 19
+    clock.advance(0.5)
+    assert cyd.step(np.array([3.0], np.float32))[0] == "at 75 after 25"
+    assert ann.step(1)[0].tolist() == [45.0, 0.0, 75.0, 25.0]
+
+
+def test_an_agent_that_ends_early_waits_for_the_next_episode(serve: Any, join: Any, clock: VirtualClock) -> None:
+    """U-4, U-5: its end is told with its last observation; the others go on; then the next episode begins by itself."""
+    env = Relay(horizon=8, distances=(4, 1000, 1000))
+    server = serve(env)
+    ann, bob = join(server, "ann"), join(server, "bob")
+    ann.reset()
+    bob.reset()
+    ann.step(2)
+    clock.advance(0.3)
+    seen, reward, terminated, truncated, info = ann.step(2)
+    assert (seen.tolist(), reward, terminated, truncated) == ([4.0, 0.0, 0.0, 2.0], 4.0, True, False)
+    (record,) = info["episodes"]
+    assert (record["episode"], record["return"], record["length"], record["terminated"]) == (1, 4.0, 2, True)
+    begun = threading.Thread(target=ann.reset)
+    begun.start()
+    assert bob.step(bob.action_space.sample())[4]["frames"] == 3
+    assert env.resets == 1
+    clock.advance(0.5)
+    begun.join(20)
+    assert env.resets == 2
+    _, _, terminated, truncated, info = bob.step(bob.action_space.sample())
+    assert (terminated, truncated, info["frames"]) == (False, True, 5)
+    assert [entry["length"] for entry in info["episodes"]] == [8]
+
+
+def test_a_reset_waits_for_the_agents_that_go_on(serve: Any, join: Any, clock: VirtualClock) -> None:
+    """U-9: an agent that asks for reset leaves the episode; it ends once every player has left it."""
+    env = Relay(horizon=1000, distances=(1000, 1000, 1000))
+    server = serve(env)
+    ann, bob = join(server, "ann"), join(server, "bob")
+    ann.reset(seed=1)
+    bob.reset()
+    ann.step(2)
+    clock.advance(0.2)
+    again = threading.Thread(target=ann.reset, kwargs={"seed": 7})
+    again.start()
+    until_waiting(server)
+    clock.advance(0.2)
+    assert env.log[-1] == {"ann": 0, "bob": 0, "cyd": 0}, "who left is played by the default action"
+    assert env.resets == 1
+    assert bob.step(bob.action_space.sample())[4]["frames"] == 4
+    bob.reset()
+    again.join(20)
+    assert env.seeds == [1, 7]
+    assert ann.step(1)[4]["latency"]["episode"] == bob.step(bob.action_space.sample())[4]["latency"]["episode"] == 2
+
+
+def until_waiting(server: bridge.Server) -> Any:
+    """Return the default world once somebody waits in it."""
+    from tests.support import until
+
+    until(lambda: "" in server.worlds, 20)
+    (world,) = [world for world in server._registry.worlds if world.name == ""]
+    until(lambda: bool(world.wrapped._waiters if hasattr(world, "wrapped") else world._waiters), 20)
+    return world
+
+
+def test_an_agent_may_join_and_leave_in_the_midst_of_an_episode(serve: Any, join: Any, clock: VirtualClock) -> None:
+    """D-16, D-22: the episode goes on; a default action stands in for who left, and its place is free again."""
+    env = Relay(horizon=1000, distances=(1000, 1000, 1000))
+    server = serve(env, default_action=lambda agent, seen, space: 1 if agent == "ann" else default_action(agent, seen, space))
+    ann, bob = join(server, "ann"), join(server, "bob")
+    ann.reset()
+    ann.step(2)
+    clock.advance(0.2)
+    observation, info = bob.reset(seed=99)
+    assert (int(observation["place"]), info["frames"]) == (0, 0)
+    bob.step({"run": np.int64(3), "lean": np.zeros(2, np.float32)})
+    clock.advance(0.1)
+    with pytest.raises(RefusedError, match="'ann' is taken; there are still cyd") as refused:
+        join(server, "ann")
+    assert refused.value.code == Code.RESOURCE_EXHAUSTED
+    ann.close()
+    clock.advance(0.2)
+    assert [entry["ann"] for entry in env.log] == [2, 2, 2, 1, 1]
+    assert [entry["bob"] for entry in env.log] == [0, 0, 3, 3, 3]
+    heir = join(server, "ann")
+    observation, _ = heir.reset()
+    assert observation.tolist() == [8.0, 9.0, 0.0, 5.0]
+    assert env.resets == 1
+
+
+def test_once_the_last_who_plays_has_left_those_who_wait_begin_anew(
+    serve: Any, join: Any, clock: VirtualClock
+) -> None:
+    """U-4: nobody waits for an episode that only default actions play."""
+    env = Relay(horizon=10**6, distances=(2, 10**6, 10**6))
+    server = serve(env)
+    ann, bob = join(server, "ann"), join(server, "bob")
+    ann.reset()
+    bob.reset()
+    ann.step(2)
+    clock.advance(0.2)
+    assert ann.step(0)[2]
+    begun = threading.Thread(target=ann.reset)
+    begun.start()
+    until_waiting(server)
+    assert env.resets == 1
+    bob.close()
+    begun.join(20)
+    assert env.resets == 2
+
+
+def test_spectators_see_what_an_agent_sees_and_change_nothing(serve: Any, join: Any, clock: VirtualClock) -> None:
+    """Spectators: any number for each agent, also while nobody plays it; their actions and resets count for nothing."""
+    env = Relay(horizon=1000, distances=(1000, 1000, 1000))
+    server = serve(env)
+    ann = join(server, "ann")
+    crowd = [join(server, name, role="spectator") for name in ("ann", "ann", "cyd", None)]
+    ann.reset()
+    for one in crowd:
+        one.reset()
+    ann.step(2)
+    for one in crowd[:2]:
+        one.step(1)
+    clock.advance(0.3)
+    crowd[0].reset(seed=5)
+    seen = ann.step(2)
+    for one in crowd[1], crowd[3]:
+        assert_identical(one.step(0)[:4], seen[:4])
+    assert crowd[2].step(np.zeros(1, np.float32))[0] == "at 0 after 3"
+    assert [entry["ann"] for entry in env.log] == [2, 2, 2]
+    assert env.resets == 1
+    assert server.worlds == [""]
+
+
+def test_resetting_the_world_reaches_every_agent(serve: Any, clock: VirtualClock) -> None:
+    """D-15: each other agent is told once with INTERRUPTED; all begin the next episode, with the seed."""
+    env = Relay(horizon=1000)
+    server = serve(env)
+    ann, bob = PublicClient(server).join(agent="ann"), PublicClient(server).join(agent="bob")
+    for client in (ann, bob):
+        assert client.step("reward")[0] == RUNNING
+    stream = Stream(server)
+    stream.send(reset_world=pb.ResetWorldRequest(settings={"seed": pb.Tensor(int64s=pb.Tensor.Int64Array(array=[4]))}))
+    from tests.support import until
+
+    (world,) = [world for world in server._registry.worlds if world.name == ""]
+    until(lambda: bool(world.resets.orders), 20)
+    assert ann.step("reward", action=1)[0] == INTERRUPTED
+    assert bob.step("reward", action__run=1, action__lean=[0.0, 0.0])[0] == INTERRUPTED
+    assert stream.take().WhichOneof("payload") == "reset_world"
+    assert env.seeds[-1] == 4
+    for client in (ann, bob):
+        assert client.step("reward")[0] == RUNNING
+    for closed in (ann, bob, stream):
+        closed.close()
+
+
+@everywhere
+def test_an_environment_that_raises_ends_every_agents_episode(serve: Any, join: Any, clock: VirtualClock) -> None:
+    """D-2: each player hears the exception once, and the next episode begins after a pause."""
+    server = serve(lambda: Relay(fail_at=2))
+    ann, bob = join(server, "ann"), join(server, "bob")
+    ann.reset()
+    bob.reset()
+    clock.advance(0.3)
+    for env in (ann, bob):
+        with pytest.raises(EnvironmentFailedError, match="a shoe came off"):
+            env.step(env.action_space.sample())
+    clock.advance(0.2)
+    assert ann.reset()[1]["resets"] == 2
+    assert bob.reset()[1]["resets"] == 2
+
+
+def test_an_episode_without_agents_is_a_failure_that_says_so(serve: Any, join: Any) -> None:
+    class Empty(Relay):
+        def reset(self, seed: Any = None, options: Any = None) -> Any:
+            super().reset(seed=seed)
+            self.agents = []
+            return {}, {}
+
+    ann = join(serve(Empty), "ann")
+    with pytest.raises(EnvironmentFailedError, match="expected agents of ann, bob, cyd to be alive, got none"):
+        ann.reset()
+
+
+def test_agents_are_slots_of_a_vector_environment(serve: Any, clock: VirtualClock) -> None:
+    """U-2, U-3, U-6: a slot for each agent."""
+    server = serve(lambda: RecordingFree(), fps=FPS)
+    envs = bridge.make_vec_remote([f"{server.url}?world="] * 2, agent=["bob", "ann"], timeout=20)
+    from bridge.wrappers import BlockingReset
+
+    blocking = BlockingReset(envs)
+    observations, _ = blocking.reset()
+    assert observations.shape == (2, 1)
+    blocking.step(np.array([0, 1]))
+    clock.advance(0.3)
+    observations, rewards, _, _, infos = blocking.step(np.array([0, 1]))
+    assert observations[:, 0].tolist() == [3, 3]
+    assert rewards.tolist() == [3.0, 3.0]
+    assert infos["frames"].tolist() == [3, 3]
+    blocking.close()
+
+
+class RecordingFree(Relay):
+    """Two agents with equal spaces; reward 1 a frame."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.possible_agents = ["ann", "bob"]
+
+    def observation_space(self, agent: str) -> Any:
+        return bridge.worlds.multi_agent.source.gymnasium.spaces.Box(0, 100, (1,), np.int64)
+
+    def action_space(self, agent: str) -> Any:
+        return super().action_space("ann")
+
+    def reset(self, seed: Any = None, options: Any = None) -> Any:
+        self.agents, self.time = list(self.possible_agents), 0
+        return {agent: np.array([0]) for agent in self.agents}, {agent: {} for agent in self.agents}
+
+    def step(self, actions: Any) -> Any:
+        self.time += 1
+        flags = dict.fromkeys(self.agents, False)
+        seen = {agent: np.array([self.time]) for agent in self.agents}
+        return seen, dict.fromkeys(self.agents, 1.0), flags, flags, {agent: {} for agent in self.agents}
+
+
+@pytest.mark.parametrize("thread_safe", [False, True])
+def test_the_environment_is_used_by_one_thread_for_its_whole_life(
+    tmp_path: Any, serve: Any, join: Any, clock: VirtualClock, thread_safe: bool
+) -> None:
+    """The thread rule: made, reset, stepped, rendered and closed by one thread."""
+    log = str(tmp_path / "log")
+    server = serve(lambda **kwargs: RecordingAgents(log, **kwargs), thread_safe=thread_safe)
+    far = bridge.make_parallel_remote(server.url, render_mode="rgb_array", timeout=20)
+    far.reset()
+    far.step({"ann": 1, "bob": 0})
+    clock.advance(0.3)
+    far.step({"ann": 0, "bob": 0})
+    far.render()
+    far.state()
+    far.call("nap", 0.1)
+    far.close()
+    server.stop()
+    records = read_log(log)
+    done = {record["what"] for record in records}
+    assert {"__init__", "reset", "step", "render", "state", "call", "close", "__del__"} <= done
+    assert len({record["thread"] for record in records}) == 1
+
+
+@everywhere
+def test_there_is_no_frame_before_the_first_episode(serve: Any, join: Any) -> None:
+    """D-18."""
+    ann = join(serve(lambda: Relay(render_mode="rgb_array")), "ann")
+    with pytest.raises(RefusedError, match="no sequence has begun"):
+        ann.render()
+    ann.reset()
+    assert ann.render().shape == (2, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"missing_agent": "wait"}, "missing_agent are of lock-step, where a world waits"),
+        ({"agent_timeout": 3.0}, "agent_timeout are of lock-step"),
+        ({"fps": None}, "clock are of real time: give fps= too"),
+        ({"fps": None, "clock": None, "max_action_age": 1.0}, "max_action_age are of real time"),
+        ({"fps": 0}, "expected fps to be frames a second"),
+        ({"max_action_age": -1}, "expected max_action_age in finite seconds"),
+        ({"default_action": 3}, "expected default_action to be a callable"),
+    ],
+)
+def test_keywords_that_do_not_apply_are_refused(serve: Any, options: Any, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        serve(**options)
+
+
+def test_settings_that_do_not_apply_are_refused(serve: Any, join: Any) -> None:
+    """D-3, D-6: with a word on what they are for."""
+    server = serve()
+    with pytest.raises(RefusedError, match="expected the setting 'agent' to be one of ann, bob, cyd, got 'dan'"):
+        join(server, "dan")
+    with pytest.raises(RefusedError, match="expected the setting role to be one of player, spectator"):
+        join(server, role="judge")
+    with pytest.raises(RefusedError, match="unknown CreateWorld settings num_envs"):
+        bridge.make_parallel_remote(f"{server.url}?num_envs=3")
+    for name in NAMES:
+        join(server, name)
+    with pytest.raises(RefusedError, match="all of its 3 agents are taken; join it with the setting role=spectator"):
+        join(server)
+
+
+def test_the_world_passes_the_conformance_checks() -> None:
+    """By the checks that anyone can run, at the speed of the machine's clock."""
+    with bridge.serve_parallel(Relay, fps=200) as server:
+        report = check_server(server.url)
+    assert report.ok, str(report)
