@@ -63,26 +63,26 @@ class LocalWorld:
 
     def reset(self, seed: int | None = None) -> None:
         observations, infos = self.env.reset(seed=seed)
+        self.over = False
         self.actions: dict[str, Any] = {}
         self.seen = dict(observations)
         self.told = {agent: (seen, 0.0, False, False, infos[agent], 0) for agent, seen in observations.items()}
 
     def frame(self) -> None:
-        """One frame; once all agents' episodes have ended, the next begins at that time."""
-        if not self.env.agents:
-            return
+        """One frame; once all agents' episodes have ended, the next begins at that time, and tells nobody of itself."""
         chosen = {
             agent: self.actions.get(agent, default_action(agent, self.seen[agent], self.env.action_space(agent)))
             for agent in self.env.agents
         }
         observations, rewards, terminations, truncations, infos = self.env.step(chosen)
-        for agent, seen in observations.items():
+        for agent, seen in () if self.over else observations.items():
             _, reward, _, _, _, frames = self.told[agent]
             self.seen[agent] = seen
             ended = terminations[agent], truncations[agent]
             self.told[agent] = (seen, reward + rewards[agent], *ended, infos[agent], frames + 1)
         if not self.env.agents:
-            self.env.reset()
+            self.over, self.actions = True, {}
+            self.seen = self.env.reset()[0]
 
     def step(self, actions: dict[str, Any]) -> dict[str, Any]:
         """What a step of each of these agents returns, before the frames that use the actions."""
@@ -109,7 +109,7 @@ def of_client(results: Any) -> dict[str, Any]:
 def test_a_remote_world_gives_what_a_scripted_local_one_gives(serve: Any, clock: VirtualClock) -> None:
     """U-1, U-3, U-13, D-22: to the bit, with agents that end early, over several episodes and any number of frames."""
     settings = {"distances": (7, 12, 1000), "horizon": 9}
-    far = bridge.make_parallel_remote(serve().url, env_kwargs=settings, timeout=20)
+    far = bridge.make_parallel_remote(serve(fps=8.0).url, env_kwargs=settings, timeout=20)
     local = LocalWorld(Relay(**settings))  # type: ignore[arg-type]
     script = np.random.default_rng(3)
     for index, name in enumerate(NAMES):
@@ -125,7 +125,7 @@ def test_a_remote_world_gives_what_a_scripted_local_one_gives(serve: Any, clock:
             mine, theirs = of_client(far.step(actions)), local.step(actions)
             assert_identical(mine, theirs)
             for _ in range(int(script.integers(0, 4))):
-                clock.advance(1 / FPS)
+                clock.advance(1 / 8)  # which adds up exactly
                 local.frame()
     far.close()
 
@@ -309,7 +309,6 @@ def test_an_environment_that_raises_ends_every_agents_episode(serve: Any, join: 
     for env in (ann, bob):
         with pytest.raises(EnvironmentFailedError, match="a shoe came off"):
             env.step(env.action_space.sample())
-    clock.advance(0.2)
     assert ann.reset()[1]["resets"] == 2
     assert bob.reset()[1]["resets"] == 2
 

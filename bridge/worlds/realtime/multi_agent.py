@@ -187,8 +187,9 @@ class RealtimeMultiAgentWorld(ClockedWorld):
     def dismiss(self, observer: Observer) -> None:
         """Take note that an agent has left; a default action stands in."""
         self.loop.leave(observer)
-        self.loop.end_deserted(self.now())
-        self._changed()
+        if self.loop.end_deserted(self.now()):
+            self._changed()
+            self.start()
 
     # Players of this process
 
