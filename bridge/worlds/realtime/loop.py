@@ -399,10 +399,12 @@ class RealtimeLoop:
         lane = self.lanes[index]
         if lane.phase is Phase.RUNNING:
             self._cut_off(lane, now)
+        if lane.phase is not Phase.RESETTING or lane.busy:  # else nothing is known by its number yet
+            lane.episode += 1
         lane.move(Event.ASKED)
         lane.seed, lane.options = seed, options
-        self._renew(lane)
         lane.asked = True
+        self._drop_action(lane)
 
     def act(self, observer: Observer, index: int, action: Any, now: float) -> bool:
         """Let a player's action go on from now; return whether its episode still runs (U-5)."""
