@@ -1,8 +1,10 @@
-"""Real-time worlds of several agents: `serve_parallel(fps=…)`, over real connections, by a clock that the test turns."""
+"""Real-time worlds of several agents: `serve_parallel(fps=…)` over real connections; the test turns the clock."""
 
 from __future__ import annotations
 
+import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,10 +16,15 @@ from bridge.errors import Code, EnvironmentFailedError, RefusedError, SettingErr
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import VirtualClock, check_server
 from bridge.worlds.default_actions import default_action
+from bridge.wrappers import BlockingReset
 from tests.parallel_envs import NAMES, Relay
 from tests.peers import PublicClient, Stream
-from tests.support import assert_identical, everywhere
+from tests.support import assert_identical, everywhere, until
 from tests.thread_envs import RecordingAgents, read_log
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # PettingZoo's own tests import what it deprecates
+    from pettingzoo.test import parallel_api_test
 
 RUNNING, TERMINATED, INTERRUPTED = 1, 2, 3
 FPS = 10.0
@@ -198,18 +205,18 @@ def test_a_reset_waits_for_the_agents_that_go_on(serve: Any, join: Any, clock: V
 
 def until_waiting(server: bridge.Server) -> Any:
     """Return the default world once somebody waits in it."""
-    from tests.support import until
-
     until(lambda: "" in server.worlds, 20)
     (world,) = [world for world in server._registry.worlds if world.name == ""]
-    until(lambda: bool(world.wrapped._waiters if hasattr(world, "wrapped") else world._waiters), 20)
+    until(lambda: bool(world._waiters), 20)
     return world
 
 
 def test_an_agent_may_join_and_leave_in_the_midst_of_an_episode(serve: Any, join: Any, clock: VirtualClock) -> None:
     """D-16, D-22: the episode goes on; a default action stands in for who left, and its place is free again."""
     env = Relay(horizon=1000, distances=(1000, 1000, 1000))
-    server = serve(env, default_action=lambda agent, seen, space: 1 if agent == "ann" else default_action(agent, seen, space))
+    server = serve(
+        env, default_action=lambda agent, seen, space: 1 if agent == "ann" else default_action(agent, seen, space)
+    )
     ann, bob = join(server, "ann"), join(server, "bob")
     ann.reset()
     ann.step(2)
@@ -231,9 +238,7 @@ def test_an_agent_may_join_and_leave_in_the_midst_of_an_episode(serve: Any, join
     assert env.resets == 1
 
 
-def test_once_the_last_who_plays_has_left_those_who_wait_begin_anew(
-    serve: Any, join: Any, clock: VirtualClock
-) -> None:
+def test_once_the_last_who_plays_has_left_those_who_wait_begin_anew(serve: Any, join: Any, clock: VirtualClock) -> None:
     """U-4: nobody waits for an episode that only default actions play."""
     env = Relay(horizon=10**6, distances=(2, 10**6, 10**6))
     server = serve(env)
@@ -284,8 +289,6 @@ def test_resetting_the_world_reaches_every_agent(serve: Any, clock: VirtualClock
         assert client.step("reward")[0] == RUNNING
     stream = Stream(server)
     stream.send(reset_world=pb.ResetWorldRequest(settings={"seed": pb.Tensor(int64s=pb.Tensor.Int64Array(array=[4]))}))
-    from tests.support import until
-
     (world,) = [world for world in server._registry.worlds if world.name == ""]
     until(lambda: bool(world.resets.orders), 20)
     assert ann.step("reward", action=1)[0] == INTERRUPTED
@@ -327,44 +330,60 @@ def test_an_episode_without_agents_is_a_failure_that_says_so(serve: Any, join: A
 
 def test_agents_are_slots_of_a_vector_environment(serve: Any, clock: VirtualClock) -> None:
     """U-2, U-3, U-6: a slot for each agent."""
-    server = serve(lambda: RecordingFree(), fps=FPS)
-    envs = bridge.make_vec_remote([f"{server.url}?world="] * 2, agent=["bob", "ann"], timeout=20)
-    from bridge.wrappers import BlockingReset
+    log: list[dict[str, int]] = []
 
-    blocking = BlockingReset(envs)
-    observations, _ = blocking.reset()
-    assert observations.shape == (2, 1)
-    blocking.step(np.array([0, 1]))
-    clock.advance(0.3)
-    observations, rewards, _, _, infos = blocking.step(np.array([0, 1]))
-    assert observations[:, 0].tolist() == [3, 3]
-    assert rewards.tolist() == [3.0, 3.0]
-    assert infos["frames"].tolist() == [3, 3]
-    blocking.close()
+    class Twins(RecordingAgents):
+        def step(self, actions: Any) -> Any:
+            log.append({agent: int(action) for agent, action in actions.items()})
+            return super().step(dict.fromkeys(actions, 0))
+
+    server = serve(lambda: Twins(os.devnull))
+    for urls in (f"{server.url}?world=", [f"{server.url}?world="] * 2):
+        envs = BlockingReset(bridge.make_vec_remote(urls, agent=["bob", "ann"], timeout=20))
+        log.clear()
+        observations, _ = envs.reset()
+        assert observations.shape == (2, 1)
+        envs.step(np.array([0, 1]))
+        clock.advance(0.3)
+        observations, rewards, _, _, infos = envs.step(np.array([0, 1]))
+        assert observations[:, 0].tolist() == [3, 3]
+        assert rewards.tolist() == [3.0, 3.0]
+        assert infos["frames"].tolist() == [3, 3]
+        assert log == [{"ann": 1, "bob": 0}] * 3
+        envs.close()
+    for wrong in ([], ["ann"]):
+        with pytest.raises(SettingError, match="expected agent to have a name for each of"):
+            bridge.make_vec_remote([server.url] * 2, agent=wrong)
 
 
-class RecordingFree(Relay):
-    """Two agents with equal spaces; reward 1 a frame."""
+def test_with_wait_next_frame_a_step_returns_with_the_frame_that_used_its_actions() -> None:
+    """U-13: one decision a frame, at the speed of the machine's clock; PettingZoo's own test passes."""
+    env = Relay(horizon=40, distances=(30, 60, 1000))
+    with bridge.serve_parallel(env, fps=200) as server:
+        far = bridge.make_parallel_remote(server.url, wait="next_frame", diagnostics=False, timeout=20)
+        far.reset()
+        for _ in range(3):
+            infos = far.step({name: far.action_space(name).sample() for name in far.agents})[4]
+            assert all(info["frames"] >= 1 for info in infos.values())
+            assert all("latency" not in info for info in infos.values())
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            parallel_api_test(far, num_cycles=60)
+        far.close()
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.possible_agents = ["ann", "bob"]
 
-    def observation_space(self, agent: str) -> Any:
-        return bridge.worlds.multi_agent.source.gymnasium.spaces.Box(0, 100, (1,), np.int64)
-
-    def action_space(self, agent: str) -> Any:
-        return super().action_space("ann")
-
-    def reset(self, seed: Any = None, options: Any = None) -> Any:
-        self.agents, self.time = list(self.possible_agents), 0
-        return {agent: np.array([0]) for agent in self.agents}, {agent: {} for agent in self.agents}
-
-    def step(self, actions: Any) -> Any:
-        self.time += 1
-        flags = dict.fromkeys(self.agents, False)
-        seen = {agent: np.array([self.time]) for agent in self.agents}
-        return seen, dict.fromkeys(self.agents, 1.0), flags, flags, {agent: {} for agent in self.agents}
+@pytest.mark.parametrize("transport", ["http2", "grpcio"])
+def test_all_agents_show_the_token_over_either_transport(
+    transport: Any, monkeypatch: pytest.MonkeyPatch, clock: VirtualClock
+) -> None:
+    with bridge.serve_parallel(Relay, fps=FPS, clock=clock, token="open-sesame", transport=transport) as server:
+        for keywords in ({"token": "open-sesame"}, {}):
+            far = bridge.make_parallel_remote(server.url, transport=transport, timeout=20, **keywords)  # type: ignore[arg-type]
+            assert list(far.reset()[0]) == list(NAMES)
+            far.close()
+            monkeypatch.setenv("BRIDGE_TOKEN", "open-sesame")
+        with pytest.raises(RefusedError, match="token"):
+            bridge.make_parallel_remote(server.url, token="abracadabra", timeout=20)
 
 
 @pytest.mark.parametrize("thread_safe", [False, True])

@@ -37,19 +37,18 @@ class Host:
         self.frames: list[Frame] = []
         self.unsubscribe = world.subscribe(self.frames.append)
 
-    def advance(self, frames: int, isolated: bool = False) -> None:
+    def advance(self, frames: int) -> None:
         """Let the time of so many frames pass, and their calls return."""
         for _ in range(frames):
-            before = len(self.frames)
             self.clock.advance(1 / 8)
-            self.runtime.run(self._until(lambda: len(self.frames) > before or self.idle))
+            self.settle()
 
     @property
     def idle(self) -> bool:
         return self.world.loop.next_due() is None
 
     def settle(self) -> None:
-        """Let a reset return."""
+        """Let the call return that is due."""
         before = len(self.frames)
         self.runtime.run(self._until(lambda: len(self.frames) > before))
 

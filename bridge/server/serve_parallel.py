@@ -109,8 +109,8 @@ def serve_parallel(
         raise SettingError(f"{' and '.join(wrong)} are of real time: give fps= too")
     if wrong:
         raise SettingError(
-            f"{' and '.join(wrong)} are of lock-step, where a world waits for its agents; with fps={fps!r} it waits for "
-            "none, and default_action stands in for those that are missing: leave out either"
+            f"{' and '.join(wrong)} are of lock-step, where a world waits for its agents; with fps={fps!r} it waits "
+            "for none, and default_action stands in for those that are missing: leave out either"
         )
     given = {name: value for name, value in in_lockstep.items() if value is not None}
     source = ParallelSource(
