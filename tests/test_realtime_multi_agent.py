@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import bridge
+from bridge.encoding.properties import read_encoded
 from bridge.errors import Code, EnvironmentFailedError, RefusedError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import VirtualClock, check_server
@@ -20,6 +21,7 @@ from bridge.wrappers import BlockingReset
 from tests.parallel_envs import NAMES, Relay
 from tests.peers import PublicClient, Stream
 from tests.support import assert_identical, everywhere, until
+from tests.test_properties_served import read
 from tests.thread_envs import RecordingAgents, read_log
 
 with warnings.catch_warnings():
@@ -278,6 +280,11 @@ def test_spectators_see_what_an_agent_sees_and_change_nothing(serve: Any, join: 
     assert [entry["ann"] for entry in env.log] == [2, 2, 2]
     assert env.resets == 1
     assert server.worlds == [""]
+    stream = Stream(server).join(role="spectator", agent="cyd")
+    described = {key: read_encoded(read(stream, f"world.{key}").read_property.value) for key in ("players", "agents")}
+    assert described == {"players": ["ann"], "agents": list(NAMES)}
+    assert read_encoded(read(stream, "world.fps").read_property.value) == FPS
+    stream.close()
 
 
 def test_resetting_the_world_reaches_every_agent(serve: Any, clock: VirtualClock) -> None:
@@ -326,6 +333,33 @@ def test_an_episode_without_agents_is_a_failure_that_says_so(serve: Any, join: A
     ann = join(serve(Empty), "ann")
     with pytest.raises(EnvironmentFailedError, match="expected agents of ann, bob, cyd to be alive, got none"):
         ann.reset()
+
+
+@everywhere
+def test_an_agent_without_a_part_in_an_episode_is_told_so(serve: Any, join: Any, clock: VirtualClock) -> None:
+    """D-22: nobody waits for it, also where one client plays all agents; it may wait for an episode that it is in."""
+
+    class Shifts(Relay):
+        def reset(self, seed: Any = None, options: Any = None) -> Any:
+            observations, infos = super().reset(seed=seed, options=options)
+            self.agents = [name for name in NAMES if name != "cyd" or self.resets == 2]
+            return {a: observations[a] for a in self.agents}, {a: infos[a] for a in self.agents}
+
+    server = serve(Shifts)
+    far = bridge.make_parallel_remote(server.url, timeout=20)
+    assert list(far.reset()[0]) == ["ann", "bob"]
+    assert set(far.step({name: far.action_space(name).sample() for name in far.agents})[0]) == {"ann", "bob"}
+    far.close()
+    ann, cyd = join(server, "ann"), join(server, "cyd")
+    ann.reset()
+    with pytest.raises(RefusedError, match="began an episode without the agent 'cyd'; Step again"):
+        cyd.reset()
+    entered = threading.Thread(target=cyd.reset)
+    entered.start()
+    until_waiting(server)
+    clock.advance(0.8)  # the second episode is the first one with it
+    entered.join(20)
+    assert cyd.step(np.zeros(1, np.float32))[4]["latency"]["episode"] == 2
 
 
 def test_agents_are_slots_of_a_vector_environment(serve: Any, clock: VirtualClock) -> None:

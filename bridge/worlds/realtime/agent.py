@@ -164,6 +164,7 @@ class RealtimeAgent(EnvAgent):
             if self._lanes is None and buffers[0].error is not None and not there[0]:
                 error, buffers[0].error = buffers[0].error, None
                 raise RequestError(Code.INTERNAL, error)
+            self._refuse_absence()
             return any(there) if self._partial else all(there)
 
         def reason() -> str | None:
@@ -173,6 +174,9 @@ class RealtimeAgent(EnvAgent):
             return f"no episode began within reset_timeout={self._real.options.reset_timeout:g} s; {errors}"
 
         await self._real.wait_until(self, ready, self._real.options.reset_timeout, reason)
+
+    def _refuse_absence(self) -> None:
+        """Raise where the running episode began without this agent, and it was not told so."""
 
     async def step(self, actions: Mapping[int, Array]) -> int:
         """Leave the action for the next frames, and tell what happened since the last Step."""

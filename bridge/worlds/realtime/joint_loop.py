@@ -205,6 +205,11 @@ class JointLoop(RealtimeLoop):
         part = self.parts[name]
         return next((one for one in self.observers if one.player and one.lanes[0] is part), None)
 
+    def has_part(self, name: str) -> bool:
+        """Whether the running episode began with an agent, alive or not; True while none runs."""
+        lane = self.environment
+        return lane.phase is not Phase.RUNNING or self.parts[name].episode == lane.episode
+
     def may_enter(self, observer: Observer, index: int) -> bool:
         """Whether an episode runs that the agent has a part in, and which this player has not left."""
         part, buffer = observer.lanes[index], observer.buffers[index]

@@ -24,7 +24,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bridge.encoding.properties import PropertyTree
+from bridge.encoding.properties import ENCODED, Property, PropertyTree
 from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError, SettingError
 from bridge.logs import SafeLog
@@ -72,6 +72,17 @@ class RealtimeMultiAgent(RealtimeAgent):
         observation_space, action_space = world.members.spaces[name]
         super().__init__(world, observer, wait, observation_space, action_space, None)
         self.name = name
+        self._absent_from = 0
+
+    def _refuse_absence(self) -> None:
+        environment = self._real.loop.environment
+        if self._real.loop.has_part(self.name) or self._absent_from == environment.episode:
+            return
+        self._absent_from = environment.episode
+        raise RequestError(
+            Code.FAILED_PRECONDITION,
+            f"the environment began an episode without the agent {self.name!r}; Step again for the next one, or leave",
+        )
 
     def _world_properties(self) -> PropertyTree:
         return self._real.agent_properties(self.name)
@@ -167,9 +178,11 @@ class RealtimeMultiAgentWorld(ClockedWorld):
         return RealtimeMultiAgent(self, name, self.loop.join_as(name, role == "player"), wait)
 
     def _free(self, wanted: str | None) -> str:
-        taken = [name for name in self.members if self.loop.player_of(name) is not None]
         remedy = "join it with the setting role=spectator, or create a world of your own"
-        return self.members.choose(wanted, taken, self.name, remedy)
+        return self.members.choose(wanted, self._taken(), self.name, remedy)
+
+    def _taken(self) -> list[str]:
+        return [name for name in self.members if self.loop.player_of(name) is not None]
 
     def _reset_reader(self) -> RealtimeMultiAgent:
         name = next(iter(self.members))
@@ -306,7 +319,9 @@ class RealtimeMultiAgentWorld(ClockedWorld):
 
     def agent_properties(self, name: str) -> PropertyTree:
         """Return the tree below `world`, as one agent sees it."""
-        return self.properties().merged(self.members.properties(name)).merged(self.clock_properties())
+        players = Property("world.players", ENCODED, "the names of the agents that somebody plays", self._taken)
+        own = self.members.properties(name).merged(PropertyTree([players]))
+        return self.properties().merged(own).merged(self.clock_properties())
 
 
 def check_default_action(function: Any) -> None:
