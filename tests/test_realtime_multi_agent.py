@@ -308,6 +308,31 @@ def test_resetting_the_world_reaches_every_agent(serve: Any, clock: VirtualClock
         closed.close()
 
 
+def test_resetting_the_world_waits_for_no_agent_that_waits(serve: Any, clock: VirtualClock) -> None:
+    """D-15: one that ended early is in no sequence until the next episode, which the ResetWorld begins."""
+    env = Relay(horizon=1000, distances=(2, 1000, 1000))
+    server = serve(env, reset_world_timeout=600)
+    ann, bob = PublicClient(server).join(agent="ann"), PublicClient(server).join(agent="bob")
+    for client in (ann, bob):
+        assert client.step("reward")[0] == RUNNING
+    ann.step("reward", action=2)
+    clock.advance(0.2)
+    assert ann.step("reward", action=2)[0] == TERMINATED
+    states: list[int] = []
+    begun = threading.Thread(target=lambda: states.append(ann.step("reward")[0]))
+    begun.start()
+    world = until_waiting(server)
+    stream = Stream(server)
+    stream.send(reset_world=pb.ResetWorldRequest())
+    until(lambda: bool(world.resets.orders), 20)
+    assert bob.step("reward", action__run=1, action__lean=[0.0, 0.0])[0] == INTERRUPTED
+    assert stream.take().WhichOneof("payload") == "reset_world"
+    begun.join(20)
+    assert (states, env.resets) == ([RUNNING], 2)
+    for closed in (ann, bob, stream):
+        closed.close()
+
+
 @everywhere
 def test_an_environment_that_raises_ends_every_agents_episode(serve: Any, join: Any, clock: VirtualClock) -> None:
     """D-2: each player hears the exception once, and the next episode begins after a pause."""

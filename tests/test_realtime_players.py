@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code, RequestError
 from bridge.testing import CountingEnv, LocalRuntime, VirtualClock
 from bridge.worlds.isolated.world import CALL_TIMEOUT, Isolation
@@ -195,6 +196,43 @@ def test_the_death_of_the_environments_process_is_told(host: Callable[..., Host]
     assert here.frames[-1].error is not None
     assert "exit" in here.frames[-1].error
     assert not here.world.alive
+
+
+def test_an_agent_whose_episode_is_cut_off_before_it_came_in_waits_for_the_next(host: Callable[..., Host]) -> None:
+    """Its first Step was about to be answered when another agent's Reset came."""
+    here = host(lambda: Relay(**LONG))
+    ann, bob = here.world.join({"agent": pack_tensor("ann")}), here.world.join({"agent": pack_tensor("bob")})
+    begun: Pending[int] = Pending()
+    here.runtime.scheduler.start(ann.begin(), begun.finish)
+    here.runtime.scheduler.run()
+    assert len(here.frames) == 1
+    assert not begun.done, "its coroutine goes on with the next run of the scheduler"
+    bob.reset({}, False)
+    here.runtime.run(here._until(lambda: begun.done))
+    (observed,) = ann.observe([1]).values()
+    assert observed.tolist() == [0, 0, 0, 0]
+    assert [frame.episode for frame in here.frames] == [1, 2]
+    ann.leave()
+    bob.leave()
+
+
+def test_a_client_that_hangs_up_waits_for_nothing_any_more(host: Callable[..., Host]) -> None:
+    """D-16: also in the moment between the news that it waits for and its answer."""
+    here = host(lambda: Relay(**LONG))
+    ann, bob = here.world.join({"agent": pack_tensor("ann")}), here.world.join({"agent": pack_tensor("bob")})
+    begun: Pending[int] = Pending()
+    here.runtime.scheduler.start(ann.begin(), begun.finish)
+    here.runtime.scheduler.run()
+    bob.reset({}, False)
+    ann.hang_up()
+    here.runtime.scheduler.run()
+    assert begun.done
+    with pytest.raises(RequestError, match="the client hung up while it waited"):
+        here.runtime.run(_result(begun))
+
+
+async def _result(pending: Pending[int]) -> int:
+    return await pending
 
 
 def test_a_listener_that_raises_stops_nobody(host: Callable[..., Host], caplog: Any) -> None:

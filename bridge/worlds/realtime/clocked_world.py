@@ -64,6 +64,20 @@ class Realtime:
         return {"max_action_age": self.max_action_age, "catch_up": self.catch_up, "autoreset": self.autoreset}
 
 
+class _Waiter:
+    """An agent that waits.
+
+    Args:
+        ready: Whether it need not wait any longer.
+    """
+
+    def __init__(self, ready: Callable[[], bool]) -> None:
+        self.ready = ready
+        self.pending: Pending[None] = Pending()
+        self.cancelled: RequestError | None = None
+        """Why it waits for nothing any more: its client has gone."""
+
+
 class ClockedWorld(EnvWorld, abc.ABC):
     """A world that a clock drives.
 
@@ -91,7 +105,7 @@ class ClockedWorld(EnvWorld, abc.ABC):
         """The environments that are in a frame's step."""
         self._turning: Pending[None] | None = None
         """Done once the frames are run for which a virtual clock was turned."""
-        self._waiters: dict[Agent, tuple[Callable[[], bool], Pending[None]]] = {}
+        self._waiters: dict[Agent, _Waiter] = {}
         self._ordered: tuple[Array, list[int | None], Any] | None = None
 
     @property
@@ -183,10 +197,19 @@ class ClockedWorld(EnvWorld, abc.ABC):
             RequestError: As `ready` does, or the world is over, or the agent's client has gone.
         """
         self.refuse_if_over()
-        if ready():
-            return
-        pending: Pending[None] = Pending()
-        self._waiters[agent] = ready, pending
+        waiter = self._waiters[agent] = _Waiter(ready)
+        try:
+            while not ready():  # again: before the coroutine went on, another agent may have changed that
+                await self._wait_once(waiter, seconds, reason)
+                self.refuse_if_over()
+        finally:
+            self._waiters.pop(agent, None)
+
+    async def _wait_once(self, waiter: _Waiter, seconds: float, reason: Callable[[], str | None]) -> None:
+        """Wait until a waiter was ready once."""
+        if waiter.cancelled is not None:
+            raise waiter.cancelled
+        pending = waiter.pending = Pending()
 
         def expire() -> None:
             text = reason()
@@ -200,22 +223,23 @@ class ClockedWorld(EnvWorld, abc.ABC):
             await pending
         finally:
             timers[-1].cancel()
-            self._waiters.pop(agent, None)
 
     def cancel(self, agent: Agent) -> None:
         """End the wait of an agent whose client has gone."""
         if agent in self._waiters:
-            self._waiters[agent][1].set_error(RequestError(Code.CANCELLED, "the client hung up while it waited"))
+            waiter = self._waiters[agent]
+            waiter.cancelled = RequestError(Code.CANCELLED, "the client hung up while it waited")
+            waiter.pending.set_error(waiter.cancelled)
 
     def _changed(self) -> None:
         """Let agents go on for whom enough has happened, and see when the next frame is due."""
-        for ready, pending in list(self._waiters.values()):
+        for waiter in list(self._waiters.values()):
             try:
                 self.refuse_if_over()
-                if ready():
-                    pending.set_result(None)
+                if waiter.ready():
+                    waiter.pending.set_result(None)
             except RequestError as error:
-                pending.set_error(error)
+                waiter.pending.set_error(error)
         self._set_timer()
 
     # The clock

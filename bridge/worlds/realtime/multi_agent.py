@@ -74,6 +74,13 @@ class RealtimeMultiAgent(RealtimeAgent):
         self.name = name
         self._absent_from = 0
 
+    async def begin(self) -> int:
+        """Wait until an episode runs that the agent has a part in, and enter it."""
+        self._real.resets.end(self)  # while it waits, no ResetWorld waits for it
+        state = await super().begin()
+        self._real.resets.start(self)
+        return state
+
     def _refuse_absence(self) -> None:
         environment = self._real.loop.environment
         if self._real.loop.has_part(self.name) or self._absent_from == environment.episode:
