@@ -445,6 +445,25 @@ def test_all_agents_show_the_token_over_either_transport(
             bridge.make_parallel_remote(server.url, token="abracadabra", timeout=20)
 
 
+def test_a_turn_based_environment_plays_on_with_moves_that_are_allowed(
+    serve: Any, join: Any, clock: VirtualClock
+) -> None:
+    """An AEC environment, by PettingZoo's conversion: neither default nor repeated actions break the rules."""
+    server = serve("classic/tictactoe-v3")
+    crosses, crowd = join(server, "player_1"), join(server, "player_2", role="spectator")
+    crosses.reset()
+    crowd.reset()
+    crosses.step(4)
+    clock.advance(2.0)
+    _, reward, terminated, _, info = crosses.step(4)
+    assert terminated
+    assert reward in (0.0, 1.0), "an illegal move ends the game with -1"
+    assert info["frames"] >= 5
+    records = [*info["episodes"], *crosses.reset()[1].get("episodes", ())]
+    assert all(record["return"] in (-1.0, 0.0, 1.0) and record["length"] >= 5 for record in records)
+    assert_identical(crowd.step(0)[1], -reward)
+
+
 @pytest.mark.parametrize("thread_safe", [False, True])
 def test_the_environment_is_used_by_one_thread_for_its_whole_life(
     tmp_path: Any, serve: Any, join: Any, clock: VirtualClock, thread_safe: bool
