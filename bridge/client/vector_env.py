@@ -68,6 +68,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         urls: A server's URL for each world; or one URL, of which as many worlds are made as `num_envs` asks for; or a
             directory, as for `make_vec_remote`. A world of N lanes fills N slots.
         num_envs: The number of slots; None: what the URLs give, a world each.
+        agent: In worlds of several agents, which of them each URL is joined as, as for `make_vec_remote`.
         spares: URLs of further servers, whose worlds stand ready and take over the slots of remotes that are lost.
             Where there are more `urls` than `num_envs`, those beyond are spares too.
         keywords: The others of `make_vec_remote`.
@@ -84,6 +85,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         urls: str | Sequence[str] | Directory,
         *,
         num_envs: int | None = None,
+        agent: str | Sequence[str] | None = None,
         spares: str | Sequence[str] = (),
         **keywords: Any,
     ) -> None:
@@ -101,13 +103,15 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         else:
             if not isinstance(urls, str):
                 urls = checked_urls(urls)
-            requests = [options.request(url) for url in checked_urls(urls)]
+            requests = [options.request(url, name) for url, name in with_agents(checked_urls(urls), agent)]
             if isinstance(num_envs, int) and 0 < num_envs < len(requests):
                 requests, standing_by = requests[:num_envs], requests[num_envs:] + standing_by
             world_info = self._connect(lambda: join_urls(self.pool, requests, num_envs), standing_by)
         self.metadata = {**remote_metadata(world_info), "autoreset_mode": AutoresetMode.NEXT_STEP}
         self.render_mode = options.render_mode or world_info.render_mode
         given = {"urls": urls, "num_envs": self.num_envs, **options.keywords()}
+        if agent is not None:
+            given["agent"] = agent if isinstance(agent, str) else list(agent)
         if spares:
             given["spares"] = spares
         self.spec: EnvSpec | None = remote_spec(None, given, world_info, self.render_mode)
@@ -465,6 +469,16 @@ def checked_urls(urls: Any) -> list[str]:
     return found
 
 
+def with_agents(urls: list[str], agent: str | Sequence[str] | None) -> list[tuple[str, str | None]]:
+    """Return each URL with the agent to join it as, or raise SettingError where they do not fit."""
+    names = [agent] * len(urls) if agent is None or isinstance(agent, str) else list(agent)
+    if len(urls) == 1:
+        urls = urls * len(names)
+    if not names or len(names) != len(urls):
+        raise SettingError(f"expected agent to have a name for each of {len(urls)} URLs, got {agent!r:.80}")
+    return list(zip(urls, names, strict=True))
+
+
 def make_vec_remote(
     urls: str | Sequence[str] | Directory,
     *,
@@ -472,6 +486,7 @@ def make_vec_remote(
     env_id: str | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
     render_mode: str | None = None,
+    agent: str | Sequence[str] | None = None,
     timeout: float = TIMEOUT,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     transport: Transport = "http2",
@@ -509,6 +524,8 @@ def make_vec_remote(
         env_id: The environment, where a server has several.
         env_kwargs: Arguments of the environment's constructor.
         render_mode: The render mode to make it with.
+        agent: In a world of several agents, which of them each URL is joined as; with one URL and a list, a slot for
+            each agent of that list. The URLs name a world that exists, `?world=NAME`. None: the first that is free.
         timeout: Seconds to wait for any answer.
         max_message_bytes: The largest request or answer, in bytes.
         transport: What to speak gRPC with, as for `make_remote`.
