@@ -28,8 +28,8 @@ import psutil
 from benchmarks.fuzz import garbled, valid_requests
 from bridge import make_remote, serve_gym
 from bridge.testing import CountingEnv
-from bridge.transport.hpack import encode
-from bridge.transport.http2 import PREFACE
+from bridge.transport.frames import PREFACE
+from bridge.transport.header_fields import HeaderWriter
 from bridge.transport.service import METHOD, SERVICE
 
 ROOT = Path(__file__).parent.parent
@@ -130,6 +130,13 @@ def sent(sock: socket.socket, data: bytes, rng: random.Random) -> None:
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     """Return a frame of HTTP/2."""
     return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+
+
+def encode(fields: Sequence[tuple[str, str]]) -> bytes:
+    """Return a header block that may come at any place of a connection: it uses no table."""
+    writer = HeaderWriter()
+    writer.setting_changed(1, 0)
+    return writer.pack(fields)
 
 
 def headers(rng: random.Random) -> bytes:

@@ -184,7 +184,7 @@ class Connection:
             self._unresponsive = True  # perhaps nobody is there any more: whoever connects next does so anew
             call.ended = True
             self._calls.discard(call)
-            self.grpc.cut(call)
+            self.grpc.cancel(call)
             if self._calls:
                 self.flush()
         if not self._calls:
@@ -212,13 +212,8 @@ class Connection:
             self._out.append(memoryview(tls.send()))
         grpc = self.grpc
         came: list[Received] = []
-        while plain and (space := grpc.space) is not None:
-            count = min(len(space), len(plain))
-            space[:count] = plain[:count]
-            came += grpc.filled(count)
-            plain = plain[count:]
         if plain:
-            came += grpc.feed(plain)
+            came += grpc.receive_data(plain)
         return came
 
     # The socket
@@ -254,7 +249,7 @@ class Connection:
         if sock is None:
             return
         if tls is None or tls.ready:
-            parts = self.grpc.take()
+            parts = self.grpc.data_to_send()
             if not parts and not self._out:
                 return
             if parts and tls is not None:
@@ -324,13 +319,14 @@ class Connection:
                 data = sock.recv(_CHUNK)
                 count = len(data)
                 came = self._opened(self._tls, data)
-            elif (space := grpc.space) is None:
+            elif (buffer := grpc.get_buffer()) is None:
                 data = sock.recv(_CHUNK)
                 count = len(data)
-                came = grpc.feed(data)
+                came = grpc.receive_data(data)
             else:
-                count = sock.recv_into(space)
-                came = grpc.filled(count)
+                with buffer:
+                    count = sock.recv_into(buffer)
+                came = grpc.buffer_updated(count)
         except BlockingIOError:
             return
         except RemoteError as error:  # some of them are OSErrors too
@@ -351,7 +347,7 @@ class Connection:
         self.flush()
         if grpc.broken and not self.ended:
             try:
-                grpc.feed(b"")
+                grpc.receive_data(b"")
             except RemoteError as error:
                 self._end(error.at)
         if not count and not self.ended:
@@ -397,7 +393,7 @@ class Connection:
         came: Iterable[Received] = ()
         try:
             data = sock.recv(_CHUNK)
-            came = self._opened(self._tls, data) if self._tls is not None else self.grpc.feed(data)
+            came = self._opened(self._tls, data) if self._tls is not None else self.grpc.receive_data(data)
         except ssl.SSLError as error:
             return error
         except RemoteError as error:

@@ -7,13 +7,11 @@ import os
 import ssl
 
 from bridge.errors import Code, RequestError, SettingError
-from bridge.logs import SafeLog
+from bridge.logs import LimitedLog
 from bridge.transport.credentials import Pem, Token, TokenLike, read_pem, read_token
 from bridge.transport.tls import server_context
 
 __all__ = ["Gate", "Security"]
-
-_log = SafeLog(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +94,7 @@ class Gate:
 
     def __init__(self, token: Token | None) -> None:
         self._token = token
+        self._log = LimitedLog(__name__)
 
     def check(self, shown: str | None, peer: str) -> None:
         """Let a client in, or log and raise.
@@ -110,7 +109,7 @@ class Gate:
         if self._token is None or self._token.matches(shown):
             return
         problem = "the token that came is not this server's" if shown else "this server wants a token, and none came"
-        _log.warning("refused %s: %s", peer, problem)
+        self._log.warning("refused %s: %s", peer, problem)
         raise RequestError(
             Code.UNAUTHENTICATED,
             f"{problem}; pass token=… or token_file=…, or set the environment variable BRIDGE_TOKEN",

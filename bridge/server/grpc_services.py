@@ -10,9 +10,10 @@ from google.protobuf.message import DecodeError
 from bridge.errors import Code, RequestError
 from bridge.transport.service import SERVICE
 
-__all__ = ["Services", "SideCall"]
+__all__ = ["MAX_REQUEST", "Services", "SideCall"]
 
-_MAX_REQUEST = 65536
+MAX_REQUEST = 4096
+"""Bytes of a request: who sends it need not show a token."""
 
 
 class SideCall:
@@ -38,8 +39,8 @@ class SideCall:
         if self.over:
             return []
         try:
-            if len(data) > _MAX_REQUEST:
-                raise RequestError(Code.RESOURCE_EXHAUSTED, f"expected a request of at most {_MAX_REQUEST} bytes")
+            if len(data) > MAX_REQUEST:
+                raise RequestError(Code.RESOURCE_EXHAUSTED, f"expected a request of at most {MAX_REQUEST} bytes")
             answer = self._serve(data)
         except DecodeError as error:
             self.error = RequestError(Code.INVALID_ARGUMENT, f"the request cannot be read: {error}")
