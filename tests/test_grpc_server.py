@@ -21,6 +21,8 @@ import h2.settings
 import hpack
 import numpy as np
 import pytest
+from dm_env_rpc.v1 import dm_env_rpc_pb2 as public_pb2
+from google.protobuf import descriptor_pool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from hypothesis import HealthCheck, given, settings
@@ -759,8 +761,24 @@ def test_health_and_reflection_are_served_beside_calls(server):
             reflection_pb2.ServerReflectionRequest(file_containing_symbol="dm_env_rpc.v1.Environment"),
             reflection_pb2.ServerReflectionRequest(file_containing_symbol="no.such"),
         ]
-        kinds = [a.WhichOneof("message_response") for a in reflects.ServerReflectionInfo(iter(asked), timeout=20)]
+        answers = list(reflects.ServerReflectionInfo(iter(asked), timeout=20))
+        kinds = [answer.WhichOneof("message_response") for answer in answers]
         assert kinds == ["list_services_response", "file_descriptor_response", "error_response"]
+        v1 = channel.stream_stream(
+            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+            reflection_pb2.ServerReflectionRequest.SerializeToString,
+            reflection_pb2.ServerReflectionResponse.FromString,
+        )
+        assert list(v1(iter(asked), timeout=20)) == answers
+        pool = descriptor_pool.DescriptorPool()
+        for file in reversed(answers[1].file_descriptor_response.file_descriptor_proto):
+            with contextlib.suppress(TypeError):  # the same file again
+                pool.AddSerializedFile(file)
+        method = pool.FindServiceByName("dm_env_rpc.v1.Environment").methods_by_name["Process"]
+        theirs = public_pb2.DESCRIPTOR.services_by_name["Environment"].methods_by_name["Process"]
+        for ours, public in ((method.input_type, theirs.input_type), (method.output_type, theirs.output_type)):
+            assert ours.full_name == public.full_name
+            assert {f.name: f.number for f in ours.fields} == {f.name: f.number for f in public.fields}
         for watch in watches:
             watch.cancel()
         stream.close()

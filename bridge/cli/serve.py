@@ -193,7 +193,7 @@ def announce(server: Server, ids: Sequence[str], lanes: bool) -> None:
 def connecting_lines(urls: Sequence[str], ids: Sequence[str], lanes: bool) -> list[str]:
     """Return two lines of Python that connect to what is served."""
     if len(ids) > 1:  # a zoo: the client names one of them
-        urls = [f"{url}/{ids[0]}" for url in urls]
+        urls = ["{0}/{3}{1}{2}".format(*url.partition("?"), ids[0]) for url in urls]
     quoted = [f'"{url}"' for url in urls]
     if len(urls) > 1:
         return ["from bridge import make_vec_remote", f"envs = make_vec_remote([{', '.join(quoted)}])"]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import secrets
 import ssl
 
 from bridge.errors import Code, RequestError, SettingError
 from bridge.logs import LimitedLog
+from bridge.transport.address import is_loopback
 from bridge.transport.credentials import Pem, Token, TokenLike, read_pem, read_token
 from bridge.transport.tls import server_context
 
@@ -26,6 +28,8 @@ class Security:
     """PEM: the certificate's key."""
     tls_client_ca: bytes | None = dataclasses.field(default=None, repr=False)
     """PEM: the authorities of which every client needs a certificate; None: clients need none."""
+    generated: bool = False
+    """Whether the server has made the token."""
 
     @classmethod
     def of(
@@ -72,6 +76,22 @@ class Security:
         if self.tls_certificate is None or self.tls_key is None:
             return None
         return server_context(self.tls_certificate, self.tls_key, self.tls_client_ca, alpn)
+
+    def for_host(self, host: str, *, insecure: bool) -> Security:
+        """Return how a server that listens there is protected: with a token of its own, where it has none.
+
+        Args:
+            host: The address that it listens on.
+            insecure: Whether it goes without a token though others reach it.
+        """
+        if insecure or is_loopback(host) or self.authenticates:
+            return self
+        return dataclasses.replace(self, token=Token(secrets.token_urlsafe(32)), generated=True)
+
+    @property
+    def query(self) -> str:
+        """What is appended to the server's URL: the token, where the server has made it."""
+        return f"?token={self.token.reveal()}" if self.token is not None and self.generated else ""
 
     @property
     def authenticates(self) -> bool:

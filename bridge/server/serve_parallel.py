@@ -42,6 +42,7 @@ def serve_parallel(
     call_timeout: float | None = CALL_TIMEOUT,
     max_world_bytes: int | None = None,
     metrics_port: int | None = None,
+    insecure: bool = False,
     start: bool = True,
 ) -> Server:
     """Publish a PettingZoo environment as a world of dm_env_rpc in which each connection is an agent.
@@ -76,6 +77,7 @@ def serve_parallel(
         call_timeout: With isolation, the seconds that one call of an environment may take, as for `serve_gym`.
         max_world_bytes: With isolation, the memory that a world's process may allocate; None: no limit.
         metrics_port: Where to show metrics, 0: any free port; None: nowhere.
+        insecure: Make no token beyond loopback, as for `serve_gym`.
         start: Serve in a background thread at once. False: listen, and serve when `start()` or `run()` of the server
             is called.
 
@@ -108,6 +110,7 @@ def serve_parallel(
         security=security,
         metrics_port=metrics_port,
         reset_world_timeout=reset_world_timeout,
+        insecure=insecure,
     )
     if start:
         server.start()
