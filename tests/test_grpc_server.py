@@ -1520,3 +1520,58 @@ def test_a_connection_that_floods_is_read_later_and_in_smaller_pieces(server):
         until(flood)
         assert not any(connection.productive for connection in server._connections.all.values() if not connection.calls)
     until(lambda: share.waiting == 0)
+
+
+# Streams that a server, or a proxy before it, does not take
+
+
+def test_slots_beyond_the_streams_of_a_connection_go_over_further_ones(monkeypatch):
+    monkeypatch.setattr(grpc_server, "_SPARE_STREAMS", 2 - Limits().max_connections)
+    with serve_gym(long) as server:
+        envs = make_vec_remote(server.url, num_envs=7)
+        envs = BlockingReset(envs)
+        envs.reset(seed=0)
+        for _ in range(3):
+            envs.step(zeros(envs))
+        assert len(server._connections.all) == 4
+        assert server.connections == 7
+        envs.close()
+
+
+def test_a_stream_that_is_refused_for_ever_is_a_connect_error(monkeypatch):
+    monkeypatch.setattr(grpc_server, "_SPARE_STREAMS", -Limits().max_connections)
+    with serve_gym(long) as server, pytest.raises(errors.ConnectError, match="error 7"):
+        make_remote(server.url, timeout=10.0)
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 11, None])
+def test_a_stream_that_is_cut_is_a_lost_connection_and_a_blocking_loop_goes_on(monkeypatch, code):
+    """As proxies do: by RST_STREAM of some number, or by the end of the stream without a status."""
+    with serve_gym(long) as server:
+        envs = BlockingReset(make_vec_remote(server.url, num_envs=2))
+        envs.reset(seed=0)
+        envs.step(zeros(envs))
+
+        def cut():
+            (connection,) = server._connections.all.values()
+            call = next(iter(connection.calls))
+            if code is None:
+                connection.protocol.http.end_stream(call.stream)
+            else:
+                connection.protocol.http.reset_stream(call.stream, code)
+            server._connections.abandon(call)
+            server._connections.flush(connection)
+
+        server._loop.scheduler.call_soon_threadsafe(cut)
+        truncated = 0
+        for _ in range(50):
+            *_, truncations, _ = envs.step(zeros(envs))
+            truncated += int(truncations.sum())
+            if truncated:
+                break
+        assert truncated == 1
+        for _ in range(5):
+            envs.step(zeros(envs))
+        (report,) = [remote for remote in envs.unwrapped.remotes() if remote.losses]
+        assert "the connection was lost" in report.reason
+        envs.close()

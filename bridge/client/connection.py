@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from bridge.client.dialer import Dialer
-from bridge.client.grpc_client import GrpcClient, Received
+from bridge.client.grpc_client import GrpcClient, Received, Refused
 from bridge.client.poller import Poller
 from bridge.errors import ConnectError, ConnectionLostError, RemoteError, SettingError
 from bridge.forks import forget_in_child
@@ -24,7 +24,7 @@ from bridge.transport.address import Address
 from bridge.transport.remedies import remedy
 from bridge.transport.tls import Tls, client_context, explain
 
-__all__ = ["Call", "Connection", "close_calls"]
+__all__ = ["Call", "Connection", "close_calls", "connection_to"]
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _CHUNK = 65536
@@ -32,6 +32,9 @@ _CHUNK = 65536
 _STALL = 5.0
 # Requests of a connection that are sent together.
 _TOGETHER = 16
+# Connections that may refuse a call, and what one counts as that had no other.
+_MAX_ATTEMPTS = 60
+_ALONE = 20
 _MAX_PARTS = 64
 
 
@@ -52,6 +55,10 @@ class Call:
         self.deliver = deliver
         self.stream: Any = None
         """Its stream of HTTP/2."""
+        self.unconfirmed: list[bytes] | None = []
+        """Requests to send again on a further connection, until the server has begun to answer; None: it has."""
+        self.attempts = 0
+        """Connections that refused it; one that had no other call counts as `_ALONE`."""
         self.ended = False
         self.finished = False
         with connection.poller.lock:
@@ -75,6 +82,11 @@ class Call:
             ConnectionLostError: This process was forked from the one that the call belongs to.
         """
         connection = self.connection
+        if self.unconfirmed is not None:
+            if self.stream is not None and self.stream.headers_received:
+                self.unconfirmed = None
+            else:
+                self.unconfirmed.append(request)
         if len(request) > connection.max_message_bytes:
             raise SettingError(
                 f"a request of {len(request)} bytes is larger than max_message_bytes={connection.max_message_bytes}"
@@ -152,7 +164,7 @@ class Connection:
         """Whether it takes a further call."""
         return not (self.ended or self.inherited or self._unresponsive) and self.grpc.accepts_calls
 
-    # Lines
+    # Calls
 
     def add(self, call: Call) -> None:
         """Begin a call; the first one connects."""
@@ -338,7 +350,7 @@ class Connection:
         self._received_at = time.monotonic()
         self.silent = self.silent and not count
         for call, what in came:
-            if isinstance(what, RemoteError):
+            if isinstance(what, (RemoteError, Refused)):
                 self._end_call(call, what)
             else:
                 call.deliver(what)
@@ -401,19 +413,32 @@ class Connection:
         except OSError:
             return None
         for call, what in came:
-            if isinstance(what, RemoteError):
+            if isinstance(what, (RemoteError, Refused)):
                 self._end_call(call, what)
         return None
 
-    def _end_call(self, call: Call, ending: RemoteError) -> None:
-        """Say how a call ended, once; with the last one the socket goes."""
+    def _end_call(self, call: Call, ending: RemoteError | Refused) -> None:
+        """Say how a call ended, once, or open it elsewhere where it was refused; with the last one the socket goes."""
         if call.ended:
             return
-        call.ended = True
         self._calls.discard(call)
-        call.deliver(ending)
+        if isinstance(ending, Refused):
+            call.attempts += 1 if self._calls else _ALONE
+            if call.unconfirmed is not None and call.attempts < _MAX_ATTEMPTS and not self.inherited:
+                self._move(call)
+            else:
+                ending = ending.error
+        if isinstance(ending, RemoteError):
+            call.ended = True
+            call.deliver(ending)
         if not self._calls:
             self._abort()
+
+    def _move(self, call: Call) -> None:
+        """Open a call on a further connection to the same place."""
+        call.stream = None
+        call.connection = connection_to(self._address, self.poller, self.max_message_bytes, shared=self._shared)
+        call.connection.add(call)
 
     def _end(self, ending: Callable[[str], RemoteError]) -> None:
         """Close the socket, and say why to each call, once."""
@@ -433,6 +458,17 @@ class Connection:
         if sock is not None:
             self.poller.forget(sock)
             sock.close()
+
+
+def connection_to(address: Address, poller: Poller[Any], max_message_bytes: int, *, shared: bool) -> Connection:
+    """Return a connection that takes a further call: a new one, unless it may be shared and there is one."""
+    key = address.scheme, address.target, address.credentials
+    connection: Connection | None = poller.connections.get(key) if shared else None
+    if connection is None or not connection.accepts_calls:
+        connection = Connection(address, poller, max_message_bytes, shared=shared)
+        if shared:
+            poller.connections[key] = connection
+    return connection
 
 
 def close_calls(calls: Sequence[Call], timeout: float) -> None:

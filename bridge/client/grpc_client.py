@@ -31,9 +31,18 @@ from bridge.version import __version__
 if TYPE_CHECKING:
     from bridge.client.connection import Call
 
-__all__ = ["FOREIGN_KEEPALIVE_INTERVAL", "GrpcClient", "Received", "call_error"]
+__all__ = ["FOREIGN_KEEPALIVE_INTERVAL", "GrpcClient", "Received", "Refused", "call_error"]
 
-Received = tuple["Call", bytes | bytearray | RemoteError]
+
+@dataclasses.dataclass(frozen=True)
+class Refused:
+    """The server did nothing for a call: it is to be opened on a further connection."""
+
+    error: RemoteError
+    """What it ends with where that is of no use."""
+
+
+Received = tuple["Call", bytes | bytearray | RemoteError | Refused]
 """An answer, or how a call ended."""
 
 FOREIGN_KEEPALIVE_INTERVAL = 310.0
@@ -87,6 +96,12 @@ def call_error(url: str, scheme: str, code: int, details: str, *, answered: bool
     return RefusedError(url, f"the stream was ended: {details}", code)
 
 
+def _is_refused(stream: Stream, event: Event) -> bool:
+    """Return whether the server did nothing for a stream, so that it may be opened on a further connection."""
+    refused = isinstance(event, StreamReset) and event.reason is None and event.code == REFUSED_STREAM
+    return refused and not stream.headers_received
+
+
 class GrpcClient:
     """Turns requests into bytes, and bytes into answers, for all calls of one connection.
 
@@ -114,6 +129,8 @@ class GrpcClient:
         if token is not None:
             self._fields.append(("authorization", f"Bearer {token}"))
         self._http = Http2(client=True, max_header_bytes=_MAX_HEADER_BYTES)
+        self._queued: list[Call] = []
+        """Calls that wait for the server's settings, which say how many there may be."""
         self.answered = False
         """Whether the server is known to speak gRPC."""
         self.server_version: str | None = None
@@ -125,7 +142,8 @@ class GrpcClient:
     def accepts_calls(self) -> bool:
         """Whether a further call may be opened."""
         http = self._http
-        return http.goaway_received is None and len(http.streams) < min(_MAX_CALLS, http.max_peer_streams)
+        calls = len(http.streams) + len(self._queued)
+        return http.goaway_received is None and calls < min(_MAX_CALLS, http.max_peer_streams)
 
     @property
     def broken(self) -> bool:
@@ -137,22 +155,47 @@ class GrpcClient:
         return self._http.data_to_send()
 
     def open(self, call: Call) -> None:
-        """Open a call."""
-        call.stream = self._http.open_stream(self._fields)
-        call.stream.owner = call
-        call.stream.reader = MessageReader(self._max_message_bytes)
+        """Open a call, and send the requests that were made already. All but the first wait for the settings."""
+        http = self._http
+        if http.streams and not http.settings_received:
+            self._queued.append(call)
+            return
+        stream = call.stream = http.open_stream(self._fields)
+        stream.owner = call
+        stream.reader = MessageReader(self._max_message_bytes)
+        for request in call.unconfirmed or ():
+            self.pack(call, request)
+        if call.finished:
+            http.end_stream(stream)
+
+    def _open_queued(self) -> list[Received]:
+        """Open the calls that waited for the settings; return those for which there is no room."""
+        refused: list[Received] = []
+        queued, self._queued = self._queued, []
+        for call in queued:
+            if self.accepts_calls:
+                self.open(call)
+            else:
+                text = f"the server takes {self._http.max_peer_streams} streams of a connection"
+                refused.append((call, Refused(ConnectError(call.url, text))))
+        return refused
 
     def pack(self, call: Call, request: bytes) -> None:
-        """Send a request, as far as the server has windows."""
-        self._http.send_data(call.stream, message_parts([request], len(request)), len(request) + 5)
+        """Send a request, as far as the server has windows. Of a call that is not open yet it is sent by `open`."""
+        if call.stream is not None:
+            self._http.send_data(call.stream, message_parts([request], len(request)), len(request) + 5)
 
     def finish(self, call: Call) -> None:
         """End the call's requests."""
-        self._http.end_stream(call.stream)
+        if call.stream is not None:
+            self._http.end_stream(call.stream)
 
     def cancel(self, call: Call) -> None:
         """Cancel the call."""
-        self._http.reset_stream(call.stream, CANCEL)
+        if call.stream is not None:
+            self._http.reset_stream(call.stream, CANCEL)
+        elif call in self._queued:
+            self._queued.remove(call)
 
     def ping(self) -> None:
         """Send a ping."""
@@ -193,7 +236,10 @@ class GrpcClient:
                 status = self._status(stream, event)
                 if status is not None:
                     self._http.reset_stream(stream, CANCEL)  # if it is still open
-                    came.append((stream.owner, self._error(stream.owner.url, status)))
+                    error = self._error(stream.owner.url, status)
+                    came.append((stream.owner, Refused(error) if _is_refused(stream, event) else error))
+        if self._queued and self._http.settings_received:
+            came += self._open_queued()
         if self.answered and self.keepalive_interval == FOREIGN_KEEPALIVE_INTERVAL and self.server_version is not None:
             self.keepalive_interval = keepalive.KEEPALIVE
         return came
@@ -229,15 +275,6 @@ class GrpcClient:
             _INADEQUATE_SECURITY: Code.PERMISSION_DENIED,
         }.get(event.code, Code.INTERNAL)
         return _Status(int(code), why)
-
-    def is_refused(self, stream: Stream, event: Event) -> bool:
-        """Return whether a stream was refused before anything was done for it, so that it may be opened anew."""
-        return (
-            isinstance(event, StreamReset)
-            and event.reason is None
-            and event.code == REFUSED_STREAM
-            and not stream.headers_received
-        )
 
     def _by_fields(self, stream: Stream, event: HeadersReceived) -> _Status | None:
         fields = event.fields
