@@ -283,7 +283,7 @@ class Http2Receiver:
         if kind in STREAM_FRAMES:
             if not number:
                 raise Http2Error("a frame of a stream names none")
-            idle = number > self._last or (self._client and not number & 1)
+            idle = number > self._last or not number & 1
             if idle and (self._client or kind in (DATA, RST_STREAM)):
                 raise Http2Error(f"a frame of stream {number}, which was never opened")
         elif number and kind in CONNECTION_FRAMES:
@@ -428,7 +428,7 @@ class Http2Receiver:
     def _on_window_update(self, number: int, payload: bytes) -> None:
         _check_length("WINDOW_UPDATE", payload, 4)
         more = int.from_bytes(payload, "big") & MAX_WINDOW
-        if number > self._last:
+        if number > self._last or (number and not number & 1):
             raise Http2Error(f"a frame of stream {number}, which was never opened")
         if not more:
             self._fail(number, "a window is widened by nothing")
