@@ -28,8 +28,8 @@ PREFIX = 5
 """Bytes before each message: whether it is compressed, and its length."""
 LARGE = 65536
 """Bytes of a message from which on it is received into memory that was admitted for it, as a bytearray."""
-_STEP = 1 << 20
-_ZEROS = bytes(_STEP)
+# Of a peer that is trusted: the largest message for which memory is taken at once, when the first of it has come.
+_AT_ONCE = 1 << 26
 _HEAD = struct.Struct(">BI")
 
 
@@ -79,7 +79,7 @@ class MessageReader:
         max_message_bytes: The largest message to take.
         admit: Called with each number of bytes before memory is taken for them, and with as many less than none where
             their message will not be complete; where it raises RequestError, a `RefusedMessage` comes in its place.
-            Small messages are not counted.
+            Small messages are not counted. None: the peer is trusted.
     """
 
     __slots__ = ("_admit", "_body", "_compressed", "_have", "_max", "_prefix", "_refused", "_size")
@@ -111,8 +111,7 @@ class MessageReader:
             if self._refused is not None:
                 start += self._skip(stream, stop - start, events)
                 continue
-            body = self._body
-            if body is None:
+            if self._body is None:
                 count = min(PREFIX - len(self._prefix), stop - start)
                 self._prefix += data[start : start + count]
                 start += count
@@ -122,7 +121,7 @@ class MessageReader:
             count = min(self._size - self._have, stop - start)
             if not self._grow(count):
                 continue
-            body[self._have : self._have + count] = memoryview(data)[start : start + count]
+            self._body[self._have : self._have + count] = memoryview(data)[start : start + count]
             start += count
             self.buffer_updated(stream, count, events)
 
@@ -151,9 +150,12 @@ class MessageReader:
         more = self._have + count - len(body)
         if more <= 0:
             return True
-        if self._size > LARGE:  # a little more than came, so that few steps are needed
-            more = min(max(more, min(len(body), _STEP)), self._size - len(body))
-            if self._admit is not None:
+        if self._size > LARGE:  # at most as much again as came, so that few steps are needed
+            rest = self._size - len(body)
+            more = min(max(more, len(body)), rest)
+            if self._admit is None:
+                more = rest if self._have >= LARGE and self._size <= _AT_ONCE else more
+            else:
                 try:
                     self._admit(more)
                 except RequestError as error:
@@ -161,10 +163,8 @@ class MessageReader:
                     self.close()
                     self._refused, self._size, self._have = RefusedMessage.of(error), missing, 0
                     return False
-        while more > 0:
-            step = min(more, _STEP)
-            body += _ZEROS if step == _STEP else _ZEROS[:step]
-            more -= step
+        self._body = bytearray(len(body) + more)
+        self._body[: self._have] = memoryview(body)[: self._have]
         return True
 
     def _skip(self, stream: Stream, count: int, events: list[Any]) -> int:
