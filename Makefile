@@ -17,7 +17,7 @@ TRAINERS ?= .venv-trainers
 TORCH ?= torch==2.13.0
 
 # The lowest versions that pyproject.toml allows, and tests that need nothing else.
-FLOORS = gymnasium[classic-control]==1.4.0 numpy==1.26.0 grpcio==1.66.0 protobuf==5.29.4 cloudpickle==3.0.0
+FLOORS = gymnasium[classic-control]==1.4.0 numpy==1.26.0 grpcio==1.66.0 protobuf==5.29.4 cloudpickle==3.0.0 hpack==4.1.0
 FLOOR_TESTS = $(addprefix tests/test_,values.py spaces.py space_json.py session.py worlds_single.py worlds_lanes.py registry.py \
 	source.py failures.py leaks.py send_recv.py unix.py)
 

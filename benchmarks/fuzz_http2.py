@@ -28,8 +28,8 @@ import psutil
 from benchmarks.fuzz import garbled, valid_requests
 from bridge import make_remote, serve_gym
 from bridge.testing import CountingEnv
-from bridge.transport.hpack import encode
-from bridge.transport.http2 import PREFACE
+from bridge.transport.frames import PREFACE, Http2Error
+from bridge.transport.header_fields import HeaderReader, HeaderWriter, MalformedHeadersError, check_fields
 from bridge.transport.service import METHOD, SERVICE
 
 ROOT = Path(__file__).parent.parent
@@ -130,6 +130,13 @@ def sent(sock: socket.socket, data: bytes, rng: random.Random) -> None:
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     """Return a frame of HTTP/2."""
     return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+
+
+def encode(fields: Sequence[tuple[str, str]]) -> bytes:
+    """Return a header block that may come at any place of a connection: it uses no table."""
+    writer = HeaderWriter()
+    writer.setting_changed(1, 0)
+    return writer.pack(fields)
 
 
 def headers(rng: random.Random) -> bytes:
@@ -262,10 +269,37 @@ def play(path: str) -> None:
         env.close()
 
 
+def header_blocks(count: int, *, seed: int = 0) -> Counter[str]:
+    """Read header blocks, garbled or of any bytes, without a server; return how many had each outcome.
+
+    A connection's reader goes on until a block breaks it, as a connection does.
+    """
+    rng = random.Random(seed)
+    outcomes: Counter[str] = Counter()
+    reader = HeaderReader(16384)
+    for _ in range(count):
+        block = headers(rng) if rng.random() < 0.5 else rng.randbytes(rng.randrange(1, 80))
+        if rng.random() < 0.3:
+            block = garbled(block, rng)
+        try:
+            cut = rng.randrange(len(block) + 1)
+            reader.begin(1, block[:cut], end_stream=False)
+            reader.go_on(block[cut:])
+            check_fields(reader.finish(), request=True, trailers=rng.random() < 0.1)
+            outcomes["accepted"] += 1
+        except Http2Error as error:
+            outcomes[f"connection error {error.code}"] += 1
+            reader = HeaderReader(16384)
+        except MalformedHeadersError:
+            outcomes["stream error"] += 1
+    return outcomes
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run, print the figures; the exit code is 1 where memory grew by more than 20 MB, or files or threads are left."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz_http2", description="Random HTTP/2.")
     parser.add_argument("--frames", type=int, default=1_000_000)
+    parser.add_argument("--header-blocks", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--serve", metavar="PATH", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
@@ -279,7 +313,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"grew by {report.grown / 1e6:.1f} MB after the first tenth, files by {report.files}, threads by "
         f"{report.threads}"
     )
-    return int(report.grown > 20_000_000 or report.files > 0 or report.threads > 0)
+    before, began = psutil.Process().memory_info().rss, time.perf_counter()
+    outcomes = header_blocks(arguments.header_blocks, seed=arguments.seed)
+    grown = psutil.Process().memory_info().rss - before
+    print(
+        f"{arguments.header_blocks:,} header blocks in {time.perf_counter() - began:.0f} s: "
+        f"{dict(outcomes.most_common())}; memory grew by {grown / 1e6:.1f} MB"
+    )
+    return int(grown > 20_000_000 or report.grown > 20_000_000 or report.files > 0 or report.threads > 0)
 
 
 if __name__ == "__main__":

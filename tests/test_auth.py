@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import logging
 import pickle
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from bridge import errors, make_remote, make_vec_remote, serve_gym
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.auth import Gate, Security
 from bridge.testing import CountingEnv
+from bridge.transport.address import parse_address
 from bridge.transport.certificates import FILES, make_certificates
 from bridge.transport.credentials import TOKEN_VARIABLE, ClientCredentials, Token, read_pem, read_token
 from bridge.transport.service import METHOD, SERVICE
@@ -362,3 +364,86 @@ def test_a_world_of_several_agents_asks_for_the_token_too(certs: dict[str, Path]
         with pytest.raises(errors.RefusedError, match="none came"):
             make_remote(server.url, tls_ca=certs["ca.pem"], timeout=20)
         make_remote(server.url, tls_ca=certs["ca.pem"], token=SECRET, timeout=20).close()
+
+
+# Beyond loopback
+
+
+def wide(**keywords):
+    return serve_gym("CartPole-v1", host="0.0.0.0", **keywords)
+
+
+def test_beyond_loopback_a_server_makes_a_token_and_its_url_lets_clients_in(monkeypatch, tmp_path):
+    monkeypatch.delenv("BRIDGE_TOKEN", raising=False)
+    monkeypatch.setattr(socket, "gethostname", lambda: "127.0.0.1")
+    with pytest.warns(RuntimeWarning, match=r"listening on 0\.0\.0\.0 without TLS"):
+        server = wide(unix_path=str(tmp_path / "s"))
+    with server:
+        token = server.url.partition("?token=")[2]
+        assert len(token) > 40
+        assert token not in repr(server)
+        for url in server.urls:
+            env = make_remote(url)
+            env.reset(seed=0)
+            assert token not in repr(env)
+            env.close()
+        envs = make_vec_remote(server.url, num_envs=2)
+        envs.reset(seed=0)
+        assert all(token not in str(remote) for remote in envs.remotes())
+        envs.close()
+        with pytest.raises(errors.RefusedError, match="wants a token") as caught:
+            make_remote(f"grpc://127.0.0.1:{server.port}")
+        assert caught.value.code == errors.Code.UNAUTHENTICATED
+        with pytest.raises(errors.RefusedError, match="not this server's") as caught:
+            make_remote(f"{server.url[:-1]}{'a' if server.url[-1] != 'a' else 'b'}")
+        assert token[:-1] not in str(caught.value)
+
+
+def test_insecure_makes_no_token_and_warns(monkeypatch):
+    monkeypatch.delenv("BRIDGE_TOKEN", raising=False)
+    with pytest.warns(RuntimeWarning, match=r"without TLS and token: whoever reaches port"):
+        server = wide(insecure=True)
+    with server:
+        assert "token" not in server.url
+        make_remote(f"grpc://127.0.0.1:{server.port}").close()
+
+
+def test_a_given_token_stays_out_of_the_url(monkeypatch):
+    monkeypatch.setenv("BRIDGE_TOKEN", "from-the-environment")
+    for keywords in ({}, {"token": "given"}):
+        with pytest.warns(RuntimeWarning, match="without TLS:"), wide(**keywords) as server:
+            assert "token" not in server.url
+
+
+@pytest.mark.parametrize(
+    ("url", "shown", "token"),
+    [
+        ("grpc://h:1?token=abc", "grpc://h:1", "abc"),
+        ("grpc://h:1/Env-v0?token=abc&num_envs=2", "grpc://h:1/Env-v0?num_envs=2", "abc"),
+        ("h:1?num_envs=2&token=a%2Db", "h:1?num_envs=2", "a-b"),
+        ("unix:///p?token=abc", "unix:///p", "abc"),
+    ],
+)
+def test_the_token_of_a_url_is_shown_to_the_server_and_in_no_message(url, shown, token):
+    address = parse_address(url)
+    assert address.url == shown
+    assert address.credentials.token.reveal() == token
+    assert token not in repr(address)
+    assert "token" not in dict(address.settings)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["grpc://h:1?token=sec%20ret", "grpc://h?token=secret", "tcp://h:1?token=secret", "grpc://h:1?token=secret&x"],
+)
+def test_no_error_about_a_url_shows_its_token(url):
+    with pytest.raises(errors.AddressError) as caught:
+        parse_address(url)
+    assert "sec%20ret" not in str(caught.value)
+    assert "token=s" not in str(caught.value)
+    assert "=secret" not in str(caught.value)
+
+
+def test_a_url_and_a_keyword_that_differ_in_their_token_are_refused():
+    with pytest.raises(errors.SettingError, match="which differ"):
+        make_remote("grpc://127.0.0.1:1?token=a", token="b")

@@ -38,6 +38,13 @@ def test_over_a_connection_garbled_requests_have_one_answer_each_and_the_server_
         env.close()
 
 
+def test_header_blocks_of_any_bytes_have_one_defined_outcome_each() -> None:
+    outcomes = fuzz_http2.header_blocks(5000, seed=5)
+    assert sum(outcomes.values()) == 5000
+    assert set(outcomes) <= {"accepted", "stream error", "connection error 9", "connection error 11"}
+    assert min(outcomes["accepted"], outcomes["stream error"], outcomes["connection error 9"]) > 100
+
+
 @pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="this platform has no Unix sockets")
 def test_whatever_http2_is_spoken_the_server_lives_on_and_nothing_grows() -> None:
     report = fuzz_http2.run(10_000, seed=4)

@@ -385,7 +385,7 @@ def test_the_source_archive_can_be_built_from(built):
         for line in metadata.splitlines()
         if line.startswith("Requires-Dist:") and "extra ==" not in line
     }
-    assert always == {"gymnasium", "numpy", "grpcio", "protobuf", "cloudpickle"}
+    assert always == {"gymnasium", "numpy", "grpcio", "protobuf", "cloudpickle", "hpack"}
 
 
 def test_the_list_of_packages_is_that_of_the_folders():

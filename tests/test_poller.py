@@ -14,6 +14,7 @@ from bridge.client.connect import connect
 from bridge.client.poller import Poller
 from bridge.transport.address import parse_address
 from bridge.transport.http2 import Http2
+from bridge.transport.messages import MessageReader, message_parts
 
 
 def test_an_inbox_gives_what_comes_at_its_sockets_and_then_what_is_there() -> None:
@@ -35,7 +36,7 @@ def test_an_inbox_gives_what_comes_at_its_sockets_and_then_what_is_there() -> No
 def test_sending_to_a_server_that_reads_nothing_is_no_deadlock() -> None:
     """What the socket does not take is kept, and sent while answers are received."""
     got: list[Any] = []
-    http = Http2(client=False, max_message_bytes=1 << 26, stream_window=1 << 26)
+    http = Http2(client=False, stream_window=1 << 26)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         poller: Poller[Any] = Poller()
         url = f"grpc://127.0.0.1:{listener.getsockname()[1]}"
@@ -46,20 +47,21 @@ def test_sending_to_a_server_that_reads_nothing_is_no_deadlock() -> None:
                 poller.get(0.0)  # the client is connected, and sends the head of its call
             stream = None
             while stream is None:
-                for stream, _ in http.feed(server.recv(65536)):  # noqa: B007 - the call
+                for stream, _ in http.receive_data(server.recv(65536)):  # noqa: B007 - the call
                     pass
-            http.head(stream, [(":status", "200"), ("content-type", "application/grpc")])
-            server.sendall(b"".join(http.take()))
+            stream.reader = MessageReader(1 << 26)
+            http.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+            server.sendall(b"".join(http.data_to_send()))
             inbox_thread_sees = threading.Event()
             answer = b"\0" * 3_000_000
-            http.send(stream, [answer], len(answer))
+            http.send_data(stream, message_parts([answer], len(answer)), len(answer) + 5)
             received: list[Any] = []
 
             def read_late() -> None:
                 inbox_thread_sees.wait(10.0)
-                server.sendall(b"".join(http.take()))
+                server.sendall(b"".join(http.data_to_send()))
                 while not received:
-                    received.extend(event for _, event in http.feed(server.recv(1 << 18)))
+                    received.extend(event for _, event in http.receive_data(server.recv(1 << 18)))
 
             reader = threading.Thread(target=read_late)
             reader.start()

@@ -201,3 +201,17 @@ def test_garbage_is_left_to_protobuf(garbage: bytes) -> None:
     codec = make(("f4", "i8"), (3,))
     assert codec.read_request(garbage) is None
     assert codec.read_response(garbage) is None
+
+
+def test_a_request_is_one_message_and_not_two_in_a_row():
+    """Protobuf merges two messages in a row; other readers let the second replace the first."""
+    made = StepCodec.make(
+        [(1, Spec.number("a", (3,), np.dtype(np.float64)))], [(2, Spec.number("o", (), np.dtype("<f8")))]
+    )
+    data = made.write_request([np.array([1.0, 2.0, 3.0])])
+    assert data[0] == 0x1A
+    assert data[1] == len(data) - 2
+    step = pb.EnvironmentRequest.FromString(data).step
+    assert list(step.requested_observations) == [2]
+    assert list(step.actions) == [1]
+    assert made.write_requests([np.array([[1.0, 2.0, 3.0]])]) == [data]

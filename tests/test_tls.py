@@ -29,7 +29,7 @@ from bridge.testing import CountingEnv
 from bridge.transport.address import parse_address
 from bridge.transport.certificates import make_certificates
 from bridge.transport.credentials import TOKEN_VARIABLE, ClientCredentials
-from bridge.transport.http2 import PREFACE
+from bridge.transport.frames import PREFACE
 from bridge.transport.tls import Tls, client_context, server_context
 from bridge.wrappers import BlockingReset
 from tests import test_fidelity

@@ -223,7 +223,7 @@ def connecting_lines(urls: Sequence[str], ids: Sequence[str], kind: str) -> list
         kind: What a world is of: `one` environment, `lanes`, or `agents`.
     """
     if len(ids) > 1:  # a zoo: the client names one of them
-        urls = [f"{url}/{ids[0]}" for url in urls]
+        urls = ["{0}/{3}{1}{2}".format(*url.partition("?"), ids[0]) for url in urls]
     quoted = [f'"{url}"' for url in urls]
     if kind == "agents":
         return ["from bridge import make_parallel_remote", f"env = make_parallel_remote({quoted[0]})"]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
-from bridge.client.connection import Call, Connection, close_calls
+from bridge.client.connection import Call, close_calls, connection_to
 from bridge.client.poller import Poller
 from bridge.errors import RemoteError, SettingError
 from bridge.transport.address import Address, is_loopback
@@ -83,13 +83,7 @@ def connect(
 
         return GrpcioCall(address, poller, label, max_message_bytes)
     shared = shared and (local or is_loopback(address.host))
-    key = address.scheme, address.target, address.credentials
-    connection: Connection | None = poller.connections.get(key) if shared else None
-    if connection is None or not connection.accepts_calls:
-        connection = Connection(address, poller, max_message_bytes, shared=shared)
-        if shared:
-            poller.connections[key] = connection
-    return Call(connection, address.url, deliver)
+    return Call(connection_to(address, poller, max_message_bytes, shared=shared), address.url, deliver)
 
 
 def close_all(connections: Sequence[AnyCall], timeout: float) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from bridge.client.dialer import Dialer
-from bridge.client.grpc_client import GrpcClient, Received
+from bridge.client.grpc_client import GrpcClient, Received, Refused
 from bridge.client.poller import Poller
 from bridge.errors import ConnectError, ConnectionLostError, RemoteError, SettingError
 from bridge.forks import forget_in_child
@@ -24,7 +24,7 @@ from bridge.transport.address import Address
 from bridge.transport.remedies import remedy
 from bridge.transport.tls import Tls, client_context, explain
 
-__all__ = ["Call", "Connection", "close_calls"]
+__all__ = ["Call", "Connection", "close_calls", "connection_to"]
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _CHUNK = 65536
@@ -32,6 +32,9 @@ _CHUNK = 65536
 _STALL = 5.0
 # Requests of a connection that are sent together.
 _TOGETHER = 16
+# Connections that may refuse a call, and what one counts as that had no other.
+_MAX_ATTEMPTS = 60
+_ALONE = 20
 _MAX_PARTS = 64
 
 
@@ -52,6 +55,10 @@ class Call:
         self.deliver = deliver
         self.stream: Any = None
         """Its stream of HTTP/2."""
+        self.unconfirmed: list[bytes] | None = []
+        """Requests to send again on a further connection, until the server has begun to answer; None: it has."""
+        self.attempts = 0
+        """Connections that refused it; one that had no other call counts as `_ALONE`."""
         self.ended = False
         self.finished = False
         with connection.poller.lock:
@@ -75,6 +82,11 @@ class Call:
             ConnectionLostError: This process was forked from the one that the call belongs to.
         """
         connection = self.connection
+        if self.unconfirmed is not None:
+            if self.stream is not None and self.stream.headers_received:
+                self.unconfirmed = None
+            else:
+                self.unconfirmed.append(request)
         if len(request) > connection.max_message_bytes:
             raise SettingError(
                 f"a request of {len(request)} bytes is larger than max_message_bytes={connection.max_message_bytes}"
@@ -152,7 +164,7 @@ class Connection:
         """Whether it takes a further call."""
         return not (self.ended or self.inherited or self._unresponsive) and self.grpc.accepts_calls
 
-    # Lines
+    # Calls
 
     def add(self, call: Call) -> None:
         """Begin a call; the first one connects."""
@@ -184,7 +196,7 @@ class Connection:
             self._unresponsive = True  # perhaps nobody is there any more: whoever connects next does so anew
             call.ended = True
             self._calls.discard(call)
-            self.grpc.cut(call)
+            self.grpc.cancel(call)
             if self._calls:
                 self.flush()
         if not self._calls:
@@ -212,13 +224,8 @@ class Connection:
             self._out.append(memoryview(tls.send()))
         grpc = self.grpc
         came: list[Received] = []
-        while plain and (space := grpc.space) is not None:
-            count = min(len(space), len(plain))
-            space[:count] = plain[:count]
-            came += grpc.filled(count)
-            plain = plain[count:]
         if plain:
-            came += grpc.feed(plain)
+            came += grpc.receive_data(plain)
         return came
 
     # The socket
@@ -254,7 +261,7 @@ class Connection:
         if sock is None:
             return
         if tls is None or tls.ready:
-            parts = self.grpc.take()
+            parts = self.grpc.data_to_send()
             if not parts and not self._out:
                 return
             if parts and tls is not None:
@@ -324,13 +331,14 @@ class Connection:
                 data = sock.recv(_CHUNK)
                 count = len(data)
                 came = self._opened(self._tls, data)
-            elif (space := grpc.space) is None:
+            elif (buffer := grpc.get_buffer()) is None:
                 data = sock.recv(_CHUNK)
                 count = len(data)
-                came = grpc.feed(data)
+                came = grpc.receive_data(data)
             else:
-                count = sock.recv_into(space)
-                came = grpc.filled(count)
+                with buffer:
+                    count = sock.recv_into(buffer)
+                came = grpc.buffer_updated(count)
         except BlockingIOError:
             return
         except RemoteError as error:  # some of them are OSErrors too
@@ -342,7 +350,7 @@ class Connection:
         self._received_at = time.monotonic()
         self.silent = self.silent and not count
         for call, what in came:
-            if isinstance(what, RemoteError):
+            if isinstance(what, (RemoteError, Refused)):
                 self._end_call(call, what)
             else:
                 call.deliver(what)
@@ -351,7 +359,7 @@ class Connection:
         self.flush()
         if grpc.broken and not self.ended:
             try:
-                grpc.feed(b"")
+                grpc.receive_data(b"")
             except RemoteError as error:
                 self._end(error.at)
         if not count and not self.ended:
@@ -397,7 +405,7 @@ class Connection:
         came: Iterable[Received] = ()
         try:
             data = sock.recv(_CHUNK)
-            came = self._opened(self._tls, data) if self._tls is not None else self.grpc.feed(data)
+            came = self._opened(self._tls, data) if self._tls is not None else self.grpc.receive_data(data)
         except ssl.SSLError as error:
             return error
         except RemoteError as error:
@@ -405,19 +413,32 @@ class Connection:
         except OSError:
             return None
         for call, what in came:
-            if isinstance(what, RemoteError):
+            if isinstance(what, (RemoteError, Refused)):
                 self._end_call(call, what)
         return None
 
-    def _end_call(self, call: Call, ending: RemoteError) -> None:
-        """Say how a call ended, once; with the last one the socket goes."""
+    def _end_call(self, call: Call, ending: RemoteError | Refused) -> None:
+        """Say how a call ended, once, or open it elsewhere where it was refused; with the last one the socket goes."""
         if call.ended:
             return
-        call.ended = True
         self._calls.discard(call)
-        call.deliver(ending)
+        if isinstance(ending, Refused):
+            call.attempts += 1 if self._calls else _ALONE
+            if call.unconfirmed is not None and call.attempts < _MAX_ATTEMPTS and not self.inherited:
+                self._move(call)
+            else:
+                ending = ending.error
+        if isinstance(ending, RemoteError):
+            call.ended = True
+            call.deliver(ending)
         if not self._calls:
             self._abort()
+
+    def _move(self, call: Call) -> None:
+        """Open a call on a further connection to the same place."""
+        call.stream = None
+        call.connection = connection_to(self._address, self.poller, self.max_message_bytes, shared=self._shared)
+        call.connection.add(call)
 
     def _end(self, ending: Callable[[str], RemoteError]) -> None:
         """Close the socket, and say why to each call, once."""
@@ -437,6 +458,17 @@ class Connection:
         if sock is not None:
             self.poller.forget(sock)
             sock.close()
+
+
+def connection_to(address: Address, poller: Poller[Any], max_message_bytes: int, *, shared: bool) -> Connection:
+    """Return a connection that takes a further call: a new one, unless it may be shared and there is one."""
+    key = address.scheme, address.target, address.credentials
+    connection: Connection | None = poller.connections.get(key) if shared else None
+    if connection is None or not connection.accepts_calls:
+        connection = Connection(address, poller, max_message_bytes, shared=shared)
+        if shared:
+            poller.connections[key] = connection
+    return connection
 
 
 def close_calls(calls: Sequence[Call], timeout: float) -> None:

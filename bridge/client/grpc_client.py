@@ -10,19 +10,19 @@ from bridge.errors import Code, ConnectError, ConnectionLostError, PeerError, Re
 from bridge.transport import keepalive
 from bridge.transport.address import Address
 from bridge.transport.credentials import TOKEN_VARIABLE
-from bridge.transport.http2 import (
+from bridge.transport.frames import (
     CANCEL,
-    Compressed,
-    End,
+    ENHANCE_YOUR_CALM,
+    REFUSED_STREAM,
     Event,
-    Fields,
-    Garbled,
-    Http2,
+    HeadersReceived,
     Http2Error,
-    Reset,
     Stream,
-    TooLarge,
+    StreamEnded,
+    StreamReset,
 )
+from bridge.transport.http2 import Http2
+from bridge.transport.messages import CompressedMessage, MalformedMessage, MessageReader, TooLarge, message_parts
 from bridge.transport.remedies import remedy
 from bridge.transport.service import HELLO, METHOD, SERVICE
 from bridge.transport.token import shown_token
@@ -31,9 +31,18 @@ from bridge.version import __version__
 if TYPE_CHECKING:
     from bridge.client.connection import Call
 
-__all__ = ["FOREIGN_KEEPALIVE_INTERVAL", "GrpcClient", "Received", "call_error"]
+__all__ = ["FOREIGN_KEEPALIVE_INTERVAL", "GrpcClient", "Received", "Refused", "call_error"]
 
-Received = tuple["Call", bytes | bytearray | RemoteError]
+
+@dataclasses.dataclass(frozen=True)
+class Refused:
+    """The server did nothing for a call: it is to be opened on a further connection."""
+
+    error: RemoteError
+    """What it ends with where that is of no use."""
+
+
+Received = tuple["Call", bytes | bytearray | RemoteError | Refused]
 """An answer, or how a call ended."""
 
 FOREIGN_KEEPALIVE_INTERVAL = 310.0
@@ -47,12 +56,11 @@ _BY_HTTP_STATUS = {
     "404": Code.UNIMPLEMENTED,
     **dict.fromkeys(("429", "502", "503", "504"), Code.UNAVAILABLE),
 }
-_BY_RESET = {
-    7: Code.UNAVAILABLE,
-    8: Code.CANCELLED,
-    11: Code.RESOURCE_EXHAUSTED,
-    12: Code.PERMISSION_DENIED,
-}
+_MAX_HEADER_BYTES = 65536
+_INADEQUATE_SECURITY = 12
+# Statuses of a stream that is gone: answers to requests travel within the stream, those of errors too.
+_LOST = (Code.UNAVAILABLE, Code.CANCELLED)
+_BROKEN = (Code.INTERNAL, Code.UNKNOWN)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,13 +85,21 @@ def call_error(url: str, scheme: str, code: int, details: str, *, answered: bool
         return ConnectionLostError(url, "the server ended the stream")
     if code == Code.UNAVAILABLE and not answered:
         return ConnectError(url, f"no connection: {details}. {remedy(scheme, details)}")
-    if code in (Code.UNAVAILABLE, Code.CANCELLED):
+    if code in _LOST or (answered and code in _BROKEN):
         return ConnectionLostError(url, f"the connection was lost: {details}")
+    if code in _BROKEN:
+        return ConnectError(url, f"no connection: {details}. {remedy(scheme, details)}")
     if code == Code.UNIMPLEMENTED:
         return ConnectError(url, f"a gRPC server is there, but it does not speak dm_env_rpc: {details}")
     if code == Code.UNAUTHENTICATED and withheld:
         details += f" ({TOKEN_VARIABLE} is not sent unencrypted to another machine: use grpcs://, or pass token=)"
     return RefusedError(url, f"the stream was ended: {details}", code)
+
+
+def _is_refused(stream: Stream, event: Event) -> bool:
+    """Return whether the server did nothing for a stream, so that it may be opened on a further connection."""
+    refused = isinstance(event, StreamReset) and event.reason is None and event.code == REFUSED_STREAM
+    return refused and not stream.headers_received
 
 
 class GrpcClient:
@@ -112,7 +128,9 @@ class GrpcClient:
         ]
         if token is not None:
             self._fields.append(("authorization", f"Bearer {token}"))
-        self._http = Http2(client=True, max_message_bytes=max_message_bytes)
+        self._http = Http2(client=True, max_header_bytes=_MAX_HEADER_BYTES)
+        self._queued: list[Call] = []
+        """Calls that wait for the server's settings, which say how many there may be."""
         self.answered = False
         """Whether the server is known to speak gRPC."""
         self.server_version: str | None = None
@@ -124,61 +142,90 @@ class GrpcClient:
     def accepts_calls(self) -> bool:
         """Whether a further call may be opened."""
         http = self._http
-        return http.farewell is None and len(http.streams) < min(_MAX_CALLS, http.room_for_streams)
+        calls = len(http.streams) + len(self._queued)
+        return http.goaway_received is None and calls < min(_MAX_CALLS, http.max_peer_streams)
 
     @property
     def broken(self) -> bool:
-        """Whether what follows is no HTTP/2; `feed` then raises."""
-        return self._http.broken is not None
+        """Whether what follows is no HTTP/2; `receive_data` then raises."""
+        return self._http.error is not None
 
-    def take(self) -> list[bytes | memoryview]:
+    def data_to_send(self) -> list[bytes | memoryview]:
         """Return what is to be sent now."""
-        return self._http.take()
+        return self._http.data_to_send()
 
     def open(self, call: Call) -> None:
-        """Open a call."""
-        call.stream = self._http.open(self._fields)
-        call.stream.owner = call
+        """Open a call, and send the requests that were made already. All but the first wait for the settings."""
+        http = self._http
+        if http.streams and not http.settings_received:
+            self._queued.append(call)
+            return
+        stream = call.stream = http.open_stream(self._fields)
+        stream.owner = call
+        stream.reader = MessageReader(self._max_message_bytes)
+        for request in call.unconfirmed or ():
+            self.pack(call, request)
+        if call.finished:
+            http.end_stream(stream)
+
+    def _open_queued(self) -> list[Received]:
+        """Open the calls that waited for the settings; return those for which there is no room."""
+        refused: list[Received] = []
+        queued, self._queued = self._queued, []
+        for call in queued:
+            if self.accepts_calls:
+                self.open(call)
+            else:
+                text = f"the server takes {self._http.max_peer_streams} streams of a connection"
+                refused.append((call, Refused(ConnectError(call.url, text))))
+        return refused
 
     def pack(self, call: Call, request: bytes) -> None:
-        """Send a request, as far as the server has room."""
-        self._http.send(call.stream, [request], len(request))
+        """Send a request, as far as the server has windows. Of a call that is not open yet it is sent by `open`."""
+        if call.stream is not None:
+            self._http.send_data(call.stream, message_parts([request], len(request)), len(request) + 5)
 
     def finish(self, call: Call) -> None:
         """End the call's requests."""
-        self._http.finish(call.stream)
+        if call.stream is not None:
+            self._http.end_stream(call.stream)
 
-    def cut(self, call: Call) -> None:
+    def cancel(self, call: Call) -> None:
         """Cancel the call."""
-        self._http.cut(call.stream, CANCEL)
+        if call.stream is not None:
+            self._http.reset_stream(call.stream, CANCEL)
+        elif call in self._queued:
+            self._queued.remove(call)
 
     def ping(self) -> None:
         """Send a ping."""
         self._http.ping()
 
-    @property
-    def space(self) -> memoryview | None:
-        """Where the next bytes go, to be received into and told to `filled`; None: anywhere, to `feed`."""
-        return self._http.space
+    def get_buffer(self) -> memoryview | None:
+        """Return where the next bytes go, to be received into, for `buffer_updated`; None: to `receive_data`."""
+        return self._http.get_buffer()
 
-    def filled(self, count: int) -> list[Received]:
-        """Take note that bytes are in `space`."""
-        return self._noted(self._http.filled(count))
+    def buffer_updated(self, count: int) -> list[Received]:
+        """Note that bytes are in the buffer. Raises as `receive_data`."""
+        try:
+            return self._handle(self._http.buffer_updated(count))
+        except Http2Error as error:
+            raise PeerError(self._url, f"it speaks no HTTP/2: {error}") from error
 
-    def feed(self, data: bytes) -> list[Received]:
+    def receive_data(self, data: bytes) -> list[Received]:
         """Take bytes; return what they complete. Raises RemoteError where they are no HTTP/2."""
         http = self._http
         try:
-            if http.broken is not None:
-                raise http.broken
-            return self._noted(http.feed(data))
+            if http.error is not None:
+                raise http.error
+            return self._handle(http.receive_data(data))
         except Http2Error as error:
             if self.answered:
                 raise PeerError(self._url, f"it speaks no HTTP/2: {error}") from error
             details = f"no gRPC server: {error}"
             raise ConnectError(self._url, f"{details}. {remedy(self._scheme, details)}") from error
 
-    def _noted(self, events: list[tuple[Stream, Event]]) -> list[Received]:
+    def _handle(self, events: list[tuple[Stream, Event]]) -> list[Received]:
         """Return what events mean to the calls."""
         came: list[Received] = []
         for stream, event in events:
@@ -188,37 +235,51 @@ class GrpcClient:
             else:
                 status = self._status(stream, event)
                 if status is not None:
-                    self._http.cut(stream, CANCEL)  # where it is still open
-                    came.append((stream.owner, self._error(stream.owner.url, status)))
+                    self._http.reset_stream(stream, CANCEL)  # if it is still open
+                    error = self._error(stream.owner.url, status)
+                    came.append((stream.owner, Refused(error) if _is_refused(stream, event) else error))
+        if self._queued and self._http.settings_received:
+            came += self._open_queued()
         if self.answered and self.keepalive_interval == FOREIGN_KEEPALIVE_INTERVAL and self.server_version is not None:
             self.keepalive_interval = keepalive.KEEPALIVE
         return came
 
     def _status(self, stream: Stream, event: Event) -> _Status | None:
         """Return the status that an event gives a call; None: it goes on."""
-        if isinstance(event, Fields):
+        if isinstance(event, HeadersReceived):
             return self._by_fields(stream, event)
-        if isinstance(event, Reset):
-            code = _BY_RESET.get(event.code, Code.INTERNAL)
-            why = self._http.farewell or f"the server cut the stream with HTTP/2's error {event.code}"
-            return _Status(int(code), why)
+        if isinstance(event, StreamReset):
+            return self._by_reset(event)
         if isinstance(event, TooLarge):
             limit = self._max_message_bytes
             text = f"an answer of {event.size} bytes is larger than max_message_bytes={limit}"
             return _Status(int(Code.RESOURCE_EXHAUSTED), text)
-        if isinstance(event, Garbled):
-            return _Status(int(Code.INTERNAL), event.what)
-        if isinstance(event, Compressed):
+        if isinstance(event, MalformedMessage):
+            return _Status(int(Code.INTERNAL), event.reason)
+        if isinstance(event, CompressedMessage):
             text = "the server sent a compressed message, which was not asked for"
             return _Status(int(Code.INTERNAL), text)
-        if isinstance(event, End):
+        if isinstance(event, StreamEnded):
             return _Status(int(Code.INTERNAL), "the server ended the stream without a status")
         return None
 
-    def _by_fields(self, stream: Stream, event: Fields) -> _Status | None:
+    def _by_reset(self, event: StreamReset) -> _Status:
+        """Return the status of a stream that was reset: lost, by the server or by a proxy, unless it was forbidden."""
+        if event.reason is not None:
+            return _Status(int(Code.INTERNAL), f"the server broke the rules of HTTP/2: {event.reason}")
+        why = self._http.goaway_received or f"the stream was reset with HTTP/2's error {event.code}"
+        code = {
+            REFUSED_STREAM: Code.UNAVAILABLE,
+            CANCEL: Code.CANCELLED,
+            ENHANCE_YOUR_CALM: Code.UNAVAILABLE,
+            _INADEQUATE_SECURITY: Code.PERMISSION_DENIED,
+        }.get(event.code, Code.INTERNAL)
+        return _Status(int(code), why)
+
+    def _by_fields(self, stream: Stream, event: HeadersReceived) -> _Status | None:
         fields = event.fields
         http = fields.get(":status")
-        if http is not None or not event.last:  # the first ones of the call
+        if http is not None or not event.end_stream:  # the first ones of the call
             kind = fields.get("content-type", "")
             if http != "200" and "grpc-status" not in fields:
                 code = _BY_HTTP_STATUS.get(http or "", Code.UNKNOWN)
@@ -226,8 +287,10 @@ class GrpcClient:
             if not kind.startswith("application/grpc"):
                 return _Status(int(Code.UNKNOWN), f"expected the content-type application/grpc, got {kind!r:.80}")
             self.server_version = fields.get(HELLO, self.server_version)
-        if not event.last:
+        if not event.end_stream:
             return None
+        if "grpc-status" not in fields:
+            return _Status(int(Code.INTERNAL), "the server ended the stream without a status")
         text = fields.get("grpc-status", "")
         # Python reads no number of thousands of digits, and no code has more than two.
         number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else int(Code.UNKNOWN)
@@ -240,6 +303,6 @@ class GrpcClient:
 
     def cut_off(self) -> str:
         """Say what the end of the socket's stream means now."""
-        if self._http.farewell:
-            return f"the connection was lost: {self._http.farewell}"
+        if self._http.goaway_received:
+            return f"the connection was lost: {self._http.goaway_received}"
         return "the server ended the stream" if self.answered else "it closed the connection without replying"

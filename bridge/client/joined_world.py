@@ -98,8 +98,8 @@ class JoinedWorld:
         self.info = _world_info(observation_space, action_space, lanes, version, properties)
 
     def _write_first_step(self) -> bytes:
-        wanted = self.reader.wanted + (self.realtime.wanted if self.realtime is not None else [])
-        return pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=wanted)).SerializeToString()
+        self._wanted = self.reader.wanted + (self.realtime.wanted if self.realtime is not None else [])
+        return pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=self._wanted)).SerializeToString()
 
     def wait_for_all(self) -> None:
         """Of a real-time world of lanes: have answers wait until every lane has an observation."""
@@ -140,9 +140,8 @@ class JoinedWorld:
         request = pb.EnvironmentRequest()
         for uid, array in zip(self._action_uids, arrays, strict=True):
             fill_tensor(request.step.actions[uid], array)
-        request.step.SetInParent()
-        # Two serialized messages in a row are their merged one: what is constant was serialized at the join.
-        return self.first_step + request.SerializeToString()
+        request.step.requested_observations.extend(self._wanted)
+        return request.SerializeToString()
 
     def write_columns(self, columns: Sequence[Column], slot: int) -> bytes:
         """Return the Step with the actions of this world's slots, from `slot` on."""

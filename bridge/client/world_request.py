@@ -64,8 +64,11 @@ class WorldRequest:
             SettingError: They contradict each other, or ask for something of a world that exists already.
         """
         address = parse_address(url)
+        url = address.url  # which holds no token
         if credentials is not None:
-            address = dataclasses.replace(address, credentials=credentials)
+            address = dataclasses.replace(
+                address, credentials=credentials.with_token_of(address.credentials, address.url)
+            )
         if address.env_id and env_id and address.env_id != env_id:
             raise SettingError(f"the URL {url!r} names {address.env_id!r}, but env_id is {env_id!r}; give one of them")
         if env is not None and (address.env_id or env_id or address.world is not None):

@@ -317,8 +317,8 @@ class StepCodec:
         """Whether the last observation is the info."""
         self._actions = _template(_REQUEST_ENTRY, actions)
         self._observations = _template(_RESPONSE_ENTRY, observations)
-        # Two serialized messages in a row are their merged one.
-        self._request_head = self.first + b"\x1a" + _varint(self._actions.size)
+        wants = pb.StepRequest(requested_observations=wanted).SerializeToString()
+        self._request_head = b"\x1a" + _varint(len(wants) + self._actions.size) + wants
         self._request_size = len(self._request_head) + self._actions.size
         self._blank_request: Array = np.frombuffer(self._request_head + self._actions.blank(), _BYTE)
         self.form: object = (self._request_head, self._actions)

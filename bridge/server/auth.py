@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import secrets
 import ssl
 
 from bridge.errors import Code, RequestError, SettingError
-from bridge.logs import SafeLog
+from bridge.logs import LimitedLog
+from bridge.transport.address import is_loopback
 from bridge.transport.credentials import Pem, Token, TokenLike, read_pem, read_token
 from bridge.transport.tls import server_context
 
 __all__ = ["Gate", "Security"]
-
-_log = SafeLog(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +28,8 @@ class Security:
     """PEM: the certificate's key."""
     tls_client_ca: bytes | None = dataclasses.field(default=None, repr=False)
     """PEM: the authorities of which every client needs a certificate; None: clients need none."""
+    generated: bool = False
+    """Whether the server has made the token."""
 
     @classmethod
     def of(
@@ -75,6 +77,22 @@ class Security:
             return None
         return server_context(self.tls_certificate, self.tls_key, self.tls_client_ca, alpn)
 
+    def for_host(self, host: str, *, insecure: bool) -> Security:
+        """Return how a server that listens there is protected: with a token of its own, where it has none.
+
+        Args:
+            host: The address that it listens on.
+            insecure: Whether it goes without a token though others reach it.
+        """
+        if insecure or is_loopback(host) or self.authenticates:
+            return self
+        return dataclasses.replace(self, token=Token(secrets.token_urlsafe(32)), generated=True)
+
+    @property
+    def query(self) -> str:
+        """What is appended to the server's URL: the token, where the server has made it."""
+        return f"?token={self.token.reveal()}" if self.token is not None and self.generated else ""
+
     @property
     def authenticates(self) -> bool:
         """Whether a stranger is refused."""
@@ -96,6 +114,7 @@ class Gate:
 
     def __init__(self, token: Token | None) -> None:
         self._token = token
+        self._log = LimitedLog(__name__)
 
     def check(self, shown: str | None, peer: str) -> None:
         """Let a client in, or log and raise.
@@ -110,7 +129,7 @@ class Gate:
         if self._token is None or self._token.matches(shown):
             return
         problem = "the token that came is not this server's" if shown else "this server wants a token, and none came"
-        _log.warning("refused %s: %s", peer, problem)
+        self._log.warning("refused %s: %s", peer, problem)
         raise RequestError(
             Code.UNAUTHENTICATED,
             f"{problem}; pass token=… or token_file=…, or set the environment variable BRIDGE_TOKEN",

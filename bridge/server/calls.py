@@ -15,19 +15,20 @@ from bridge.server.limits import ConnectionCount, Limits
 from bridge.server.metrics import Metrics
 from bridge.server.serving import MOMENT
 from bridge.server.session import Hub, Session, error_response
-from bridge.transport.http2 import RefusedMessage
+from bridge.transport.messages import PREFIX, RefusedMessage
 from bridge.worlds.scheduling import Scheduler, Task
 
-__all__ = ["PREFIX", "Call", "Calls", "Client", "Request"]
+__all__ = ["Call", "Calls", "Client", "Request"]
 
 _log = SafeLog(__name__)
 Request = bytes | bytearray
-PREFIX = 5
-"""What a message takes beside its bytes: so much window does even an empty one use."""
 # Answers of a connection that are sent together, where that many requests came together, and the seconds for which the
 # first of them waits.
 _TOGETHER = 8
 _SOON = 0.001
+# Requests of a call that may wait, and what each of them takes beside its bytes.
+_MAX_WAITING = 1000
+_OVERHEAD = 100
 
 
 class Client(Protocol):
@@ -88,6 +89,8 @@ class Call:
         """What the client's protocol knows it by."""
         self.requests: deque[Request | None] = deque()
         """Those that wait for an earlier one, or for the client to take answers; None: no more follow."""
+        self.released = False
+        """Whether one that waited is to be served next."""
         self.busy = False
         """Whether a request of it is being served."""
         self.over = False
@@ -188,13 +191,23 @@ class Calls:
         call.unsent = 0
 
     def _release(self, call: Call) -> None:
-        """Have the requests of a call served that waited, before those that came later."""
-        while call.requests:
-            request = call.requests.pop()
-            if request is not None:
-                call.client.resume(call, len(request) + PREFIX)
+        """Have the first of a call's requests served that wait; of a call that is over: drop them all."""
+        if call.over:
+            while call.requests:
+                call.client.drop(self._take_waiting(call))
+            self.receive(call, None)
+        elif call.requests and not call.released:
+            call.released = True
             call.client.unserved += 1
-            self.ready.appendleft((call, request))
+            self.ready.appendleft((call, self._take_waiting(call)))
+
+    def _take_waiting(self, call: Call) -> Request | None:
+        request = call.requests.popleft()
+        if request is not None:
+            call.client.resume(call, len(request) + PREFIX)
+            if type(request) is bytes:
+                call.client.hold(-len(request) - _OVERHEAD)
+        return request
 
     # Serving
 
@@ -242,10 +255,11 @@ class Calls:
         """Serve one request, or have it wait for its turn."""
         client = call.client
         client.unserved -= 1
+        first, call.released = call.released or not call.requests, False
         if request is not None and call.over:  # its client is gone
             client.drop(request)
-        elif call.busy or call.requests or (not call.over and (call.blocked or client.unsent)):
-            self._defer(call, request)
+        elif call.busy or not first or (not call.over and (call.blocked or client.unsent)):
+            self._defer(call, request, first=first)
         elif request is None:
             self._conclude(call)
         else:
@@ -257,14 +271,26 @@ class Calls:
                 self._admission.enter(len(request))
             except RequestError as error:
                 self._answer(call, [error_response(error)])
+                if call.requests:
+                    self.unblock(call)
             else:
                 self._begin(call, request)
 
-    def _defer(self, call: Call, request: Request | None) -> None:
+    def _defer(self, call: Call, request: Request | None, *, first: bool) -> None:
         """Keep a request until those before it are answered, and the client has taken the answers."""
-        call.requests.append(request)
+        if len(call.requests) >= _MAX_WAITING and not call.over:
+            call.client.drop(request)
+            text = f"{_MAX_WAITING} requests of this call wait already; take the answers before you send more"
+            self.abandon(call, RequestError(Code.RESOURCE_EXHAUSTED, text))
+            return
+        if first:
+            call.requests.appendleft(request)
+        else:
+            call.requests.append(request)
         if request is not None:
             call.client.defer(call, len(request) + PREFIX)
+            if type(request) is bytes:
+                call.client.hold(len(request) + _OVERHEAD)
         if not call.busy:
             call.client.blocked_calls.add(call)
 
@@ -339,7 +365,7 @@ class Calls:
         client.calls.discard(call)
         self._unblocked(call)
         while call.requests:
-            client.drop(call.requests.popleft())
+            client.drop(self._take_waiting(call))
         if not call.over:
             call.over = True
             client.finish(call, None)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from bridge.errors import RequestError
 from bridge.server.admission import Admission
 from bridge.server.event_loop import READ
-from bridge.transport.http2 import SMALL, Stream
+from bridge.server.fair_share import ProcessorAccount
+from bridge.transport.frames import Stream
+from bridge.transport.http2_sender import SMALL
 from bridge.transport.tls import Tls
 from bridge.worlds.scheduling import Timer
 
@@ -18,10 +20,12 @@ if TYPE_CHECKING:
     from bridge.server.calls import Call
     from bridge.server.grpc_server import GrpcProtocol
 
-__all__ = ["CHUNK", "Connection"]
+__all__ = ["CHUNK", "SMALL_CHUNK", "Connection"]
 
 CHUNK = 65536
 """Bytes that are received at a time."""
+SMALL_CHUNK = 4096
+"""Bytes that are received at a time of a client that uses much processor time without asking for anything."""
 _MAX_PARTS = 64
 
 
@@ -33,9 +37,12 @@ class Connection:
         peer: Where the client is, for the log.
         tls: What stands between the socket and the protocol; None: nothing.
         admission: Counts the bytes that wait.
+        account: Counts the processor time that it uses.
     """
 
-    def __init__(self, sock: socket.socket, peer: str, tls: Tls | None, admission: Admission) -> None:
+    def __init__(
+        self, sock: socket.socket, peer: str, tls: Tls | None, admission: Admission, account: ProcessorAccount
+    ) -> None:
         self.sock = sock
         self.peer = peer
         self.tls = tls
@@ -64,6 +71,11 @@ class Connection:
         """Whether the last answer may wait for the next ones, to be sent together with them."""
         self._admission = admission
         self._held = 0
+        self.account = account
+        self.productive = False
+        """Whether what was received last belonged to a request."""
+        self.read_timer: Timer | None = None
+        """Reads it again, where it has used more processor time than it may; None: it is read."""
 
     # What counts for `max_queued_bytes`
 
@@ -100,25 +112,20 @@ class Connection:
             RequestError: The bytes cannot be read.
         """
         protocol = self.protocol
-        http = protocol.http
-        if self.tls is not None:
-            data = self.sock.recv(CHUNK)
-            plain = self.tls.receive(data) if data else b""
-            while plain and (space := http.space) is not None:
-                count = min(len(space), len(plain))
-                space[:count] = plain[:count]
-                protocol.handle(http.filled(count))
-                plain = plain[count:]
-            if plain:
-                protocol.receive_data(plain)
-            return len(data)
-        if http.current is not None and (space := http.space) is not None:
-            count = self.sock.recv_into(space)
-            protocol.handle(http.filled(count))
-            return count
-        data = self.sock.recv(CHUNK)
-        if data:
-            protocol.receive_data(data)
+        if self.tls is None:
+            buffer = protocol.http.get_buffer()
+            if buffer is not None:
+                with buffer:
+                    count = self.sock.recv_into(buffer)
+                protocol.buffer_updated(count)
+                self.productive = True
+                return count
+        data = self.sock.recv(CHUNK if self.productive else SMALL_CHUNK)
+        before = self.unserved
+        plain = data if self.tls is None else self.tls.receive(data)
+        if plain:
+            protocol.receive_data(plain)
+        self.productive = self.unserved > before or protocol.http.receives_large
         return len(data)
 
     # What goes
@@ -183,7 +190,7 @@ class Connection:
         """Send an answer with the next `flush`; return whether the client has room for all of it."""
         self.joins_answers = size <= SMALL
         stream: Stream = call.stream
-        self.protocol.http.send(stream, parts, size)
+        self.protocol.answer(call, parts, size)
         return not stream.pending
 
     def is_blocked(self, call: Call) -> bool:
@@ -196,7 +203,8 @@ class Connection:
 
     def resume(self, call: Call, size: int) -> None:
         """Give the client the window of a request that is served now."""
-        self.protocol.resume(call, size)
+        if not self.closed:
+            self.protocol.resume(call, size)
 
     def finish(self, call: Call, error: RequestError | None) -> None:
         """End a call: as it should, or for a reason."""

@@ -12,12 +12,14 @@ from collections.abc import Callable
 from functools import partial
 
 from bridge.errors import RequestError
-from bridge.logs import SafeLog
+from bridge.logs import LimitedLog, SafeLog
 from bridge.server.admission import Admission
 from bridge.server.calls import Call, Calls
 from bridge.server.connection import CHUNK, Connection
 from bridge.server.event_loop import READ, WRITE, EventLoop
+from bridge.server.fair_share import FairShare, ProcessorAccount
 from bridge.server.grpc_server import GrpcProtocol
+from bridge.server.helper_thread import HelperThread
 from bridge.server.limits import Limits
 from bridge.server.listeners import UnixListener, listen_tcp
 from bridge.transport.sockets import prepare
@@ -27,6 +29,7 @@ from bridge.worlds.scheduling import Timer
 __all__ = ["Connections"]
 
 _log = SafeLog(__name__)
+_refusals = LimitedLog(__name__)
 # Seconds that a client has to begin to speak, and that one which was refused has for reading why.
 _HELLO_TIMEOUT = 10.0
 _LINGER = 1.0
@@ -81,6 +84,9 @@ class Connections:
         """Those without a call, oldest first."""
         self._keepalive: Timer | None = None
         self._draining = False
+        self._share = FairShare()
+        self.helper = HelperThread(loop.scheduler)
+        """Does what takes processor time."""
         self._tls = tls
         if unix_path is not None:
             unix = UnixListener(unix_path)
@@ -103,6 +109,14 @@ class Connections:
         """Note that a client speaks HTTP/2: it may stay without a call."""
         if not connection.ending:
             self._stop_timer(connection)
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
+        """Call a function after so many seconds."""
+        return self._loop.scheduler.call_later(seconds, callback)
+
+    def go_on(self, connection: Connection) -> None:
+        """Send what a connection has to send, outside of its turn."""
+        self.flush(connection)
 
     # Accepting
 
@@ -155,7 +169,8 @@ class Connections:
         most = max(_MAX_IDLE, self._limits.max_connections)  # all of them may connect at once
         if len(self._idle) >= most:
             self._cut(next(iter(self._idle)), f"{most} others have no call either")
-        connection = Connection(sock, peer, tls, self._admission)
+        account = ProcessorAccount(self._share, time.monotonic())
+        connection = Connection(sock, peer, tls, self._admission, account)
         self.all[sock] = connection
         self._idle[connection] = None
         self._close_after(connection, _HELLO_TIMEOUT)
@@ -166,6 +181,24 @@ class Connections:
         connection.protocol = self._speak(connection)
         if tls is None:
             self.flush(connection)
+
+    # Processor time
+
+    def _charge(self, connection: Connection, seconds: float) -> None:
+        """Count processor time that brought no request, and read the connection later where that was too much."""
+        wait = connection.account.charge(seconds, time.monotonic())
+        if wait and not connection.closed and connection.read_timer is None:
+            self._share.waiting += 1
+            connection.read_timer = self.call_later(wait, lambda: self._read_again(connection))
+            self._arrange(connection)
+
+    def _read_again(self, connection: Connection) -> None:
+        if connection.read_timer is not None:
+            connection.read_timer.cancel()
+            connection.read_timer = None
+            self._share.waiting -= 1
+            if not connection.closed:
+                self._arrange(connection)
 
     # Time
 
@@ -190,7 +223,7 @@ class Connections:
             self._keepalive = self._loop.scheduler.call_later(_KEEPALIVE, self._check_keepalive)
         now = time.monotonic()
         for connection in list(self.all.values()):
-            if connection.protocol.tend(now):
+            if connection.protocol.check_keepalive(now):
                 self.flush(connection)
             else:
                 _log.info("peer=%s lost: no sign of life", connection.peer)
@@ -210,7 +243,7 @@ class Connections:
                 if connection.ending:  # it was refused; what it had sent before it knew is dropped
                     if not connection.sock.recv(CHUNK):
                         self.close(connection)
-                elif not connection.receive():
+                elif not self._receive(connection):
                     self.close(connection)
             if connection.blocked_calls and not connection.unsent:
                 for call in list(connection.blocked_calls):
@@ -218,19 +251,31 @@ class Connections:
         except BlockingIOError:
             pass
         except ssl.SSLError as error:
-            if not connection.calls:
-                _log.warning("refused %s: no TLS handshake: %s", connection.peer, explain(error))
+            if not connection.calls and not connection.closed:
+                _refusals.warning("refused %s: no TLS handshake: %s", connection.peer, explain(error))
             self._linger(connection)
         except OSError:
             self.close(connection)
         except RequestError as error:
-            connection.protocol.refuse(error)
+            if not connection.closed:
+                connection.protocol.refuse(error)
             self._linger(connection)
         except Exception:
             _log.exception("peer=%s cut: a fault of this server", connection.peer)
             self.close(connection)
         if connection.outgoing or connection.tls is not None or connection.events != READ or connection.ending:
             self.flush(connection)
+
+    def _receive(self, connection: Connection) -> int:
+        """Receive once, and count the processor time where no request came; return the number of bytes."""
+        if connection.productive:  # not measured: that would cost each request more than a hundredth of its time
+            return connection.receive()
+        began = time.thread_time()
+        try:
+            return connection.receive()
+        finally:
+            if not connection.productive:
+                self._charge(connection, time.thread_time() - began)
 
     def flush(self, connection: Connection) -> None:
         """Send what is to be sent, and watch for what the connection needs next."""
@@ -258,7 +303,7 @@ class Connections:
             with contextlib.suppress(OSError):
                 connection.sock.shutdown(socket.SHUT_WR)
         # No new request is read while answers wait: a client that does not read cannot make us keep without end.
-        events = WRITE if connection.unsent else READ
+        events = WRITE if connection.unsent else READ if connection.read_timer is None else 0
         if events != connection.events:
             connection.events = events
             self._loop.modify(connection.sock, events, connection.on_events)
@@ -268,11 +313,13 @@ class Connections:
     def _cut(self, connection: Connection, why: str) -> None:
         """Close a connection that has no call, and log it unless its refusal was logged."""
         if not connection.ending:
-            _log.warning("refused %s: %s", connection.peer, why)
+            _refusals.warning("refused %s: %s", connection.peer, why)
         self.close(connection)
 
     def _linger(self, connection: Connection) -> None:
         """Read nothing more, end the calls, and close a moment after what is to be said has been sent."""
+        if connection.closed:
+            return
         connection.ending = True
         for call in list(connection.calls):
             self.abandon(call)
@@ -291,7 +338,10 @@ class Connections:
         connection.outgoing.clear()
         for call in list(connection.calls):
             self.abandon(call)
+        connection.protocol.connection_lost()
+        self._read_again(connection)
         connection.sock.close()
+        del connection.protocol, connection.on_events  # which refer to it
 
     def drain(self) -> None:
         """Accept no more connections and calls; the open calls go on."""
@@ -315,3 +365,4 @@ class Connections:
             self.close(connection)
         if self._keepalive is not None:
             self._keepalive.cancel()
+        self.helper.close()

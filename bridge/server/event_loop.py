@@ -73,8 +73,13 @@ class EventLoop:
         self._selector.register(file, events, callback)
 
     def modify(self, file: Any, events: int, callback: Callable[[int], None]) -> None:
-        """Watch a file for something else."""
-        self._selector.modify(file, events, callback)
+        """Watch a file for something else; for nothing, where `events` is 0."""
+        if not events:
+            self.unregister(file)
+        elif file in self._selector.get_map():
+            self._selector.modify(file, events, callback)
+        else:
+            self._selector.register(file, events, callback)
 
     def unregister(self, file: Any) -> None:
         """Watch a file no longer; again: nothing."""
@@ -134,6 +139,7 @@ class EventLoop:
     def run(self) -> None:
         """Wait until something happens, and call what is due, again and again until `interrupt`."""
         scheduler, selector, timers = self.scheduler, self._selector, self.scheduler.timers
+        key: Any
         while not self._interrupted:
             behind = bool(self.requests)
             timeout: float | None = None
@@ -146,6 +152,7 @@ class EventLoop:
                 if self.requests and not behind:
                     self.serve()
                     behind = bool(self.requests)
+            key = None  # it refers to a connection, which may have been closed
             if scheduler.ready or (timers and timers[0][0] <= time.monotonic()):
                 scheduler.run()
             if self.requests:

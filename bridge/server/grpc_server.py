@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
-import zlib
+from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 from urllib.parse import quote
 
@@ -11,26 +13,33 @@ from bridge.errors import Code, RequestError
 from bridge.server.auth import Gate
 from bridge.server.calls import Call, Calls
 from bridge.server.connection import Connection
-from bridge.server.grpc_services import Services, SideCall
+from bridge.server.grpc_services import MAX_REQUEST, Services, SideCall
+from bridge.server.helper_thread import HelperThread
+from bridge.server.inflation import Inflation
 from bridge.server.limits import Limits
-from bridge.transport.http2 import (
+from bridge.transport.frames import (
     ENHANCE_YOUR_CALM,
     NO_ERROR,
-    Compressed,
-    End,
     Event,
-    Fields,
-    Garbled,
-    Http2,
+    HeadersReceived,
     Http2Error,
-    RefusedMessage,
-    Reset,
     Stream,
+    StreamEnded,
+    StreamReset,
+)
+from bridge.transport.http2 import Http2
+from bridge.transport.messages import (
+    CompressedMessage,
+    MalformedMessage,
+    MessageReader,
+    RefusedMessage,
     TooLarge,
+    message_parts,
 )
 from bridge.transport.service import HELLO, METHOD, SERVICE
 from bridge.transport.sockets import PATIENCE, QUIET
 from bridge.version import __version__
+from bridge.worlds.scheduling import Timer
 
 __all__ = ["CallHandler", "GrpcProtocol"]
 
@@ -40,31 +49,43 @@ _OK = (":status", "200")
 _ENCODINGS = "identity, deflate, gzip"
 _HEAD = (_OK, _CONTENT, ("grpc-accept-encoding", _ENCODINGS), (HELLO, __version__))
 _WINDOW = 1 << 22
-# Streams that a connection may have beside its calls: health checks, reflection, and calls that are to be refused.
+# Streams that a connection may have beside its calls, and how many of them may be calls of gRPC's own services, which
+# need no token: health checks, reflection.
 _SPARE_STREAMS = 128
-# Streams that a client may cut: at once, and a second.
+_MAX_SIDE_CALLS = 16
+# Streams that a client may reset, or break so that the server resets them: at once, and a second.
 _RESETS = (1000, 100)
 # Parts of answers of gRPC's own services that wait for a client; an answer has two.
 _MAX_WAITING = 64
-_MAX_SIDE_REQUEST = 65536
 _MAX_DETAILS = 4000
 _PRINTABLE = "".join(chr(code) for code in range(32, 127) if chr(code) != "%")
+_TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
+_UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
 
 class CallHandler(Protocol):
     """What the protocol asks of the server."""
 
-    def open(self, client: Connection, version: str) -> Call:
-        """Admit a call, of a client that says it has this version; raises RequestError where there are too many."""
+    helper: HelperThread
+    """Inflates what came compressed."""
 
     calls: Calls
     """Serves the requests."""
+
+    def open(self, client: Connection, version: str) -> Call:
+        """Admit a call, of a client that says it has this version; raises RequestError where there are too many."""
 
     def abandon(self, call: Call, error: RequestError | None = None) -> None:
         """End a call; send `error` as its status if given."""
 
     def settled(self, connection: Connection) -> None:
         """Note that a client speaks HTTP/2."""
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
+        """Call a function after so many seconds."""
+
+    def go_on(self, connection: Connection) -> None:
+        """Send what a connection has to send, outside of its turn."""
 
 
 class GrpcProtocol:
@@ -89,14 +110,16 @@ class GrpcProtocol:
         self._began = self._heard = time.monotonic()
         self._asked: float | None = None
         self._settled = False
+        self._side_calls = 0
         self._encodings: dict[Stream, str] = {}
+        self._deadlines: dict[Stream, Timer] = {}
+        self._inflating: dict[Stream, tuple[Inflation, deque[Event]]] = {}
+        """Streams of which a message is being inflated, and the events that wait for it."""
         self._receive = handler.calls.receive
         self.http = Http2(
             client=False,
-            max_message_bytes=limits.max_message_bytes,
             stream_window=_WINDOW,
             max_streams=limits.max_connections + _SPARE_STREAMS,
-            admit=connection.admit,
             outgoing=connection.outgoing,
         )
 
@@ -110,185 +133,248 @@ class GrpcProtocol:
         """
         http = self.http
         try:
-            self.handle(http.feed(data))
-            if http.broken is not None:
-                raise http.broken
+            self._handle(http.receive_data(data))
+            while http.paused:
+                self._handle(http.receive_data(b""))
+            if http.error is not None:
+                raise http.error
         except Http2Error as error:
-            http.go_away(error.code, str(error))
-            raise RequestError(Code.INVALID_ARGUMENT, f"it speaks no HTTP/2: {error}") from error
+            self._fail_connection(error)
 
-    def handle(self, events: list[tuple[Stream, Event]]) -> None:
+    def buffer_updated(self, count: int) -> None:
+        """Note that bytes were received into `http.get_buffer()`. Raises as `receive_data`."""
+        try:
+            self._handle(self.http.buffer_updated(count))
+        except Http2Error as error:
+            self._fail_connection(error)
+
+    def _fail_connection(self, error: Http2Error) -> None:
+        self.http.go_away(error.code, str(error))
+        raise RequestError(Code.INVALID_ARGUMENT, f"it speaks no HTTP/2: {error}") from error
+
+    def _handle(self, events: list[tuple[Stream, Event]]) -> None:
         """Handle what happened on the connection."""
-        receive = self._receive
+        receive, inflating = self._receive, self._inflating
         for stream, event in events:
             owner = stream.owner
-            if type(owner) is Call and (type(event) is bytes or type(event) is bytearray):
+            if inflating and stream in inflating:
+                self._wait_for_inflation(stream, event)
+            elif type(owner) is Call and (type(event) is bytes or type(event) is bytearray):
                 receive(owner, event)
             else:
                 self._other(stream, event)
         http = self.http
         self._heard = time.monotonic()
-        if http.spoke and not self._settled:
+        if http.settings_received and not self._settled:
             self._settled = True
             self._handler.settled(self._connection)
+        if http.resets > _RESETS[0] and http.resets > _RESETS[0] + _RESETS[1] * (self._heard - self._began):
+            raise RequestError(Code.RESOURCE_EXHAUSTED, "the client has one stream after the other reset")
 
     def _other(self, stream: Stream, event: Event) -> None:
         owner = stream.owner
-        if isinstance(event, Fields) and owner is None:
-            if not stream.finished:  # else these are the last ones of a call that was refused
+        if isinstance(event, HeadersReceived) and owner is None:
+            if not stream.local_closed:  # else these are the trailers of a call that was refused
                 self._open(stream, event)
-        elif isinstance(event, (Fields, End)):
+        elif isinstance(event, (HeadersReceived, StreamEnded)):
             if isinstance(owner, Call):
                 self._receive(owner, None)
             elif isinstance(owner, SideCall):
                 self._reply(stream, owner, owner.end())
-        elif isinstance(event, Reset):
-            self._encodings.pop(stream, None)
+        elif isinstance(event, StreamReset):
+            self._forget(stream)
             if isinstance(owner, Call):
                 self._handler.abandon(owner)
-            allowed = _RESETS[0] + _RESETS[1] * (time.monotonic() - self._began)
-            if self.http.resets > allowed:
-                raise RequestError(Code.RESOURCE_EXHAUSTED, "the client cuts one stream after the other")
         elif isinstance(event, TooLarge):
-            limit = self._limits.max_message_bytes
-            text = f"a request of {event.size} bytes is larger than max_message_bytes={limit}"
+            limit = f"max_message_bytes={self._limits.max_message_bytes}"
+            if not isinstance(owner, Call):
+                limit = f"the {MAX_REQUEST} bytes that are taken here"
+            text = f"a request of {event.size} bytes is larger than {limit}"
             self._fail(stream, RequestError(Code.RESOURCE_EXHAUSTED, text))
-        elif isinstance(event, Garbled):
-            self._fail(stream, RequestError(Code.INTERNAL, event.what))
-        elif isinstance(event, Compressed):
+        elif isinstance(event, MalformedMessage):
+            self._fail(stream, RequestError(Code.INTERNAL, event.reason))
+        elif isinstance(event, CompressedMessage):
             self._inflate(stream, event)
         elif isinstance(owner, Call):
             self._receive(owner, event)  # one that was not admitted
+        elif isinstance(owner, SideCall):
+            self._reply(stream, owner, owner.message(event))
         else:
             self._connection.drop(event)
-            if isinstance(event, RefusedMessage):
-                self._fail(stream, event.error)
-            elif isinstance(owner, SideCall):
-                self._reply(stream, owner, owner.message(bytes(event)))
-
-    def _inflate(self, stream: Stream, data: Compressed) -> None:
-        """Take a message that came compressed."""
-        name, most = "max_message_bytes=", self._limits.max_message_bytes
-        if not isinstance(stream.owner, Call):
-            name, most = "", _MAX_SIDE_REQUEST
-        try:
-            if self._encodings.get(stream, "identity") == "identity":
-                raise zlib.error("its header fields name no compression")
-            inflater = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip, or zlib's own format
-            plain = inflater.decompress(data, most + 1)
-            if not inflater.eof and len(plain) <= most:
-                raise zlib.error("it is cut off")
-        except zlib.error as error:
-            problem = RequestError(Code.INTERNAL, f"a request came compressed that cannot be read: {error}")
-            self._fail(stream, problem)
-            return
-        if len(plain) > most:
-            text = f"a request is larger than {name}{most}, once it is uncompressed"
-            self._fail(stream, RequestError(Code.RESOURCE_EXHAUSTED, text))
-        elif isinstance(stream.owner, Call):
-            try:
-                self._connection.admit(len(plain))
-            except RequestError as error:
-                self._receive(stream.owner, RefusedMessage.of(error))
-            else:
-                self._receive(stream.owner, bytearray(plain))
-        elif isinstance(stream.owner, SideCall):
-            self._reply(stream, stream.owner, stream.owner.message(plain))
 
     def _fail(self, stream: Stream, error: RequestError) -> None:
+        stream.discard()
         if isinstance(stream.owner, Call):
             self._handler.abandon(stream.owner, error)
         else:
             self._end(stream, error)
 
+    # Compressed requests
+
+    def _inflate(self, stream: Stream, message: CompressedMessage) -> None:
+        """Take a message that came compressed; what comes on its stream meanwhile waits."""
+        if self._encodings.get(stream, "identity") == "identity":
+            self._connection.drop(message.data)
+            text = "a request came compressed that cannot be read: its header fields name no compression"
+            self._fail(stream, RequestError(Code.INTERNAL, text))
+            return
+
+        def done(result: bytearray | RefusedMessage | RequestError) -> None:
+            self._inflated(stream, result)
+
+        connection = self._connection
+        inflation = Inflation(message, self._limits.max_message_bytes, connection.admit, self._handler.helper, done)
+        self._inflating[stream] = inflation, deque()
+        connection.unserved += 1  # so that no more is read meanwhile
+        inflation.start()
+
+    def _wait_for_inflation(self, stream: Stream, event: Event) -> None:
+        if isinstance(event, StreamReset):
+            self._other(stream, event)
+        else:
+            self._inflating[stream][1].append(event)
+
+    def _cancel_inflation(self, stream: Stream) -> None:
+        inflation, waiting = self._inflating.pop(stream)
+        self._connection.unserved -= 1
+        inflation.cancel()
+        for event in waiting:
+            self._connection.drop(event)
+
+    def _inflated(self, stream: Stream, result: bytearray | RefusedMessage | RequestError) -> None:
+        _, waiting = self._inflating.pop(stream)
+        self._connection.unserved -= 1
+        if isinstance(result, RequestError):
+            self._fail(stream, result)
+        elif isinstance(stream.owner, Call):
+            self._receive(stream.owner, result)
+        self._handle([(stream, event) for event in waiting])
+        self._handler.go_on(self._connection)
+
     # Calls
 
-    def _open(self, stream: Stream, event: Fields) -> None:
+    def _open(self, stream: Stream, event: HeadersReceived) -> None:
         fields = event.fields
         kind, path = fields.get("content-type", ""), fields.get(":path", "")
         if fields.get(":method") != "POST" or not kind.startswith("application/grpc"):
             status = "405" if fields.get(":method") != "POST" else "415"
-            self.http.finish(stream, ((":status", status), ("allow", "POST")))
+            self.http.end_stream(stream, ((":status", status), ("allow", "POST")))
             return
-        encoding = fields.get("grpc-encoding", "identity")
         try:
-            side = self._services.open(path) if path.startswith("/grpc.health.") else None
-            if side is None:
-                self._gate.check(Gate.bearer(fields.get("authorization")), self._connection.peer)
-            if encoding not in _ENCODINGS.split(", "):
-                raise RequestError(Code.UNIMPLEMENTED, f"the compression {encoding!r:.40} is none of {_ENCODINGS}")
-            if path == _PATH:
-                call = self._handler.open(self._connection, fields.get(HELLO, ""))
-                stream.owner, call.stream = call, stream
-                self.http.head(stream, _HEAD)
+            timeout = _timeout(fields.get("grpc-timeout"))
+            if path.startswith("/grpc.health."):
+                self._open_side_call(stream, path)
             else:
-                side = side or self._services.open(path)
-                if side is None:
-                    raise RequestError(Code.UNIMPLEMENTED, f"there is no method {path!r:.200}; expected {_PATH}")
-                stream.owner = side
+                self._gate.check(Gate.bearer(fields.get("authorization")), self._connection.peer)
+                self._open_call(stream, path, fields)
         except RequestError as error:
             self._end(stream, error, headed=False)
             return
+        self.http.send_headers(stream, _HEAD)
+        if timeout is not None:
+            self._deadlines[stream] = self._handler.call_later(timeout, lambda: self._expire(stream))
+        if event.end_stream:
+            self._other(stream, StreamEnded())
+
+    def _open_call(self, stream: Stream, path: str, fields: dict[str, str]) -> None:
+        """Open a call of a client that may. Raises RequestError."""
+        encoding = fields.get("grpc-encoding", "identity")
+        if encoding not in _ENCODINGS.split(", "):
+            raise RequestError(Code.UNIMPLEMENTED, f"the compression {encoding!r:.40} is none of {_ENCODINGS}")
+        if path != _PATH:
+            self._open_side_call(stream, path)
+            return
+        call = self._handler.open(self._connection, fields.get(HELLO, ""))
+        stream.owner, call.stream = call, stream
+        stream.reader = MessageReader(self._limits.max_message_bytes, self._connection.admit)
         if encoding != "identity":
             self._encodings[stream] = encoding
-        if side is not None:
-            self.http.head(stream, _HEAD)
-        if event.last:
-            if isinstance(stream.owner, Call):
-                self._receive(stream.owner, None)
-            elif side is not None:
-                self._reply(stream, side, side.end())
+
+    def _open_side_call(self, stream: Stream, path: str) -> None:
+        """Open a call of gRPC's own services. Raises RequestError."""
+        side = self._services.open(path)
+        if side is None:
+            raise RequestError(Code.UNIMPLEMENTED, f"there is no method {path!r:.200}; expected {_PATH}")
+        if self._side_calls >= _MAX_SIDE_CALLS:
+            text = f"this connection has {_MAX_SIDE_CALLS} calls of gRPC's own services already; end one"
+            raise RequestError(Code.RESOURCE_EXHAUSTED, text)
+        self._side_calls += 1
+        stream.owner, stream.reader = side, MessageReader(MAX_REQUEST)
+
+    def _expire(self, stream: Stream) -> None:
+        """End a call whose client waits for it no longer."""
+        if stream in self._deadlines:
+            self._fail(stream, RequestError(Code.DEADLINE_EXCEEDED, "the time of grpc-timeout is over"))
+            self._handler.go_on(self._connection)
 
     def _reply(self, stream: Stream, side: SideCall, messages: list[bytes]) -> None:
         """Answer a call of gRPC's own services."""
         for message in messages:
-            self.http.send(stream, [message], len(message))
+            self.http.send_data(stream, message_parts([message], len(message)), len(message) + 5)
         if len(stream.pending) > _MAX_WAITING:
-            self._encodings.pop(stream, None)
-            self.http.cut(stream, ENHANCE_YOUR_CALM)
+            self._forget(stream)
+            self.http.resets += 1
+            self.http.reset_stream(stream, ENHANCE_YOUR_CALM)
         elif side.over:
             self._end(stream, side.error)
 
     def _end(self, stream: Stream, error: RequestError | None, *, headed: bool = True) -> None:
         """End a stream by gRPC's trailers."""
-        self._encodings.pop(stream, None)
+        self._forget(stream)
         fields: list[tuple[str, str]] = [] if headed else [_OK, _CONTENT, ("grpc-accept-encoding", _ENCODINGS)]
         fields.append(("grpc-status", str(int(error.code) if error else 0)))
         if error:
             details = quote(error.message, safe=_PRINTABLE)[:_MAX_DETAILS]
             cut = details.rfind("%", len(details) - 2) if len(details) == _MAX_DETAILS else -1
-            fields.append(("grpc-message", details[:cut] if cut >= 0 else details))
-        self.http.finish(stream, fields)
+            fields.append(("grpc-message", (details[:cut] if cut >= 0 else details).strip()))
+        self.http.end_stream(stream, fields)
+
+    def _forget(self, stream: Stream) -> None:
+        """Note that a stream is over."""
+        self._encodings.pop(stream, None)
+        deadline = self._deadlines.pop(stream, None)
+        if deadline is not None:
+            deadline.cancel()
+        if isinstance(stream.owner, SideCall):
+            stream.owner = None
+            self._side_calls -= 1
+        if stream in self._inflating:
+            self._cancel_inflation(stream)
+        stream.discard()
 
     # What goes
 
+    def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> None:
+        """Send an answer."""
+        self.http.send_data(call.stream, message_parts(parts, size), size + 5)
+
     def defer(self, call: Call, size: int) -> None:
-        """Give the stream no new room for a request."""
+        """Give the stream no new window for a request."""
         call.stream.deferred += size
 
     def resume(self, call: Call, size: int) -> None:
-        """Give the stream room again."""
-        self.http.resume(call.stream, size)
+        """Give the stream its window again."""
+        self.http.acknowledge_data(call.stream, size)
 
     def finish(self, call: Call, error: RequestError | None) -> None:
         """Send the call's trailers."""
         if error is not None:
-            self.http.forgo(call.stream)
+            self.http.discard_pending(call.stream)
         self._end(call.stream, error)
 
     def refuse(self, error: RequestError) -> None:
-        """Send the farewell that is due."""
-        if not self.http.going:
+        """Send the GOAWAY that is due."""
+        if not self.http.goaway_sent:
             self.http.go_away(ENHANCE_YOUR_CALM, error.message)
 
     def drain(self) -> None:
-        """Say farewell; the open calls go on."""
+        """Say that no further calls are taken; the open calls go on."""
         self.http.go_away(NO_ERROR, "the server is stopping")
         for stream in list(self.http.streams.values()):
             if isinstance(stream.owner, SideCall):
                 self._reply(stream, stream.owner, stream.owner.drain())
 
-    def tend(self, now: float) -> bool:
+    def check_keepalive(self, now: float) -> bool:
         """Ask for a sign of a client that has been quiet; tell whether it gave one in time."""
         if self._connection.progressed:  # it takes what was sent, behind which any ping would stand
             self._connection.progressed = False
@@ -302,3 +388,19 @@ class GrpcProtocol:
             self._asked = now
             self.http.ping()
         return True
+
+    def connection_lost(self) -> None:
+        """Free everything, at once: whoever waits for the garbage collector holds memory that nobody counts."""
+        for stream in list(self.http.streams.values()):
+            self._forget(stream)
+        self.http.connection_lost()
+
+
+def _timeout(text: str | None) -> float | None:
+    """Return the seconds of a `grpc-timeout`, or raise RequestError where it is none."""
+    if text is None:
+        return None
+    match = _TIMEOUT.fullmatch(text)
+    if match is None:
+        raise RequestError(Code.INTERNAL, f"expected grpc-timeout to be digits and one of HMSmun, got {text!r:.40}")
+    return int(match[1]) * _UNITS[match[2]]

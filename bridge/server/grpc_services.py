@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from google.protobuf import any_pb2
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 
 from bridge.errors import Code, RequestError
-from bridge.transport.service import SERVICE
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.transport.service import METHOD, SERVICE
 
-__all__ = ["Services", "SideCall"]
+__all__ = ["MAX_REQUEST", "Services", "SideCall"]
 
-_MAX_REQUEST = 65536
+MAX_REQUEST = 4096
+"""Bytes of a request: who sends it need not show a token."""
 
 
 class SideCall:
@@ -38,8 +43,8 @@ class SideCall:
         if self.over:
             return []
         try:
-            if len(data) > _MAX_REQUEST:
-                raise RequestError(Code.RESOURCE_EXHAUSTED, f"expected a request of at most {_MAX_REQUEST} bytes")
+            if len(data) > MAX_REQUEST:
+                raise RequestError(Code.RESOURCE_EXHAUSTED, f"expected a request of at most {MAX_REQUEST} bytes")
             answer = self._serve(data)
         except DecodeError as error:
             self.error = RequestError(Code.INVALID_ARGUMENT, f"the request cannot be read: {error}")
@@ -64,6 +69,35 @@ class SideCall:
         return [self._last_words]
 
 
+def _descriptors(*others: Any) -> DescriptorPool:
+    """Return what reflection describes: dm_env_rpc under its public name, and other files."""
+    pool = DescriptorPool()
+    # The messages have a package of their own here, so that they do not collide with those of `dm-env-rpc`.
+    file = FileDescriptorProto.FromString(pb.DESCRIPTOR.serialized_pb)
+    package = SERVICE.rpartition(".")[0]
+    _rename(file, f".{file.package}.", f".{package}.")
+    file.name, file.package = f"{package.replace('.', '/')}/dm_env_rpc.proto", package
+    service = file.service.add(name=SERVICE.rpartition(".")[2])
+    kinds = f".{package}.EnvironmentRequest", f".{package}.EnvironmentResponse"
+    service.method.add(
+        name=METHOD, input_type=kinds[0], output_type=kinds[1], client_streaming=True, server_streaming=True
+    )
+    pool.AddSerializedFile(any_pb2.DESCRIPTOR.serialized_pb)
+    pool.Add(file)
+    for other in others:
+        pool.AddSerializedFile(other.serialized_pb)
+    return pool
+
+
+def _rename(message: Any, old: str, new: str) -> None:
+    """Replace the package in the names of all types that messages of a file refer to."""
+    for kind in message.message_type if isinstance(message, FileDescriptorProto) else message.nested_type:
+        for field in kind.field:
+            if field.type_name.startswith(old):
+                field.type_name = new + field.type_name[len(old) :]
+        _rename(kind, old, new)
+
+
 class Services:
     """The services of one server."""
 
@@ -78,9 +112,12 @@ class Services:
             from grpc_reflection.v1alpha import reflection, reflection_pb2
         except ImportError:  # the extra `ops`
             return {}
-        health, reflects = "grpc.health.v1.Health", reflection.SERVICE_NAME
+        health, reflects = "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection"
         self._pb = health_pb2
-        reflector = reflection.ReflectionServicer((SERVICE, health, reflects))
+        # The messages of both versions of reflection are the same; clients ask for v1 first.
+        services = (SERVICE, health, reflects, reflection.SERVICE_NAME)
+        pool = _descriptors(health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR)
+        reflector = reflection.ReflectionServicer(services, pool)
 
         def reflect(data: bytes) -> bytes:
             requests = iter([reflection_pb2.ServerReflectionRequest.FromString(data)])
@@ -91,6 +128,7 @@ class Services:
             f"/{health}/Check": lambda: SideCall(self._check, unary=True),
             f"/{health}/Watch": lambda: SideCall(self._watch, unary=False, last_words=self._state(serving=False)),
             f"/{reflects}/ServerReflectionInfo": lambda: SideCall(reflect, unary=False),
+            f"/{reflection.SERVICE_NAME}/ServerReflectionInfo": lambda: SideCall(reflect, unary=False),
         }
         if hasattr(health_pb2, "HealthListResponse"):  # not in older versions
             methods[f"/{health}/List"] = lambda: SideCall(self._list, unary=True)

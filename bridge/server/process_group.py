@@ -28,6 +28,7 @@ from bridge.errors import SettingError
 from bridge.forks import forget_in_child, leak
 from bridge.server.serve import serve_gym
 from bridge.server.server import SWITCH_INTERVAL, Server
+from bridge.transport.address import parse_address
 
 __all__ = ["ServerGroup"]
 
@@ -105,7 +106,7 @@ class ServerGroup(Server):
     @property
     def port(self) -> int:
         """The first server's port."""
-        return int(self.url.rpartition(":")[2])
+        return parse_address(self.url).port
 
     @property
     def metrics_port(self) -> int | None:

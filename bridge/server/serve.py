@@ -58,6 +58,7 @@ def serve_gym(
     reset_world_timeout: float = RESET_WORLD_TIMEOUT,
     metrics_port: int | None = None,
     transport: Literal["http2", "grpcio"] = "http2",
+    insecure: bool = False,
     start: bool = True,
 ) -> Server:
     """Publish a Gymnasium environment as a world of dm_env_rpc.
@@ -78,7 +79,8 @@ def serve_gym(
         vectorization_mode: How Gymnasium steps the lanes: `sync`, `async` (a process each) or `vector_entry_point`.
         env_kwargs: Keyword arguments for the environment's constructor; a client's own go on top of them.
         time_action: Lets each action say for how many steps, or seconds, its environment advances in one Step.
-        host: The address to listen on; anything but loopback warns.
+        host: The address to listen on. Beyond loopback, a server that is given neither a token nor `tls_client_ca`
+            makes a token, which its `.url` carries.
         port: The port to listen on; 0 takes any free one.
         fps: Frames a second of a real-time world, which goes on while nobody calls `step`; None: lock-step, where
             every frame waits for an action.
@@ -101,7 +103,7 @@ def serve_gym(
         max_requests_in_flight: Requests being served at a time, over all connections.
         max_queued_bytes: Bytes of requests being served and of responses being sent at a time, over all connections.
         token: What every client has to show; None: that of `token_file`, or else of the environment variable
-            `BRIDGE_TOKEN`; where that is not set either, whoever reaches the port is let in.
+            `BRIDGE_TOKEN`; where that is not set either, see `host`.
         token_file: A file that holds the token.
         tls_certificate: The server's certificate, the path or the bytes of a PEM file: the ports then speak TLS.
         tls_key: The certificate's key, PEM.
@@ -120,6 +122,7 @@ def serve_gym(
             None: nowhere.
         transport: What speaks gRPC at the port: `http2`, this package's own code, or `grpcio`, the library, for a
             hostile port or an unusual proxy: three to five times slower, with a thread for each connection.
+        insecure: Make no token beyond loopback: whoever reaches the port is let in, with a warning.
         start: Serve in a background thread at once. False: listen, and serve when `start()` or `run()` of the server
             is called.
 
@@ -175,6 +178,7 @@ def serve_gym(
         reset_world_timeout=reset_world_timeout,
         metrics_port=metrics_port,
         transport=transport,
+        insecure=insecure,
     )
     if start:
         server.start()

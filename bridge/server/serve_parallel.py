@@ -50,6 +50,7 @@ def serve_parallel(
     max_world_bytes: int | None = None,
     metrics_port: int | None = None,
     transport: Literal["http2", "grpcio"] = "http2",
+    insecure: bool = False,
     start: bool = True,
 ) -> Server:
     """Publish a PettingZoo environment as a world of dm_env_rpc in which each connection is an agent.
@@ -93,6 +94,7 @@ def serve_parallel(
         max_world_bytes: With isolation, the memory that a world's process may allocate; None: no limit.
         metrics_port: Where to show metrics, 0: any free port; None: nowhere.
         transport: What speaks gRPC at the port: `http2` or `grpcio`, as for `serve_gym`.
+        insecure: Make no token beyond loopback, as for `serve_gym`.
         start: Serve in a background thread at once. False: listen, and serve when `start()` or `run()` of the server
             is called.
 
@@ -139,6 +141,7 @@ def serve_parallel(
         metrics_port=metrics_port,
         reset_world_timeout=reset_world_timeout,
         transport=transport,
+        insecure=insecure,
     )
     if start:
         server.start()

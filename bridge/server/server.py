@@ -60,6 +60,7 @@ class Server:
         reset_world_timeout: Seconds that a ResetWorld waits for the other agents.
         metrics_port: Where to show metrics, 0: any free port; None: nowhere.
         transport: What speaks gRPC: `http2` or `grpcio`.
+        insecure: Whether it goes without a token where others reach it; else it makes one.
     """
 
     def __init__(
@@ -75,11 +76,13 @@ class Server:
         reset_world_timeout: float = RESET_WORLD_TIMEOUT,
         metrics_port: int | None = None,
         transport: Transport = "http2",
+        insecure: bool = False,
     ) -> None:
         _check_settings(port, transport, reset_world_timeout=reset_world_timeout, idle_timeout=idle_timeout)
         self._source = source
         self._host = host
-        self._tls = security.tls
+        security = security.for_host(host, insecure=insecure)
+        self._tls, self._query = security.tls, security.query
         self._loop = EventLoop()
         self._serving = ServingThread(self._loop, lambda: self._calls.flush_served())
         runtime = ServerRuntime(self._loop, self._serving)
@@ -173,7 +176,14 @@ class Server:
 
     @property
     def url(self) -> str:
-        """The URL that a client on this machine, or on one that reaches it by its name, connects to."""
+        """The URL that a client on this machine, or on one that reaches it by its name, connects to.
+
+        It ends in `?token=…` where the server has made its token: whoever has the URL is let in.
+        """
+        return f"{self._address}{self._query}"
+
+    @property
+    def _address(self) -> str:
         return f"{'grpcs' if self._tls else 'grpc'}://{self._reachable}:{self.port}"
 
     @property
@@ -188,7 +198,7 @@ class Server:
         """All URLs that this server listens on."""
         urls = [self.url]
         if self._unix_path is not None:
-            urls.append(f"unix://{quote(self._unix_path)}")
+            urls.append(f"unix://{quote(self._unix_path)}{self._query}")
         return urls
 
     @property
@@ -338,7 +348,7 @@ class Server:
 
     def __repr__(self) -> str:
         state = "stopped" if self._stopped.is_set() else f"{self.connections} connections"
-        return f"Server({self._source.title}, {self.url}, {state})"
+        return f"Server({self._source.title}, {self._address}, {state})"
 
 
 def _check_settings(port: Any, transport: Any, **seconds: Any) -> None:

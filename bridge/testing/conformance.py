@@ -131,12 +131,12 @@ def check_server(
             known, or a token or certificate cannot be used there.
         ConnectError: Nobody is there within the timeout.
     """
-    address = dataclasses.replace(
-        parse_address(url),
-        credentials=ClientCredentials.of(
-            token=token, token_file=token_file, tls_ca=tls_ca, tls_certificate=tls_certificate, tls_key=tls_key
-        ),
+    address = parse_address(url)
+    url = address.url  # which holds no token
+    given = ClientCredentials.of(
+        token=token, token_file=token_file, tls_ca=tls_ca, tls_certificate=tls_certificate, tls_key=tls_key
     )
+    address = dataclasses.replace(address, credentials=given.with_token_of(address.credentials, address.url))
     held = address.credentials
     if held.has_tls and not address.tls:
         remedy = "a Unix socket needs none, leave them out" if address.path else "write grpcs://"

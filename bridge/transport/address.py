@@ -4,6 +4,8 @@
 (`grpc://host:50051/ALE/Pong-v5`), query parameters are CreateWorld settings (`?num_envs=8`), and `?world=NAME` joins
 a world that exists.
 
+`?token=…`, as a server prints that has made its own token, is what the client shows; no message repeats it.
+
 `unix:///PATH` is gRPC over a Unix socket of this machine. The path is the socket's, so the environment id is the query
 parameter `env_id`.
 """
@@ -12,10 +14,11 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import re
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-from bridge.errors import AddressError
-from bridge.transport.credentials import ClientCredentials
+from bridge.errors import AddressError, SettingError
+from bridge.transport.credentials import ClientCredentials, Token
 
 __all__ = ["Address", "is_loopback", "parse_address"]
 
@@ -28,7 +31,7 @@ class Address:
     """A URL in its parts."""
 
     url: str
-    """The URL as it was given."""
+    """The URL as it was given, without its token: it is shown in messages."""
     scheme: str
     """`grpc`, `grpcs` or `unix`."""
     host: str
@@ -71,6 +74,7 @@ def parse_address(url: str) -> Address:
     if not isinstance(url, str):
         raise AddressError(str(url), f"it is of type {type(url).__name__}, not a string")
     text = url.strip()
+    url = _without_token(url)
     if not text:
         raise AddressError(url, "it is empty")
     if "://" not in text.partition("?")[0]:
@@ -85,7 +89,7 @@ def parse_address(url: str) -> Address:
     except ValueError as error:
         raise AddressError(url, str(error)) from error
     if (new := _REPLACED.get(parts.scheme)) is not None:
-        raise AddressError(url, f"{parts.scheme}:// is not supported any more; use {new}://{text.partition('://')[2]}")
+        raise AddressError(url, f"{parts.scheme}:// is not supported any more; use {new}://{url.partition('://')[2]}")
     if parts.scheme not in SCHEMES:
         raise AddressError(url, f"the scheme {parts.scheme!r} is none of {', '.join(SCHEMES)}")
     local = parts.scheme == "unix"
@@ -109,18 +113,33 @@ def parse_address(url: str) -> Address:
     try:
         query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError as error:
-        raise AddressError(url, f"the query {parts.query!r} is not of the form name=value&…") from error
+        query_shown = urlsplit(_without_token(text)).query
+        raise AddressError(url, f"the query {query_shown!r} is not of the form name=value&…") from error
     names = [name for name, _ in query]
     for name in names:
         if names.count(name) > 1:
             raise AddressError(url, f"the query gives {name!r} twice")
     settings = dict(query)
     world = settings.pop("world", None)
+    credentials = ClientCredentials()
+    if "token" in settings:
+        try:
+            credentials = ClientCredentials(token=Token(settings.pop("token")))
+        except SettingError as error:
+            raise AddressError(url, f"?token=: {error}") from None
     env_id = (settings.pop("env_id", None) if local else unquote(parts.path.lstrip("/"))) or None
     if world is not None and (env_id or settings):
         raise AddressError(url, "?world=NAME joins a world that exists, so an environment or settings cannot be given")
     path = unquote(parts.path) if local else ""
-    return Address(url, parts.scheme, parts.hostname or "", port or 0, env_id, world, tuple(settings.items()), path)
+    rest = tuple(settings.items())
+    return Address(url, parts.scheme, parts.hostname or "", port or 0, env_id, world, rest, path, credentials)
+
+
+def _without_token(url: str) -> str:
+    """Return a URL as it may be shown."""
+    if "token=" not in url:
+        return url
+    return re.sub(r"[?]token=[^&#]*(?:&|(?=#)|$)", "?", re.sub(r"&token=[^&#]*", "", url)).rstrip("?")
 
 
 def is_loopback(host: str) -> bool:

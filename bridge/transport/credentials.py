@@ -180,6 +180,18 @@ class ClientCredentials:
             token is None and token_file is None,
         )
 
+    def with_token_of(self, other: ClientCredentials, url: str) -> ClientCredentials:
+        """Return these credentials with the token of a URL, where it has one.
+
+        Raises:
+            SettingError: A keyword gives another one.
+        """
+        if other.token is None:
+            return self
+        if self.token is not None and not self.from_environment and self.token != other.token:
+            raise SettingError(f"expected token= or a token in the URL {url!r}, got both, which differ; give one")
+        return dataclasses.replace(self, token=other.token, from_environment=False)
+
     @property
     def has_tls(self) -> bool:
         """Whether something is given that only TLS uses."""

@@ -1,0 +1,112 @@
+"""Compressed requests: inflated step by step in the helper thread, each step admitted by the event loop."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+
+from bridge.errors import Code, RequestError
+from bridge.server.helper_thread import HelperThread
+from bridge.transport.messages import CompressedMessage, RefusedMessage
+
+__all__ = ["MAX_RATIO", "Inflation"]
+
+MAX_RATIO = 200
+"""How many times larger a message may become beyond its first MiB."""
+_STEP = 1 << 20
+
+
+class Inflation:
+    """Inflates one message.
+
+    Args:
+        message: The message.
+        max_message_bytes: The largest message to take.
+        admit: Called by the event loop with the bytes of each step before memory is taken for it, and with as many
+            less than none where they are given up. Raises RequestError.
+        helper: Does the work.
+        done: Called by the event loop at the end: with the request (a bytearray that was admitted as a whole), with a
+            RefusedMessage where it was not admitted, or with a RequestError where it cannot be read.
+    """
+
+    def __init__(
+        self,
+        message: CompressedMessage,
+        max_message_bytes: int,
+        admit: Callable[[int], None],
+        helper: HelperThread,
+        done: Callable[[bytearray | RefusedMessage | RequestError], None],
+    ) -> None:
+        self._data: bytes | bytearray = message.data
+        self._max = max_message_bytes
+        self._most = max(_STEP, MAX_RATIO * len(message.data))
+        self._admit = admit
+        self._helper = helper
+        self._done = done
+        self._inflater = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip, or zlib's own format
+        self._rest: bytes | bytearray = self._data
+        self._plain = bytearray()
+        self._admitted = 0
+        self._cancelled = False
+
+    def start(self) -> None:
+        """Begin."""
+        self._go_on()
+
+    def cancel(self) -> None:
+        """Give it up; `done` is not called."""
+        self._cancelled = True
+        self._give_back()
+
+    def _give_back(self) -> None:
+        self._admit(-self._admitted)
+        if type(self._data) is bytearray:
+            self._admit(-len(self._data))
+        self._data, self._admitted = b"", 0
+
+    def _go_on(self) -> None:
+        try:
+            self._admit(_STEP)
+        except RequestError as error:
+            self._finish(RefusedMessage.of(error))
+            return
+        self._admitted += _STEP
+        self._helper.submit(self._step, self._stepped)
+
+    def _step(self) -> bytes:
+        """Inflate as much as one step holds, in the helper thread."""
+        part = self._inflater.decompress(self._rest, _STEP)
+        self._rest = self._inflater.unconsumed_tail
+        return part
+
+    def _stepped(self, result: bytes | Exception) -> None:
+        if self._cancelled:
+            return
+        if isinstance(result, Exception):
+            self._finish(_unreadable(str(result)))
+            return
+        self._plain += result
+        size = len(self._plain)
+        if size > self._max:
+            text = f"a request is larger than max_message_bytes={self._max}, once it is uncompressed"
+            self._finish(RequestError(Code.RESOURCE_EXHAUSTED, text))
+        elif size > self._most:
+            text = f"a compressed request is more than {MAX_RATIO} times larger once it is uncompressed; send it plain"
+            self._finish(RequestError(Code.RESOURCE_EXHAUSTED, text))
+        elif self._inflater.eof:
+            self._admit(size - self._admitted)
+            self._admitted = 0
+            self._finish(self._plain)
+        elif not result:
+            self._finish(_unreadable("it is cut off"))
+        else:
+            self._go_on()
+
+    def _finish(self, result: bytearray | RefusedMessage | RequestError) -> None:
+        self._give_back()
+        self._plain, self._rest = bytearray(), b""
+        self._done(result)
+
+
+def _unreadable(why: str) -> RequestError:
+    return RequestError(Code.INTERNAL, f"a request came compressed that cannot be read: {why}")

@@ -1,0 +1,243 @@
+"""HTTP/2's frames, error codes, events and streams (RFC 9113): what both halves of a connection share."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Protocol, TypeAlias
+
+__all__ = [
+    "ACK",
+    "CANCEL",
+    "COMPRESSION_ERROR",
+    "CONNECTION_FRAMES",
+    "CONTINUATION",
+    "DATA",
+    "END_HEADERS",
+    "END_STREAM",
+    "ENHANCE_YOUR_CALM",
+    "FLOW_CONTROL_ERROR",
+    "FRAME",
+    "FRAME_SIZE_ERROR",
+    "GOAWAY",
+    "HEADERS",
+    "INITIAL_WINDOW",
+    "MAX_WINDOW",
+    "MIN_FRAME_SIZE",
+    "NO_ERROR",
+    "PADDED",
+    "PING",
+    "PREFACE",
+    "PRIORITY",
+    "PRIORITY_FLAG",
+    "PROTOCOL_ERROR",
+    "PUSH_PROMISE",
+    "REFUSED_STREAM",
+    "RST_STREAM",
+    "SETTINGS",
+    "SETTING_ENABLE_PUSH",
+    "SETTING_HEADER_TABLE_SIZE",
+    "SETTING_INITIAL_WINDOW_SIZE",
+    "SETTING_MAX_CONCURRENT_STREAMS",
+    "SETTING_MAX_FRAME_SIZE",
+    "SETTING_MAX_HEADER_LIST_SIZE",
+    "STREAM_CLOSED",
+    "STREAM_FRAMES",
+    "WINDOW_UPDATE",
+    "DataReader",
+    "Event",
+    "Fields",
+    "HeadersReceived",
+    "Http2Error",
+    "Stream",
+    "StreamEnded",
+    "StreamError",
+    "StreamReset",
+    "pack_frame",
+]
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""How a client begins."""
+
+DATA = 0
+HEADERS = 1
+PRIORITY = 2
+RST_STREAM = 3
+SETTINGS = 4
+PUSH_PROMISE = 5
+PING = 6
+GOAWAY = 7
+WINDOW_UPDATE = 8
+CONTINUATION = 9
+STREAM_FRAMES = (DATA, HEADERS, PRIORITY, RST_STREAM, PUSH_PROMISE, CONTINUATION)
+"""Types of frames that name a stream; WINDOW_UPDATE may."""
+CONNECTION_FRAMES = (SETTINGS, PING, GOAWAY)
+"""Types of frames that name none."""
+END_STREAM = ACK = 0x1
+END_HEADERS = 0x4
+PADDED = 0x8
+PRIORITY_FLAG = 0x20
+SETTING_HEADER_TABLE_SIZE = 1
+SETTING_ENABLE_PUSH = 2
+SETTING_MAX_CONCURRENT_STREAMS = 3
+SETTING_INITIAL_WINDOW_SIZE = 4
+SETTING_MAX_FRAME_SIZE = 5
+SETTING_MAX_HEADER_LIST_SIZE = 6
+
+NO_ERROR = 0
+PROTOCOL_ERROR = 1
+FLOW_CONTROL_ERROR = 3
+STREAM_CLOSED = 5
+FRAME_SIZE_ERROR = 6
+REFUSED_STREAM = 7
+CANCEL = 8
+COMPRESSION_ERROR = 9
+ENHANCE_YOUR_CALM = 11
+
+FRAME = struct.Struct(">BHBBI")
+"""A frame's header: the length as its highest byte and the rest, the type, the flags, the stream."""
+INITIAL_WINDOW = 65535
+"""Flow-control window of a connection, and of a stream unless the peer's settings say otherwise."""
+MAX_WINDOW = (1 << 31) - 1
+"""The largest flow-control window, and the largest stream number."""
+MIN_FRAME_SIZE = 16384
+"""Bytes that every peer takes in a frame."""
+
+Fields: TypeAlias = "Iterable[tuple[str, str]]"
+"""Header fields to send."""
+
+
+class Http2Error(Exception):
+    """The peer breaks the rules of HTTP/2; its connection is of no more use.
+
+    Args:
+        text: What is wrong.
+        code: HTTP/2's error code.
+    """
+
+    def __init__(self, text: str, code: int = PROTOCOL_ERROR) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class StreamError(Exception):
+    """The peer breaks the rules of HTTP/2 on one stream, which is reset; the others go on.
+
+    Args:
+        number: The stream's.
+        text: What is wrong.
+        code: HTTP/2's error code.
+    """
+
+    def __init__(self, number: int, text: str, code: int = PROTOCOL_ERROR) -> None:
+        super().__init__(text)
+        self.number = number
+        self.code = code
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadersReceived:
+    """Header fields came: the first of the stream, or its trailers."""
+
+    fields: dict[str, str]
+    """Values by name; those of a name that came several times are joined by `, ` (RFC 9110, section 5.3)."""
+    end_stream: bool
+    """Whether the peer sends nothing more on the stream."""
+
+
+class StreamEnded:
+    """The peer sends nothing more on the stream."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamReset:
+    """The stream was reset."""
+
+    code: int
+    """HTTP/2's error code."""
+    reason: str | None = None
+    """What the peer did wrong, where this end reset the stream; None: the peer did."""
+
+
+Event: TypeAlias = Any
+"""One of the classes above, or what a stream's `DataReader` makes of its bytes."""
+
+
+class DataReader(Protocol):
+    """What the user of a connection makes of the bytes of one stream. Events are added as `(stream, event)`."""
+
+    def receive_data(self, stream: Stream, data: bytes, start: int, stop: int, events: list[Any]) -> None:
+        """Take `data[start:stop]`."""
+
+    def get_buffer(self) -> memoryview | None:
+        """Return where the next bytes go, to be received into; None: they go to `receive_data`."""
+
+    def buffer_updated(self, stream: Stream, count: int, events: list[Any]) -> None:
+        """Note that `count` bytes were received into the buffer."""
+
+    def end(self, stream: Stream, events: list[Any]) -> None:
+        """Note that the stream has ended, or add an event that says what is missing."""
+
+    def close(self) -> None:
+        """Free what was received of something that is not complete."""
+
+
+class Stream:
+    """One stream of a connection.
+
+    Args:
+        number: HTTP/2's.
+        recv_window: Bytes that the peer may send.
+    """
+
+    __slots__ = (
+        "deferred",
+        "expected_bytes",
+        "headers_received",
+        "local_closed",
+        "number",
+        "owner",
+        "pending",
+        "reader",
+        "recv_window",
+        "remote_closed",
+        "send_window",
+        "trailers",
+    )
+
+    def __init__(self, number: int, recv_window: int) -> None:
+        self.number = number
+        self.owner: Any = None
+        """Whose it is: for the user of the connection."""
+        self.reader: DataReader | None = None
+        """What takes its bytes; None: they are dropped."""
+        self.headers_received = False
+        self.remote_closed = False
+        """Whether the peer sends nothing more."""
+        self.local_closed = False
+        """Whether this end sends nothing more, once `pending` is sent."""
+        self.trailers: list[tuple[str, str]] | None = None
+        """Header fields that end it after what is `pending`."""
+        self.recv_window = recv_window
+        self.deferred = 0
+        """Bytes that were handed out, but for which the peer gets no new window yet."""
+        self.send_window = 0
+        """Bytes that may be sent beyond the initial window of the peer's settings."""
+        self.pending: deque[memoryview] = deque()
+        """What the peer has no window for yet."""
+        self.expected_bytes: int | None = None
+        """What is left of `content-length`; None: there was none."""
+
+    def discard(self) -> None:
+        """Drop what comes from now on, and what is incomplete."""
+        reader, self.reader = self.reader, None
+        if reader is not None:
+            reader.close()
+
+
+def pack_frame(kind: int, flags: int, number: int, payload: bytes = b"") -> bytes:
+    """Return a frame's bytes."""
+    size = len(payload)
+    return FRAME.pack(size >> 16, size & 0xFFFF, kind, flags, number) + payload

@@ -1,0 +1,530 @@
+"""The receiving half of an HTTP/2 connection, without input or output: frames in, events out (RFC 9113)."""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from typing import Any
+
+from bridge.transport.frames import (
+    ACK,
+    CONNECTION_FRAMES,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    ENHANCE_YOUR_CALM,
+    FLOW_CONTROL_ERROR,
+    FRAME,
+    FRAME_SIZE_ERROR,
+    GOAWAY,
+    HEADERS,
+    MAX_WINDOW,
+    MIN_FRAME_SIZE,
+    NO_ERROR,
+    PADDED,
+    PING,
+    PREFACE,
+    PRIORITY,
+    PRIORITY_FLAG,
+    PROTOCOL_ERROR,
+    PUSH_PROMISE,
+    REFUSED_STREAM,
+    RST_STREAM,
+    SETTING_ENABLE_PUSH,
+    SETTING_INITIAL_WINDOW_SIZE,
+    SETTING_MAX_CONCURRENT_STREAMS,
+    SETTING_MAX_FRAME_SIZE,
+    SETTINGS,
+    STREAM_CLOSED,
+    STREAM_FRAMES,
+    WINDOW_UPDATE,
+    Event,
+    HeadersReceived,
+    Http2Error,
+    Stream,
+    StreamEnded,
+    StreamError,
+    StreamReset,
+)
+from bridge.transport.header_fields import HeaderReader, MalformedHeadersError, check_fields
+from bridge.transport.http2_sender import Http2Sender
+
+__all__ = ["MAX_FRAME_SIZE", "Http2Receiver"]
+
+MAX_FRAME_SIZE = (1 << 24) - 1
+"""Bytes that the peer may send in a DATA frame."""
+_CONNECTION_WINDOW = MAX_WINDOW
+# Streams that have ended, of which it is remembered how: frames may still come that were sent before.
+_MAX_REMEMBERED = 1000
+
+
+class _DataFrame:
+    """A DATA frame whose rest is still to come."""
+
+    __slots__ = ("end_stream", "left", "padding", "stream")
+
+    def __init__(self, stream: Stream, left: int, padding: int, end_stream: bool) -> None:
+        self.stream, self.left, self.padding, self.end_stream = stream, left, padding, end_stream
+
+
+class Http2Receiver:
+    """Reads what the peer sends, and answers what HTTP/2 itself asks for.
+
+    Args:
+        client: Whether this end opens the streams.
+        stream_window: Bytes that the peer may send on a stream before they were taken.
+        max_streams: Of a server: how many streams there may be at a time.
+        max_header_bytes: The most that the header fields of one block may take.
+        sender: Sends.
+    """
+
+    def __init__(
+        self, *, client: bool, stream_window: int, max_streams: int, max_header_bytes: int, sender: Http2Sender
+    ) -> None:
+        self._client = client
+        self._stream_window = stream_window
+        self._max_streams = max_streams
+        self.streams: dict[int, Stream] = {}
+        """Those that are open, by number."""
+        self.goaway_received: str | None = None
+        """Why the peer takes no further streams, where it has said so; those it has may go on."""
+        self.goaway_sent = False
+        """Whether this end takes no further streams."""
+        self.pongs = 0
+        """How many pings were answered."""
+        self.settings_received = False
+        """Whether the peer is known to speak HTTP/2."""
+        self.resets = 0
+        """How many streams were reset by the peer, or by this end for what the peer did."""
+        self.max_peer_streams = 1 << 31
+        """How many streams the peer takes at a time, as far as is known."""
+        self.error: Http2Error | None = None
+        """What is wrong with the bytes after those that `receive_data` returned the events of."""
+        self.paused = False
+        """Whether `receive_data(b"")` is to be called once the events are handled: there are further bytes."""
+        self._headers = HeaderReader(max_header_bytes)
+        self._last = -1 if client else 0
+        """The largest number of a stream."""
+        self._closed: OrderedDict[int, bool] = OrderedDict()
+        """Of streams that have ended: whether this end reset them, so that frames of them are to be ignored."""
+        self._preface = not client
+        """Whether the client's connection preface is still to come."""
+        self._rest = b""
+        """Bytes of a frame that is not complete."""
+        self._frame: _DataFrame | None = None
+        self._recv_window = _CONNECTION_WINDOW
+        self._sender = sender
+
+    # The end of streams
+
+    def reset_stream(self, stream: Stream, code: int) -> None:
+        """Reset a stream; what is pending is dropped. If it has ended: nothing."""
+        if self.streams.get(stream.number) is stream:
+            self._sender.reset_stream(stream.number, code)
+            self._forget(stream, reset=True)
+
+    def _forget(self, stream: Stream, *, reset: bool) -> None:
+        if self.streams.pop(stream.number, None) is not None:
+            self._remember(stream.number, reset)
+        self._sender.discard_pending(stream)
+        stream.remote_closed = stream.local_closed = True
+        stream.trailers = None
+        stream.discard()
+
+    def _remember(self, number: int, reset: bool) -> None:
+        self._closed[number] = reset
+        if len(self._closed) > _MAX_REMEMBERED:
+            self._closed.popitem(last=False)
+
+    def _send_pending(self, stream: Stream) -> None:
+        if self._sender.send_pending(stream):
+            if stream.remote_closed:
+                self._forget(stream, reset=False)
+            elif not self._client:  # all was said; what the client may still send is not wanted
+                self.reset_stream(stream, NO_ERROR)
+
+    # Receiving
+
+    @property
+    def receives_large(self) -> bool:
+        """Whether the bytes of a large piece of data are being received."""
+        return self._frame is not None and self._frame.stream.reader is not None and self._frame.left >= MIN_FRAME_SIZE
+
+    def get_buffer(self) -> memoryview | None:
+        """Return where the next bytes are to be received into, for `buffer_updated`; None: they go to `receive_data`.
+
+        Whoever gets it must release it before anything else is called.
+        """
+        frame = self._frame
+        if frame is None or not frame.left or frame.stream.reader is None or self._rest:
+            return None
+        buffer = frame.stream.reader.get_buffer()
+        return None if buffer is None else buffer[: frame.left]
+
+    def buffer_updated(self, count: int) -> list[tuple[Stream, Event]]:
+        """Note that `count` bytes were received into the buffer; return the events that they complete.
+
+        Raises:
+            Http2Error: The peer breaks the rules of HTTP/2.
+        """
+        events: list[tuple[Stream, Event]] = []
+        frame = self._frame
+        if frame is not None:
+            if frame.stream.reader is not None:
+                frame.stream.reader.buffer_updated(frame.stream, count, events)
+            self._on_data_taken(frame, count, events)
+        return events
+
+    def receive_data(self, data: bytes) -> list[tuple[Stream, Event]]:
+        """Take bytes; return the events that they complete, each with its stream, in order.
+
+        A server handles the events up to a new stream before it reads on: see `paused`.
+
+        Raises:
+            Http2Error: The peer breaks the rules of HTTP/2; where there are events before, it is `error` instead.
+        """
+        events: list[tuple[Stream, Event]] = []
+        self.paused = False
+        try:
+            if self._rest:
+                data, self._rest = self._rest + data, b""
+            if self._preface:
+                data = self._read_preface(data)
+            if data:
+                self._read(data, events)
+        except Http2Error as error:
+            if not events:
+                raise
+            self.error = error
+        for stream in self._sender.take_widened():
+            self._send_pending(stream)
+        return events
+
+    def _read(self, data: bytes, events: list[tuple[Stream, Event]]) -> None:
+        size, at = len(data), 0
+        if self._frame is not None:
+            at = self._read_data(self._frame, data, 0, events)
+        streams = self.streams
+        while size - at >= 9 and not self.paused:
+            high, low, kind, flags, number = FRAME.unpack_from(data, at)
+            length = high << 16 | low
+            start = at + 9
+            stop = start + length
+            if kind == DATA and not flags and stop <= size:  # as nearly all frames are
+                stream = streams.get(number)
+                if (
+                    stream is not None
+                    and stream.reader is not None
+                    and stream.headers_received
+                    and stream.expected_bytes is None
+                    and self._headers.number is None
+                ):
+                    self._recv_window -= length
+                    stream.recv_window -= length
+                    stream.reader.receive_data(stream, data, start, stop, events)
+                    if stream.recv_window < self._stream_window >> 1 or self._recv_window < _CONNECTION_WINDOW >> 1:
+                        self._send_window_update(stream)
+                    at = stop
+                    continue
+            number &= MAX_WINDOW
+            if not self.settings_received:
+                self._check_greeting(data[at:], kind, flags)
+            if length > self._headers.max_bytes and kind != DATA:
+                if kind in (HEADERS, CONTINUATION):
+                    text = f"a header block of more than {self._headers.max_bytes} bytes"
+                    raise Http2Error(text, ENHANCE_YOUR_CALM)
+                raise Http2Error(f"a frame of {length} bytes is larger than is taken", FRAME_SIZE_ERROR)
+            self._check_order(kind, number)
+            try:
+                if kind == DATA:
+                    if flags & PADDED and size == start:
+                        break  # how much is padding stands in the next byte
+                    at = self._begin_data(data, start, length, flags, number, events)
+                    continue
+                if stop > size:
+                    break
+                at = stop
+                self._on_frame(kind, flags, number, data[start:stop], events)
+            except StreamError as error:
+                self._on_stream_error(error, events)
+        self._rest = data[at:]
+        if self._rest and not self.settings_received and self._client:
+            self._check_greeting(self._rest, None, 0)
+
+    def _read_preface(self, data: bytes) -> bytes:
+        """Take a client's first bytes; return those after its preface."""
+        if not PREFACE.startswith(data[: len(PREFACE)]):
+            if data[0] == 0x16 and data[1:2] in (b"\x03", b""):
+                raise Http2Error("the client speaks TLS, and this port does not")
+            raise Http2Error(f"expected HTTP/2's connection preface, got {data[:24]!r}")
+        if len(data) < len(PREFACE):
+            self._rest = data
+            return b""
+        self._preface = False
+        return data[len(PREFACE) :]
+
+    def _check_greeting(self, data: bytes, kind: int | None, flags: int) -> None:
+        """See to it that HTTP/2 is spoken at all."""
+        if data.startswith(b"HTTP/"):
+            raise Http2Error("an HTTP server is there, but it does not speak HTTP/2")
+        if data[0] == 0x15 and data[1:2] in (b"\x03", b""):
+            raise Http2Error("the port speaks TLS")
+        if kind is None:
+            return
+        if kind != SETTINGS or flags & ACK:
+            raise Http2Error(f"expected HTTP/2's settings first, got {data[:16]!r}")
+        self.settings_received = True
+
+    def _check_order(self, kind: int, number: int) -> None:
+        """Refuse a frame that may not stand where it does."""
+        if self._headers.number is not None and (kind != CONTINUATION or number != self._headers.number):
+            raise Http2Error("another frame stands within a header block")
+        if kind in STREAM_FRAMES:
+            if not number:
+                raise Http2Error("a frame of a stream names none")
+            idle = number > self._last or not number & 1
+            if idle and (self._client or kind in (DATA, RST_STREAM)):
+                raise Http2Error(f"a frame of stream {number}, which was never opened")
+        elif number and kind in CONNECTION_FRAMES:
+            raise Http2Error(f"a frame about the connection names the stream {number}")
+
+    def _on_stream_error(self, error: StreamError, events: list[tuple[Stream, Event]]) -> None:
+        """Reset the stream on which the peer has broken a rule."""
+        self.resets += 1
+        self._sender.reset_stream(error.number, error.code)
+        stream = self.streams.get(error.number)
+        if stream is None:
+            self._remember(error.number, True)
+        else:
+            self._forget(stream, reset=True)
+            events.append((stream, StreamReset(error.code, str(error))))
+
+    # Data
+
+    def _begin_data(self, data: bytes, start: int, length: int, flags: int, number: int, events: list[Any]) -> int:
+        """Begin a DATA frame whose header ends at `start`; return where what was taken of it ends."""
+        self._recv_window -= length
+        padding = 0
+        if flags & PADDED:
+            if not length or data[start] >= length:
+                raise Http2Error("a frame is all padding")
+            padding = data[start] + 1
+            start += 1
+        stream = self.streams.get(number)
+        if stream is None or stream.remote_closed:
+            if not self._client and not self._closed.get(number, False):
+                error = StreamError(number, f"data came on stream {number}, which has ended", STREAM_CLOSED)
+                self._on_stream_error(error, events)
+            stream = Stream(number, length)  # what was on its way when this end reset the stream is dropped
+            stream.remote_closed = True
+        elif not stream.headers_received:
+            raise Http2Error("data came before the header fields")
+        elif stream.expected_bytes is not None:
+            stream.expected_bytes -= length - padding
+        stream.recv_window -= length
+        self._frame = _DataFrame(stream, length - padding, max(0, padding - 1), bool(flags & END_STREAM))
+        return self._read_data(self._frame, data, start, events)
+
+    def _read_data(self, frame: _DataFrame, data: bytes, at: int, events: list[Any]) -> int:
+        """Take of a DATA frame what is there; return where it ends, or all bytes do."""
+        stream = frame.stream
+        stop = min(len(data), at + frame.left)
+        if stream.reader is not None and stop > at:
+            stream.reader.receive_data(stream, data, at, stop, events)
+        skipped = min(frame.padding, len(data) - stop) if stop - at == frame.left else 0
+        frame.padding -= skipped
+        self._on_data_taken(frame, stop - at, events)
+        return stop + skipped
+
+    def _on_data_taken(self, frame: _DataFrame, count: int, events: list[Any]) -> None:
+        """Count bytes of a DATA frame that were taken, and end its stream with it."""
+        stream = frame.stream
+        frame.left -= count
+        if stream.recv_window < self._stream_window >> 1 or self._recv_window < _CONNECTION_WINDOW >> 1:
+            self._send_window_update(stream)
+        if frame.left or frame.padding:
+            return
+        self._frame = None
+        if (stream.expected_bytes or 0) < 0:
+            self._on_stream_error(StreamError(stream.number, "more data came than content-length says"), events)
+        elif frame.end_stream and not stream.remote_closed:
+            self._end_remote(stream, events)
+
+    def _end_remote(self, stream: Stream, events: list[Any], trailers: HeadersReceived | None = None) -> None:
+        """Note that the peer sends nothing more on a stream."""
+        if stream.expected_bytes:
+            self._on_stream_error(StreamError(stream.number, "less data came than content-length says"), events)
+            return
+        stream.remote_closed = True
+        if stream.reader is not None:
+            stream.reader.end(stream, events)
+        stream.discard()
+        events.append((stream, trailers or StreamEnded()))
+        if stream.local_closed and not stream.pending:
+            self._forget(stream, reset=False)
+
+    def _send_window_update(self, stream: Stream) -> None:
+        """Give the peer windows for what was taken."""
+        if stream.recv_window < 0 or self._recv_window < 0:
+            raise Http2Error("more data came than the flow-control window allows", FLOW_CONTROL_ERROR)
+        if self._recv_window < _CONNECTION_WINDOW >> 1:
+            more = _CONNECTION_WINDOW - self._recv_window
+            self._recv_window += more
+            self._sender.update_window(0, more)
+        more = self._stream_window - stream.recv_window - stream.deferred
+        if more >= self._stream_window >> 2 and stream.reader is not None:
+            stream.recv_window += more
+            self._sender.update_window(stream.number, more)
+
+    # Other frames
+
+    def _on_frame(self, kind: int, flags: int, number: int, payload: bytes, events: list[Any]) -> None:
+        if kind in (HEADERS, CONTINUATION):
+            self._on_headers(kind, flags, number, payload, events)
+        elif kind == SETTINGS:
+            self._on_settings(flags, payload)
+        elif kind == PING:
+            _check_length("PING", payload, 8)
+            if flags & ACK:
+                self.pongs += 1
+            else:
+                self._sender.frame(PING, ACK, 0, payload)
+        elif kind == WINDOW_UPDATE:
+            self._on_window_update(number, payload)
+        elif kind == RST_STREAM:
+            self._on_reset(number, payload, events)
+        elif kind == GOAWAY:
+            self._on_goaway(payload, events)
+        elif kind == PRIORITY:
+            if len(payload) != 5:
+                self._fail(number, f"a PRIORITY frame of {len(payload)} bytes", FRAME_SIZE_ERROR)
+        elif kind == PUSH_PROMISE:
+            raise Http2Error("the peer pushes, which was switched off")
+
+    def _fail(self, number: int, text: str, code: int = PROTOCOL_ERROR) -> None:
+        """Raise StreamError for a stream that is open, or else Http2Error."""
+        if number in self.streams:
+            raise StreamError(number, text, code)
+        raise Http2Error(text, code)
+
+    def _on_settings(self, flags: int, payload: bytes) -> None:
+        if flags & ACK:
+            _check_length("acknowledgement of SETTINGS", payload, 0)
+            return
+        if len(payload) % 6:
+            raise Http2Error(f"a SETTINGS frame of {len(payload)} bytes", FRAME_SIZE_ERROR)
+        for key, value in struct.iter_unpack(">HI", payload):
+            if key == SETTING_INITIAL_WINDOW_SIZE and value > MAX_WINDOW:
+                raise Http2Error(f"a window of {value} bytes", FLOW_CONTROL_ERROR)
+            if key == SETTING_MAX_FRAME_SIZE and not MIN_FRAME_SIZE <= value < 1 << 24:
+                raise Http2Error(f"frames of at most {value} bytes")
+            if key == SETTING_ENABLE_PUSH and value > (0 if self._client else 1):
+                raise Http2Error(f"SETTINGS_ENABLE_PUSH={value}")
+            if key == SETTING_MAX_CONCURRENT_STREAMS:
+                self.max_peer_streams = value
+        self._sender.on_settings(payload)
+
+    def _on_window_update(self, number: int, payload: bytes) -> None:
+        _check_length("WINDOW_UPDATE", payload, 4)
+        more = int.from_bytes(payload, "big") & MAX_WINDOW
+        if number > self._last or (number and not number & 1):
+            raise Http2Error(f"a frame of stream {number}, which was never opened")
+        if not more:
+            self._fail(number, "a window is widened by nothing")
+        stream = self.streams.get(number)
+        if number and stream is None:
+            return  # it has ended
+        self._sender.on_window_update(stream, more)
+        if stream is not None:
+            self._send_pending(stream)
+
+    def _on_reset(self, number: int, payload: bytes, events: list[Any]) -> None:
+        _check_length("RST_STREAM", payload, 4)
+        self.resets += 1
+        stream = self.streams.get(number)
+        if stream is not None:
+            self._forget(stream, reset=False)
+            events.append((stream, StreamReset(int.from_bytes(payload, "big"))))
+        elif number in self._closed:
+            self._closed[number] = False  # the peer knows that it has ended
+
+    def _on_goaway(self, payload: bytes, events: list[Any]) -> None:
+        if len(payload) < 8:
+            raise Http2Error(f"a GOAWAY frame of {len(payload)} bytes", FRAME_SIZE_ERROR)
+        last, number = struct.unpack_from(">II", payload)
+        debug = payload[8:].decode("utf-8", "replace")
+        reason = f"the server takes no further calls (HTTP/2's error {number})" + (f": {debug}" if debug else "")
+        self.goaway_received = reason
+        if self._client:
+            for stream in [stream for at, stream in self.streams.items() if at > last & MAX_WINDOW]:
+                self._forget(stream, reset=False)
+                events.append((stream, StreamReset(REFUSED_STREAM)))
+
+    def _on_headers(self, kind: int, flags: int, number: int, payload: bytes, events: list[Any]) -> None:
+        headers = self._headers
+        if kind == CONTINUATION:
+            if headers.number is None:
+                raise Http2Error("a header block goes on that never began")
+            headers.go_on(payload)
+        else:
+            start, stop = 0, len(payload)
+            if flags & PADDED:
+                start, stop = 1, stop - (payload[0] if payload else stop)
+            start += 5 if flags & PRIORITY_FLAG else 0
+            if start > stop:
+                raise Http2Error("a header block is shorter than its frame says")
+            headers.begin(number, payload[start:stop], end_stream=bool(flags & END_STREAM))
+        if flags & END_HEADERS:
+            self._on_fields(number, headers.finish(), headers.end_stream, events)
+
+    def _on_fields(self, number: int, fields: list[tuple[str, str]], last: bool, events: list[Any]) -> None:
+        stream = self.streams.get(number)
+        was_reset = self._closed.get(number, False)
+        if stream is None and self._client:
+            return  # it has ended
+        if stream is None and not was_reset:
+            stream = self._accept(number)
+            if stream is None:
+                return
+        elif stream is not None and stream.remote_closed:
+            raise StreamError(number, f"header fields came on stream {number}, which has ended", STREAM_CLOSED)
+        trailers = was_reset or (stream is not None and stream.headers_received)
+        if trailers and not last:
+            raise Http2Error("a second header block that does not end the stream")
+        try:
+            found = check_fields(fields, request=not self._client, trailers=trailers)
+            length = found.get("content-length", "")
+            if length and not (length.isascii() and length.isdigit() and len(length) < 19):
+                raise MalformedHeadersError(f"expected content-length to be a number, got {length!r:.40}")
+        except MalformedHeadersError as error:
+            raise StreamError(number, str(error)) from error
+        if stream is None or (self._client and not last and found[":status"][0] == "1"):
+            return
+        if length and not trailers:
+            stream.expected_bytes = int(length)
+        stream.headers_received = True
+        self.paused = not self._client and not trailers
+        if last:
+            self._end_remote(stream, events, HeadersReceived(found, True))
+        else:
+            events.append((stream, HeadersReceived(found, False)))
+
+    def _accept(self, number: int) -> Stream | None:
+        """Begin a stream that the client opens; None: it is refused."""
+        if number in self._closed:
+            raise Http2Error(f"header fields came on stream {number}, which has ended", STREAM_CLOSED)
+        if not number & 1 or number <= self._last:
+            raise Http2Error(f"a client opens stream {number} after {self._last}; expected a larger, odd number")
+        self._last = number
+        if self.goaway_sent or len(self.streams) >= self._max_streams:
+            self._sender.reset_stream(number, REFUSED_STREAM)
+            self._remember(number, True)
+            return None
+        stream = self.streams[number] = Stream(number, self._stream_window)
+        return stream
+
+
+def _check_length(name: str, payload: bytes, expected: int) -> None:
+    if len(payload) != expected:
+        raise Http2Error(f"expected a {name} of {expected} bytes, got {len(payload)}", FRAME_SIZE_ERROR)

@@ -1,0 +1,165 @@
+"""The sending half of an HTTP/2 connection, without input or output: frames, flow control, header blocks."""
+
+from __future__ import annotations
+
+import struct
+
+from bridge.transport.frames import (
+    ACK,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    FLOW_CONTROL_ERROR,
+    FRAME,
+    HEADERS,
+    INITIAL_WINDOW,
+    MAX_WINDOW,
+    MIN_FRAME_SIZE,
+    RST_STREAM,
+    SETTING_INITIAL_WINDOW_SIZE,
+    SETTING_MAX_FRAME_SIZE,
+    SETTINGS,
+    WINDOW_UPDATE,
+    Fields,
+    Http2Error,
+    Stream,
+    StreamError,
+    pack_frame,
+)
+from bridge.transport.header_fields import HeaderWriter
+
+__all__ = ["SMALL", "Http2Sender"]
+
+SMALL = 16384
+"""Bytes that are sent from one piece of memory: the parts of what is larger must not change before they are sent."""
+
+
+class Http2Sender:
+    """Frames what one end of a connection sends, as far as the peer's flow-control windows allow.
+
+    Args:
+        outgoing: Where to append what is to be sent.
+    """
+
+    def __init__(self, outgoing: list[bytes | memoryview]) -> None:
+        self.outgoing = outgoing
+        self._headers = HeaderWriter()
+        self._window = INITIAL_WINDOW
+        self._initial_window = INITIAL_WINDOW
+        self._max_frame_size = MIN_FRAME_SIZE
+        self._waiting: set[Stream] = set()
+        self._widened = False
+        self._widest = 0
+
+    def frame(self, kind: int, flags: int, number: int, payload: bytes = b"") -> None:
+        """Send a frame."""
+        self.outgoing.append(pack_frame(kind, flags, number, payload))
+
+    def send_headers(self, stream: Stream, fields: Fields, *, end_stream: bool = False) -> None:
+        """Send header fields. Raises ValueError where they are too many for a frame; nothing is sent then."""
+        fields = list(fields)
+        size = sum(len(name) + len(value) + 12 for name, value in fields)
+        if size > self._max_frame_size:
+            raise ValueError(f"expected metadata of less than {self._max_frame_size} bytes, got {size}")
+        flags = END_HEADERS | (END_STREAM if end_stream else 0)
+        self.frame(HEADERS, flags, stream.number, self._headers.pack(fields))
+
+    def send_data(self, stream: Stream, parts: list[bytes | memoryview], size: int) -> None:
+        """Send `size` bytes; those for which the peer has no window stay `pending`."""
+        window = min(self._window, self._initial_window + stream.send_window)
+        if size <= self._max_frame_size and size <= window and not stream.pending:
+            self._window -= size
+            stream.send_window -= size
+            head = FRAME.pack(size >> 16, size & 0xFFFF, DATA, 0, stream.number)
+            if size <= SMALL:
+                self.outgoing.append(b"".join((head, *parts)))
+            else:
+                self.outgoing.append(head)
+                self.outgoing += parts
+            return
+        if size <= SMALL:
+            parts = [b"".join(parts)]
+        stream.pending.extend(memoryview(part) for part in parts if len(part))
+        self._waiting.add(stream)
+        self.send_pending(stream)
+
+    def send_pending(self, stream: Stream) -> bool:
+        """Send of what is pending as much as the peer has windows for; return whether that has ended the stream."""
+        pending = stream.pending
+        while pending:
+            window = min(self._window, self._initial_window + stream.send_window, self._max_frame_size)
+            if window <= 0:
+                return False
+            parts, size = [], 0
+            while pending and size < window:
+                first = pending[0]
+                if len(first) > window - size:
+                    parts.append(first[: window - size])
+                    pending[0] = first[window - size :]
+                    size = window
+                else:
+                    parts.append(pending.popleft())
+                    size += len(first)
+            self.outgoing.append(FRAME.pack(size >> 16, size & 0xFFFF, DATA, 0, stream.number))
+            self.outgoing += parts
+            self._window -= size
+            stream.send_window -= size
+        self._waiting.discard(stream)
+        if not stream.local_closed:
+            return False
+        trailers, stream.trailers = stream.trailers, None
+        if trailers:
+            self.send_headers(stream, trailers, end_stream=True)
+        else:
+            self.frame(DATA, END_STREAM, stream.number)
+        return True
+
+    def discard_pending(self, stream: Stream) -> None:
+        """Drop what the peer has no window for."""
+        stream.pending.clear()
+        self._waiting.discard(stream)
+
+    def reset_stream(self, number: int, code: int) -> None:
+        """Send RST_STREAM."""
+        self.frame(RST_STREAM, 0, number, code.to_bytes(4, "big"))
+
+    def update_window(self, number: int, more: int) -> None:
+        """Send WINDOW_UPDATE."""
+        self.frame(WINDOW_UPDATE, 0, number, more.to_bytes(4, "big"))
+
+    # What the peer says of its windows
+
+    def on_settings(self, payload: bytes) -> None:
+        """Note the peer's settings, of valid values, and acknowledge them."""
+        for key, value in struct.iter_unpack(">HI", payload):
+            if key == SETTING_INITIAL_WINDOW_SIZE:
+                # A stream's window is relative to this one, so that no loop over all streams is needed.
+                if value + self._widest > MAX_WINDOW:
+                    raise Http2Error("a stream's window is wider than HTTP/2 allows", FLOW_CONTROL_ERROR)
+                self._widened = self._widened or value > self._initial_window
+                self._initial_window = value
+            elif key == SETTING_MAX_FRAME_SIZE:
+                self._max_frame_size = value
+            else:
+                self._headers.setting_changed(key, value)
+        self.frame(SETTINGS, ACK, 0)
+
+    def on_window_update(self, stream: Stream | None, more: int) -> None:
+        """Note a wider window of a stream, or of the connection where `stream` is None."""
+        if stream is None:
+            self._window += more
+            if self._window > MAX_WINDOW:
+                raise Http2Error("the window is wider than HTTP/2 allows", FLOW_CONTROL_ERROR)
+            self._widened = True
+            return
+        stream.send_window += more
+        if self._initial_window + stream.send_window > MAX_WINDOW:
+            raise StreamError(stream.number, "a window wider than HTTP/2 allows", FLOW_CONTROL_ERROR)
+        self._widest = max(self._widest, stream.send_window)
+
+    def take_widened(self) -> list[Stream]:
+        """Return the streams that wait, where the window of all of them is wider than when this was called last."""
+        if not self._widened:
+            return []
+        self._widened = False
+        return list(self._waiting) if self._window > 0 else []

@@ -1,0 +1,240 @@
+"""Proxies and other gRPC implementations between client and server, where they are installed.
+
+The configurations are those of docs/proxies.md, with the ports and timeouts of the test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+from dm_env_rpc.v1 import dm_env_rpc_pb2 as public_pb2
+
+from bridge import errors, make_remote, make_vec_remote, serve_gym
+from bridge.testing import CountingEnv
+from bridge.transport.certificates import make_certificates
+from bridge.wrappers import BlockingReset
+from tests.peers import PublicClient
+from tests.support import until
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "proxies.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(?:nginx|haproxy)\n(.*?)```", PAGE, re.DOTALL)
+CONFIGURATIONS = dict(zip(("nginx", "nginx-tls", "haproxy"), BLOCKS, strict=True))
+PROXIES = ("nginx", "haproxy")
+
+
+def program(name):
+    """Return where a proxy is, or skip."""
+    found = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def listens(port):
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def proxy(kind, upstream, folder, *changes):
+    """Run a proxy before a port; give its own. `changes` are (old, new) texts of its configuration."""
+    command, port = program(kind.partition("-")[0]), free_port()
+    text = CONFIGURATIONS[kind]
+    listening = ":50051" if kind == "haproxy" else "50051"
+    for old, new in ((listening, f"127.0.0.1:{port}"), ("50050", str(upstream)), *changes):
+        assert old in text, old
+        text = text.replace(old, new)
+    file = folder / f"{kind}-{port}.conf"
+    if kind.startswith("nginx"):
+        bodies = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        temporary = "".join(f"{name}_temp_path {folder}/{name};\n" for name in bodies)
+        user = "user root;" if os.geteuid() == 0 else ""
+        first = f"{user} daemon off; pid {folder}/pid; error_log {folder}/log;\nevents {{}}\n"
+        text = f"{first}http {{\naccess_log off;\n{temporary}{text}}}\n"
+        arguments = [command, "-c", str(file), "-p", str(folder), "-e", f"{folder}/log"]
+    else:
+        arguments = [command, "-f", str(file), "-db", "-q"]
+    file.write_text(text)
+    with subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            until(lambda: process.poll() is None and listens(port))
+            yield port
+        finally:
+            process.terminate()
+            process.wait(10.0)
+
+
+def long_env():
+    return CountingEnv(1_000_000)
+
+
+def zeros(envs):
+    return np.zeros(envs.num_envs, np.int64)
+
+
+@pytest.mark.parametrize("kind", PROXIES)
+@pytest.mark.parametrize("transport", ["http2", "grpcio"])
+def test_our_client_plays_through_a_proxy_on_either_server(kind, transport, tmp_path):
+    with serve_gym(long_env, transport=transport) as server, proxy(kind, server.port, tmp_path) as port:
+        env = make_remote(f"grpc://127.0.0.1:{port}")
+        local = long_env()
+        assert np.array_equal(env.reset(seed=0)[0], local.reset(seed=0)[0])
+        for action in (1, 0, 1):
+            ours, theirs = env.step(action), local.step(action)
+            assert np.array_equal(ours[0], theirs[0])
+            assert ours[1:4] == theirs[1:4]
+        env.close()
+        envs = BlockingReset(make_vec_remote(f"grpc://127.0.0.1:{port}", num_envs=8))
+        envs.reset(seed=0)
+        for _ in range(5):
+            observations, *_ = envs.step(zeros(envs))
+            assert len(observations) == 8
+        envs.close()
+
+
+@pytest.mark.parametrize("kind", PROXIES)
+def test_grpcio_plays_through_a_proxy_on_our_server(kind, tmp_path):
+    with serve_gym(long_env) as server, proxy(kind, server.port, tmp_path) as port:
+        client = PublicClient(server, f"127.0.0.1:{port}").join()
+        assert client.step("reward")[0] == public_pb2.RUNNING
+        client.close()
+
+
+class Wide(gymnasium.Env):
+    """Takes and gives 8 MiB."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (8 << 20,), np.uint8)
+    action_space = gymnasium.spaces.Box(0, 255, (8 << 20,), np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(8 << 20, np.uint8), {}
+
+    def step(self, action):
+        return action, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("kind", PROXIES)
+def test_large_messages_go_through_a_proxy(kind, tmp_path):
+    with serve_gym(Wide) as server, proxy(kind, server.port, tmp_path) as port:
+        env = make_remote(f"grpc://127.0.0.1:{port}")
+        env.reset(seed=0)
+        action = np.arange(8 << 20, dtype=np.uint32).astype(np.uint8)
+        for _ in range(2):
+            assert np.array_equal(env.step(action)[0], action)
+        env.close()
+
+
+@pytest.mark.parametrize("kind", PROXIES)
+def test_a_blocking_loop_goes_on_after_a_pause_that_the_proxy_does_not_allow(kind, tmp_path):
+    with serve_gym(long_env) as server, proxy(kind, server.port, tmp_path, ("24h", "1s")) as port:
+        envs = BlockingReset(make_vec_remote(f"grpc://127.0.0.1:{port}", num_envs=2))
+        envs.reset(seed=0)
+        envs.step(zeros(envs))
+        single = make_remote(f"grpc://127.0.0.1:{port}")
+        single.reset(seed=0)
+        until(lambda: server.connections == 0)  # a long update of the policy
+        truncated = 0
+        for _ in range(20):
+            *_, truncations, _ = envs.step(zeros(envs))
+            truncated += int(truncations.sum())
+        assert truncated == 2
+        envs.close()
+        with pytest.raises(errors.ConnectionLostError, match="lost"):
+            single.step(0)
+        single.reset(seed=0)
+        single.step(0)
+        single.close()
+
+
+def test_slots_beyond_the_streams_that_nginx_allows_go_over_further_connections(tmp_path):
+    limit = ("client_max_body_size", "http2_max_concurrent_streams 2; client_max_body_size")
+    with serve_gym(long_env) as server, proxy("nginx", server.port, tmp_path, limit) as port:
+        envs = BlockingReset(make_vec_remote(f"grpc://127.0.0.1:{port}", num_envs=7))
+        envs.reset(seed=0)
+        for _ in range(3):
+            envs.step(zeros(envs))
+        assert server.connections == 7
+        envs.close()
+
+
+def test_tls_ends_at_nginx(tmp_path):
+    certs = make_certificates(tmp_path / "certs")
+    changes = [(name, str(certs[name])) for name in ("server.pem", "server.key")]
+    with serve_gym(long_env) as server, proxy("nginx-tls", server.port, tmp_path, *changes) as port:
+        env = make_remote(f"grpcs://localhost:{port}", tls_ca=certs["ca.pem"])
+        env.reset(seed=0)
+        env.step(0)
+        env.close()
+
+
+# grpc-js, whose protobuf lets the second of two messages in a row replace the first
+
+NODE = shutil.which("node")
+# Where `npm install @grpc/grpc-js` was run: GRPC_JS names its folder node_modules.
+MODULES = os.environ.get("GRPC_JS", "")
+JS = ROOT / "tests" / "grpcjs"
+
+
+def has_grpc_js():
+    if NODE is None:
+        return False
+    found = subprocess.run(
+        [NODE, "-e", "require('@grpc/grpc-js'); require('protobufjs')"],
+        env={**os.environ, "NODE_PATH": MODULES},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    return found.returncode == 0
+
+
+@contextlib.contextmanager
+def node(script, *arguments):
+    if not has_grpc_js():
+        pytest.skip("grpc-js is not here: `npm install @grpc/grpc-js`, and GRPC_JS=…/node_modules")
+    proto = ROOT / "proto" / "bridge" / "pb" / "dm_env_rpc.proto"
+    command = [NODE, str(JS / script), str(proto), *map(str, arguments)]
+    environment = {**os.environ, "NODE_PATH": MODULES}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_our_client_plays_on_a_server_of_grpc_js():
+    with node("server.js") as process:
+        env = make_remote(f"grpc://127.0.0.1:{int(process.stdout.readline())}", timeout=20.0)
+        env.reset()
+        for _ in range(3):
+            observation, *_ = env.step(np.int32(1))
+            assert np.array_equal(observation["position"] if isinstance(observation, dict) else observation, [1.0, 2.0])
+        env.close()
+
+
+@pytest.mark.parametrize("kind", [None, *PROXIES])
+def test_a_client_of_grpc_js_plays_on_our_server(kind, tmp_path):
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(serve_gym(long_env))
+        port = server.port if kind is None else stack.enter_context(proxy(kind, server.port, tmp_path))
+        process = stack.enter_context(node("client.js", port))
+        said = json.loads(process.stdout.readline())
+        assert said == ["create_world", "join_world", "step", "step", "leave_world", "ended 0"]
