@@ -33,7 +33,7 @@ class Call:
 
     def __init__(self, max_message_bytes):
         self.grpc = GrpcClient(parse_address("grpc://host:1"), max_message_bytes)
-        self.http = self.grpc._http
+        self.http = self.grpc.http
         self.stream = self.http.open_stream(self.grpc._fields)
         self.stream.reader = MessageReader(max_message_bytes)
         self.metadata = self.status = None

@@ -71,8 +71,10 @@ def connect(
         SettingError: The credentials are for TLS, and the address is without, or they cannot be used.
     """
 
+    put = poller.items.append
+
     def deliver(what: bytes | bytearray | RemoteError) -> None:
-        poller.put(label(what))
+        put(label(what))
 
     local = address.scheme == "unix"
     if address.credentials.has_tls and not address.tls:

@@ -96,7 +96,10 @@ class Call:
         with connection.poller.lock:
             if not self.ended:  # else how it ended was delivered
                 connection.grpc.pack(self, request)
-                connection.flush_soon()
+                if connection.shared:
+                    connection.flush_soon()
+                else:
+                    connection.flush(wait=True)
 
     def finish(self) -> None:
         """Say that no request follows; those sent before are served."""
@@ -138,7 +141,8 @@ class Connection:
         """Whether not a byte has come yet."""
         self.ended = False
         """Whether the socket is closed."""
-        self._shared = shared
+        self.shared = shared
+        """Whether it may carry several calls, whose requests are sent together."""
         self._unresponsive = False
         self._calls: set[Call] = set()
         self._unsent = 0
@@ -233,7 +237,7 @@ class Connection:
     def _watch(self, events: int) -> None:
         if self._sock is not None and events != self._watched:
             self._watched = events
-            self.poller.watch(self._sock, events, self._on_ready)
+            self.poller.watch(self._sock, events, self._receive if events == _READ else self._on_ready)
 
     def _on_ready(self, events: int) -> None:
         if self._sock is None:
@@ -246,7 +250,7 @@ class Connection:
     def flush_soon(self) -> None:
         """Send what is to be sent, unless the poller holds requests together."""
         self._unsent += 1
-        if self._shared and self.poller.defers(self) and self._unsent < _TOGETHER:
+        if self.shared and self.poller.defers(self) and self._unsent < _TOGETHER:
             return
         self.flush(wait=True)
 
@@ -261,7 +265,9 @@ class Connection:
         if sock is None:
             return
         if tls is None or tls.ready:
-            parts = self.grpc.data_to_send()
+            outgoing = self.grpc.http.outgoing
+            parts = outgoing[:]
+            outgoing.clear()
             if not parts and not self._out:
                 return
             if parts and tls is not None:
@@ -321,7 +327,8 @@ class Connection:
                     if events & _WRITE and self._sock is not None:
                         self._send_out()
 
-    def _receive(self) -> None:
+    def _receive(self, events: int = _READ) -> None:
+        """Receive what has come, and deliver what it means."""
         sock, grpc = self._sock, self.grpc
         if sock is None:
             return
@@ -331,7 +338,7 @@ class Connection:
                 data = sock.recv(_CHUNK)
                 count = len(data)
                 came = self._opened(self._tls, data)
-            elif (buffer := grpc.get_buffer()) is None:
+            elif grpc.http.frame is None or (buffer := grpc.http.get_buffer()) is None:
                 data = sock.recv(_CHUNK)
                 count = len(data)
                 came = grpc.receive_data(data)
@@ -356,8 +363,9 @@ class Connection:
                 call.deliver(what)
         if self.ended:
             return
-        self.flush()
-        if grpc.broken and not self.ended:
+        if grpc.http.outgoing or self._out:
+            self.flush()
+        if grpc.http.error is not None and not self.ended:
             try:
                 grpc.receive_data(b"")
             except RemoteError as error:
@@ -437,7 +445,7 @@ class Connection:
     def _move(self, call: Call) -> None:
         """Open a call on a further connection to the same place."""
         call.stream = None
-        call.connection = connection_to(self._address, self.poller, self.max_message_bytes, shared=self._shared)
+        call.connection = connection_to(self._address, self.poller, self.max_message_bytes, shared=self.shared)
         call.connection.add(call)
 
     def _end(self, ending: Callable[[str], RemoteError]) -> None:

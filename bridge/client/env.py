@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
@@ -180,7 +180,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         """Whether an episode runs."""
         return self._remote.session.state is State.RUNNING
 
-    def _refuse_step(self) -> None:
+    def _refuse_step(self) -> NoReturn:
         """Raise why `step` is not possible."""
         self._require_open()
         self._refuse_rollout()
@@ -234,7 +234,10 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             remote = self._remote
             if self._closed or self._rollout is not None or remote.session.state is not State.RUNNING:
                 self._refuse_step()
-            remote.step(action)
+            world = remote.session.world
+            if world is None:
+                self._refuse_step()
+            remote.send_step(world.write_action(action))
             message, reader = self._pool.wait(remote, StepAnswered, "to a step")
             return reader.read(message, remote.now())
         finally:

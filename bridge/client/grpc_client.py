@@ -22,7 +22,14 @@ from bridge.transport.frames import (
     StreamReset,
 )
 from bridge.transport.http2 import Http2
-from bridge.transport.messages import CompressedMessage, MalformedMessage, MessageReader, TooLarge, message_parts
+from bridge.transport.messages import (
+    PREFIX,
+    CompressedMessage,
+    MalformedMessage,
+    MessageReader,
+    TooLarge,
+    pack_prefix,
+)
 from bridge.transport.remedies import remedy
 from bridge.transport.service import HELLO, METHOD, SERVICE
 from bridge.transport.token import shown_token
@@ -128,7 +135,8 @@ class GrpcClient:
         ]
         if token is not None:
             self._fields.append(("authorization", f"Bearer {token}"))
-        self._http = Http2(client=True, max_header_bytes=_MAX_HEADER_BYTES)
+        self.http = Http2(client=True, max_header_bytes=_MAX_HEADER_BYTES)
+        """The connection's HTTP/2: its `error`, its `outgoing` bytes."""
         self._queued: list[Call] = []
         """Calls that wait for the server's settings, which say how many there may be."""
         self.answered = False
@@ -141,22 +149,13 @@ class GrpcClient:
     @property
     def accepts_calls(self) -> bool:
         """Whether a further call may be opened."""
-        http = self._http
+        http = self.http
         calls = len(http.streams) + len(self._queued)
         return http.goaway_received is None and calls < min(_MAX_CALLS, http.max_peer_streams)
 
-    @property
-    def broken(self) -> bool:
-        """Whether what follows is no HTTP/2; `receive_data` then raises."""
-        return self._http.error is not None
-
-    def data_to_send(self) -> list[bytes | memoryview]:
-        """Return what is to be sent now."""
-        return self._http.data_to_send()
-
     def open(self, call: Call) -> None:
         """Open a call, and send the requests that were made already. All but the first wait for the settings."""
-        http = self._http
+        http = self.http
         if http.streams and not http.settings_received:
             self._queued.append(call)
             return
@@ -176,49 +175,51 @@ class GrpcClient:
             if self.accepts_calls:
                 self.open(call)
             else:
-                text = f"the server takes {self._http.max_peer_streams} streams of a connection"
+                text = f"the server takes {self.http.max_peer_streams} streams of a connection"
                 refused.append((call, Refused(ConnectError(call.url, text))))
         return refused
 
     def pack(self, call: Call, request: bytes) -> None:
         """Send a request, as far as the server has windows. Of a call that is not open yet it is sent by `open`."""
         if call.stream is not None:
-            self._http.send_data(call.stream, message_parts([request], len(request)), len(request) + 5)
+            size = len(request)
+            self.http.send_data(call.stream, [pack_prefix(0, size), request], size + PREFIX)
 
     def finish(self, call: Call) -> None:
         """End the call's requests."""
         if call.stream is not None:
-            self._http.end_stream(call.stream)
+            self.http.end_stream(call.stream)
 
     def cancel(self, call: Call) -> None:
         """Cancel the call."""
         if call.stream is not None:
-            self._http.reset_stream(call.stream, CANCEL)
+            self.http.reset_stream(call.stream, CANCEL)
         elif call in self._queued:
             self._queued.remove(call)
 
     def ping(self) -> None:
         """Send a ping."""
-        self._http.ping()
-
-    def get_buffer(self) -> memoryview | None:
-        """Return where the next bytes go, to be received into, for `buffer_updated`; None: to `receive_data`."""
-        return self._http.get_buffer()
+        self.http.ping()
 
     def buffer_updated(self, count: int) -> list[Received]:
         """Note that bytes are in the buffer. Raises as `receive_data`."""
         try:
-            return self._handle(self._http.buffer_updated(count))
+            return self._handle(self.http.buffer_updated(count))
         except Http2Error as error:
             raise PeerError(self._url, f"it speaks no HTTP/2: {error}") from error
 
     def receive_data(self, data: bytes) -> list[Received]:
         """Take bytes; return what they complete. Raises RemoteError where they are no HTTP/2."""
-        http = self._http
+        http = self.http
         try:
             if http.error is not None:
                 raise http.error
-            return self._handle(http.receive_data(data))
+            events = http.receive_data(data)
+            if self.answered and len(events) == 1 and not self._queued:  # as nearly always
+                stream, event = events[0]
+                if type(event) is bytes or type(event) is bytearray:
+                    return [(stream.owner, event)]
+            return self._handle(events)
         except Http2Error as error:
             if self.answered:
                 raise PeerError(self._url, f"it speaks no HTTP/2: {error}") from error
@@ -235,10 +236,10 @@ class GrpcClient:
             else:
                 status = self._status(stream, event)
                 if status is not None:
-                    self._http.reset_stream(stream, CANCEL)  # if it is still open
+                    self.http.reset_stream(stream, CANCEL)  # if it is still open
                     error = self._error(stream.owner.url, status)
                     came.append((stream.owner, Refused(error) if _is_refused(stream, event) else error))
-        if self._queued and self._http.settings_received:
+        if self._queued and self.http.settings_received:
             came += self._open_queued()
         if self.answered and self.keepalive_interval == FOREIGN_KEEPALIVE_INTERVAL and self.server_version is not None:
             self.keepalive_interval = keepalive.KEEPALIVE
@@ -267,7 +268,7 @@ class GrpcClient:
         """Return the status of a stream that was reset: lost, by the server or by a proxy, unless it was forbidden."""
         if event.reason is not None:
             return _Status(int(Code.INTERNAL), f"the server broke the rules of HTTP/2: {event.reason}")
-        why = self._http.goaway_received or f"the stream was reset with HTTP/2's error {event.code}"
+        why = self.http.goaway_received or f"the stream was reset with HTTP/2's error {event.code}"
         code = {
             REFUSED_STREAM: Code.UNAVAILABLE,
             CANCEL: Code.CANCELLED,
@@ -303,6 +304,6 @@ class GrpcClient:
 
     def cut_off(self) -> str:
         """Say what the end of the socket's stream means now."""
-        if self._http.goaway_received:
-            return f"the connection was lost: {self._http.goaway_received}"
+        if self.http.goaway_received:
+            return f"the connection was lost: {self.http.goaway_received}"
         return "the server ended the stream" if self.answered else "it closed the connection without replying"

@@ -59,7 +59,8 @@ class Poller(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._items: deque[T] = deque()
+        self.items: deque[T] = deque()
+        """What has come and was not taken."""
         self._selector: selectors.BaseSelector | None = None
         self._registered: set[Registered] = set()
         self._check_at = 0.0
@@ -78,11 +79,11 @@ class Poller(Generic[T]):
 
     def put(self, item: T) -> None:
         """Add an item; called by what looks after the sockets."""
-        self._items.append(item)
+        self.items.append(item)
 
     def post(self, item: T) -> None:
         """Add an item from another thread, and wake whoever waits in `get`; after `add_poster`."""
-        self._items.append(item)
+        self.items.append(item)
         self._wake()
 
     def call_soon_threadsafe(self, call: Callable[[], None]) -> None:
@@ -201,9 +202,9 @@ class Poller(Generic[T]):
 
     def get_nowait(self) -> T:
         """Take an item that is here already; raises queue.Empty where none is. Does not look at the sockets."""
-        if not self._items:
+        if not self.items:
             raise queue.Empty
-        return self._items.popleft()
+        return self.items.popleft()
 
     def get(self, timeout: float) -> T:
         """Take the next item.
@@ -214,22 +215,22 @@ class Poller(Generic[T]):
         Raises:
             queue.Empty: None came.
         """
-        if self._items:
-            return self._items.popleft()
+        if self.items:
+            return self.items.popleft()
         now = time.monotonic()
         deadline, wait = now + timeout, max(0.0, timeout)
         with self.lock:
-            while not self._items:  # the other thread may have put one before it let go of the lock
+            while not self.items:  # the other thread may have put one before it let go of the lock
                 if wait < 0:
                     raise queue.Empty
                 if self._selector is None:
                     time.sleep(wait)  # nothing is there from which anything could come
                 # Also where one connection says so much that there is never a quiet moment.
-                elif not self._poll(min(wait, keepalive.period())) or now > self._check_at:
+                elif not self._poll(min(wait, keepalive.KEEPALIVE / 10)) or now > self._check_at:
                     self._check_keepalives()
                 now = time.monotonic()
                 wait = deadline - now
-            return self._items.popleft()
+            return self.items.popleft()
 
     def _poll(self, wait: float) -> bool:
         """Look after what is ready within `wait` seconds, sockets and timers; return whether a socket was."""

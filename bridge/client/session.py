@@ -347,7 +347,11 @@ class ClientSession:
         if pending and pending[0].kind is _Kind.STEP and world is not None and world.codec is not None:
             answer = world.codec.read_response(data)
             if answer is not None:
-                return self._on_step(pending.popleft(), world, answer, answer.state, now)
+                request = pending.popleft()
+                if answer.state == pb.RUNNING and self.state is State.RUNNING and request.number == self._episode:
+                    self._renumbered = 0
+                    return StepAnswered(answer, world.reader)
+                return self._on_step(request, world, answer, answer.state, now)
         if self.state is State.OFFLINE or self.state is State.LOST:
             self.stale += 1
             return None

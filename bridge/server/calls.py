@@ -273,8 +273,18 @@ class Calls:
                 self._answer(call, [error_response(error)])
                 if call.requests:
                     self.unblock(call)
+                return
+            size, began = len(request), time.perf_counter()
+            coroutine = call.session.handle(request)
+            call.busy = True
+            try:
+                pending = coroutine.send(None)
+            except StopIteration as stop:
+                self._finish(call, size, began, stop.value)
+            except Exception as error:
+                self._finish(call, size, began, _fault(error))
             else:
-                self._begin(call, request)
+                self._go_on_later(call, size, began, coroutine, pending)
 
     def _defer(self, call: Call, request: Request | None, *, first: bool) -> None:
         """Keep a request until those before it are answered, and the client has taken the answers."""
@@ -294,23 +304,14 @@ class Calls:
         if not call.busy:
             call.client.blocked_calls.add(call)
 
-    def _begin(self, call: Call, request: Request) -> None:
-        size, began = len(request), time.perf_counter()
-        coroutine = call.session.handle(request)
-        call.busy = True
-        try:
-            pending = coroutine.send(None)
-        except StopIteration as stop:
-            self._finish(call, size, began, stop.value)
-        except Exception as error:
-            self._finish(call, size, began, _fault(error))
-        else:
+    def _go_on_later(self, call: Call, size: int, began: float, coroutine: Any, pending: Any) -> None:
+        """Finish a request that waits for a result once the result is there."""
 
-            def done(parts: list[bytes | memoryview] | None, error: BaseException | None) -> None:
-                self._finish(call, size, began, parts if error is None else _fault(error))
-                self._flush_later(call.client)
+        def done(parts: list[bytes | memoryview] | None, error: BaseException | None) -> None:
+            self._finish(call, size, began, parts if error is None else _fault(error))
+            self._flush_later(call.client)
 
-            Task(self._scheduler, coroutine, done).wait_for(pending)
+        Task(self._scheduler, coroutine, done).wait_for(pending)
 
     def _finish(self, call: Call, size: int, began: float, parts: Any) -> None:
         """Note that a request was served, and answer it."""

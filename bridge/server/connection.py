@@ -13,6 +13,7 @@ from bridge.server.event_loop import READ
 from bridge.server.fair_share import ProcessorAccount
 from bridge.transport.frames import Stream
 from bridge.transport.http2_sender import SMALL
+from bridge.transport.messages import PREFIX, pack_prefix
 from bridge.transport.tls import Tls
 from bridge.worlds.scheduling import Timer
 
@@ -113,7 +114,7 @@ class Connection:
         """
         protocol = self.protocol
         if self.tls is None:
-            buffer = protocol.http.get_buffer()
+            buffer = protocol.http.get_buffer() if protocol.http.frame is not None else None
             if buffer is not None:
                 with buffer:
                     count = self.sock.recv_into(buffer)
@@ -190,7 +191,7 @@ class Connection:
         """Send an answer with the next `flush`; return whether the client has room for all of it."""
         self.joins_answers = size <= SMALL
         stream: Stream = call.stream
-        self.protocol.answer(call, parts, size)
+        self.protocol.http.send_data(stream, [pack_prefix(0, size), *parts], size + PREFIX)
         return not stream.pending
 
     def is_blocked(self, call: Call) -> bool:

@@ -243,7 +243,7 @@ class Connections:
                 if connection.ending:  # it was refused; what it had sent before it knew is dropped
                     if not connection.sock.recv(CHUNK):
                         self.close(connection)
-                elif not self._receive(connection):
+                elif not (connection.receive() if connection.productive else self._receive(connection)):
                     self.close(connection)
             if connection.blocked_calls and not connection.unsent:
                 for call in list(connection.blocked_calls):
@@ -267,9 +267,11 @@ class Connections:
             self.flush(connection)
 
     def _receive(self, connection: Connection) -> int:
-        """Receive once, and count the processor time where no request came; return the number of bytes."""
-        if connection.productive:  # not measured: that would cost each request more than a hundredth of its time
-            return connection.receive()
+        """Receive once, and count the processor time where no request came; return the number of bytes.
+
+        What a connection uses whose last bytes were a request is not measured: that would cost each request more than
+        a hundredth of its time.
+        """
         began = time.thread_time()
         try:
             return connection.receive()

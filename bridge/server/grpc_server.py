@@ -133,7 +133,14 @@ class GrpcProtocol:
         """
         http = self.http
         try:
-            self._handle(http.receive_data(data))
+            events = http.receive_data(data)
+            if len(events) == 1 and self._settled and not self._inflating and not http.paused and http.error is None:
+                stream, event = events[0]
+                if type(stream.owner) is Call and type(event) is bytes:  # a request, as nearly always
+                    self._heard = time.monotonic()
+                    self._receive(stream.owner, event)
+                    return
+            self._handle(events)
             while http.paused:
                 self._handle(http.receive_data(b""))
             if http.error is not None:
@@ -343,10 +350,6 @@ class GrpcProtocol:
         stream.discard()
 
     # What goes
-
-    def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> None:
-        """Send an answer."""
-        self.http.send_data(call.stream, message_parts(parts, size), size + 5)
 
     def defer(self, call: Call, size: int) -> None:
         """Give the stream no new window for a request."""

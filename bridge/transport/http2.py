@@ -60,6 +60,10 @@ class Http2(Http2Receiver):
             max_header_bytes=max_header_bytes,
             sender=sender,
         )
+        self.outgoing = sender.outgoing
+        """What is to be sent; `data_to_send` takes it."""
+        self.send_data = sender.send_data
+        """Sends bytes of a stream: `Http2Sender.send_data`."""
         settings = [
             (SETTING_INITIAL_WINDOW_SIZE, stream_window),
             (SETTING_MAX_FRAME_SIZE, MAX_FRAME_SIZE),
@@ -73,14 +77,14 @@ class Http2(Http2Receiver):
 
     def data_to_send(self) -> list[bytes | memoryview]:
         """Return what is to be sent now, in parts."""
-        outgoing = self._sender.outgoing[:]
-        self._sender.outgoing.clear()
+        outgoing = self.outgoing[:]
+        self.outgoing.clear()
         return outgoing
 
     @property
     def has_data_to_send(self) -> bool:
         """Whether something is to be sent."""
-        return bool(self._sender.outgoing)
+        return bool(self.outgoing)
 
     def open_stream(self, fields: Fields) -> Stream:
         """Open a stream by its header fields. Raises ValueError where they are too many."""
@@ -93,11 +97,6 @@ class Http2(Http2Receiver):
     def send_headers(self, stream: Stream, fields: Fields) -> None:
         """Send a stream's first header fields."""
         self._sender.send_headers(stream, fields)
-
-    def send_data(self, stream: Stream, parts: list[bytes | memoryview], size: int) -> None:
-        """Send `size` bytes. Those for which the peer has no window stay `pending` with the stream."""
-        if not stream.local_closed:
-            self._sender.send_data(stream, parts, size)
 
     def end_stream(self, stream: Stream, trailers: Fields | None = None) -> None:
         """Say, once all data is sent, that no more follows: by header fields if there are some."""
@@ -131,6 +130,6 @@ class Http2(Http2Receiver):
         for stream in list(self.streams.values()):
             self._forget(stream, reset=True)
             stream.owner = None
-        self._frame = None
+        self.frame = None
         self._rest = b""
         self.paused = False

@@ -112,7 +112,8 @@ class Http2Receiver:
         """Whether the client's connection preface is still to come."""
         self._rest = b""
         """Bytes of a frame that is not complete."""
-        self._frame: _DataFrame | None = None
+        self.frame: _DataFrame | None = None
+        """A DATA frame whose rest is still to come; None: there is none."""
         self._recv_window = _CONNECTION_WINDOW
         self._sender = sender
 
@@ -149,14 +150,14 @@ class Http2Receiver:
     @property
     def receives_large(self) -> bool:
         """Whether the bytes of a large piece of data are being received."""
-        return self._frame is not None and self._frame.stream.reader is not None and self._frame.left >= MIN_FRAME_SIZE
+        return self.frame is not None and self.frame.stream.reader is not None and self.frame.left >= MIN_FRAME_SIZE
 
     def get_buffer(self) -> memoryview | None:
         """Return where the next bytes are to be received into, for `buffer_updated`; None: they go to `receive_data`.
 
         Whoever gets it must release it before anything else is called.
         """
-        frame = self._frame
+        frame = self.frame
         if frame is None or not frame.left or frame.stream.reader is None or self._rest:
             return None
         buffer = frame.stream.reader.get_buffer()
@@ -169,7 +170,7 @@ class Http2Receiver:
             Http2Error: The peer breaks the rules of HTTP/2.
         """
         events: list[tuple[Stream, Event]] = []
-        frame = self._frame
+        frame = self.frame
         if frame is not None:
             if frame.stream.reader is not None:
                 frame.stream.reader.buffer_updated(frame.stream, count, events)
@@ -197,14 +198,15 @@ class Http2Receiver:
             if not events:
                 raise
             self.error = error
-        for stream in self._sender.take_widened():
-            self._send_pending(stream)
+        if self._sender.widened:
+            for stream in self._sender.take_widened():
+                self._send_pending(stream)
         return events
 
     def _read(self, data: bytes, events: list[tuple[Stream, Event]]) -> None:
         size, at = len(data), 0
-        if self._frame is not None:
-            at = self._read_data(self._frame, data, 0, events)
+        if self.frame is not None:
+            at = self._read_data(self.frame, data, 0, events)
         streams = self.streams
         while size - at >= 9 and not self.paused:
             high, low, kind, flags, number = FRAME.unpack_from(data, at)
@@ -323,8 +325,8 @@ class Http2Receiver:
         elif stream.expected_bytes is not None:
             stream.expected_bytes -= length - padding
         stream.recv_window -= length
-        self._frame = _DataFrame(stream, length - padding, max(0, padding - 1), bool(flags & END_STREAM))
-        return self._read_data(self._frame, data, start, events)
+        self.frame = _DataFrame(stream, length - padding, max(0, padding - 1), bool(flags & END_STREAM))
+        return self._read_data(self.frame, data, start, events)
 
     def _read_data(self, frame: _DataFrame, data: bytes, at: int, events: list[Any]) -> int:
         """Take of a DATA frame what is there; return where it ends, or all bytes do."""
@@ -345,7 +347,7 @@ class Http2Receiver:
             self._send_window_update(stream)
         if frame.left or frame.padding:
             return
-        self._frame = None
+        self.frame = None
         if (stream.expected_bytes or 0) < 0:
             self._on_stream_error(StreamError(stream.number, "more data came than content-length says"), events)
         elif frame.end_stream and not stream.remote_closed:

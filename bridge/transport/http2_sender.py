@@ -48,7 +48,8 @@ class Http2Sender:
         self._initial_window = INITIAL_WINDOW
         self._max_frame_size = MIN_FRAME_SIZE
         self._waiting: set[Stream] = set()
-        self._widened = False
+        self.widened = False
+        """Whether streams that wait may go on: `take_widened` returns them."""
         self._widest = 0
 
     def frame(self, kind: int, flags: int, number: int, payload: bytes = b"") -> None:
@@ -65,7 +66,9 @@ class Http2Sender:
         self.frame(HEADERS, flags, stream.number, self._headers.pack(fields))
 
     def send_data(self, stream: Stream, parts: list[bytes | memoryview], size: int) -> None:
-        """Send `size` bytes; those for which the peer has no window stay `pending`."""
+        """Send `size` bytes; those for which the peer has no window stay `pending`. After the stream's end: nothing."""
+        if stream.local_closed:
+            return
         window = min(self._window, self._initial_window + stream.send_window)
         if size <= self._max_frame_size and size <= window and not stream.pending:
             self._window -= size
@@ -136,7 +139,7 @@ class Http2Sender:
                 # A stream's window is relative to this one, so that no loop over all streams is needed.
                 if value + self._widest > MAX_WINDOW:
                     raise Http2Error("a stream's window is wider than HTTP/2 allows", FLOW_CONTROL_ERROR)
-                self._widened = self._widened or value > self._initial_window
+                self.widened = self.widened or value > self._initial_window
                 self._initial_window = value
             elif key == SETTING_MAX_FRAME_SIZE:
                 self._max_frame_size = value
@@ -150,7 +153,7 @@ class Http2Sender:
             self._window += more
             if self._window > MAX_WINDOW:
                 raise Http2Error("the window is wider than HTTP/2 allows", FLOW_CONTROL_ERROR)
-            self._widened = True
+            self.widened = True
             return
         stream.send_window += more
         if self._initial_window + stream.send_window > MAX_WINDOW:
@@ -159,7 +162,7 @@ class Http2Sender:
 
     def take_widened(self) -> list[Stream]:
         """Return the streams that wait, where the window of all of them is wider than when this was called last."""
-        if not self._widened:
+        if not self.widened:
             return []
-        self._widened = False
+        self.widened = False
         return list(self._waiting) if self._window > 0 else []

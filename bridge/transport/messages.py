@@ -22,6 +22,7 @@ __all__ = [
     "RefusedMessage",
     "TooLarge",
     "message_parts",
+    "pack_prefix",
 ]
 
 PREFIX = 5
@@ -31,6 +32,8 @@ LARGE = 65536
 # Of a peer that is trusted: the largest message for which memory is taken at once, when the first of it has come.
 _AT_ONCE = 1 << 26
 _HEAD = struct.Struct(">BI")
+pack_prefix = _HEAD.pack
+"""Packs a prefix: 1 where the message is compressed, else 0; and the message's length."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +72,7 @@ class RefusedMessage(bytes):
 
 def message_parts(parts: list[bytes | memoryview], size: int) -> list[bytes | memoryview]:
     """Return the parts of a message of `size` bytes with its prefix."""
-    return [_HEAD.pack(0, size), *parts]
+    return [pack_prefix(0, size), *parts]
 
 
 class MessageReader:
