@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.client.env import RemoteEnv, make_remote
 from bridge.client.vector_env import RemoteVectorEnv, make_vec_remote
+from bridge.encoding.space_json import register_space
 from bridge.registration import register_remote
 from bridge.server.serve import serve_gym
 from bridge.server.server import Server
@@ -24,6 +25,7 @@ __all__ = [
     "make_parallel_remote",
     "make_remote",
     "make_vec_remote",
+    "register_space",
     "serve_gym",
     "serve_parallel",
 ]

@@ -174,6 +174,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         world_info = self._world_info()
         self.observation_space = world_info.observation_space
         self.action_space = world_info.action_space
+        if world_info.reward_space is not None:
+            self.reward_space = world_info.reward_space
         self.metadata = remote_metadata(world_info)
         self.render_mode = render_mode or world_info.render_mode
         self.spec = remote_spec("bridge.client.env:RemoteEnv", {"url": url, **kwargs}, world_info, self.render_mode)

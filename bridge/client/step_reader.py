@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -22,8 +23,8 @@ SIGNALS = ("reward", "terminated", "truncated", "info")
 """The observations that are asked for after those of the observation space, in this order."""
 StepMessage: TypeAlias = pb.EnvironmentResponse | StepAnswer
 """The answer to a Step: read by protobuf, or matched without it."""
-Transition: TypeAlias = tuple[Any, float, bool, bool, dict[str, Any]]
-"""Observation, reward, terminated, truncated and info of a single environment."""
+Transition: TypeAlias = tuple[Any, Any, bool, bool, dict[str, Any]]
+"""Observation, reward, terminated, truncated and info of a single environment; the reward is a float or an array."""
 
 
 @dataclasses.dataclass
@@ -65,6 +66,7 @@ class StepReader:
         self._leaves = tuple(leaves)
         self._uids = uids
         self._realtime = realtime
+        self._form: Any = None
         self.lanes = layout.lanes
         self.wanted = [uid for uid, _ in leaves] + [uids[name] for name in SIGNALS if name in uids]
         """The UIDs to ask for, but for those of a real-time world."""
@@ -81,12 +83,16 @@ class StepReader:
         """
         try:
             if isinstance(message, StepAnswer):
+                info = self.read_info(message)  # it may say how the observation is built
                 *arrays, reward, _, truncated = message.values()
                 # They may share memory with the message; protobuf's are the caller's already.
-                observation = self._layout.unpack([np.array(array) for array in arrays])
-                return observation, reward, message.state == pb.TERMINATED, truncated, self.read_info(message)
+                observation = self._layout.unpack([np.array(array) for array in arrays], form=self._form)
+                reward = reward if type(reward) is float else np.array(reward)
+                return observation, reward, message.state == pb.TERMINATED, truncated, info
             tensors, reward, terminated, truncated, info = self._read_tensors(message, now)
-            return self._layout.unpack(tensors), float(reward), bool(terminated), bool(truncated), info
+            reward = float(reward) if np.ndim(reward) == 0 else np.array(reward)
+            observation = self._layout.unpack(tensors, form=self._form)
+            return observation, reward, bool(terminated), bool(truncated), info
         except (TensorError, KeyError, ValueError) as error:
             raise PeerError(self._url, f"its observations cannot be read: {error}") from error
 
@@ -142,9 +148,18 @@ class StepReader:
             PeerError: It cannot be read.
         """
         try:
-            return {} if answer.info is None else values.decode(answer.info)
+            return {} if answer.info is None else self._decode_info(answer.info)
         except TensorError as error:
             raise PeerError(self._url, f"its info cannot be read: {error}") from error
+
+    def _decode_info(self, data: bytes) -> Any:
+        """Return an info; take how observations are built from here on, and tell the user what did not travel."""
+        info, notes, form = values.decode_info(data)
+        if form is not values.UNCHANGED:
+            self._form = form
+        for note in notes:
+            warnings.warn(f"{self._url}: {note}", RuntimeWarning, stacklevel=2)
+        return info
 
     def _read_tensors(self, message: pb.EnvironmentResponse, now: float) -> tuple[list[Array], Any, Any, Any, Any]:
         """Return the observation's tensors, and reward, terminated, truncated and info."""
@@ -162,7 +177,7 @@ class StepReader:
             truncated = unpack_tensor(signals["truncated"], "truncated")
         elif "truncated" in signals:  # an episode can end in both ways at once, of which the state tells one
             truncated |= bool(unpack_tensor(signals["truncated"], "truncated"))
-        info = values.decode(signals["info"].uint8s.array) if "info" in signals else {}
+        info = self._decode_info(signals["info"].uint8s.array) if "info" in signals else {}
         if self._realtime is not None:
             info = self._realtime.extend(info, observations, now)
         return tensors, reward, terminated, truncated, info

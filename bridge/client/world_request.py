@@ -152,5 +152,7 @@ class WorldInfo:
     """What its registration says."""
     server_version: str | None
     """The version of a Gymnasium Bridge server; None for another one."""
+    reward_space: Space[Any] | None = None
+    """Of array rewards; None: rewards are numbers."""
     fps: float | None = None
     """Frames a second of a real-time world; None: it waits for each action."""

@@ -17,6 +17,7 @@ from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import bridge_pb2
 from bridge.worlds.attributes import find_attribute, list_attributes
 from bridge.worlds.base import failures_in
+from bridge.worlds.rewards import reward_space_of
 
 __all__ = ["EnvAccess", "ParallelAccess"]
 
@@ -49,6 +50,7 @@ class EnvAccess:
                 _fixed("num_envs", NUMBER, "the number of lanes; 0 for a single environment", self._lanes or 0),
                 _fixed("observation_space", TEXT, "one environment's exact space, as JSON", space_to_json(spaces[0])),
                 _fixed("action_space", TEXT, "one environment's exact space, as JSON", space_to_json(spaces[1])),
+                _fixed("reward_space", TEXT, "the space of array rewards, as JSON; empty: numbers", _reward_space(env)),
                 _fixed("metadata", ENCODED, "the environment's metadata", plain_dict(env.metadata)),
                 _fixed("render_mode", TEXT, "the render mode; empty where there is none", env.render_mode or ""),
                 _fixed("spec", ENCODED, "what the environment's registration says", _describe_spec(spec)),
@@ -180,6 +182,7 @@ class ParallelAccess(EnvAccess):
             [
                 _fixed("env_id", TEXT, "the environment's id; empty where it has none", ""),
                 _fixed("num_envs", NUMBER, "the number of lanes; 0 for a single environment", 0),
+                _fixed("reward_space", TEXT, "the space of array rewards, as JSON; empty: numbers", ""),
                 _fixed("metadata", ENCODED, "the environment's metadata", metadata),
                 _fixed("render_mode", TEXT, "the render mode; empty where there is none", render_mode),
                 _fixed("spec", ENCODED, "what the environment's registration says", None),
@@ -194,6 +197,11 @@ class ParallelAccess(EnvAccess):
     def _call(self, name: str, args: list[Any], kwargs: dict[str, Any], lanes: list[int]) -> list[Any]:
         value = _look_up(lambda: getattr(self._env, name), name)
         return [value(*args, **kwargs) if callable(value) else value]
+
+
+def _reward_space(env: Any) -> str:
+    space = reward_space_of(env)
+    return "" if space is None else space_to_json(space)
 
 
 def _fixed(name: str, kind: str, description: str, value: Any) -> Property:
@@ -219,8 +227,10 @@ def refuse_private(name: str) -> None:
         raise RequestError(Code.PERMISSION_DENIED, f"expected the name of a public method or attribute, got {name!r}")
 
 
-def plain_dict(data: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return what of a dict the values codec carries."""
+def plain_dict(data: Mapping[Any, Any] | None) -> dict[str, Any]:
+    """Return what of a dict the values codec carries; of None, as some environments' metadata is, nothing."""
+    if data is None:
+        return {}
     return {key: value for key, value in data.items() if isinstance(key, str) and _plain(value)}
 
 
