@@ -561,6 +561,29 @@ def test_a_reader_that_has_enough_is_no_error(cartpole: bridge.Server) -> None:
         assert process.wait(DEADLINE) == 0
 
 
+def test_ctrl_c_while_modules_are_imported_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "slow_command.py").write_text(
+        "import os, signal, time\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT); time.sleep(60)\n"
+        "except BaseException as error:\n    raise ImportError('a library makes this of it') from error\n"
+    )
+    code = "from bridge.cli import program; program.COMMANDS['slow'] = ('slow_command', ''); program.main(['slow'])"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE, env=environment
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "bridge: interrupted\n")
+
+
+def test_a_sub_command_imports_what_it_needs_alone() -> None:
+    code = (
+        "import sys; from bridge.cli import main; main(['cert', '--help']); main(['--version']); "
+        "print(sorted({'numpy', 'gymnasium', 'bridge.server', 'bridge.client'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE, check=True)
+    assert "bridge.server" not in done.stdout.splitlines()[-1]
+
+
 def test_another_module_adds_its_command_by_being_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -570,6 +593,6 @@ def test_another_module_adds_its_command_by_being_named(
         "    parser.set_defaults(run=lambda arguments: print('hello') or 0)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(program, "COMMANDS", (*program.COMMANDS, "greet_command"))
+    monkeypatch.setitem(program.COMMANDS, "greet", ("greet_command", "say hello"))
     assert main(["greet"]) == 0
     assert capsys.readouterr().out == "hello\n"

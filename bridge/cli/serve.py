@@ -42,7 +42,6 @@ def register(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "serve",
-        help="publish environments until Ctrl-C",
         description="Publish Gymnasium environments over dm_env_rpc until Ctrl-C or SIGTERM, which drain.",
         epilog=_EPILOG,
     )

@@ -375,7 +375,6 @@ def add_lobby_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the `lobby` sub-command to `bridge`; its arguments go to `run`."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "lobby",
-        help="join a PERLERT lobby and play in the terminal",
         description="Join a PERLERT lobby: who is in which slot, register, ready, messages, then play by keyboard.",
         epilog="examples:\n  bridge lobby perlert://localhost:32322/cartpole:0\n"
         "  bridge lobby perlert://localhost:32322/cartpole:0 --agent agent0 --ready\n"

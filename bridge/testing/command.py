@@ -30,7 +30,6 @@ def add_check_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPar
     """Add the sub-command `check`; `args.run` is set to `run`."""
     parser = subparsers.add_parser(
         "check",
-        help="check any dm_env_rpc server against the protocol",
         description="Check any running dm_env_rpc server against the protocol, one line a requirement.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
