@@ -12,13 +12,14 @@ import contextlib
 import importlib
 import io
 import os
+import re
 import signal
 import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
-from types import FrameType
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType, MappingProxyType
 from typing import TextIO
 
 from bridge.version import __version__
@@ -74,6 +75,8 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
         if "exit codes" not in (chosen.epilog or ""):
             chosen.epilog = f"{chosen.epilog or ''}\n{_EXIT_CODES}"
         chosen.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        spelled = {action.dest: action.option_strings[0] for action in chosen._actions if action.option_strings}
+        chosen.set_defaults(spelled=spelled)
     return parser
 
 
@@ -109,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         if arguments.debug:
             traceback.print_exc()
-        _complain(explain(error, arguments.debug))
+        _complain(explain(error, arguments.debug, arguments.spelled))
         return USAGE if isinstance(error, UsageError) else FAILED
 
 
@@ -132,15 +135,39 @@ def _quiet_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def explain(error: Exception, debug: bool) -> str:
-    """Say an error in one line."""
+def explain(error: Exception, debug: bool, spelled: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Say an error in one line.
+
+    Args:
+        error: The error.
+        debug: Whether its traceback is shown already.
+        spelled: The options by the keywords that they are in Python, which errors name.
+    """
     from bridge.errors import BridgeError, EnvironmentFailedError
 
     text = " ".join(str(error).split()) if not isinstance(error, EnvironmentFailedError) else str(error).split("\n")[0]
     if isinstance(error, (BridgeError, OSError)):
-        return text
+        return in_options(text, spelled)
     hint = "" if debug else " (--debug shows where)"
     return f"unexpected {type(error).__name__}: {text}{hint}"
+
+
+_KEYWORD = re.compile(r"(?<![\w.'?&\-])(?P<name>[a-z_]+)\b(?:=(?P<value>'[^']*'|\"[^\"]*\"|\{[^}]*\}|[^\s,;:)]*))?")
+
+
+def in_options(text: str, spelled: Mapping[str, str]) -> str:
+    """Write the keywords of Python in a text as the options of the command line that they are.
+
+    `port=0` becomes `--port 0`, `tls_ca=` `--tls-ca`, `fork=True` `--fork`; `token_file` alone, too, which is no word.
+    """
+
+    def spell(match: re.Match[str]) -> str:
+        name, value = match["name"], match["value"]
+        if name not in spelled or (value is None and "_" not in name):
+            return match[0]
+        return spelled[name] if value in (None, "", "True") else f"{spelled[name]} {value}"
+
+    return _KEYWORD.sub(spell, text)
 
 
 def _show_warning(

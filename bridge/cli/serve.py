@@ -11,9 +11,10 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FrameType
+from pathlib import Path
+from types import FrameType, MappingProxyType
 from typing import Any
 
 from bridge.cli.program import OK, say
@@ -21,6 +22,7 @@ from bridge.errors import SettingError
 from bridge.server.process_group import ServerGroup
 from bridge.server.serve import serve_gym
 from bridge.server.server import SWITCH_INTERVAL, Server
+from bridge.transport.credentials import TOKEN_VARIABLE
 
 __all__ = ["SERVED_AT", "announce", "read_pairs", "register", "serve_options"]
 
@@ -153,8 +155,8 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.exit_on_eof:
                 threading.Thread(target=_stop_on_eof, args=(server,), daemon=True).start()
             lanes = keywords.get("num_envs", 1) > 1 or keywords.get("vectorization_mode", "sync") != "sync"
-            announce(server, arguments.env, lanes)
-            server.run()
+            credentials = client_credentials(keywords)
+            server.run(started=lambda: announce(server, arguments.env, lanes, credentials))
         except KeyboardInterrupt:  # a signal before `run` took over
             server.stop()
         say("stopped: connections and environments are closed")
@@ -178,27 +180,59 @@ def _run_perlert(env: str | list[str], port: int, keywords: dict[str, Any]) -> i
     return OK
 
 
-def announce(server: Server, ids: Sequence[str], lanes: bool) -> None:
-    """Print where the environments are, and how to connect; `lanes`: whether its worlds are of lanes."""
+def announce(server: Server, ids: Sequence[str], lanes: bool, credentials: Mapping[str, str] | None = None) -> None:
+    """Print where the environments are, and how to connect.
+
+    Args:
+        server: What serves them.
+        ids: What the command line named.
+        lanes: Whether its worlds are of lanes.
+        credentials: What a client gives beside the URL.
+    """
     say(f"{', '.join(ids)}{SERVED_AT}{' '.join(server.urls)}")
     say("Connect from Python:")
     # The URLs of one server lead to the same worlds; those of several processes are joined as one vector.
     urls = server.urls if isinstance(server, ServerGroup) else [server.url]
-    for line in connecting_lines(urls, server.env_ids, lanes):
+    for line in connecting_lines(urls, server.env_ids, lanes, credentials or {}):
         say(f"  {line}")
     say("Ctrl-C stops.")
 
 
-def connecting_lines(urls: Sequence[str], ids: Sequence[str], lanes: bool) -> list[str]:
+def client_credentials(keywords: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a client needs beside the URL: keywords of `make_remote`, as they stand in Python.
+
+    Paths are those of this machine. `bridge cert` puts the authority beside the certificate, and the client's own
+    certificate beside the authority.
+    """
+    found: dict[str, str] = {}
+    if "token_file" in keywords:
+        found["token_file"] = repr(keywords["token_file"])
+    elif "token" in keywords or os.environ.get(TOKEN_VARIABLE):
+        found["token"] = "…"
+    if "tls_certificate" in keywords:
+        authority = Path(keywords["tls_certificate"]).with_name("ca.pem")
+        if authority.exists():
+            found["tls_ca"] = repr(str(authority))
+    if "tls_client_ca" in keywords:
+        own = Path(keywords["tls_client_ca"]).with_name("client.pem")
+        found["tls_certificate"] = repr(str(own)) if own.exists() else "…"
+        found["tls_key"] = repr(str(own.with_suffix(".key"))) if own.exists() else "…"
+    return found
+
+
+def connecting_lines(
+    urls: Sequence[str], ids: Sequence[str], lanes: bool, credentials: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
     """Return two lines of Python that connect to what is served."""
     if len(ids) > 1:  # a zoo: the client names one of them
         urls = [f"{url}/{ids[0]}" for url in urls]
     quoted = [f'"{url}"' for url in urls]
+    given = "".join(f", {name}={value}" for name, value in credentials.items())
     if len(urls) > 1:
-        return ["from bridge import make_vec_remote", f"envs = make_vec_remote([{', '.join(quoted)}])"]
+        return ["from bridge import make_vec_remote", f"envs = make_vec_remote([{', '.join(quoted)}]{given})"]
     if lanes:
-        return ["from bridge import make_vec_remote", f"envs = make_vec_remote({quoted[0]})"]
-    return ["from bridge import make_remote", f"env = make_remote({quoted[0]})"]
+        return ["from bridge import make_vec_remote", f"envs = make_vec_remote({quoted[0]}{given})"]
+    return ["from bridge import make_remote", f"env = make_remote({quoted[0]}{given})"]
 
 
 def _published(ids: Sequence[str]) -> str | list[str]:

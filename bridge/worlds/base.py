@@ -13,7 +13,7 @@ import gymnasium
 from bridge.encoding import values
 from bridge.encoding.properties import PropertyTree
 from bridge.encoding.tensors import Array, Spec, fill_tensor
-from bridge.errors import Code, RequestError, TensorError
+from bridge.errors import Code, RequestError, SettingError, TensorError, UnsupportedSpaceError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.resets import ResetBook, ResetOrder
@@ -257,6 +257,8 @@ def answer_to(where: str, error: BaseException) -> RequestError:
         error = explain_lane_failure(error)
     if isinstance(error, RequestError):
         return error
+    if isinstance(error, (SettingError, UnsupportedSpaceError)):
+        return RequestError(Code.FAILED_PRECONDITION, f"this environment cannot be served: {error}")
     if isinstance(error, gymnasium.error.ResetNeeded):
         return RequestError(Code.FAILED_PRECONDITION, f"no {where} before the first Step: {error}")
     if isinstance(error, NotImplementedError) and where == "render":
