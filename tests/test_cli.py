@@ -285,14 +285,20 @@ from gymnasium import spaces
 from bridge.testing import CountingEnv
 
 class Robot(CountingEnv):
-    def __init__(self, length=5, dependency="", space=None, render_mode=None):
+    def __init__(self, length=5, dependency="", space=None, broken=False, render_mode=None):
         if dependency:
             remedy = f'pip install "gymnasium[{dependency}]"'
             raise gymnasium.error.DependencyNotInstalled(f"{dependency} is not installed, run `{remedy}`")
         super().__init__(length)
         if space is not None:
             self.observation_space = spaces.Dict(arm=spaces.Dict(joint=spaces.Space((1,), space)))
+        self.broken = broken
         print(f"made {length}", flush=True)
+
+    def step(self, action):
+        if self.broken:
+            raise RuntimeError("the arm is stuck")
+        return super().step(action)
 
     def close(self):
         print("closed", flush=True)
@@ -355,6 +361,23 @@ def test_what_keeps_an_environment_from_being_made_is_reported_at_the_start(
     assert serving.process.returncode == 2
     assert b"served at" not in out
     assert re.fullmatch(f"bridge: {message}.*\n", err.decode()), err.decode()
+
+
+@pytest.mark.parametrize(("option", "tracebacks", "connections"), [((), 1, 0), (("-q",), 0, 0), (("-v",), 1, 1)])
+def test_the_console_shows_what_an_environment_raises_once(
+    robots: Path, option: tuple[str, ...], tracebacks: int, connections: int
+) -> None:
+    with Serving("robots:Robot-v0", "--env-kwargs", "broken=True", *option, cwd=robots) as serving:
+        with paste(serving.printed()[3:5]) as env:
+            for _ in range(3):
+                env.reset()
+                with pytest.raises(EnvironmentFailedError, match="the arm is stuck"):
+                    env.step(0)
+        code, _, err = serving.end(signal.SIGTERM)
+    assert code == 0
+    assert err.count("Traceback ") == tracebacks
+    assert err.count("RuntimeError: the arm is stuck") == tracebacks
+    assert err.count(" closed\n") == connections
 
 
 def test_the_banner_has_what_a_client_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

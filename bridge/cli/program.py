@@ -1,8 +1,9 @@
 """What all sub-commands share: how they are found, how their errors read, what their exit codes mean.
 
 A sub-command is a module with a function `register(commands)`, which adds a parser and sets its default `run` to a
-function that takes the parsed arguments and returns an exit code. To add one, write the module and name it in
-`COMMANDS`. Only the module of the sub-command at hand is imported.
+function that takes the parsed arguments and returns an exit code; a default `exit_codes` says what becomes of
+exceptions. To add one, write the module and name it in `COMMANDS`. Only the module of the sub-command at hand is
+imported.
 """
 
 from __future__ import annotations
@@ -113,7 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.debug:
             traceback.print_exc()
         _complain(explain(error, arguments.debug, arguments.spelled))
-        return USAGE if isinstance(error, UsageError) else FAILED
+        codes = {**getattr(arguments, "exit_codes", {}), UsageError: USAGE}
+        return next((code for kind, code in codes.items() if isinstance(error, kind)), FAILED)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import argparse
 import ast
 import importlib
 import inspect
+import logging
 import os
 import re
 import signal
@@ -66,6 +67,10 @@ def register(commands: Any) -> None:
         action="store_true",
         help="stop when standard input ends: for programs that start servers and must leave none behind",
     )
+    parser.add_argument(
+        "-v", "--verbose", action="count", default=0, help="log connections and refusals too; twice: everything"
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="log nothing, also not what environments raise")
     parser.set_defaults(run=run)
 
 
@@ -145,6 +150,29 @@ def run(arguments: argparse.Namespace) -> int:
     for name, value in keywords.items():
         if isinstance(value, list):
             keywords[name] = read_pairs(value, f"--{name.replace('_', '-')}")
+    with _logging(arguments.verbose, arguments.quiet):
+        return _serve(arguments, keywords)
+
+
+@contextmanager
+def _logging(verbose: int, quiet: bool) -> Iterator[None]:
+    """Write what the package logs to standard error: failures; `verbose` more, `quiet` nothing."""
+    log, handler = logging.getLogger("bridge"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    before, propagate = log.level, log.propagate
+    levels = (logging.WARNING, logging.INFO, logging.DEBUG)
+    log.setLevel(logging.CRITICAL if quiet else levels[min(verbose, 2)])
+    log.addHandler(handler)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
+        log.propagate = propagate
+
+
+def _serve(arguments: argparse.Namespace, keywords: dict[str, Any]) -> int:
     env = _published(arguments.env)
     if arguments.perlert is not None:
         return _run_perlert(env, arguments.perlert, keywords)
