@@ -76,7 +76,8 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
         if "exit codes" not in (chosen.epilog or ""):
             chosen.epilog = f"{chosen.epilog or ''}\n{_EXIT_CODES}"
         chosen.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        spelled = {action.dest: action.option_strings[0] for action in chosen._actions if action.option_strings}
+        actions = chosen._actions  # noqa: SLF001 - argparse has no public list of a parser's options
+        spelled = {action.dest: action.option_strings[0] for action in actions if action.option_strings}
         chosen.set_defaults(spelled=spelled)
     return parser
 

@@ -104,6 +104,7 @@ class JoinedWorld:
         if self.realtime is not None:
             self.realtime.wait_for_all()
             self.first_step = self._write_first_step()
+            self._known.clear()
 
     def salvage(self, message: StepMessage | None) -> None:
         """Keep the ends of episodes out of a Step's answer that nobody will read."""
@@ -115,12 +116,24 @@ class JoinedWorld:
 
     # Writing Steps
 
-    def write_step(self, arrays: Sequence[Array], action: Any = None) -> bytes:
-        """Return the Step with the arrays of an action's tensors; that of an integer `action` is remembered."""
+    def write_action(self, action: Any) -> bytes:
+        """Return the Step with an action of a single environment. That of an integer is remembered.
+
+        Raises:
+            InvalidActionError: It is not in the action space.
+        """
+        integer = type(action) in _INTEGERS
+        if integer and (known := self._known.get(action)) is not None:
+            return known
+        data = self.write_step(self._action_layout.pack_action(action))
+        if integer and len(self._known) < _MOST_KNOWN:
+            self._known[action] = data
+        return data
+
+    def write_step(self, arrays: Sequence[Array]) -> bytes:
+        """Return the Step with the arrays of an action's tensors."""
         data = self.codec.write_request(arrays) if self.codec is not None else None
         if data is not None:
-            if type(action) in _INTEGERS and len(self._known) < _MOST_KNOWN:
-                self._known[action] = data
             return data
         request = pb.EnvironmentRequest()
         for uid, array in zip(self._action_uids, arrays, strict=True):
@@ -128,10 +141,6 @@ class JoinedWorld:
         request.step.SetInParent()
         # Two serialized messages in a row are their merged one: what is constant was serialized at the join.
         return self.first_step + request.SerializeToString()
-
-    def known_step(self, action: Any) -> bytes | None:
-        """Return the Step with an integer action that was written before; None: it was not."""
-        return self._known.get(action) if type(action) in _INTEGERS else None
 
     def write_columns(self, columns: Sequence[Column], slot: int) -> bytes:
         """Return the Step with the actions of this world's slots, from `slot` on."""

@@ -15,20 +15,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from bridge.client.connect import AnyCall, close_all, connect
+from bridge.client.events import Event, Lost, StepAnswered
+from bridge.client.extensions import extension, property_request
 from bridge.client.joined_world import JoinedWorld
 from bridge.client.poller import Poller
 from bridge.client.realtime import RealtimeReader
 from bridge.client.reconnect import RemoteRecord
-from bridge.client.session import (
-    CONNECTING,
-    ClientSession,
-    Event,
-    Lost,
-    State,
-    StepAnswered,
-    extension,
-    property_request,
-)
+from bridge.client.session import CONNECTING, ClientSession, State
 from bridge.client.step_reader import StepMessage, StepReader
 from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.encoding import values
@@ -102,23 +95,6 @@ class Remote:
     def options(self, options: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         """Return the reset options to send: another server than ours, which may know none, gets no empty ones."""
         return options if options or not self.session.foreign else None
-
-    def parts(self) -> tuple[WorldRequest, int, WorldInfo | None]:
-        """What a copy of this remote is made of, in another process too."""
-        return self.request, self._max_message_bytes, self.info
-
-    @classmethod
-    def of_parts(
-        cls,
-        parts: tuple[WorldRequest, int, WorldInfo | None],
-        poller: Poller[Delivery],
-        transport: str = "http2",
-        *,
-        shared: bool = False,
-    ) -> Remote:
-        """Make a remote that knows what another one knew, and has no connection."""
-        request, max_message_bytes, info = parts
-        return cls(request, poller, max_message_bytes, transport, shared=shared, info=info)
 
     # What is known
 
@@ -194,16 +170,23 @@ class Remote:
         self.session.begin(settings, self.now(), reset=reset)
         self._flush()
 
-    def step(self, arrays: Sequence[Array], action: Any = None) -> None:
-        """Ask for a Step with the arrays of the action's tensors; an integer `action` is remembered."""
-        self.send_step(self.world.write_step(arrays, action))
+    def step(self, action: Any) -> None:
+        """Ask a single environment for a Step with an action.
+
+        Raises:
+            InvalidActionError: It is not in the action space; nothing was sent.
+        """
+        world = self.session.world
+        self.send_step((self.world if world is None else world).write_action(action))
 
     def send_step(self, request: bytes) -> None:
         """Ask for a Step that `JoinedWorld` wrote."""
-        self.session.step(request, self.now())
-        for data in self.session.data_to_send():
-            if self._call is not None:
-                self._call.send(data)
+        session, call = self.session, self._call
+        session.step(request, self.now())
+        if call is not None:
+            for data in session.outgoing:
+                call.send(data)
+        session.outgoing.clear()
 
     def step_columns(self, columns: Sequence[Column] | None, slot: int) -> None:
         """Ask for a Step with the actions of this remote's slots, from `slot` on; None: without an action."""

@@ -10,10 +10,10 @@ from gymnasium.vector import VectorEnv
 
 from bridge.client.infos import lane_info, merge_lanes
 from bridge.client.members import Member
-from bridge.client.pool import Pool
 from bridge.client.realtime import merge_latency
 from bridge.client.step_reader import Batch, StepMessage
-from bridge.encoding.spaces import Layout
+from bridge.client.vector_pool import VectorPool
+from bridge.encoding.spaces import Column, Layout
 from bridge.encoding.step_codec import StepAnswer
 from bridge.encoding.tensors import Array
 from bridge.errors import ConnectionLostError, RemoteError, TensorError
@@ -59,7 +59,7 @@ class Results:
         layout: Of the observations.
     """
 
-    def __init__(self, pool: Pool, layout: Layout) -> None:
+    def __init__(self, pool: VectorPool, layout: Layout) -> None:
         self.batch = Batch.empty(layout, pool.num_envs)
         """Columns and flags over all slots; the columns of slots that are not `valid` hold nothing."""
         self.valid: Array = np.zeros(pool.num_envs, np.bool_)
@@ -68,6 +68,10 @@ class Results:
         """The infos as they came: a dict a slot, or of arrays over a world's lanes."""
         self.errors: dict[int, RemoteError] = {}
         """Why an episode was cut off, by slot."""
+        self.common: dict[str, Any] = {}
+        """Infos of all slots that do not come from the remotes: arrays `(num_envs,)`."""
+        self.begun: Results | None = None
+        """The first observations of episodes that began in this very step (SAME_STEP); None: none did."""
         self._pool = pool
         self._layout = layout
         stacked = self._stack_answers()
@@ -125,15 +129,20 @@ class Results:
 
     # Forms
 
+    @property
+    def ended(self) -> Array:
+        """Which slots' episodes ended, bools `(num_envs,)`."""
+        return self.batch.terminations | self.batch.truncations
+
     def merged_infos(self) -> dict[str, Any]:
         """Return the infos by Gymnasium's rules: arrays over the slots with `_key` masks."""
-        if (
-            len(self._pool.members) == 1
-            and self.infos
-            and isinstance(self.infos[0][1], dict)
-            and not self._pool.members[0].single
-        ):
-            return self.infos[0][1]
+        return {**(self._merged() if self.begun is None else self._same_step_infos(self.begun)), **self.common}
+
+    def _merged(self) -> dict[str, Any]:
+        if len(self._pool.members) == 1 and not self._pool.members[0].single and self.infos:
+            info = self.infos[0][1]
+            if isinstance(info, dict):
+                return info
         joiner = InfoJoiner(self._pool.num_envs)
         for slot, error in self.errors.items():
             joiner.add({"error": str(error)}, slot)
@@ -165,25 +174,16 @@ class Results:
             own[slot]["error"] = str(error)
         return own
 
-    def same_step_infos(self, begun: Results, ended: Array) -> dict[str, Any]:
+    def _same_step_infos(self, begun: Results) -> dict[str, Any]:
         """Return the infos of a step after which slots that ended began their next episodes at once."""
         joiner = InfoJoiner(self._pool.num_envs)
-        last, first = self.own_infos(), begun.own_infos()
+        last, first, ended = self.own_infos(), begun.own_infos(), self.ended
         for slot in range(self._pool.num_envs):
             if ended[slot]:
                 final = self.row(slot)
                 joiner.add({"final_obs": final, "final_info": last[slot]}, slot)
             joiner.add(first[slot] if ended[slot] else last[slot], slot)
         return joiner.infos
-
-    def take(self, begun: Results, ended: Array) -> None:
-        """Put the first observations of slots that ended in the place of their last ones."""
-        for column, new in zip(self.batch.columns, begun.batch.columns, strict=True):
-            if isinstance(column, np.ndarray):
-                column[ended] = np.asarray(new)[ended]
-            else:
-                for slot in np.flatnonzero(ended):
-                    column[slot] = new[slot]
 
     def fill_last(self) -> None:
         """Give slots without a new observation the one that they had last: those cut off, and those not asked.
@@ -206,8 +206,23 @@ class Results:
         return self._layout.row(self.batch.columns, slot)
 
     def batched(self) -> Any:
-        """Return the observations of all slots as Gymnasium batches them."""
-        return self._layout.batch(self.batch.columns)
+        """Return the observations of all slots as Gymnasium batches them; of an episode that began, its first one."""
+        columns = self.batch.columns
+        if self.begun is not None:
+            columns = [
+                _replaced(column, new, self.ended)
+                for column, new in zip(columns, self.begun.batch.columns, strict=True)
+            ]
+        return self._layout.batch(columns)
+
+
+def _replaced(column: Column, new: Column, slots: Array) -> Column:
+    """Return a column with the items of another one in some slots."""
+    if isinstance(column, np.ndarray):
+        mixed: Array = column.copy()
+        mixed[slots] = np.asarray(new)[slots]
+        return mixed
+    return [new[slot] if slots[slot] else item for slot, item in enumerate(column)]
 
 
 def hand_over(

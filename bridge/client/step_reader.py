@@ -67,6 +67,8 @@ class StepReader:
         self._uids = uids
         self._realtime = realtime
         self._form: Any = None
+        # Whether an observation is the very array of its tensor.
+        self._is_array = layout.is_array
         self.lanes = layout.lanes
         self.wanted = [uid for uid, _ in leaves] + [uids[name] for name in SIGNALS if name in uids]
         """The UIDs to ask for, but for those of a real-time world."""
@@ -83,11 +85,16 @@ class StepReader:
         """
         try:
             if isinstance(message, StepAnswer):
-                info = self.read_info(message)  # it may say how the observation is built
-                *arrays, reward, _, truncated = message.values()
+                # The info may say how the observation is built.
+                info = {} if message.info == values.EMPTY_DICT else self.read_info(message)
+                *arrays, reward, _, truncated = message.template.values(message.data, message.start)
                 # They may share memory with the message; protobuf's are the caller's already.
-                observation = self._layout.unpack([np.array(array) for array in arrays], form=self._form)
-                reward = reward if type(reward) is float else np.array(reward)
+                if self._is_array:
+                    observation = np.array(arrays[0])
+                else:
+                    observation = self._layout.unpack([np.array(array) for array in arrays], form=self._form)
+                if type(reward) is not float:
+                    reward = np.array(reward)
                 return observation, reward, message.state == pb.TERMINATED, truncated, info
             tensors, reward, terminated, truncated, info = self._read_tensors(message, now)
             reward = float(reward) if np.ndim(reward) == 0 else np.array(reward)

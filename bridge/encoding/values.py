@@ -20,10 +20,21 @@ from google.protobuf.message import DecodeError
 from bridge.errors import TensorError
 from bridge.pb import bridge_pb2 as pb
 
-__all__ = ["UNCHANGED", "Notes", "decode", "decode_info", "encode", "encode_info", "from_value", "to_value"]
+__all__ = [
+    "EMPTY_DICT",
+    "UNCHANGED",
+    "Notes",
+    "decode",
+    "decode_info",
+    "encode",
+    "encode_info",
+    "from_value",
+    "to_value",
+]
 
 T = TypeVar("T")
-_EMPTY_DICT = pb.Value(dict=pb.Value.Dict()).SerializeToString()
+EMPTY_DICT = pb.Value(dict=pb.Value.Dict()).SerializeToString()
+"""What `encode` gives for an empty dict."""
 # Dtype kinds whose elements are plain bytes: bool, integers, floats, complex, fixed text and bytes, dates and spans.
 _PLAIN_KINDS = "biufcUSMm"
 # What `numpy.dtype.str` gives for them; NumPy would evaluate other text.
@@ -81,7 +92,7 @@ def encode_info(info: Mapping[str, Any] | list[Mapping[str, Any]], notes: Notes,
         form: What `Layout.form` says of the observations from here on.
     """
     if not info and not notes and form is UNCHANGED:
-        return _EMPTY_DICT
+        return EMPTY_DICT
     message = pb.Value()
     _fill(message, info, "info", 0, notes)
     message.notes.extend(notes.take())
@@ -96,7 +107,7 @@ def decode_info(data: bytes) -> tuple[Any, list[str], Any]:
     Returns:
         The info, the notes that came with it, and the form of observations from here on, or `UNCHANGED`.
     """
-    if data == _EMPTY_DICT:
+    if data == EMPTY_DICT:
         return {}, [], UNCHANGED
     message = _parse(data)
     form = from_value(message.form) if message.HasField("form") else UNCHANGED
@@ -109,7 +120,7 @@ def decode(data: bytes) -> Any:
     Raises:
         TensorError: The bytes are not such a value.
     """
-    return {} if data == _EMPTY_DICT else from_value(_parse(data))
+    return {} if data == EMPTY_DICT else from_value(_parse(data))
 
 
 def _parse(data: bytes) -> pb.Value:

@@ -165,7 +165,8 @@ def prepare_lanes(env: VectorEnv[Any, Any, Any], space: Space[Any] | None) -> No
         return
     vector = env.unwrapped
     if type(vector) is SyncVectorEnv:
-        vector._rewards = _LaneRewards(space, vector.num_envs)  # type: ignore[assignment]
+        # As MO-Gymnasium's own MOSyncVectorEnv does.
+        vector._rewards = _LaneRewards(space, vector.num_envs)  # type: ignore[assignment]  # noqa: SLF001
     elif not hasattr(vector, "reward_space"):
         raise SettingError(
             f"expected vectorization_mode='sync' for rewards of {space}, which {type(vector).__name__} does not take"

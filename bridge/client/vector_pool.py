@@ -1,0 +1,417 @@
+"""The pool of a vector environment: deadlines, retries, spares, loss, questions and closing.
+
+A pool has members, each a remote and the slots that it fills. The caller's thread drives the sockets inside calls; the
+keepalive thread that all pools of the process share drives them in between, and connects again what was lost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bridge.client.events import Event, Joined, Lost, Refused, StepAnswered
+from bridge.client.members import SPARE, Member
+from bridge.client.pool import Pool
+from bridge.client.remote import Remote, SlotState
+from bridge.client.session import ENDED_CODES
+from bridge.client.world_request import WorldInfo, WorldRequest
+from bridge.errors import (
+    ClosedError,
+    EnvironmentFailedError,
+    PeerError,
+    RefusedError,
+    SettingError,
+)
+from bridge.logs import SafeLog
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.transport import keepalive
+
+__all__ = ["VectorPool"]
+
+_BACKOFF = (0.1, 10.0)
+# If we did not poll for this many seconds, deadlines are extended by the gap: nobody else is to blame.
+_POLL_GAP = 1.0
+_RESET_ATTEMPTS = 3
+# Seconds between two looks at what was lost, between calls.
+_AWAY_PERIOD = 0.1
+_jitter = random.Random()
+
+_log = SafeLog(__name__)
+
+
+def _pause(failures: int) -> float:
+    """Seconds until the next attempt: doubling, with jitter so that many clients do not come at once."""
+    least, most = _BACKOFF
+    return min(most, least * 2.0 ** min(failures - 1, 10)) * _jitter.uniform(0.5, 1.5)
+
+
+class VectorPool(Pool):
+    """The remotes of a vector environment, which come, go and answer by themselves.
+
+    Args:
+        timeout: Seconds to wait for any answer.
+        max_message_bytes: The largest request or answer, in bytes.
+        transport: What to connect by, as for `connect`.
+    """
+
+    def __init__(self, timeout: float, max_message_bytes: int, transport: str) -> None:
+        super().__init__(timeout, max_message_bytes, transport)
+        self.members: list[Member] = []
+        """Those that fill slots, in the slots' order."""
+        self.spares: list[Member] = []
+        """Those that stand by."""
+        self.member_at: list[Member] = []
+        """The member of each slot."""
+        self.num_envs = 0
+        """The number of slots."""
+        self.shared = False
+        """Whether some remotes are in the same place."""
+        self.waits_for_lanes = False
+        """Whether real-time worlds of lanes answer only when every lane has an observation."""
+        self.has_errors = False
+        """Whether a member may have an error."""
+        self.started = False
+        """Whether there was a first reset, since which lost members come back and begin episodes by themselves."""
+        self.polled_at = time.monotonic()
+        """When events were handled last."""
+        self.turn = threading.Lock()
+        """Held while a call of the owner runs."""
+        self._closed = False
+        self._member_of: dict[Remote, Member] = {}
+
+    # Copies and forked processes
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy needs: its remotes connect anew."""
+        members = [
+            (member.remote.request, member.remote.info, member.start, member.lanes) for member in self.everybody()
+        ]
+        kept = {key: self.__dict__[key] for key in ("num_envs", "shared", "waits_for_lanes")}
+        return {"parts": self.parts(), "members": members, "kept": kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        VectorPool.__init__(self, *state["parts"])
+        self.__dict__.update(state["kept"])
+        everybody = []
+        for request, info, start, lanes in state["members"]:
+            remote = self.new_remote(request, info, shared=self.shared)
+            if self.waits_for_lanes:
+                remote.session.wait_for_all()
+            everybody.append(Member(remote, start, lanes))
+        self._adopt(everybody)
+
+    def after_fork(self) -> None:
+        """Leave the connections to the parent process; the next `check_deadlines` makes some."""
+        everybody = self.everybody()
+        self.disown(member.remote for member in everybody)
+        self._adopt([Member(member.remote, member.start, member.lanes) for member in everybody])
+
+    def everybody(self) -> list[Member]:
+        """Return the members that fill slots, and then the spares."""
+        return [*self.members, *self.spares]
+
+    def _adopt(self, everybody: list[Member]) -> None:
+        """Begin with members that have no connection."""
+        self.members = [member for member in everybody if member.start != SPARE]
+        self.spares = [member for member in everybody if member.start == SPARE]
+        self.member_at = [member for member in self.members for _ in range(member.lanes)]
+        self._member_of = {member.remote: member for member in everybody}
+        self.has_errors = True
+
+    # Connecting
+
+    def connect_all(self, requests: list[WorldRequest], num_envs: int | None) -> None:
+        """Join a world for each world_request, all at once, and further ones where `num_envs` asks for more slots."""
+        if num_envs is not None and (not isinstance(num_envs, int) or isinstance(num_envs, bool) or num_envs < 1):
+            raise SettingError(f"expected num_envs to be a positive integer, got {num_envs!r}")
+        places = {(world_request.address.scheme, world_request.address.target) for world_request in requests}
+        self.shared = len(places) < max(len(requests), num_envs or 0)
+        self._add_members(requests)
+        if num_envs is None:
+            return
+        have = sum(member.lanes for member in self.members)
+        if have < num_envs and (num_envs - have) % have == 0:
+            self._add_members(requests * ((num_envs - have) // have))
+        elif have != num_envs:
+            lanes = ", ".join(f"{member.remote.url} ({member.lanes})" for member in self.members)
+            raise SettingError(
+                f"num_envs={num_envs} is no multiple of the {have} slots that the URLs give: {lanes}. "
+                "A world of N lanes fills N slots"
+            )
+
+    def _add_members(self, requests: list[WorldRequest]) -> None:
+        first = len(self.members)
+        for world_request in requests:
+            member = self._new_member(world_request, 0)
+            self.members.append(member)
+            self._member_of[member.remote] = member
+            self._open(member)
+        new = self.members[first:]
+        self.wait_for_all([member.remote for member in new], Joined, "to join a world")
+        start = self.members[first - 1].slots.stop if first else 0
+        for member in new:
+            member.start, member.lanes = start, member.remote.slots
+            start += member.lanes
+            self._check_spaces(member)
+        self.num_envs = start
+        self.member_at = [member for member in self.members for _ in range(member.lanes)]
+
+    def _new_member(self, world_request: WorldRequest, start: int) -> Member:
+        return Member(self.new_remote(world_request, shared=self.shared), start, 1)
+
+    def add_spare(self, world_request: WorldRequest) -> None:
+        """Connect a world that stands by, without waiting for it."""
+        spare = self._new_member(world_request, SPARE)
+        self.spares.append(spare)
+        self._member_of[spare.remote] = spare
+        self._open(spare)
+
+    def _open(self, member: Member) -> None:
+        """Start to connect."""
+        keepalive.add(self)
+        member.remote.session.deadline = time.monotonic() + self.timeout
+        member.remote.open()
+
+    def _replace(self, member: Member) -> bool:
+        """Let a spare that stands ready take over the slots of a remote that is lost; return whether there was one."""
+        for spare in self.spares:
+            if spare.idle and spare.lanes == member.lanes and spare.single == member.single:
+                member.remote, spare.remote = spare.remote, member.remote
+                if self.waits_for_lanes:
+                    member.remote.session.wait_for_all()
+                self._member_of[member.remote], self._member_of[spare.remote] = member, spare
+                spare.error, spare.failures = member.error, member.failures
+                spare.retry_at, member.failures = member.retry_at, 0
+                _log.warning("%s takes over the slots of %s", member.remote.url, spare.remote.url)
+                return True
+        return False
+
+    def _check_spaces(self, member: Member) -> None:
+        mine, first = member.remote.info, self.world_info()
+        if mine is None or (mine.observation_space, mine.action_space) != (first.observation_space, first.action_space):
+            got = (mine.observation_space, mine.action_space) if mine else None
+            raise SettingError(
+                f"{member.remote.url} has the spaces {got}, but {self.members[0].remote.url} has "
+                f"{(first.observation_space, first.action_space)}; one vector environment takes worlds of equal spaces"
+            )
+
+    def world_info(self) -> WorldInfo:
+        """Return what is known of the worlds, whose spaces are equal."""
+        world_info = self.members[0].remote.info
+        if world_info is None:
+            raise ClosedError("this vector environment never joined a world")
+        return world_info
+
+    # What comes in
+
+    def _on_other_event(self, remote: Remote, event: Event) -> None:
+        self.handle(event, self._member_of[remote])
+
+    def next_event(self, deadline: float) -> tuple[Event | None, Member | None]:
+        """Take one delivery; (None, None) once the deadline has passed."""
+        try:
+            remote, number, what = self.poller.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            return None, None
+        return remote.receive(number, what), self._member_of[remote]
+
+    def _next_event_nowait(self) -> tuple[Event | None, Member | None]:
+        """Take one delivery that is here already; (None, None): there is none."""
+        try:
+            remote, number, what = self.poller.get_nowait()
+        except queue.Empty:
+            return None, None
+        return remote.receive(number, what), self._member_of[remote]
+
+    def handle(self, event: Event, member: Member) -> None:
+        """Let an event change the member that it came for."""
+        if member.start == SPARE:
+            self._handle_spare(event, member)
+        elif isinstance(event, StepAnswered):
+            member.answer = event.message
+            if not member.stepping:  # the first observation of an episode
+                member.failures, member.settings = 0, None
+                member.remote.record.back(time.monotonic())
+        elif isinstance(event, Joined):
+            if self._fits(member, "it came back as another environment") and not member.cut_off:
+                self._begin_in_new_world(member)
+        elif isinstance(event, Refused):
+            self.has_errors = True
+            member.error = event.error
+            member.abandon_step()
+            member.remote.session.abandon_episode()
+            member.failures += 1
+            member.retry_at = time.monotonic() + (_pause(member.failures - 1) if member.failures > 1 else 0.0)
+        elif isinstance(event, Lost):
+            self.lose(member, event)
+
+    def _fits(self, member: Member, complaint: str) -> bool:
+        """Tell whether what was joined has the spaces of the others; where it has not, it is lost."""
+        try:
+            self._check_spaces(member)
+        except SettingError as error:
+            lost = member.remote.give_up(PeerError(member.remote.url, f"{complaint}: {error}"))
+            self.lose(member, dataclasses.replace(lost, established=False))
+            return False
+        return True
+
+    def _handle_spare(self, event: Event, spare: Member) -> None:
+        """Let an event change a spare. One that is in a world stands ready."""
+        if isinstance(event, Joined):
+            spare.lanes = spare.remote.slots
+            if self._fits(spare, "it is no spare"):
+                spare.failures = 0
+                spare.remote.record.back(time.monotonic())
+        elif isinstance(event, Lost):
+            self.lose(spare, event)
+
+    def lose(self, member: Member, event: Lost) -> None:
+        """Take note that a member's stream was lost; `check_deadlines` connects it again after a pause."""
+        self.has_errors = True
+        member.abandon_step()
+        member.error = event.error
+        member.remote.salvage(member.answer)
+        member.answer = None
+        member.failures += 1
+        member.retry_at = member.remote.record.lost(
+            time.monotonic(), _pause(member.failures), str(event.error), established=event.established
+        )
+
+    def begin(self, member: Member, settings: Mapping[str, pb.Tensor] | None, *, reset: bool = True) -> None:
+        """Ask for a member's next episode."""
+        member.abandon_step()
+        member.settings = settings
+        member.remote.salvage(member.answer)
+        member.answer = None
+        member.remote.session.deadline = time.monotonic() + self.timeout
+        member.remote.begin(settings, reset=reset)
+
+    def _begin_in_new_world(self, member: Member) -> None:
+        """Ask for the first episode in a world that is new, and so has no lanes to leave as they are."""
+        self.begin(member, {key: value for key, value in (member.settings or {}).items() if key != "reset_mask"})
+
+    def check_deadlines(self, now: float) -> None:
+        """Try again what is due, and give up what is late."""
+        if self._closed:
+            return
+        for member in self.members:
+            if member.cut_off:
+                self._reconnect(member, now)  # its next episode begins once the end of this one was told
+            elif member.state is SlotState.LOST:
+                if self.spares and self._replace(member):
+                    self._begin_in_new_world(member)
+                elif now >= member.retry_at:
+                    self._open(member)
+            elif member.idle:
+                if now >= member.retry_at:
+                    self.begin(member, member.settings)
+            elif not member.settled:
+                self._give_up_if_late(member, now)
+        for spare in self.spares:
+            self._reconnect(spare, now)
+
+    def _reconnect(self, member: Member, now: float) -> None:
+        """Connect a member that was lost, if it is due; give up a connection that is late."""
+        if member.state is SlotState.LOST and now >= member.retry_at:
+            self._open(member)
+        elif member.state is SlotState.CONNECTING:
+            self._give_up_if_late(member, now)
+
+    def _give_up_if_late(self, member: Member, now: float) -> None:
+        asked = {SlotState.CONNECTING: "connecting", SlotState.RESETTING: "a reset"}.get(member.state, "a step")
+        lost = member.remote.tick(now, lambda: member.remote.late(f"to {asked}", self.timeout))
+        if lost is not None:
+            self.lose(member, lost)
+
+    def _extend_deadlines(self, now: float) -> float:
+        """If we did not poll for a while, extend the deadlines by the gap; return it."""
+        missed, self.polled_at = max(0.0, now - self.polled_at - _POLL_GAP), now
+        if missed:
+            for member in self.everybody():
+                member.remote.session.deadline += missed
+        return missed
+
+    def drain(self) -> None:
+        """Handle what has come, without waiting."""
+        self._extend_deadlines(time.monotonic())
+        while True:
+            answer, member = self.next_event(0.0)
+            if member is None:
+                return
+            if answer is not None:
+                self.handle(answer, member)
+
+    def poll_nowait(self) -> float:
+        """Between calls: take what has come, and connect what was lost; called by the keepalive thread.
+
+        Returns:
+            The seconds until the next look.
+        """
+        if not self.turn.acquire(blocking=False):
+            return keepalive.period()  # the owner is in a call, which does the same
+        try:
+            self.drain()
+            if self.started:
+                self.check_deadlines(time.monotonic())
+        finally:
+            self.turn.release()
+        if self._closed:  # meanwhile, by the garbage collector
+            self.close_all(0.0)
+        away = any(member.state in (SlotState.LOST, SlotState.CONNECTING) for member in self.everybody())
+        return _AWAY_PERIOD if away else keepalive.period()
+
+    # Gathering
+
+    def gather(self, enough: Callable[[], bool], deadline: float) -> bool:
+        """Handle deliveries until `enough`, or until the deadline; return whether it is enough."""
+        now = time.monotonic()
+        done = enough()
+        if done or now >= deadline:
+            self.drain()
+            done = enough()
+        check_at = now + 0.02
+        while not done:
+            now = time.monotonic()
+            deadline += self._extend_deadlines(now)
+            if now >= check_at or now >= deadline:
+                self.check_deadlines(now)
+                check_at = now + 0.02
+            if now >= deadline:
+                return False
+            # Wakes for what is due in between: a retry, or an answer that is late.
+            answer, member = self.next_event(min(deadline, now + 0.1))
+            while member is not None:
+                if answer is not None:
+                    self.handle(answer, member)
+                answer, member = self._next_event_nowait()
+            done = enough()
+        return True
+
+    def raise_permanent_error(self) -> None:
+        """Raise what no waiting mends: settings that are refused, an environment that fails in every reset."""
+        for member in self.members:
+            if member.state is SlotState.RESETTING and isinstance(member.error, RefusedError) and not member.in_episode:
+                if member.error.code in ENDED_CODES:
+                    continue  # another world was made since
+                if isinstance(member.error, EnvironmentFailedError) and member.failures < _RESET_ATTEMPTS:
+                    continue
+                error, member.error, member.failures, member.settings = member.error, None, 0, None
+                raise error
+        self.has_errors = any(member.error is not None for member in self.members)
+
+    def wait_for_lanes(self) -> None:
+        """Have real-time worlds of lanes answer only when every lane has an observation."""
+        self.waits_for_lanes = True
+        for member in self.members:
+            member.remote.session.wait_for_all()
+
+    def close_all(self, timeout: float) -> None:
+        """Leave all worlds and disconnect, within `timeout` seconds in all."""
+        self._closed = True
+        keepalive.remove(self)
+        self.close([member.remote for member in self.everybody()], timeout)
