@@ -235,6 +235,35 @@ def test_an_array_reward_arrives_as_the_array_that_it_is(isolation):
         assert first.tolist() == [1, -0.5]
 
 
+@pytest.mark.parametrize(("slots", "lanes"), [(1, 1), (3, 1), (4, 2), (4, 4)])
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_vectors_give_array_rewards_of_each_slot_as_mo_gymnasium_does(slots, lanes, mode):
+    with serve_gym(Objectives, num_envs=lanes) as server:
+        envs = BlockingReset(make_vec_remote(server.url, num_envs=slots), autoreset_mode=mode)
+        assert envs.env.reward_space == Objectives.reward_space
+        envs.reset()
+        for step in range(1, 14):
+            rewards = envs.step(np.zeros(slots, np.int64))[1]
+            count = step if step <= 10 else step - 10 - (mode == "NextStep")
+            expected = [count, -0.5] if count else [0, 0]
+            assert_identical(rewards, np.array([expected] * slots, np.float32))
+        envs.close()
+
+
+def test_send_and_recv_give_array_rewards():
+    with serve_gym(Objectives) as server:
+        envs = make_vec_remote(server.url, num_envs=2)
+        envs.reset(seed=1)
+        while any(observation is None for observation in envs.step(np.zeros(2, np.int64))[0]):
+            pass
+        envs.send(np.zeros(2, np.int64))
+        slots, _, rewards, *_ = envs.recv(2)
+        assert slots.tolist() == [0, 1]
+        assert (rewards.shape, rewards.dtype) == ((2, 2), np.float32)
+        assert rewards[:, 1].tolist() == [-0.5, -0.5]
+        envs.close()
+
+
 def test_a_wrapper_that_makes_the_reward_a_number_gives_numbers():
     compare(lambda: LinearReward(Objectives()))
     with serve_gym(lambda: LinearReward(Objectives()), num_envs=2) as server:

@@ -60,7 +60,7 @@ class Results:
     """
 
     def __init__(self, pool: VectorPool, layout: Layout) -> None:
-        self.batch = Batch.empty(layout, pool.num_envs)
+        self.batch = Batch.empty(layout, pool.num_envs, pool.world_info().reward_space)
         """Columns and flags over all slots; the columns of slots that are not `valid` hold nothing."""
         self.valid: Array = np.zeros(pool.num_envs, np.bool_)
         """Which slots have an observation, `(num_envs,)`."""
@@ -196,7 +196,7 @@ class Results:
                 continue
             if member.last is None:
                 raise ConnectionLostError(member.remote.url, f"it went before its first observation: {member.error}")
-            last = Batch.empty(self._layout, self._pool.num_envs)
+            last = Batch.empty(self._layout, self._pool.num_envs, self._pool.world_info().reward_space)
             member.remote.reader.read_into(member.last, last, member.start, member.remote.now())
             for column, old in zip(self.batch.columns, last.columns, strict=True):
                 column[member.slots] = old[member.slots]

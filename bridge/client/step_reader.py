@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+from gymnasium import Space
 
 from bridge.client.realtime import RealtimeReader
 from bridge.encoding import values
@@ -37,9 +38,13 @@ class Batch:
     truncations: Array
 
     @classmethod
-    def empty(cls, layout: Layout, size: int) -> Batch:
+    def empty(cls, layout: Layout, size: int, reward_space: Space[Any] | None = None) -> Batch:
         """Make one of `size` slots: rewards 0.0, flags False, and observations that are not initialized."""
-        return cls(layout.columns(size), np.zeros(size), np.zeros(size, np.bool_), np.zeros(size, np.bool_))
+        if reward_space is None:
+            rewards: Array = np.zeros(size)
+        else:
+            rewards = np.zeros((size, *(reward_space.shape or ())), reward_space.dtype)
+        return cls(layout.columns(size), rewards, np.zeros(size, np.bool_), np.zeros(size, np.bool_))
 
 
 class StepReader:

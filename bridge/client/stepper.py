@@ -350,7 +350,7 @@ class Stepper:
     def _collect(self, members: Sequence[Member]) -> Received:
         """Hand out the answers of some members, side by side."""
         size = sum(member.lanes for member in members)
-        batch = Batch.empty(self._observation_layout, size)
+        batch = Batch.empty(self._observation_layout, size, self.pool.world_info().reward_space)
         joiner = InfoJoiner(size)
         position = 0
         for member in members:

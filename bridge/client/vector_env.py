@@ -93,6 +93,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         spares = [spares] if isinstance(spares, str) else list(spares)
         world_info = self._connect(requests, [options.request(url) for url in spares], num_envs)
         self.metadata = {**remote_metadata(world_info), "autoreset_mode": AutoresetMode.NEXT_STEP}
+        if world_info.reward_space is not None:
+            self.reward_space = world_info.reward_space
         self.render_mode = options.render_mode or world_info.render_mode
         given = {"urls": urls if isinstance(urls, str) else list(urls), "num_envs": self.num_envs, **options.keywords()}
         if spares:

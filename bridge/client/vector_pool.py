@@ -193,11 +193,11 @@ class VectorPool(Pool):
 
     def _check_spaces(self, member: Member) -> None:
         mine, first = member.remote.info, self.world_info()
-        if mine is None or (mine.observation_space, mine.action_space) != (first.observation_space, first.action_space):
-            got = (mine.observation_space, mine.action_space) if mine else None
+        if mine is None or mine.spaces != first.spaces:
+            got = mine.spaces if mine else None
             raise SettingError(
-                f"{member.remote.url} has the spaces {got}, but {self.members[0].remote.url} has "
-                f"{(first.observation_space, first.action_space)}; one vector environment takes worlds of equal spaces"
+                f"{member.remote.url} has the spaces {got}, but {self.members[0].remote.url} has {first.spaces}; one "
+                "vector environment takes worlds of equal spaces"
             )
 
     def world_info(self) -> WorldInfo:

@@ -156,3 +156,9 @@ class WorldInfo:
     """Of array rewards; None: rewards are numbers."""
     fps: float | None = None
     """Frames a second of a real-time world; None: it waits for each action."""
+
+    @property
+    def spaces(self) -> tuple[Space[Any], ...]:
+        """The observation space, the action space and, where rewards are arrays, theirs."""
+        given = (self.observation_space, self.action_space)
+        return given if self.reward_space is None else (*given, self.reward_space)

@@ -79,19 +79,23 @@ class Value(_message.Message):
     def __init__(self, none: _Optional[_Union[Value.Empty, _Mapping]] = ..., boolean: bool = ..., integer: _Optional[int] = ..., big_integer: _Optional[str] = ..., number: _Optional[float] = ..., text: _Optional[str] = ..., data: _Optional[bytes] = ..., array: _Optional[_Union[Value.Array, _Mapping]] = ..., list: _Optional[_Union[Value.List, _Mapping]] = ..., tuple: _Optional[_Union[Value.List, _Mapping]] = ..., dict: _Optional[_Union[Value.Dict, _Mapping]] = ..., set: _Optional[_Union[Value.List, _Mapping]] = ..., frozenset: _Optional[_Union[Value.List, _Mapping]] = ..., complex: _Optional[_Union[Value.Complex, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., form: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
 
 class CallRequest(_message.Message):
-    __slots__ = ("name", "args", "kwargs", "lanes")
+    __slots__ = ("name", "args", "kwargs", "lanes", "look")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARGS_FIELD_NUMBER: _ClassVar[int]
     KWARGS_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
+    LOOK_FIELD_NUMBER: _ClassVar[int]
     name: str
     args: Value.List
     kwargs: Value.Dict
     lanes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[str] = ..., args: _Optional[_Union[Value.List, _Mapping]] = ..., kwargs: _Optional[_Union[Value.Dict, _Mapping]] = ..., lanes: _Optional[_Iterable[int]] = ...) -> None: ...
+    look: bool
+    def __init__(self, name: _Optional[str] = ..., args: _Optional[_Union[Value.List, _Mapping]] = ..., kwargs: _Optional[_Union[Value.Dict, _Mapping]] = ..., lanes: _Optional[_Iterable[int]] = ..., look: bool = ...) -> None: ...
 
 class CallResponse(_message.Message):
-    __slots__ = ("results",)
+    __slots__ = ("results", "is_method")
     RESULTS_FIELD_NUMBER: _ClassVar[int]
+    IS_METHOD_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[Value]
-    def __init__(self, results: _Optional[_Iterable[_Union[Value, _Mapping]]] = ...) -> None: ...
+    is_method: bool
+    def __init__(self, results: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., is_method: bool = ...) -> None: ...

@@ -135,8 +135,14 @@ class EnvAccess:
             }
         except (TensorError, ValueError) as error:
             raise RequestError(Code.INVALID_ARGUMENT, f"bad arguments for {request.name}: {error}") from error
+        lanes = self._check_lanes(request.lanes)
         with failures_in(f"call of {request.name}"):
-            results = self._call(request.name, args, kwargs, self._check_lanes(request.lanes))
+            if request.look:
+                results = self._find(request.name, lanes)
+                if results and callable(results[0]):
+                    return bridge_pb2.CallResponse(is_method=True)
+            else:
+                results = self._call(request.name, args, kwargs, lanes)
         try:
             return bridge_pb2.CallResponse(results=[values.to_value(result) for result in results])
         except TensorError as error:
@@ -166,9 +172,14 @@ class EnvAccess:
                 _look_up(lambda: first[0].get_wrapper_attr(name), name)
             results = list(self._env.call(name, *args, **kwargs))
             return [results[lane] for lane in lanes]
+        return [value(*args, **kwargs) if callable(value) else value for value in self._find(name, lanes)]
+
+    def _find(self, name: str, lanes: list[int]) -> list[Any]:
+        """Return an attribute, or a method, of the environment or of some lanes, which must be here."""
+        if self._lanes and not isinstance(self._env.unwrapped, SyncVectorEnv):
+            raise RequestError(Code.UNIMPLEMENTED, f"the lanes of {type(self._env.unwrapped).__name__} are elsewhere")
         environments = [self._env.unwrapped.envs[lane] for lane in lanes] if self._lanes else [self._env]
-        found = [_look_up(partial(env.get_wrapper_attr, name), name) for env in environments]
-        return [value(*args, **kwargs) if callable(value) else value for value in found]
+        return [_look_up(partial(env.get_wrapper_attr, name), name) for env in environments]
 
 
 class ParallelAccess(EnvAccess):
@@ -195,8 +206,11 @@ class ParallelAccess(EnvAccess):
         setattr(self._env.unwrapped, name, value[0])
 
     def _call(self, name: str, args: list[Any], kwargs: dict[str, Any], lanes: list[int]) -> list[Any]:
-        value = _look_up(lambda: getattr(self._env, name), name)
+        (value,) = self._find(name, lanes)
         return [value(*args, **kwargs) if callable(value) else value]
+
+    def _find(self, name: str, lanes: list[int]) -> list[Any]:
+        return [_look_up(lambda: getattr(self._env, name), name)]
 
 
 def _reward_space(env: Any) -> str:

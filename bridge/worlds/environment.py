@@ -399,7 +399,10 @@ class Lanes:
         part.CopyFrom(request)
         del part.lanes[:]
         responses = await gather(self._scheduler, [self.lanes[lane].call(part) for lane in chosen])
-        return bridge_pb2.CallResponse(results=[result for response in responses for result in response.results])
+        return bridge_pb2.CallResponse(
+            results=[result for response in responses for result in response.results],
+            is_method=responses[0].is_method,
+        )
 
 
 class LocalParallelEnv(LocalBase[Any]):
