@@ -50,6 +50,8 @@ class Member:
     """Attempts in a row to connect or to reset that failed."""
     retry_at: float = 0.0
     """When to try again; monotonic seconds."""
+    away_since: float | None = None
+    """When its remote was lost, monotonic seconds; None: its slots have an observation, or wait for their first."""
 
     def abandon_step(self) -> None:
         """Count the step whose result nobody will be handed."""
@@ -81,6 +83,17 @@ class Member:
     def slots(self) -> slice:
         """Its slots in a batch."""
         return slice(self.start, self.start + self.lanes)
+
+    @property
+    def title(self) -> str:
+        """Its slots, as a person calls them."""
+        last = self.start + self.lanes - 1
+        return f"slot {self.start}" if self.lanes == 1 else f"slots {self.start} to {last}"
+
+    @property
+    def away(self) -> bool:
+        """Whether its remote was lost, which its loop was told, and has no observation since."""
+        return self.away_since is not None and self.answer is None and not self.cut_off
 
     @property
     def single(self) -> bool:

@@ -82,7 +82,7 @@ class Results:
                 self._cut_off(member)
         for slot, error in self.errors.items():
             if self.batch.truncations[slot]:
-                _log.warning("the episode of slot %d is cut off: %s", slot, error)
+                _log.warning("slot %d: episode truncated: %s", slot, str(error).partition("\n")[0])
 
     def _stack_answers(self) -> set[int]:
         """Write all answers of the same template into the batch at once; return the slots of these."""

@@ -191,6 +191,12 @@ class VectorPool(Pool):
                 return True
         return False
 
+    def has_spare_for(self, member: Member) -> bool:
+        """Tell whether a spare stands ready that can take over the slots of a member."""
+        return any(
+            spare.idle and spare.lanes == member.lanes and spare.single == member.single for spare in self.spares
+        )
+
     def _check_spaces(self, member: Member) -> None:
         mine, first = member.remote.info, self.world_info()
         if mine is None or mine.spaces != first.spaces:
@@ -236,7 +242,11 @@ class VectorPool(Pool):
             member.answer = event.message
             if not member.stepping:  # the first observation of an episode
                 member.failures, member.settings = 0, None
-                member.remote.record.back(time.monotonic())
+                now = time.monotonic()
+                member.remote.record.back(now)
+                if member.away_since is not None:
+                    _log.warning("%s: back after %.0f s", member.title, now - member.away_since)
+                    member.away_since = None
         elif isinstance(event, Joined):
             if self._fits(member, "it came back as another environment") and not member.cut_off:
                 self._begin_in_new_world(member)
@@ -278,6 +288,8 @@ class VectorPool(Pool):
         member.remote.salvage(member.answer)
         member.answer = None
         member.failures += 1
+        if member.start != SPARE and member.away_since is None and member.last is not None:
+            member.away_since = time.monotonic()
         member.retry_at = member.remote.record.lost(
             time.monotonic(), _pause(member.failures), str(event.error), established=event.established
         )
