@@ -1,18 +1,20 @@
 """Reinforcement-learning environments in one place, training loops in another: Gymnasium over dm_env_rpc."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from bridge.client.env import RemoteEnv, make_remote
-from bridge.client.vector_env import RemoteVectorEnv, make_vec_remote
 from bridge.registration import register_remote
-from bridge.server.serve import serve_gym
-from bridge.server.server import Server
 from bridge.version import __version__
-from bridge.worlds.timed import TimeAction
 
 if TYPE_CHECKING:
+    from bridge.client.env import RemoteEnv, make_remote
     from bridge.client.parallel_env import RemoteParallelEnv, make_parallel_remote
+    from bridge.client.vector_env import RemoteVectorEnv, make_vec_remote
+    from bridge.encoding.space_json import register_space
+    from bridge.server.serve import serve_gym
     from bridge.server.serve_parallel import serve_parallel
+    from bridge.server.server import Server
+    from bridge.worlds.timed import TimeAction
 
 __all__ = [
     "RemoteEnv",
@@ -24,23 +26,37 @@ __all__ = [
     "make_parallel_remote",
     "make_remote",
     "make_vec_remote",
+    "register_space",
     "serve_gym",
     "serve_parallel",
 ]
 
 register_remote()
 
-# What needs an extra is imported when it is first asked for.
-_LAZY = {
+# Each is imported when it is first asked for: the command line starts fast, and some need an extra.
+_PLACES = {
+    "RemoteEnv": "bridge.client.env",
     "RemoteParallelEnv": "bridge.client.parallel_env",
+    "RemoteVectorEnv": "bridge.client.vector_env",
+    "Server": "bridge.server.server",
+    "TimeAction": "bridge.worlds.timed",
     "make_parallel_remote": "bridge.client.parallel_env",
+    "make_remote": "bridge.client.env",
+    "make_vec_remote": "bridge.client.vector_env",
+    "register_space": "bridge.encoding.space_json",
+    "serve_gym": "bridge.server.serve",
     "serve_parallel": "bridge.server.serve_parallel",
 }
+_MODULES = ("errors", "perlert", "testing", "wrappers")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    if name in _MODULES:
+        return importlib.import_module(f"bridge.{name}")
+    if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
+    return getattr(importlib.import_module(_PLACES[name]), name)
 
-    return getattr(importlib.import_module(_LAZY[name]), name)
+
+def __dir__() -> list[str]:
+    return [*__all__, *_MODULES]

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-import gymnasium
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 __all__ = ["REMOTE_ID", "register_remote"]
 
@@ -11,10 +16,40 @@ REMOTE_ID = "bridge/Remote-v0"
 
 
 def register_remote() -> None:
-    """Register `bridge/Remote-v0`, unless it is."""
+    """Register `bridge/Remote-v0`, unless it is: now, or once Gymnasium is imported, which takes half a second."""
+    if "gymnasium" in sys.modules:
+        _register()
+    elif not any(isinstance(finder, _WhenGymnasiumIsImported) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _WhenGymnasiumIsImported())
+
+
+def _register() -> None:
+    import gymnasium
+
     if REMOTE_ID not in gymnasium.registry:
         gymnasium.register(
             REMOTE_ID,
             entry_point="bridge.client.env:RemoteEnv",
             vector_entry_point="bridge.wrappers.blocking_reset:make_blocking",
         )
+
+
+class _WhenGymnasiumIsImported(MetaPathFinder):
+    """Registers after the first import of Gymnasium, which is found as without this."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "gymnasium":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_register(module: ModuleType) -> None:
+                execute(module)
+                _register()
+
+            spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
+        return spec

@@ -19,11 +19,11 @@ import psutil
 import pytest
 
 import bridge
-from bridge import serve_gym, serve_parallel
+from bridge import make_remote, serve_gym, serve_parallel
 from bridge.cli import main, program
 from bridge.cli.info import positive
 from bridge.cli.launch import ServerProcess
-from bridge.cli.serve import connecting_lines, read_pairs, serve_options
+from bridge.cli.serve import client_credentials, connecting_lines, read_pairs, serve_options
 from bridge.errors import ConnectError, EnvironmentFailedError, SettingError
 from bridge.transport.certificates import make_certificates
 from bridge.transport.credentials import TOKEN_VARIABLE
@@ -309,8 +309,8 @@ def test_a_server_process_that_fails_says_what_it_said() -> None:
         (["tests.parallel_envs:Relay", "--fps", "5", "--agent-timeout", "3"], "agent_timeout are of lock-step"),
         (["CartPole-v1", "--env-kwargs", "gravity"], "expected --env-kwargs to be KEY=VALUE, e.g. gravity=9.8"),
         (["CartPole-v1", "--port", "70000"], "expected a port from 0 to 65535, got 70000"),
-        (["CartPole-v1", "--max-worlds", "0"], "expected max_worlds to be a positive integer, got 0"),
-        (["CartPole-v1", "--vectorization-mode", "magic"], "expected vectorization_mode to be one of sync"),
+        (["CartPole-v1", "--max-worlds", "0"], "expected --max-worlds to be a positive integer, got 0"),
+        (["CartPole-v1", "--vectorization-mode", "magic"], "expected --vectorization-mode to be one of sync"),
     ],
 )
 def test_what_cannot_be_served_is_one_line_and_exit_code_2(
@@ -326,7 +326,7 @@ def test_what_cannot_be_served_is_one_line_and_exit_code_2(
 
 def test_a_port_in_use_is_one_line_and_exit_code_2(cartpole: bridge.Server, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "CartPole-v1", "--port", str(cartpole.port)]) == 2
-    assert f"cannot listen on port={cartpole.port} of 127.0.0.1: Address already in use" in capfd.readouterr().err
+    assert f"cannot listen on --port {cartpole.port} of 127.0.0.1: Address already in use" in capfd.readouterr().err
 
 
 def test_every_keyword_that_a_command_line_can_say_is_an_option_with_its_help() -> None:
@@ -359,6 +359,147 @@ def test_environment_arguments_are_python_literals_or_text() -> None:
     }  # fmt: skip
     with pytest.raises(SettingError, match="got '=1'"):
         read_pairs(["=1"])
+
+
+ZOO_OF_ONE = """
+import os, gymnasium
+from gymnasium import spaces
+from bridge.testing import CountingEnv
+
+class Robot(CountingEnv):
+    def __init__(self, length=5, dependency="", space=None, broken=False, render_mode=None):
+        if dependency:
+            remedy = f'pip install "gymnasium[{dependency}]"'
+            raise gymnasium.error.DependencyNotInstalled(f"{dependency} is not installed, run `{remedy}`")
+        super().__init__(length)
+        if space is not None:
+            self.observation_space = spaces.Dict(arm=spaces.Dict(joint=spaces.Space((1,), space)))
+        self.broken = broken
+        print(f"made {length}", flush=True)
+
+    def step(self, action):
+        if self.broken:
+            raise RuntimeError("the arm is stuck")
+        return super().step(action)
+
+    def close(self):
+        print("closed", flush=True)
+
+gymnasium.register("Robot-v0", Robot, disable_env_checker=True, order_enforce=False)
+"""
+
+
+@pytest.fixture
+def robots(tmp_path: Path) -> Path:
+    """A folder with a module that registers an environment which says when it is made and closed."""
+    (tmp_path / "robots.py").write_text(ZOO_OF_ONE)
+    return tmp_path
+
+
+@pytest.mark.parametrize("isolation", [(), ("--isolation", "process")])
+def test_the_first_world_uses_the_environment_that_was_made_at_the_start(robots: Path, isolation: list[str]) -> None:
+    with Serving("robots:Robot-v0", *isolation, cwd=robots) as serving:
+        lines = serving.printed()
+        assert lines[0] == "made 5"
+        with paste(lines[3:5]) as one:
+            one.reset()
+            with paste(lines[3:5]) as other:  # a second world has an environment of its own
+                other.reset()
+        code, out, err = serving.end(signal.SIGINT)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[:3] == ["made 5", "closed", "closed"]
+
+
+def test_an_environment_that_was_made_at_the_start_gives_way_to_one_with_other_arguments(robots: Path) -> None:
+    with Serving("robots:Robot-v0", cwd=robots) as serving:
+        lines = serving.printed()
+        with make_remote(lines[1].split()[-1], env_kwargs={"length": 7}) as env:
+            env.reset()
+        out = serving.end(signal.SIGTERM)[1]
+    assert out.splitlines()[:3] == ["closed", "made 7", "closed"]
+
+
+def test_an_environment_that_no_world_takes_is_closed(robots: Path) -> None:
+    with Serving("robots:Robot-v0", cwd=robots) as serving:
+        serving.printed()
+        out = serving.end(signal.SIGTERM)[1]
+    assert out.splitlines()[0] == "closed"
+
+
+@pytest.mark.parametrize("isolation", [(), ("--isolation", "process")])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("dependency=box2d",), 'Robot-v0: .*box2d is not installed, run `pip install "gymnasium\\[box2d\\]"`'),
+        (("foo=1",), r"Robot-v0 could not be made with --env-kwargs {'foo': 1}: .*It takes \(length"),
+        (("space=float32",), r"Robot-v0: .*expected a space of Gymnasium's own kinds at \['arm'\]\['joint'\], got"),
+    ],
+)
+def test_what_keeps_an_environment_from_being_made_is_reported_at_the_start(
+    robots: Path, arguments: list[str], message: str, isolation: list[str]
+) -> None:
+    with Serving("robots:Robot-v0", "--env-kwargs", *arguments, *isolation, cwd=robots) as serving:
+        out, err = serving.process.communicate(timeout=DEADLINE)
+    assert serving.process.returncode == 2
+    assert b"served at" not in out
+    assert re.fullmatch(f"bridge: {message}.*\n", err.decode()), err.decode()
+
+
+@pytest.mark.parametrize(("option", "tracebacks", "connections"), [((), 1, 0), (("-q",), 0, 0), (("-v",), 1, 1)])
+def test_the_console_shows_what_an_environment_raises_once(
+    robots: Path, option: tuple[str, ...], tracebacks: int, connections: int
+) -> None:
+    with Serving("robots:Robot-v0", "--env-kwargs", "broken=True", *option, cwd=robots) as serving:
+        with paste(serving.printed()[3:5]) as env:
+            for _ in range(3):
+                env.reset()
+                with pytest.raises(EnvironmentFailedError, match="the arm is stuck"):
+                    env.step(0)
+        code, _, err = serving.end(signal.SIGTERM)
+    assert code == 0
+    assert err.count("Traceback ") == tracebacks
+    assert err.count("RuntimeError: the arm is stuck") == tracebacks
+    assert err.count(" closed\n") == connections
+
+
+def test_the_banner_has_what_a_client_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = make_certificates(tmp_path)
+    token = tmp_path / "token"
+    token.write_text("t" * 32)
+    given = (
+        "--token-file",
+        str(token),
+        "--tls-certificate",
+        str(paths["server.pem"]),
+        "--tls-key",
+        str(paths["server.key"]),
+    )
+    with Serving("CartPole-v1", *given, "--tls-client-ca", str(paths["ca.pem"])) as serving:
+        lines = serving.printed()
+        env = paste(lines[2:4])
+        env.reset()
+        env.close()
+    assert f"token_file='{token}'" in lines[3]
+    monkeypatch.setenv(TOKEN_VARIABLE, "t" * 32)
+    assert client_credentials({}) == {"token": "…"}
+    monkeypatch.delenv(TOKEN_VARIABLE)
+    assert client_credentials({}) == {}
+    assert client_credentials({"token": "secret" * 6}) == {"token": "…"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("pass tls_ca=", "pass --tls-ca"),
+        ("in use; port=0 takes any, port 5 does not", "in use; --port 0 takes any, port 5 does not"),
+        ("expected token or token_file, got both", "expected token or --token-file, got both"),
+        ("made with env_kwargs={'a': 1}: no", "made with --env-kwargs {'a': 1}: no"),
+        ("with fork=True, x=5, grpc://a?port=5 and 'num_envs'", "with --fork, x=5, grpc://a?port=5 and 'num_envs'"),
+    ],
+)
+def test_errors_speak_in_options(text: str, expected: str) -> None:
+    names = ("tls_ca", "port", "token", "token_file", "env_kwargs", "fork", "num_envs")
+    assert program.in_options(text, {name: f"--{name.replace('_', '-')}" for name in names}) == expected
 
 
 def test_several_urls_are_connected_to_as_one_vector() -> None:
@@ -426,7 +567,7 @@ def test_every_command_that_connects_shows_a_token_and_a_certificate(
             assert main([*command, *given[2:], *own]) == refused, command
             assert "this server wants a token, and none came" in capsys.readouterr().err
             assert main([*command, *given]) == refused, command
-            assert "pass tls_certificate= and tls_key=" in capsys.readouterr().err
+            assert "pass --tls-certificate and --tls-key" in capsys.readouterr().err
         until(lambda: server.connections == 0)
 
 
@@ -643,6 +784,29 @@ def test_a_reader_that_has_enough_is_no_error(cartpole: bridge.Server) -> None:
         assert process.wait(DEADLINE) == 0
 
 
+def test_ctrl_c_while_modules_are_imported_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "slow_command.py").write_text(
+        "import os, signal, time\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT); time.sleep(60)\n"
+        "except BaseException as error:\n    raise ImportError('a library makes this of it') from error\n"
+    )
+    code = "from bridge.cli import program; program.COMMANDS['slow'] = ('slow_command', ''); program.main(['slow'])"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE, env=environment
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "bridge: interrupted\n")
+
+
+def test_a_sub_command_imports_what_it_needs_alone() -> None:
+    code = (
+        "import sys; from bridge.cli import main; main(['cert', '--help']); main(['--version']); "
+        "print(sorted({'numpy', 'gymnasium', 'bridge.server', 'bridge.client'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE, check=True)
+    assert "bridge.server" not in done.stdout.splitlines()[-1]
+
+
 def test_another_module_adds_its_command_by_being_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -652,6 +816,6 @@ def test_another_module_adds_its_command_by_being_named(
         "    parser.set_defaults(run=lambda arguments: print('hello') or 0)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(program, "COMMANDS", (*program.COMMANDS, "greet_command"))
+    monkeypatch.setitem(program.COMMANDS, "greet", ("greet_command", "say hello"))
     assert main(["greet"]) == 0
     assert capsys.readouterr().out == "hello\n"

@@ -237,12 +237,40 @@ def test_only_the_transports_touch_the_network(name):
 
 def test_importing_the_package_imports_no_extra_and_no_test_dependency():
     code = (
-        "import sys, bridge; heavy = {'torch', 'matplotlib', 'stable_baselines3', 'pettingzoo', 'hypothesis', "
+        "import sys; from bridge import make_remote, make_vec_remote, serve_gym, register_space\n"
+        "heavy = {'torch', 'matplotlib', 'stable_baselines3', 'pettingzoo', 'hypothesis', "
         "'pytest', 'dm_env_rpc', 'dm_env', 'bridge.testing', 'bridge.wrappers'}; "
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_importing_the_package_alone_takes_no_gymnasium_and_registers_once_it_is_imported():
+    code = (
+        "import sys, bridge.cli; print(sorted({'gymnasium', 'numpy', 'google.protobuf'} & set(sys.modules))); "
+        "import gymnasium; print(gymnasium.spec('bridge/Remote-v0').id); "
+        "print(bridge.errors.__name__, bridge.testing.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == ["[]", "bridge/Remote-v0", "bridge.errors bridge.testing"]
+
+
+def test_a_name_that_the_package_does_not_have_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'bridge' has no attribute 'nothing'"):
+        _ = bridge.nothing
+    assert set(bridge.__all__) <= set(dir(bridge))
+    assert "importlib" not in dir(bridge)
+
+
+def test_the_wrapper_of_stable_baselines3_without_it_names_the_extra():
+    code = (
+        "import sys; sys.modules['stable_baselines3'] = None\n"  # as where it is not installed
+        "try:\n    from bridge.wrappers import SB3VecEnv\n"
+        "except ImportError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "pip install 'gymnasium-bridge[sb3]'" in done.stdout
 
 
 def test_the_wrappers_folder_is_not_imported_under_its_own_name():

@@ -465,14 +465,7 @@ def test_served_until_a_signal_and_played_in_the_terminal_through_a_pipe():
         server.stdout.close()
 
 
-CLI = """
-import argparse, sys
-from bridge.perlert.terminal import add_lobby_parser
-parser = argparse.ArgumentParser(prog="bridge")
-add_lobby_parser(parser.add_subparsers())
-args = parser.parse_args()
-sys.exit(args.run(args))
-"""
+CLI = "import sys; from bridge.cli import main; sys.exit(main())"
 
 
 class Keys:
@@ -539,6 +532,20 @@ def test_people_play_by_lines_and_a_spectator_sees_the_run():
         assert "the run is over: return 150" in watched.getvalue()
 
 
+def test_a_slot_and_a_lobby_that_are_not_there_are_named():
+    from bridge.perlert.terminal import run_lobby
+
+    with serve_perlert(lambda: Counter(5), name="count") as server:
+        keys, output = Keys(), io.StringIO()
+        assert run_lobby(server.url, agent="zzz", source=keys.file, target=output) == 1
+        assert output.getvalue().endswith("there is no slot 'zzz'; the slots are agent0\n")
+        other = server.url.replace("/count:0", "/nope:0")
+        assert run_lobby(other, answer_within=0.2, source=keys.file, target=output) == 1
+        assert "no lobby nope:0 answered at" in output.getvalue()
+        assert "is that the lobby's name and number" in output.getvalue()
+        keys.close()
+
+
 def test_a_peers_text_cannot_command_the_terminal():
     from bridge.perlert.terminal import clean
 
@@ -597,4 +604,4 @@ def test_a_lobby_that_does_not_answer_is_told_and_the_exit_status_says_so(monkey
         code = terminal.run_lobby(url, source=keys.file, target=output, answer_within=0.3)
         keys.close()
     assert code == 1
-    assert "no PERLERT lobby answered" in output.getvalue()
+    assert "no lobby cartpole:0 answered at 127.0.0.1:" in output.getvalue()

@@ -357,7 +357,7 @@ class WildEnv(gymnasium.Env):
     [
         (None, "TypeError in step"),
         ((1, 2), "ValueError in step"),
-        (({}, "reward", False, False, {}), "ValueError in step"),
+        (({}, "reward", False, False, {}), "expected a number as the environment's reward, got a str"),
         (({}, 0, np.array([True, False]), False, {}), "ValueError in step"),
         (({}, 0.0, False, False, {}), "not of its observation_space: 'observation.a'"),
         ((None, 0.0, False, False, {}), "not of its observation_space: 'observation.a'"),

@@ -171,7 +171,7 @@ def test_wrong_arguments_are_answered_by_those_that_are_taken(env, accepted, lan
     # D-3
     error = refusal(EnvSource(env), kwargs__gravity=1, num_envs=lanes)
     assert error.code == Code.INVALID_ARGUMENT
-    assert "could not be made with the arguments {'gravity': 1}" in error.message
+    assert "could not be made with env_kwargs={'gravity': 1}" in error.message
     assert "It takes (" in error.message
     assert accepted in error.message
 

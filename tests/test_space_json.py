@@ -1,6 +1,7 @@
 """`bridge.encoding.space_json`: a space comes back exactly, with the flags and orders by which it samples."""
 
 import json
+import string
 import warnings
 
 import numpy as np
@@ -10,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bridge.encoding.space_json import published_space, space_from_json, space_to_json
-from bridge.errors import TensorError, UnsupportedSpaceError
+from bridge.encoding import space_json
+from bridge.encoding.space_json import published_space, register_space, space_from_json, space_to_json
+from bridge.encoding.spaces import Layout
+from bridge.errors import SettingError, TensorError, UnsupportedSpaceError
 from bridge.testing import EVERY_SPACE, digest
 
 every_space = pytest.mark.parametrize("name", EVERY_SPACE)
@@ -170,14 +173,119 @@ def test_a_subclass_counts_as_the_space_that_it_extends():
     assert type(there_and_back(Mine(3))) is spaces.Discrete
 
 
-def test_a_custom_space_of_text_becomes_a_text_with_a_warning():
-    class Mission(spaces.Space):
-        def __init__(self):
-            super().__init__((), str)
+class Mission(spaces.Space):
+    """As MiniGrid's MissionSpace: strings that a function makes."""
 
-    with pytest.warns(RuntimeWarning, match="custom space Mission is published as a Text of printable characters"):
-        space = published_space(spaces.Dict(mission=Mission()))
+    def __init__(self, function, words):
+        self.function, self.words = function, words
+        super().__init__((), str)
+
+    def sample(self, mask=None, probability=None):
+        return self.function(self.words[self.np_random.integers(len(self.words))])
+
+    def contains(self, x):
+        return x in [self.function(word) for word in self.words]
+
+    def __eq__(self, other):
+        return isinstance(other, Mission) and self.words == other.words
+
+
+def go_to(word):
+    return f"go to the {word} ball"
+
+
+NAME = f"{__name__}:Mission"
+
+
+@pytest.fixture
+def readers(monkeypatch):
+    """The table of readers, empty."""
+    monkeypatch.setattr(space_json, "_readers", {})
+    return space_json._readers
+
+
+def test_a_custom_space_of_text_is_a_text_for_a_client_without_a_reader_with_a_warning():
+    text = space_to_json(spaces.Dict(mission=Mission(go_to, ["red"])))
+    with pytest.warns(RuntimeWarning, match=r"the remote space '.*:Mission' is a Text of printable .*register_space"):
+        space = space_from_json(text)
+    assert type(space["mission"]) is spaces.Text
     assert space["mission"].contains("go to the red ball\n")
+    assert published_space(spaces.Dict(mission=Mission(go_to, ["red"]))) == space
+
+
+def test_a_registered_reader_makes_the_exact_space_of_what_is_told(readers):
+    told = []
+
+    def read(attributes, plain):
+        told.append((attributes, plain))
+        assert attributes["function"] == {"name": f"{__name__}:go_to"}
+        return Mission(go_to, attributes["words"])
+
+    register_space(NAME, read)
+    mine = spaces.Dict(mission=Mission(go_to, ["red", "blue"]), n=spaces.Discrete(2))
+    space = space_from_json(space_to_json(mine))
+    assert space == mine
+    assert told == [
+        (
+            {"function": {"name": f"{__name__}:go_to"}, "words": ["red", "blue"]},
+            spaces.Text(4096, min_length=0, charset=string.printable),
+        )
+    ]
+    sample = space.sample()
+    assert Layout(space, "observation").unpack(Layout(published_space(mine), "observation").pack(sample)) == sample
+
+
+def test_a_subclass_of_a_space_of_gymnasium_can_be_registered_too(readers):
+    class Even(spaces.Discrete):
+        def __init__(self, n, step):
+            super().__init__(n)
+            self.step = step
+
+    register_space(f"{__name__}:{Even.__qualname__}", lambda attributes, plain: Even(plain.n, attributes["step"]))
+    space = space_from_json(space_to_json(spaces.Sequence(Even(4, 2)))).feature_space
+    assert type(space) is Even
+    assert (space.n, space.step) == (4, 2)
+    assert type(published_space(Even(4, 2))) is spaces.Discrete
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (lambda attributes, plain: 5, "returned 5, where a gymnasium.Space was expected"),
+        (lambda attributes, plain: spaces.Discrete(2), "returned Discrete.*, whose samples differ from those of Text"),
+        (lambda attributes, plain: attributes["missing"], "raised KeyError"),
+    ],
+)
+def test_a_reader_that_fails_is_named(read, message, readers):
+    register_space(NAME, read)
+    with pytest.raises(SettingError, match=f"the reader registered for the space {NAME} {message}"):
+        space_from_json(space_to_json(Mission(go_to, ["red"])))
+
+
+@pytest.mark.parametrize(("name", "read"), [("Mission", len), (5, len), (NAME, "a function")])
+def test_only_a_function_can_be_registered_by_the_name_of_a_class(name, read, readers):
+    with pytest.raises(SettingError, match="expected"):
+        register_space(name, read)
+    assert not readers
+
+
+def test_nothing_that_a_server_names_is_imported_or_called(readers):
+    data = {
+        "type": "Text",
+        "min_length": 0,
+        "max_length": 5,
+        "charset": "ab",
+        "class": "os:system",
+        "attributes": {"x": 1},
+    }
+    with pytest.warns(RuntimeWarning, match="the remote space 'os:system' is a Text"):
+        assert space_from_json(json.dumps(data)) == spaces.Text(5, min_length=0, charset="ab")
+
+
+def test_a_space_without_a_form_is_refused_with_its_place():
+    space = spaces.Dict(a=spaces.Tuple((spaces.Discrete(2), spaces.Dict(b=spaces.Space()))))
+    with pytest.raises(UnsupportedSpaceError, match=r"own kinds at \['a'\]\[1\]\['b'\], got"):
+        space_to_json(space)
 
 
 @pytest.mark.parametrize(

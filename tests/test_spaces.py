@@ -84,6 +84,49 @@ def test_a_sample_of_every_space_comes_back_exactly(name):
         assert space.contains(read)
 
 
+NESTED = spaces.Dict(
+    b=spaces.Discrete(3),
+    a=spaces.Dict(y=spaces.Box(0, 1, (1,)), x=spaces.Discrete(2)),
+    t=spaces.Tuple((spaces.Discrete(2), spaces.Discrete(2))),
+)
+
+
+@pytest.mark.parametrize(
+    ("space", "sample"),
+    [
+        (spaces.Discrete(3), 1),
+        (spaces.Discrete(3), np.int64(1)),
+        (spaces.Discrete(2), True),
+        (spaces.Tuple((spaces.Discrete(2), spaces.Discrete(2))), (1, np.int64(0))),
+        (NESTED, NESTED.sample()),
+        (NESTED, {"t": (0, np.int64(1)), "a": {"x": 1, "y": np.zeros(1, np.float32)}, "b": np.int64(2)}),
+        (NESTED, {"a": {"y": np.zeros(1, np.float32), "x": np.int64(1)}, "b": 2, "t": (np.int64(0), np.int64(1))}),
+    ],
+    ids=repr,
+)
+def test_a_sample_comes_back_with_its_own_order_of_keys_and_plain_integers(space, sample):
+    layout = Layout(space, "observation")
+    form = values.decode(values.encode(layout.form(sample)))
+    assert same(layout.unpack(layout.pack(sample), form=form), sample)
+
+
+@every_space
+def test_samples_of_gymnasium_are_as_their_space_says(name):
+    space, drawn = samples(name, 3)
+    assert [Layout(space, "observation").form(sample) for sample in drawn] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["text", 5, [], [[0], []], [[0, 0, 1], [None] * 3], [[2, 1, 0], None], [[2, 1, 0], ["int", "int", "int"]]],
+    ids=repr,
+)
+def test_a_form_that_is_none_is_an_error(form):
+    layout = Layout(NESTED, "observation")
+    with pytest.raises(TensorError, match=r"the form .* is not one of"):
+        layout.unpack(layout.pack(NESTED.sample()), form=form)
+
+
 @every_space
 def test_lanes_of_every_space_come_back_as_gymnasium_batches_them(name):
     space, drawn = samples(name, 4)

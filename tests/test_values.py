@@ -1,10 +1,10 @@
 """`bridge.encoding.values`: infos and settings come back as they were, and nothing else gets through."""
 
 import contextlib
+import dataclasses
 import enum
 import math
 import pickle
-import warnings
 
 import numpy as np
 import pytest
@@ -65,6 +65,8 @@ def objects(*items, shape=None):
         *(np.array(["2020-01-01", "NaT"], "M8[D]"), np.array([25, 50], "m8[25s]"), np.arange(3, dtype=">i4")[::-1]),
         *(objects(None, "a", {"k": np.int8(1)}), objects([1], shape=()), objects(np.array(5), np.zeros(2))),
         objects(1, 2, 3, 4, shape=(2, 2)),
+        *(1 + 2j, complex(-0.0, math.inf), set(), {1, "a", (2, None)}, frozenset({1.5}), {frozenset({1}), None}),
+        *({1: 2}, {"a": 1, 2: "b", None: 3, (1, "x"): 4, 1.5: 5, b"k": 6, True: 7}, {np.int64(3): 1}),
     ],
     ids=lambda value: f"{type(value).__name__} {value!r:.40}",
 )  # fmt: skip
@@ -92,6 +94,8 @@ trees = st.recursive(
         st.lists(inner, max_size=3)
         | st.lists(inner, max_size=3).map(tuple)
         | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        | st.dictionaries(st.text(max_size=3) | st.integers() | st.tuples(st.none(), st.binary()), inner, max_size=3)
+        | st.sets(st.complex_numbers(allow_nan=False) | st.text(max_size=3))
         | st.lists(inner, max_size=3).map(lambda items: objects(*items))
     ),
     max_leaves=8,
@@ -107,9 +111,11 @@ def test_any_tree_of_values_comes_back_as_it_was(value):
 def test_the_infos_of_the_test_environments_come_back_without_a_warning():
     generator = np.random.default_rng(0)
     for steps in range(4):
-        info, warned = make_info(generator, steps), set()
-        assert same(values.decode(values.encode_info(info, warned)), info)
-        assert not warned
+        info = make_info(generator, steps)
+        read, notes, form = values.decode_info(values.encode_info(info, values.Notes()))
+        assert same(read, info)
+        assert notes == []
+        assert form is values.UNCHANGED
 
 
 def test_arrays_come_back_writable_and_unshared():
@@ -128,7 +134,28 @@ def test_subclasses_come_back_as_the_plain_type():
     class Mine(dict):
         pass
 
+    class Move(enum.Enum):
+        UP = (0, 1)
+        NAMED = "up"
+
+    class Name(str, enum.Enum):
+        A = "a"
+
+    @dataclasses.dataclass
+    class Inner:
+        x: int
+
+    @dataclasses.dataclass(frozen=True)
+    class Outer:
+        inner: Inner
+        move: Move
+        tags: frozenset
+
     assert same(there_and_back(Color.RED), 3)
+    assert same(there_and_back([Move.UP, Move.NAMED, Name.A]), [(0, 1), "up", "a"])
+    assert same(there_and_back({Move.UP: 1, Color.RED: 2}), {(0, 1): 1, 3: 2})
+    read = there_and_back(Outer(Inner(1), Move.NAMED, frozenset({2})))
+    assert same(read, {"inner": {"x": 1}, "move": "up", "tags": frozenset({2})})
     assert same(there_and_back(Mine(a=1)), {"a": 1})
     assert same(there_and_back(bytearray(b"x")), b"x")
 
@@ -140,13 +167,19 @@ def deep(levels):
     return value
 
 
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    x: int
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
         (object(), r"value is of type object, which does not travel; what travels is None, bool"),
-        ({"a": [1, {2, 3}]}, r"value\['a'\]\[1\] is of type set"),
-        ({1: 2}, r"value\[1\] has a key of type int, where a string was expected"),
-        (1j, "of type complex"),
+        ({"a": [1, range(3)]}, r"value\['a'\]\[1\] is of type range"),
+        ({range(3): 2}, r"the key of value\[range\(0, 3\)\] is of type range"),
+        ({Frozen(1): 2}, r"the key of value\[.*\]: a set cannot hold what travels"),
+        ({Frozen(1)}, r"value\{.*\}: a set cannot hold what travels"),
         (np.zeros(2, "i4,f8"), "which does not travel"),
         (objects(1, object()), r"value\[1\] is of type object"),
         (np.ma.array([1, 2], mask=[0, 1]), "masked array"),
@@ -170,26 +203,50 @@ def test_the_deepest_nesting_comes_back_and_a_cycle_is_an_error():
         values.encode(cycle)
 
 
-def test_an_info_leaves_out_what_does_not_travel_and_warns_once():
-    warned = set()
-    info = {"good": 1, "engine": object(), "inner": {"x": 2, "bad": {3}}, "listed": [1, object()], 5: 6, "\ud800": 1}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        read = values.decode(values.encode_info(info, warned))
-        assert values.decode(values.encode_info(info, warned)) == read
-    assert read == {"good": 1, "inner": {"x": 2}}
-    texts = [str(item.message) for item in caught]
-    assert len(texts) == 5
-    assert all(item.category is RuntimeWarning for item in caught)
-    assert "left out of what is sent: info['engine'] is of type object" in texts[0]
-    assert any("info['inner']['bad']" in text for text in texts)
-    assert any("info[5]" in text for text in texts)
+def test_an_info_leaves_out_what_does_not_travel_and_tells_the_receiver_once():
+    notes = values.Notes()
+    info = {
+        "good": 1,
+        "engine": object(),
+        "inner": {"x": 2, "bad": {3, range(3)}},
+        "listed": [1, object(), 2.5, object()],
+        "array": objects(1, object()),
+        range(2): 6,
+        "\ud800": 1,
+    }
+    read, told, _ = values.decode_info(values.encode_info(info, notes))
+    assert same(
+        read,
+        {"good": 1, "inner": {"x": 2, "bad": {3}}, "listed": [1, None, 2.5, None], "array": objects(1, None)},
+    )
+    assert len(told) == 6
+    assert told[0].startswith("left out, for it does not travel: info['engine'] is of type object")
+    assert told[2].startswith("None stands for what does not travel: info['listed'][1] is of type object")
+    for place in ("info['inner']['bad']{range(0, 3)}", "info['array'][1]", "info[range(0, 2)]", "info['\\ud800']"):
+        assert sum(place in text for text in told) == 1
+    again, told, _ = values.decode_info(values.encode_info(info, notes))
+    assert same(again, read)
+    assert told == []
+
+
+def test_an_info_with_ever_new_keys_that_do_not_travel_notes_a_hundred_of_them():
+    notes = values.Notes()
+    told = []
+    for step in range(300):
+        told += values.decode_info(values.encode_info({f"key {step}": object()}, notes))[1]
+    assert len(told) == 100
+
+
+@pytest.mark.parametrize("form", [None, [[1, 0], [None, "int"]]])
+def test_the_form_of_observations_travels_beside_an_info(form):
+    assert values.decode_info(values.encode_info({}, values.Notes(), form)) == ({}, [], form)
+    assert values.decode(values.encode_info({"a": 1}, values.Notes(), form)) == {"a": 1}
 
 
 def test_the_infos_of_lanes_are_a_list_of_dicts():
     infos = [{"a": 1}, {}, {"a": 2.5}]
-    assert same(values.decode(values.encode_info(infos, set())), infos)
-    assert values.decode(values.encode_info({}, set())) == {}
+    assert same(values.decode(values.encode_info(infos, values.Notes())), infos)
+    assert values.decode(values.encode_info({}, values.Notes())) == {}
 
 
 @few
@@ -213,6 +270,11 @@ def array_message(**fields):
     [
         (pb.Value(), "empty message"),
         (pb.Value(dict=pb.Value.Dict(keys=["a"])), "1 keys and 0 values"),
+        (
+            pb.Value(dict=pb.Value.Dict(any_keys=[pb.Value(list=pb.Value.List())], values=[pb.Value(integer=1)])),
+            "a dict",
+        ),
+        (pb.Value(set=pb.Value.List(items=[pb.Value(list=pb.Value.List())])), "a set cannot hold"),
         (pb.Value(big_integer="--5"), "integer in decimal"),
         (pb.Value(big_integer="1" * 5000), "integer in decimal"),
         (pb.Value(big_integer=""), "integer in decimal"),

@@ -22,8 +22,14 @@ __all__ = ["ActionHistory", "BlockingReset", "Ready", "SkipResetting", "Throttle
 
 
 def __getattr__(name: str) -> Any:
-    if name == "SB3VecEnv":  # needs an extra
-        from .sb3 import SB3VecEnv as SB3VecEnv
-
+    if name == "SB3VecEnv":
+        try:
+            from .sb3 import SB3VecEnv as SB3VecEnv
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "stable_baselines3":
+                raise
+            raise ImportError(
+                "SB3VecEnv needs Stable-Baselines3, which is not installed: pip install 'gymnasium-bridge[sb3]'"
+            ) from error
         return SB3VecEnv
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,12 +14,16 @@ from bridge.client.options import checked_timeout
 from bridge.client.results import Results
 from bridge.client.stepper import Received
 from bridge.client.vector_env import RemoteVectorEnv, make_vec_remote
+from bridge.client.waiting import OnLost
 from bridge.encoding.tensors import Array
-from bridge.errors import ResetNeededError, SettingError
+from bridge.errors import Code, EnvironmentFailedError, RefusedError, ResetNeededError, SettingError
 
 from .transparent import Transparent
 
-__all__ = ["BlockingReset", "make_blocking"]
+__all__ = ["MAX_FAILURES", "BlockingReset", "make_blocking"]
+
+MAX_FAILURES = 10
+"""Episodes of a slot that end by failures of its environment one after the other, after which `step` raises."""
 
 
 class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
@@ -41,6 +45,14 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
             NEXT_STEP: in the next `step`, whose action for it is not applied. SAME_STEP: in the same `step`;
             `infos["final_obs"]` and `infos["final_info"]` hold the end of the old one. DISABLED: when
             `reset(options={"reset_mask": …})` names it; until then `step` is refused.
+        on_lost: What becomes of a slot whose remote was lost, after the truncation that tells it. `wait`: `step` waits
+            for it, `timeout` seconds at most; a line every 5 s says for what. `raise`: `step` raises, unless a spare
+            stands by. `continue`: the slot gives its last observation, with reward 0, until it is back, and
+            `infos["valid"]`, bools `(num_envs,)`, is False for it and for the step in which it begins anew: no action
+            made these transitions, and the loop has to leave them out. Before its first observation a slot is waited
+            for in any case, and so are all slots where every one is lost.
+        max_failures: `step` raises where so many episodes of a slot in a row ended by a failure of its environment;
+            None: it never does.
 
     Raises:
         SettingError: `env` is another kind of environment, or there is no such mode.
@@ -54,6 +66,8 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
         timeout: float | None = None,
         *,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        on_lost: OnLost = "wait",
+        max_failures: int | None = MAX_FAILURES,
     ) -> None:
         if not isinstance(env, (RemoteVectorEnv, Transparent)):
             raise SettingError(f"expected what make_vec_remote returns, got {env!r} of type {type(env).__name__}")
@@ -64,6 +78,13 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
         except ValueError:
             modes = ", ".join(f"{mode} ({mode.value!r})" for mode in AutoresetMode)
             raise SettingError(f"expected autoreset_mode to be one of {modes}, got {autoreset_mode!r}") from None
+        if on_lost not in ("wait", "raise", "continue"):
+            raise SettingError(f"expected on_lost to be 'wait', 'raise' or 'continue', got {on_lost!r}")
+        if max_failures is not None and (not isinstance(max_failures, int) or max_failures < 1):
+            raise SettingError(f"expected max_failures to be a positive integer or None, got {max_failures!r}")
+        self._on_lost, self._max_failures = on_lost, max_failures
+        self._failures: Array = np.zeros(env.num_envs, np.int64)
+        self._observed: Array = np.zeros(env.num_envs, np.bool_)
         self._own_timeout = timeout
         self._timeout = env.timeout if timeout is None else checked_timeout(timeout)
         self.metadata = {**env.metadata, "autoreset_mode": self._mode}
@@ -88,6 +109,10 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
             spec.kwargs["autoreset_mode"] = self._mode.value
             if self._own_timeout is not None:
                 spec.kwargs["blocking_timeout"] = self._own_timeout
+            if self._on_lost != "wait":
+                spec.kwargs["on_lost"] = self._on_lost
+            if self._max_failures != MAX_FAILURES:
+                spec.kwargs["max_failures"] = self._max_failures
         return spec
 
     @spec.setter
@@ -151,6 +176,8 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
             InvalidActionError: An action is not in its space; nothing was sent.
             ResetNeededError: `reset` was never called; or in the mode DISABLED, a slot's episode has ended.
             RemoteTimeoutError: A slot has no observation after `timeout` seconds.
+            EnvironmentFailedError: The last `max_failures` episodes of a slot ended by a failure of its environment.
+            RemoteError: With `on_lost="raise"`, why a remote was lost.
         """
         self.step_async(actions)
         return self.step_wait()
@@ -191,12 +218,47 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
         """
         seconds = self._timeout if timeout is None else timeout
         same_step = pending == "step" and self._mode is AutoresetMode.SAME_STEP
-        results = self.env.wait_for_all(pending, seconds, same_step=same_step)
+        results = self.env.wait_for_all(pending, seconds, same_step=same_step, on_lost=self._on_lost)
         if pending == "step":
             self._finished = results.ended
+            self._raise_lost(results)
+            self._count_failures(results)
         elif self._reset_mask is not None:
             self._finished = self._finished & ~self._reset_mask
+        if self._on_lost == "continue":
+            self._mark_valid(results, pending)
         return results
+
+    def _raise_lost(self, results: Results) -> None:
+        if self._on_lost != "raise":
+            return
+        for slot, error in results.errors.items():
+            pool = self.env.pool
+            if not isinstance(error, RefusedError) and not pool.has_spare_for(pool.member_at[slot]):
+                raise error
+
+    def _count_failures(self, results: Results) -> None:
+        """Raise where a slot's environment does nothing but fail."""
+        if not results.errors:
+            if self._failures.any():
+                self._failures[results.ended] = 0
+            return
+        for slot in np.flatnonzero(results.ended).tolist():
+            error = results.errors.get(slot)
+            failed = isinstance(error, EnvironmentFailedError)
+            self._failures[slot] = self._failures[slot] + 1 if failed else 0
+            if error is not None and self._failures[slot] == self._max_failures:
+                self._failures[:] = 0
+                text = f"the last {self._max_failures} episodes of slot {slot} ended by failures of the environment: "
+                raise EnvironmentFailedError(error.url, text + error.reason, Code.INTERNAL)
+
+    def _mark_valid(self, results: Results, pending: str) -> None:
+        """Tell which transitions the environments made: neither lost ones nor the first observation after them."""
+        observed = results.valid
+        if pending == "reset" and self._reset_mask is not None:
+            observed = np.where(self._reset_mask, observed, self._observed)
+        results.common["valid"] = observed if pending == "reset" else observed & self._observed
+        self._observed = observed.copy()
 
     def send(self, actions: Any, slots: Any = None) -> None:
         """Apply actions to some slots and return at once; as `RemoteVectorEnv.send`."""
@@ -234,6 +296,8 @@ def make_blocking(
     url: str | None = None,
     autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
     blocking_timeout: float | None = None,
+    on_lost: OnLost = "wait",
+    max_failures: int | None = MAX_FAILURES,
     **kwargs: Any,
 ) -> BlockingReset:
     """Make what `gymnasium.make_vec("bridge:bridge/Remote-v0", …)` returns.
@@ -244,6 +308,8 @@ def make_blocking(
         url: One URL, as for `make_remote`; give this or `urls`.
         autoreset_mode: As for `BlockingReset`.
         blocking_timeout: The `timeout` of `BlockingReset`.
+        on_lost: As for `BlockingReset`.
+        max_failures: As for `BlockingReset`.
         kwargs: As for `make_vec_remote`.
 
     Raises:
@@ -253,4 +319,6 @@ def make_blocking(
         raise SettingError(f"expected urls=[…] or url=…, got urls={urls!r} and url={url!r}")
     target = urls if urls is not None else str(url)
     env = make_vec_remote(target, num_envs=None if num_envs == 1 else num_envs, **kwargs)
-    return BlockingReset(env, blocking_timeout, autoreset_mode=autoreset_mode)
+    return BlockingReset(
+        env, blocking_timeout, autoreset_mode=autoreset_mode, on_lost=on_lost, max_failures=max_failures
+    )

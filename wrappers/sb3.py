@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -15,7 +15,7 @@ from bridge.client.vector_env import RemoteVectorEnv
 from bridge.encoding.tensors import Array
 from bridge.errors import SettingError
 
-from .blocking_reset import BlockingReset
+from .blocking_reset import MAX_FAILURES, BlockingReset
 
 __all__ = ["SB3VecEnv"]
 
@@ -39,16 +39,37 @@ class SB3VecEnv(VecEnv):
 
     Args:
         envs: What `make_vec_remote` returns, or a `BlockingReset` around it, whose autoreset mode does not matter.
+        on_lost: What becomes of a slot whose remote was lost, after the truncation that tells it. `wait`: it is waited
+            for, as long as the timeout of `envs` says, or a spare takes its place (`make_vec_remote(…, spares=…)`).
+            `raise`: `step_wait` raises, unless a spare stands by.
+        max_failures: `step_wait` raises where so many episodes of a slot in a row ended by a failure of its
+            environment; None: it never does.
 
     Raises:
-        SettingError: `envs` is something else.
+        SettingError: `envs` is something else, or `on_lost` is another word: Stable-Baselines3 cannot leave
+            transitions out, which `continue` needs.
     """
 
-    def __init__(self, envs: RemoteVectorEnv | BlockingReset) -> None:
-        if isinstance(envs, BlockingReset):
-            self._envs = BlockingReset(envs.env, envs.timeout, autoreset_mode=AutoresetMode.SAME_STEP)
-        elif isinstance(envs, RemoteVectorEnv):
-            self._envs = BlockingReset(envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    def __init__(
+        self,
+        envs: RemoteVectorEnv | BlockingReset,
+        *,
+        on_lost: Literal["wait", "raise"] = "wait",
+        max_failures: int | None = MAX_FAILURES,
+    ) -> None:
+        if on_lost not in ("wait", "raise"):
+            raise SettingError(
+                f"expected on_lost to be 'wait' or 'raise', got {on_lost!r}: Stable-Baselines3 cannot leave the "
+                "transitions of a lost slot out; give make_vec_remote spares"
+            )
+        self._choices: dict[str, Any] = {"on_lost": on_lost, "max_failures": max_failures}
+        if isinstance(envs, (BlockingReset, RemoteVectorEnv)):
+            self._envs = BlockingReset(
+                envs.env if isinstance(envs, BlockingReset) else envs,
+                envs.timeout,
+                autoreset_mode=AutoresetMode.SAME_STEP,
+                **self._choices,
+            )
         else:
             raise SettingError(
                 f"expected what make_vec_remote returns, or a BlockingReset around it, got {envs!r} of type "
@@ -127,4 +148,4 @@ class SB3VecEnv(VecEnv):
         return list(self._envs.env.render())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SB3VecEnv:
-        return SB3VecEnv(copy.deepcopy(self._envs.env, memo))
+        return SB3VecEnv(copy.deepcopy(self._envs.env, memo), **self._choices)

@@ -33,7 +33,6 @@ def register(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "bench",
-        help="measure steps per second and latency",
         description="Step environments with random actions; print steps per second and percentiles of the latency.",
         epilog=_EPILOG,
     )

@@ -26,7 +26,6 @@ def register(commands: Any) -> None:
 
     parser = commands.add_parser(
         "demo",
-        help="watch an agent learn CartPole in other processes",
         description="Start servers as processes, train an agent in them, evaluate it, draw its learning curve.",
         epilog=_EPILOG,
     )

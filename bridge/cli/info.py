@@ -40,7 +40,6 @@ def register(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "info",
-        help="say what a server is and has",
         description="Say what a dm_env_rpc server is, what it publishes, and the specs, spaces and properties there.",
         epilog=_EPILOG,
     )

@@ -36,7 +36,6 @@ def add_play_parser(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "play",
-        help="play a remote environment with the keyboard",
         description="Play a remote environment with the keyboard, at its frame rate.",
         epilog=_EPILOG,
     )

@@ -1,8 +1,9 @@
 """What all sub-commands share: how they are found, how their errors read, what their exit codes mean.
 
 A sub-command is a module with a function `register(commands)`, which adds a parser and sets its default `run` to a
-function that takes the parsed arguments and returns an exit code. To add one, write the module and name it in
-`COMMANDS`.
+function that takes the parsed arguments and returns an exit code; a default `exit_codes` says what becomes of
+exceptions. To add one, write the module and name it in `COMMANDS`. Only the module of the sub-command at hand is
+imported.
 """
 
 from __future__ import annotations
@@ -12,28 +13,31 @@ import contextlib
 import importlib
 import io
 import os
+import re
+import signal
 import sys
+import threading
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType, MappingProxyType
 from typing import TextIO
 
-from bridge.errors import BridgeError, EnvironmentFailedError, UsageError
 from bridge.version import __version__
 
 __all__ = ["COMMANDS", "FAILED", "INTERRUPTED", "OK", "USAGE", "main", "make_parser", "say"]
 
-COMMANDS = (
-    "bridge.cli.serve",
-    "bridge.cli.info",
-    "bridge.cli.bench",
-    "bridge.cli.check",
-    "bridge.cli.lobby",
-    "bridge.transport.certificates",
-    "bridge.cli.play",
-    "bridge.cli.demo",
-)
-"""The modules of the sub-commands, in the order that `--help` lists them."""
+COMMANDS: dict[str, tuple[str, str]] = {
+    "serve": ("bridge.cli.serve", "publish environments until Ctrl-C"),
+    "info": ("bridge.cli.info", "say what a server is and has"),
+    "bench": ("bridge.cli.bench", "measure steps per second and latency"),
+    "check": ("bridge.cli.check", "check any dm_env_rpc server against the protocol"),
+    "lobby": ("bridge.cli.lobby", "join a PERLERT lobby and play in the terminal"),
+    "cert": ("bridge.transport.certificates", "make certificates for development"),
+    "play": ("bridge.cli.play", "play a remote environment with the keyboard"),
+    "demo": ("bridge.cli.demo", "watch an agent learn CartPole in other processes"),
+}
+"""The sub-commands, in the order that `--help` lists them: the module of each, and what it does."""
 
 OK = 0
 FAILED = 1
@@ -48,8 +52,12 @@ _EXIT_CODES = """exit codes:
 """
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line."""
+def make_parser(command: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of the command line: with all sub-commands by name, and what one of them takes.
+
+    Args:
+        command: The sub-command whose module is imported; None: no one's.
+    """
     parser = argparse.ArgumentParser(
         prog="bridge",
         description="Serve Gymnasium environments, and look at what others serve.",
@@ -58,13 +66,19 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"gymnasium-bridge {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
-    for name in COMMANDS:
-        importlib.import_module(name).register(commands)
-    for command in commands.choices.values():
-        command.formatter_class = argparse.RawDescriptionHelpFormatter
-        if "exit codes" not in (command.epilog or ""):
-            command.epilog = f"{command.epilog or ''}\n{_EXIT_CODES}"
-        command.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    for name, (module, text) in COMMANDS.items():
+        if name != command:
+            commands.add_parser(name, help=text, add_help=False)
+            continue
+        importlib.import_module(module).register(commands)
+        chosen = commands.choices[name]
+        chosen.formatter_class = argparse.RawDescriptionHelpFormatter
+        if "exit codes" not in (chosen.epilog or ""):
+            chosen.epilog = f"{chosen.epilog or ''}\n{_EXIT_CODES}"
+        chosen.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        actions = chosen._actions  # noqa: SLF001 - argparse has no public list of a parser's options
+        spelled = {action.dest: action.option_strings[0] for action in actions if action.option_strings}
+        chosen.set_defaults(spelled=spelled)
     return parser
 
 
@@ -77,9 +91,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character shows another one
-    parser = make_parser()
+    argv = sys.argv[1:] if argv is None else list(argv)
     try:
-        arguments = parser.parse_args(argv)
+        with _quiet_interrupt():
+            arguments = make_parser(next((word for word in argv if word in COMMANDS), None)).parse_args(argv)
     except SystemExit as end:  # argparse has said what is wrong, or has shown the help
         return end.code if isinstance(end.code, int) else USAGE
     try:
@@ -95,19 +110,67 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop(sys.stdout)
         return OK
     except Exception as error:
+        from bridge.errors import UsageError
+
         if arguments.debug:
             traceback.print_exc()
-        _complain(explain(error, arguments.debug))
-        return USAGE if isinstance(error, UsageError) else FAILED
+        _complain(explain(error, arguments.debug, arguments.spelled))
+        codes = {**getattr(arguments, "exit_codes", {}), UsageError: USAGE}
+        return next((code for kind, code in codes.items() if isinstance(error, kind)), FAILED)
 
 
-def explain(error: Exception, debug: bool) -> str:
-    """Say an error in one line."""
+@contextlib.contextmanager
+def _quiet_interrupt() -> Iterator[None]:
+    """While modules are imported: let Ctrl-C end the process with a line, wherever in their code it comes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        _complain("interrupted")
+        sys.stderr.flush()
+        os._exit(INTERRUPTED)
+
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def explain(error: Exception, debug: bool, spelled: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Say an error in one line.
+
+    Args:
+        error: The error.
+        debug: Whether its traceback is shown already.
+        spelled: The options by the keywords that they are in Python, which errors name.
+    """
+    from bridge.errors import BridgeError, EnvironmentFailedError
+
     text = " ".join(str(error).split()) if not isinstance(error, EnvironmentFailedError) else str(error).split("\n")[0]
     if isinstance(error, (BridgeError, OSError)):
-        return text
+        return in_options(text, spelled)
     hint = "" if debug else " (--debug shows where)"
     return f"unexpected {type(error).__name__}: {text}{hint}"
+
+
+_KEYWORD = re.compile(r"(?<![\w.'?&\-])(?P<name>[a-z_]+)\b(?:=(?P<value>'[^']*'|\"[^\"]*\"|\{[^}]*\}|[^\s,;:)]*))?")
+
+
+def in_options(text: str, spelled: Mapping[str, str]) -> str:
+    """Write the keywords of Python in a text as the options of the command line that they are.
+
+    `port=0` becomes `--port 0`, `tls_ca=` `--tls-ca`, `fork=True` `--fork`; `token_file` alone, too, which is no word.
+    """
+
+    def spell(match: re.Match[str]) -> str:
+        name, value = match["name"], match["value"]
+        if name not in spelled or (value is None and "_" not in name):
+            return match[0]
+        return spelled[name] if value in (None, "", "True") else f"{spelled[name]} {value}"
+
+    return _KEYWORD.sub(spell, text)
 
 
 def _show_warning(

@@ -8,14 +8,16 @@ from __future__ import annotations
 import argparse
 import ast
 import inspect
+import logging
 import os
 import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FrameType
+from pathlib import Path
+from types import FrameType, MappingProxyType
 from typing import Any
 
 from bridge.cli.program import OK, say
@@ -25,6 +27,7 @@ from bridge.server.process_group import ServerGroup
 from bridge.server.serve import serve_gym
 from bridge.server.serve_parallel import serve_parallel
 from bridge.server.server import SWITCH_INTERVAL, Server
+from bridge.transport.credentials import TOKEN_VARIABLE
 
 __all__ = ["SERVED_AT", "announce", "read_pairs", "register", "serve_options"]
 
@@ -49,7 +52,6 @@ def register(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "serve",
-        help="publish environments until Ctrl-C",
         description="Publish environments of Gymnasium or PettingZoo over dm_env_rpc until Ctrl-C or SIGTERM, which "
         "drain.",
         epilog=_EPILOG,
@@ -74,6 +76,10 @@ def register(commands: Any) -> None:
         action="store_true",
         help="stop when standard input ends: for programs that start servers and must leave none behind",
     )
+    parser.add_argument(
+        "-v", "--verbose", action="count", default=0, help="log connections and refusals too; twice: everything"
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="log nothing, also not what environments raise")
     parser.set_defaults(run=run)
 
 
@@ -163,6 +169,29 @@ def run(arguments: argparse.Namespace) -> int:
     for name, value in keywords.items():
         if isinstance(value, list):
             keywords[name] = read_pairs(value, f"--{name.replace('_', '-')}")
+    with _logging(arguments.verbose, arguments.quiet):
+        return _serve(arguments, keywords)
+
+
+@contextmanager
+def _logging(verbose: int, quiet: bool) -> Iterator[None]:
+    """Write what the package logs to standard error: failures; `verbose` more, `quiet` nothing."""
+    log, handler = logging.getLogger("bridge"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    before, propagate = log.level, log.propagate
+    levels = (logging.WARNING, logging.INFO, logging.DEBUG)
+    log.setLevel(logging.CRITICAL if quiet else levels[min(verbose, 2)])
+    log.addHandler(handler)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
+        log.propagate = propagate
+
+
+def _serve(arguments: argparse.Namespace, keywords: dict[str, Any]) -> int:
     target = find_target(arguments.env)
     if arguments.perlert is not None:
         return _run_perlert(target, arguments.perlert, keywords)
@@ -175,8 +204,9 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.exit_on_eof:
                 threading.Thread(target=_stop_on_eof, args=(server,), daemon=True).start()
             lanes = keywords.get("num_envs", 1) > 1 or keywords.get("vectorization_mode", "sync") != "sync"
-            announce(server, arguments.env, "agents" if target.several_agents else "lanes" if lanes else "one")
-            server.run()
+            credentials = client_credentials(keywords)
+            kind = "agents" if target.several_agents else "lanes" if lanes else "one"
+            server.run(started=lambda: announce(server, arguments.env, kind, credentials))
         except KeyboardInterrupt:  # a signal before `run` took over
             server.stop()
         say("stopped: connections and environments are closed")
@@ -203,35 +233,68 @@ def _run_perlert(target: Target, port: int, keywords: dict[str, Any]) -> int:
     return OK
 
 
-def announce(server: Server, ids: Sequence[str], kind: str) -> None:
-    """Print where the environments are, and how to connect; `kind` as for `connecting_lines`."""
+def announce(server: Server, ids: Sequence[str], kind: str, credentials: Mapping[str, str] | None = None) -> None:
+    """Print where the environments are, and how to connect.
+
+    Args:
+        server: What serves them.
+        ids: What the command line named.
+        kind: As for `connecting_lines`.
+        credentials: What a client gives beside the URL.
+    """
     say(f"{', '.join(ids)}{SERVED_AT}{' '.join(server.urls)}")
     say("Connect from Python:")
     # The URLs of one server lead to the same worlds; those of several processes are joined as one vector.
     urls = server.urls if isinstance(server, ServerGroup) else [server.url]
-    for line in connecting_lines(urls, server.env_ids, kind):
+    for line in connecting_lines(urls, server.env_ids, kind, credentials or {}):
         say(f"  {line}")
     say("Ctrl-C stops.")
 
 
-def connecting_lines(urls: Sequence[str], ids: Sequence[str], kind: str) -> list[str]:
+def client_credentials(keywords: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a client needs beside the URL: keywords of `make_remote`, as they stand in Python.
+
+    Paths are those of this machine. `bridge cert` puts the authority beside the certificate, and the client's own
+    certificate beside the authority.
+    """
+    found: dict[str, str] = {}
+    if "token_file" in keywords:
+        found["token_file"] = repr(keywords["token_file"])
+    elif "token" in keywords or os.environ.get(TOKEN_VARIABLE):
+        found["token"] = "…"
+    if "tls_certificate" in keywords:
+        authority = Path(keywords["tls_certificate"]).with_name("ca.pem")
+        if authority.exists():
+            found["tls_ca"] = repr(str(authority))
+    if "tls_client_ca" in keywords:
+        own = Path(keywords["tls_client_ca"]).with_name("client.pem")
+        found["tls_certificate"] = repr(str(own)) if own.exists() else "…"
+        found["tls_key"] = repr(str(own.with_suffix(".key"))) if own.exists() else "…"
+    return found
+
+
+def connecting_lines(
+    urls: Sequence[str], ids: Sequence[str], kind: str, credentials: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
     """Return two lines of Python that connect to what is served.
 
     Args:
         urls: Those of one world each.
         ids: What a client may name.
         kind: What a world is of: `one` environment, `lanes`, or `agents`.
+        credentials: What a client gives beside the URL.
     """
     if len(ids) > 1:  # a zoo: the client names one of them
         urls = ["{0}/{3}{1}{2}".format(*url.partition("?"), ids[0]) for url in urls]
     quoted = [f'"{url}"' for url in urls]
+    given = "".join(f", {name}={value}" for name, value in credentials.items())
     if kind == "agents":
-        return ["from bridge import make_parallel_remote", f"env = make_parallel_remote({quoted[0]})"]
+        return ["from bridge import make_parallel_remote", f"env = make_parallel_remote({quoted[0]}{given})"]
     if len(urls) > 1:
-        return ["from bridge import make_vec_remote", f"envs = make_vec_remote([{', '.join(quoted)}])"]
+        return ["from bridge import make_vec_remote", f"envs = make_vec_remote([{', '.join(quoted)}]{given})"]
     if kind == "lanes":
-        return ["from bridge import make_vec_remote", f"envs = make_vec_remote({quoted[0]})"]
-    return ["from bridge import make_remote", f"env = make_remote({quoted[0]})"]
+        return ["from bridge import make_vec_remote", f"envs = make_vec_remote({quoted[0]}{given})"]
+    return ["from bridge import make_remote", f"env = make_remote({quoted[0]}{given})"]
 
 
 @contextmanager

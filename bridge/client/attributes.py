@@ -28,7 +28,7 @@ from bridge.errors import (
 from bridge.pb import bridge_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 
-__all__ = ["SlotAttributes", "call_results"]
+__all__ = ["SlotAttributes", "call_results", "looked_up"]
 
 
 @dataclasses.dataclass
@@ -192,6 +192,19 @@ class SlotAttributes:
             for member in pool.members
         }
         return {start: found for start, found in lanes.items() if found}
+
+
+def looked_up(message: pb.EnvironmentResponse, url: str) -> tuple[Any, bool]:
+    """Return the value of an attribute that was looked at, and whether it is a method, which has none.
+
+    Raises:
+        PeerError: The answer cannot be read.
+    """
+    results = call_results(message, url)
+    is_method = bridge_pb2.CallResponse.FromString(message.extension.value).is_method
+    if not results and not is_method:
+        raise PeerError(url, "it answers with neither the value of an attribute nor that it is a method")
+    return (None if is_method else results[0]), is_method
 
 
 def call_results(message: pb.EnvironmentResponse, url: str) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from bridge.client.attributes import call_results
+from bridge.client.attributes import call_results, looked_up
 from bridge.client.conflict import ConflictDetector
 from bridge.client.connect import Transport
 from bridge.client.events import Joined, Replied, StepAnswered
@@ -33,7 +34,9 @@ from bridge.client.world_request import WorldInfo
 from bridge.errors import (
     AlreadyPendingError,
     ClosedError,
+    Code,
     ConnectionLostError,
+    RefusedError,
     RemoteError,
     RemoteTimeoutError,
     ResetNeededError,
@@ -108,6 +111,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         world_info = self._world_info()
         self.observation_space = world_info.observation_space
         self.action_space = world_info.action_space
+        if world_info.reward_space is not None:
+            self.reward_space = world_info.reward_space
         self.metadata = remote_metadata(world_info)
         self.render_mode = options.render_mode or world_info.render_mode
         spec = remote_spec(
@@ -346,6 +351,62 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             self._require_remote()
             self._remote.call(name, args, kwargs)
             return call_results(self._reply(f"to the call of {name}"), self.url)[0]
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """Return an attribute of this object or, where it has none of that name, of the remote environment.
+
+        Args:
+            name: The name, looked up there through the environment's wrappers. A method is returned as a function
+                that calls it there.
+
+        Raises:
+            AttributeError: Neither has it, or the server does not say.
+        """
+        if self._has_own(name):
+            return getattr(self, name)
+        try:
+            with self._conflicts:
+                self._require_remote()
+                self._remote.call(name, (), {}, look=True)
+                found, is_method = looked_up(self._reply(f"to a look at {name}"), self.url)
+        except RefusedError as error:
+            if error.code not in (Code.NOT_FOUND, Code.PERMISSION_DENIED, Code.UNIMPLEMENTED):
+                raise
+            raise AttributeError(f"the remote environment has no attribute {name!r}: {error}") from error
+        return functools.partial(self.call, name) if is_method else found
+
+    def has_wrapper_attr(self, name: str) -> bool:
+        """Tell whether this object or the remote environment has an attribute."""
+        try:
+            self.get_wrapper_attr(name)
+        except AttributeError:
+            return False
+        except RefusedError as error:
+            if error.code != Code.INVALID_ARGUMENT:  # it is there, and does not travel
+                raise
+        return True
+
+    def _has_own(self, name: str) -> bool:
+        return name in self.__dict__ or hasattr(type(self), name)
+
+    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
+        """Set an attribute of this object where it has one of that name, else of the remote environment.
+
+        Args:
+            name: The name, looked up there through the environment's wrappers.
+            value: What the values codec carries.
+            force: Set it there also where it is new.
+
+        Returns:
+            Whether it was set.
+        """
+        if self._has_own(name):
+            setattr(self, name, value)
+            return True
+        if not force and not self.has_wrapper_attr(name):
+            return False
+        self.set_attr(name, value)
+        return True
 
     def get_attr(self, name: str) -> Any:
         """Read a public attribute of the remote environment."""

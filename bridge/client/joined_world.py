@@ -180,6 +180,7 @@ def _world_info(
         properties.get("render_mode") or None,
         properties.get("spec"),
         version,
+        space_from_json(properties["reward_space"]) if properties.get("reward_space") else None,
         properties.get("fps"),
     )
 

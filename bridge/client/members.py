@@ -46,6 +46,8 @@ class Member:
     """Attempts in a row to connect or to reset that failed."""
     retry_at: float = 0.0
     """When to try again; monotonic seconds."""
+    away_since: float | None = None
+    """When its remote was lost, monotonic seconds; None: its slots have an observation, or wait for their first."""
 
     def __post_init__(self) -> None:
         self.place(self.start, self.lanes)
@@ -79,6 +81,17 @@ class Member:
     def ended(self) -> bool:
         """Whether its last answer ended the episode."""
         return self.remote.session.state is State.ENDED
+
+    @property
+    def title(self) -> str:
+        """Its slots, as a person calls them."""
+        last = self.start + self.lanes - 1
+        return f"slot {self.start}" if self.lanes == 1 else f"slots {self.start} to {last}"
+
+    @property
+    def away(self) -> bool:
+        """Whether its remote was lost, which its loop was told, and has no observation since."""
+        return self.away_since is not None and self.answer is None and not self.cut_off
 
     @property
     def single(self) -> bool:

@@ -207,13 +207,22 @@ class Remote:
         body = properties_pb2.PropertyRequest(write_property=properties_pb2.WritePropertyRequest(key=key, value=tensor))
         self._ask(extension(PROPERTY_REQUEST_URL, body))
 
-    def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], lanes: Sequence[int] = ()) -> None:
-        """Ask to call a method, on all lanes or on some."""
+    def call(
+        self,
+        name: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        lanes: Sequence[int] = (),
+        *,
+        look: bool = False,
+    ) -> None:
+        """Ask to call a method, on all lanes or on some; `look`: only for an attribute's value, or what it is."""
         body = bridge_pb2.CallRequest(
             name=name,
             args=bridge_pb2.Value.List(items=[values.to_value(item) for item in args]),
             kwargs=bridge_pb2.Value.Dict(keys=list(kwargs), values=[values.to_value(item) for item in kwargs.values()]),
             lanes=lanes,
+            look=look,
         )
         self._ask(extension(CALL_REQUEST_URL, body))
 

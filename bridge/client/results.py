@@ -62,7 +62,7 @@ class Results:
     """
 
     def __init__(self, pool: VectorPool, layout: Layout) -> None:
-        self.batch = Batch.empty(layout, pool.num_envs)
+        self.batch = Batch.empty(layout, pool.num_envs, pool.world_info().reward_space)
         """Columns and flags over all slots; the columns of slots that are not `valid` hold nothing."""
         self.valid: Array = np.zeros(pool.num_envs, np.bool_)
         """Which slots have an observation, `(num_envs,)`."""
@@ -84,7 +84,7 @@ class Results:
                 self._cut_off(member)
         for slot, error in self.errors.items():
             if self.batch.truncations[slot]:
-                _log.warning("the episode of slot %d is cut off: %s", slot, error)
+                _log.warning("slot %d: episode truncated: %s", slot, str(error).partition("\n")[0])
 
     def _stack_answers(self) -> set[int]:
         """Write all answers of the same template into the batch at once; return the slots of these."""
@@ -198,7 +198,7 @@ class Results:
                 continue
             if member.last is None:
                 raise ConnectionLostError(member.remote.url, f"it went before its first observation: {member.error}")
-            last = Batch.empty(self._layout, self._pool.num_envs)
+            last = Batch.empty(self._layout, self._pool.num_envs, self._pool.world_info().reward_space)
             member.remote.reader.read_into(member.last, last, member.start, member.remote.now())
             for column, old in zip(self.batch.columns, last.columns, strict=True):
                 column[member.slots] = old[member.slots]

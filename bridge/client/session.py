@@ -45,7 +45,16 @@ __all__ = [
 ENDED_CODES = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
 """With what a Step or Reset is refused where the world is gone."""
 _MAX_RENUMBERED = 3
-_PROPERTIES = ("observation_space", "action_space", "num_envs", "env_id", "metadata", "render_mode", "spec")
+_PROPERTIES = (
+    "observation_space",
+    "action_space",
+    "reward_space",
+    "num_envs",
+    "env_id",
+    "metadata",
+    "render_mode",
+    "spec",
+)
 # Those that are of the values codec.
 _ENCODED = ("metadata", "spec", "fps")
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+from gymnasium import Space
 
 from bridge.client.realtime import RealtimeReader
 from bridge.encoding import values
@@ -22,8 +24,8 @@ SIGNALS = ("reward", "terminated", "truncated", "info")
 """The observations that are asked for after those of the observation space, in this order."""
 StepMessage: TypeAlias = pb.EnvironmentResponse | StepAnswer
 """The answer to a Step: read by protobuf, or matched without it."""
-Transition: TypeAlias = tuple[Any, float, bool, bool, dict[str, Any]]
-"""Observation, reward, terminated, truncated and info of a single environment."""
+Transition: TypeAlias = tuple[Any, Any, bool, bool, dict[str, Any]]
+"""Observation, reward, terminated, truncated and info of a single environment; the reward is a float or an array."""
 
 
 @dataclasses.dataclass
@@ -36,9 +38,13 @@ class Batch:
     truncations: Array
 
     @classmethod
-    def empty(cls, layout: Layout, size: int) -> Batch:
+    def empty(cls, layout: Layout, size: int, reward_space: Space[Any] | None = None) -> Batch:
         """Make one of `size` slots: rewards 0.0, flags False, and observations that are not initialized."""
-        return cls(layout.columns(size), np.zeros(size), np.zeros(size, np.bool_), np.zeros(size, np.bool_))
+        if reward_space is None:
+            rewards: Array = np.zeros(size)
+        else:
+            rewards = np.zeros((size, *(reward_space.shape or ())), reward_space.dtype)
+        return cls(layout.columns(size), rewards, np.zeros(size, np.bool_), np.zeros(size, np.bool_))
 
 
 class StepReader:
@@ -65,6 +71,7 @@ class StepReader:
         self._leaves = tuple(leaves)
         self._uids = uids
         self._realtime = realtime
+        self._form: Any = None
         # Whether an observation is the very array of its tensor.
         self._is_array = layout.is_array
         self.lanes = layout.lanes
@@ -83,16 +90,21 @@ class StepReader:
         """
         try:
             if isinstance(message, StepAnswer):
+                # The info may say how the observation is built.
+                info = {} if message.info == values.EMPTY_DICT else self.read_info(message)
                 *arrays, reward, _, truncated = message.template.values(message.data, message.start)
                 # They may share memory with the message; protobuf's are the caller's already.
                 if self._is_array:
                     observation = np.array(arrays[0])
                 else:
-                    observation = self._layout.unpack([np.array(array) for array in arrays])
-                info = {} if message.info == values.EMPTY_DICT else self.read_info(message)
+                    observation = self._layout.unpack([np.array(array) for array in arrays], form=self._form)
+                if type(reward) is not float:
+                    reward = np.array(reward)
                 return observation, reward, message.state == pb.TERMINATED, truncated, info
             tensors, reward, terminated, truncated, info = self._read_tensors(message, now)
-            return self._layout.unpack(tensors), float(reward), bool(terminated), bool(truncated), info
+            reward = float(reward) if np.ndim(reward) == 0 else np.array(reward)
+            observation = self._layout.unpack(tensors, form=self._form)
+            return observation, reward, bool(terminated), bool(truncated), info
         except (TensorError, KeyError, ValueError) as error:
             raise PeerError(self._url, f"its observations cannot be read: {error}") from error
 
@@ -148,9 +160,18 @@ class StepReader:
             PeerError: It cannot be read.
         """
         try:
-            return {} if answer.info is None else values.decode(answer.info)
+            return {} if answer.info is None else self._decode_info(answer.info)
         except TensorError as error:
             raise PeerError(self._url, f"its info cannot be read: {error}") from error
+
+    def _decode_info(self, data: bytes) -> Any:
+        """Return an info; take how observations are built from here on, and tell the user what did not travel."""
+        info, notes, form = values.decode_info(data)
+        if form is not values.UNCHANGED:
+            self._form = form
+        for note in notes:
+            warnings.warn(f"{self._url}: {note}", RuntimeWarning, stacklevel=2)
+        return info
 
     def _read_tensors(self, message: pb.EnvironmentResponse, now: float) -> tuple[list[Array], Any, Any, Any, Any]:
         """Return the observation's tensors, and reward, terminated, truncated and info."""
@@ -168,7 +189,7 @@ class StepReader:
             truncated = unpack_tensor(signals["truncated"], "truncated")
         elif "truncated" in signals:  # an episode can end in both ways at once, of which the state tells one
             truncated |= bool(unpack_tensor(signals["truncated"], "truncated"))
-        info = values.decode(signals["info"].uint8s.array) if "info" in signals else {}
+        info = self._decode_info(signals["info"].uint8s.array) if "info" in signals else {}
         if self._realtime is not None:
             info = self._realtime.extend(info, observations, now)
         return tensors, reward, terminated, truncated, info

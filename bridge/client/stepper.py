@@ -17,9 +17,16 @@ from bridge.client.results import InfoJoiner, Results, hand_over
 from bridge.client.session import State
 from bridge.client.step_reader import Batch
 from bridge.client.vector_pool import VectorPool
+from bridge.client.waiting import OnLost, WaitLog, describe
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array, pack_tensor
-from bridge.errors import AlreadyPendingError, RemoteError, RemoteTimeoutError, ResetNeededError, SettingError
+from bridge.errors import (
+    AlreadyPendingError,
+    RemoteError,
+    RemoteTimeoutError,
+    ResetNeededError,
+    SettingError,
+)
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["Received", "Stepper"]
@@ -224,57 +231,66 @@ class Stepper:
                     settings["restart"] = pack_tensor(False)  # their next episodes run already
                 self.pool.begin(member, settings)
 
-    def wait_for_all(self, timeout: float, *, same_step: bool = False) -> Results:
+    def wait_for_all(self, timeout: float, *, same_step: bool = False, on_lost: OnLost = "wait") -> Results:
         """Wait until every slot has an observation; one that was cut off in this very step gives its last one.
 
         Args:
             timeout: Seconds.
             same_step: Whether slots whose episodes ended begin the next ones now, and are waited for:
                 `Results.begun` holds what they begin with.
+            on_lost: What becomes of a slot whose remote was lost: `wait` for it, `raise`, or `continue` with its last
+                observation.
 
         Raises:
             RemoteTimeoutError: Some have none after `timeout` seconds; it names their URLs. What has come is kept.
             EnvironmentFailedError: A remote environment fails in every attempt to reset it.
+            RemoteError: With `raise`, why a remote was lost for which no spare stands by.
         """
         results = self._stepped
         if results is None:
-            results = self._gather_all(timeout)
+            results = self._gather_all(timeout, on_lost)
             results.fill_last()
             if not same_step or not results.ended.any():
                 return results
             self._begin_next(results.ended)
             self._stepped = results  # for a wait that times out in between
-        begun = self._gather_all(timeout)
+        begun = self._gather_all(timeout, on_lost)
         self._stepped = None
-        if begun.batch.truncations.any():  # a world was lost in between, with lanes that had not ended
+        if not begun.valid.all():  # a world was lost in between, or is away
             begun.fill_last()
             results.batch.truncations |= begun.batch.truncations & ~results.batch.terminations
         results.begun = begun
         return results
 
-    def _gather_all(self, timeout: float) -> Results:
+    def _gather_all(self, timeout: float, on_lost: OnLost) -> Results:
         members = self.pool.members
         first = 0
+        waiting = WaitLog(timeout, time.monotonic())
+
+        def settled(member: Member) -> bool:
+            if member.settled:
+                return True
+            gone = member.away and member.state is SlotState.LOST
+            if on_lost == "raise" and gone and member.error is not None and not self.pool.has_spare_for(member):
+                raise member.error
+            return on_lost == "continue" and member.away and not all(other.away for other in members)
 
         def enough() -> bool:
             nonlocal first
             if self.pool.has_errors:
                 self.pool.raise_permanent_error()
                 first = 0
-            while first < len(members) and members[first].settled:
+            while first < len(members) and settled(members[first]):
                 first += 1
+            if first < len(members):
+                waiting.tell(members, time.monotonic())
             return first == len(members)
 
         if not self.pool.gather(enough, time.monotonic() + timeout):
-            late = [member for member in self.pool.members if not member.settled]
-            reasons = "; ".join(
-                f"{member.remote.url} is {member.state.name.lower()}"
-                + (f" ({member.error.reason})" if member.error else "")
-                for member in late
-            )
+            late = [member for member in members if not settled(member)]
             raise RemoteTimeoutError(
                 ", ".join(dict.fromkeys(member.remote.url for member in late)),
-                f"no observation within {timeout:g} s: {reasons}",
+                f"no observation within {timeout:g} s: {'; '.join(map(describe, late))}",
             )
         return self.take_results()
 
@@ -360,7 +376,7 @@ class Stepper:
     def _collect(self, members: Sequence[Member]) -> Received:
         """Hand out the answers of some members, side by side."""
         size = sum(member.lanes for member in members)
-        batch = Batch.empty(self._observation_layout, size)
+        batch = Batch.empty(self._observation_layout, size, self.pool.world_info().reward_space)
         joiner = InfoJoiner(size)
         position = 0
         for member in members:

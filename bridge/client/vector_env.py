@@ -35,6 +35,7 @@ from bridge.client.results import Results
 from bridge.client.stepper import Received, Stepper
 from bridge.client.turns import Turns
 from bridge.client.vector_pool import VectorPool
+from bridge.client.waiting import OnLost
 from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.encoding.random_state import generator_of
 from bridge.encoding.spaces import Layout
@@ -108,6 +109,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
                 requests, standing_by = requests[:num_envs], requests[num_envs:] + standing_by
             world_info = self._connect(lambda: join_urls(self.pool, requests, num_envs), standing_by)
         self.metadata = {**remote_metadata(world_info), "autoreset_mode": AutoresetMode.NEXT_STEP}
+        if world_info.reward_space is not None:
+            self.reward_space = world_info.reward_space
         self.render_mode = options.render_mode or world_info.render_mode
         given = {"urls": urls, "num_envs": self.num_envs, **options.keywords()}
         if agent is not None:
@@ -227,7 +230,12 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             return self._as_universe(self.stepper.finish_step())
 
     def wait_for_all(
-        self, pending: Literal["reset", "step"], timeout: float | None = None, *, same_step: bool = False
+        self,
+        pending: Literal["reset", "step"],
+        timeout: float | None = None,
+        *,
+        same_step: bool = False,
+        on_lost: OnLost = "wait",
     ) -> Results:
         """Wait, after `reset_async` or `step_async`, until every slot has an observation.
 
@@ -239,13 +247,17 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             timeout: Seconds; None: the environment's own timeout.
             same_step: Whether slots whose episodes ended begin the next ones now; `Results.begun` holds what they
                 begin with.
+            on_lost: What becomes of a slot whose remote was lost: `wait`, `raise`, or `continue` with its last
+                observation.
 
         Raises:
             RemoteTimeoutError: A slot has no observation yet; this method can be called again, and goes on.
+            RemoteError: With `raise`, why a remote was lost.
             NothingPendingError: That call is not pending.
         """
         with self._turns.waiting(pending):
-            return self.stepper.wait_for_all(self.pool.timeout if timeout is None else timeout, same_step=same_step)
+            seconds = self.pool.timeout if timeout is None else timeout
+            return self.stepper.wait_for_all(seconds, same_step=same_step, on_lost=on_lost)
 
     def cancel(self) -> None:
         """Let the next `reset` give up an asynchronous call that is pending, without a wait for it."""

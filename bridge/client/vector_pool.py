@@ -179,13 +179,19 @@ class VectorPool(Pool):
         member.remote.session.deadline = time.monotonic() + self.timeout
         member.remote.open()
 
+    def has_spare_for(self, member: Member) -> bool:
+        """Tell whether a spare stands ready that can take over the slots of a member."""
+        return any(
+            spare.idle and spare.lanes == member.lanes and spare.single == member.single for spare in self.spares
+        )
+
     def _check_spaces(self, member: Member) -> None:
         mine, first = member.remote.info, self.world_info()
-        if mine is None or (mine.observation_space, mine.action_space) != (first.observation_space, first.action_space):
-            got = (mine.observation_space, mine.action_space) if mine else None
+        if mine is None or mine.spaces != first.spaces:
+            got = mine.spaces if mine else None
             raise SettingError(
-                f"{member.remote.url} has the spaces {got}, but {self.members[0].remote.url} has "
-                f"{(first.observation_space, first.action_space)}; one vector environment takes worlds of equal spaces"
+                f"{member.remote.url} has the spaces {got}, but {self.members[0].remote.url} has {first.spaces}; one "
+                "vector environment takes worlds of equal spaces"
             )
 
     def world_info(self) -> WorldInfo:
@@ -226,7 +232,11 @@ class VectorPool(Pool):
                 member.failures, member.settings = 0, None
                 if self.placement is not None and member.endpoint is not None:
                     self.placement.succeeded(member.endpoint)
-                member.remote.record.back(time.monotonic())
+                now = time.monotonic()
+                member.remote.record.back(now)
+                if member.away_since is not None:
+                    _log.warning("%s: back after %.0f s", member.title, now - member.away_since)
+                    member.away_since = None
         elif isinstance(event, Joined):
             if self._fits(member, "it came back as another environment") and not member.cut_off:
                 self.begin_in_new_world(member)
@@ -266,6 +276,8 @@ class VectorPool(Pool):
         member.error = event.error
         member.remote.salvage(member.answer)
         member.answer = None
+        if member.start != SPARE and member.away_since is None and member.last is not None:
+            member.away_since = time.monotonic()
         self._reconnector.lost(member, event, time.monotonic())
 
     def begin(self, member: Member, settings: Mapping[str, pb.Tensor] | None, *, reset: bool = True) -> None:

@@ -155,5 +155,13 @@ class WorldInfo:
     """What its registration says."""
     server_version: str | None
     """The version of a Gymnasium Bridge server; None for another one."""
+    reward_space: Space[Any] | None = None
+    """Of array rewards; None: rewards are numbers."""
     fps: float | None = None
     """Frames a second of a real-time world; None: it waits for each action."""
+
+    @property
+    def spaces(self) -> tuple[Space[Any], ...]:
+        """The observation space, the action space and, where rewards are arrays, theirs."""
+        given = (self.observation_space, self.action_space)
+        return given if self.reward_space is None else (*given, self.reward_space)

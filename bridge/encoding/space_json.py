@@ -4,6 +4,9 @@ Kept exactly: a Box's dtype, per-element bounds and bounded flags (spaces may co
 differently); a Discrete's and MultiDiscrete's start and dtype; a Text's lengths and charset in order; a Dict's order
 and keys of any plain type; a Sequence's stack flag; a Graph without edges. A uniform bound is written once, however
 large the Box.
+
+A space of another class is written as the plain one that stands for it, with the name of its class and those of its
+attributes that JSON holds; a reader that was registered under that name makes the exact space of them.
 """
 
 from __future__ import annotations
@@ -12,32 +15,70 @@ import json
 import math
 import string
 import warnings
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import Space, spaces
 
 from bridge.encoding.tensors import Array, cast
-from bridge.errors import TensorError, UnsupportedSpaceError
+from bridge.errors import SettingError, TensorError, UnsupportedSpaceError
 
-__all__ = ["published_space", "space_from_json", "space_to_json"]
+__all__ = [
+    "SpaceReader",
+    "plain_space_from_json",
+    "published_space",
+    "register_space",
+    "space_from_json",
+    "space_to_json",
+]
+
+SpaceReader: TypeAlias = Callable[[Mapping[str, Any], Space[Any]], Space[Any]]
+"""Makes a space of its attributes and of the plain space that stands for it."""
 
 _MAX_DEPTH = 64
 # A line of JSON must not claim any amount of memory.
 _MAX_ELEMENTS = 1 << 28
 _CUSTOM_TEXT = {"min_length": 0, "max_length": 4096, "charset": string.printable}
+_MAX_ATTRIBUTES = 1 << 16  # bytes of JSON
+_readers: dict[str, SpaceReader] = {}
+
+
+def register_space(name: str, read: SpaceReader) -> None:
+    """Say how a class of spaces of one's own is made of what a server tells of it.
+
+    A space's code does not travel. Where an environment's space is of a class that is not Gymnasium's, a server tells
+    the class's name and those of its public attributes that are plain data; functions and classes are told by name, as
+    `{"name": "module:qualified.name"}`. Without a reader the client has a plain space in its place.
+
+    Attributes come from the network: a reader must not import or call what they name without looking whether it
+    may.
+
+    Args:
+        name: Of the class, `module:qualified.name`, such as `minigrid.core.mission:MissionSpace`.
+        read: Takes the attributes, a dict, and the plain space; returns the space, whose samples are like the plain
+            space's.
+
+    Raises:
+        SettingError: The name is none, or the reader cannot be called.
+    """
+    if not isinstance(name, str) or ":" not in name:
+        raise SettingError(f"expected the name of a class as 'module:qualified.name', got {name!r:.80}")
+    if not callable(read):
+        raise SettingError(f"expected a function that takes attributes and a space, got {read!r:.80}")
+    _readers[name] = read
 
 
 def published_space(space: Space[Any]) -> Space[Any]:
-    """Return the space as the other end will have it: itself, or a plain stand-in for a class of one's own.
+    """Return the space as a client has it that registered no reader: itself, or the plain space that stands for it.
 
     A subclass of one of Gymnasium's spaces counts as that space. A custom space of strings (MiniGrid's MissionSpace)
-    becomes a Text of printable characters, with a warning, for its code does not travel.
+    becomes a Text of printable characters.
 
     Raises:
         UnsupportedSpaceError: A custom space of anything else.
     """
-    return space_from_json(space_to_json(space))
+    return plain_space_from_json(space_to_json(space))
 
 
 def space_to_json(space: Space[Any]) -> str:
@@ -50,18 +91,62 @@ def space_to_json(space: Space[Any]) -> str:
 
 
 def space_from_json(text: str) -> Space[Any]:
-    """Read a space.
+    """Read a space, by registered readers where it is of a class of their name.
 
     Raises:
         TensorError: The text is not what `space_to_json` writes.
+        SettingError: A registered reader failed.
     """
+    return _read_text(text, _readers)
+
+
+def plain_space_from_json(text: str) -> Space[Any]:
+    """Read a space without registered readers; raises TensorError as `space_from_json`."""
+    return _read_text(text, None)
+
+
+def _read_text(text: str, readers: Mapping[str, SpaceReader] | None) -> Space[Any]:
     try:
-        return _read(json.loads(text), 0)
+        return _read(json.loads(text), 0, readers)
+    except SettingError:
+        raise
     except (AssertionError, AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise TensorError(f"expected a space as JSON, got {text!r:.200}: {error!r}") from error
 
 
-def _write(space: Space[Any]) -> dict[str, Any]:
+def _write(space: Space[Any], where: str = "") -> dict[str, Any]:
+    written = _write_plain(space, where)
+    kind = type(space)
+    if kind.__module__.partition(".")[0] != "gymnasium":
+        written["class"] = _name_of(kind)
+        written["attributes"] = _attributes(space)
+    return written
+
+
+def _name_of(thing: Any) -> str:
+    return f"{thing.__module__}:{thing.__qualname__}"
+
+
+def _attributes(space: Space[Any]) -> dict[str, Any]:
+    """Those of a space's own attributes that are public and plain data."""
+    found: dict[str, Any] = {}
+    for name, value in vars(space).items():
+        try:
+            text = json.dumps(value, default=_named, allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            continue
+        if not name.startswith("_") and len(text) <= _MAX_ATTRIBUTES:
+            found[name] = json.loads(text)
+    return found
+
+
+def _named(value: Any) -> dict[str, str]:
+    if not callable(value) or not hasattr(value, "__qualname__"):
+        raise TypeError(f"{value!r:.80} is not plain data")
+    return {"name": _name_of(value)}
+
+
+def _write_plain(space: Space[Any], where: str) -> dict[str, Any]:
     if isinstance(space, spaces.Box):
         if space.dtype.itemsize > 8:
             raise UnsupportedSpaceError(f"expected a Box of at most 64 bits an element, got {space}; use float64")
@@ -97,31 +182,61 @@ def _write(space: Space[Any]) -> dict[str, Any]:
         return {
             "type": "Dict",
             "sort_keys": bool(getattr(space, "sort_keys", True)),
-            "spaces": [[_write_key(key), _write(item)] for key, item in space.spaces.items()],
+            "spaces": [[_write_key(key), _write(item, f"{where}[{key!r}]")] for key, item in space.spaces.items()],
         }
     if isinstance(space, (spaces.Tuple, spaces.OneOf)):
         kind = "Tuple" if isinstance(space, spaces.Tuple) else "OneOf"
-        return {"type": kind, "spaces": [_write(item) for item in space.spaces]}
+        return {"type": kind, "spaces": [_write(item, f"{where}[{index}]") for index, item in enumerate(space.spaces)]}
     if isinstance(space, spaces.Sequence):
-        return {"type": "Sequence", "feature": _write(space.feature_space), "stack": bool(space.stack)}
+        return {
+            "type": "Sequence",
+            "feature": _write(space.feature_space, f"{where}.feature_space"),
+            "stack": bool(space.stack),
+        }
     if isinstance(space, spaces.Graph):
-        edge = None if space.edge_space is None else _write(space.edge_space)
-        return {"type": "Graph", "node": _write(space.node_space), "edge": edge}
+        edge = None if space.edge_space is None else _write(space.edge_space, f"{where}.edge_space")
+        return {"type": "Graph", "node": _write(space.node_space, f"{where}.node_space"), "edge": edge}
     if isinstance(space, Space) and space.dtype is not None and np.dtype(space.dtype).kind == "U":
-        warnings.warn(
-            f"the custom space {type(space).__name__} is published as a Text of printable characters, "
-            "because a space's code does not travel",
-            RuntimeWarning,
-            stacklevel=2,
-        )
         return {"type": "Text", **_CUSTOM_TEXT}
     raise UnsupportedSpaceError(
-        f"expected a space of Gymnasium's own kinds, got {space!r} of type {type(space).__name__}; "
+        f"expected a space of Gymnasium's own kinds{f' at {where}' if where else ''}, got {space!r:.200} of type "
+        f"{type(space).__name__}; "
         "wrap the environment so that it has such a space (gymnasium.wrappers.TransformObservation, TransformAction)"
     )
 
 
-def _read(data: dict[str, Any], depth: int) -> Space[Any]:
+def _read(data: dict[str, Any], depth: int, readers: Mapping[str, SpaceReader] | None) -> Space[Any]:
+    """Read a space; where there are `readers`, by the one of its class."""
+    plain = _read_plain(data, depth, readers)
+    name = data.get("class")
+    if readers is None or name is None:
+        return plain
+    if name not in readers:
+        if data["type"] == "Text":
+            warnings.warn(
+                f"the remote space {name!r:.200} is a Text of printable characters here, for its code does not travel; "
+                f"bridge.register_space({name!r:.200}, …) makes the exact one",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return plain
+    try:
+        exact = readers[name](data.get("attributes", {}), plain)
+        problem = "" if isinstance(exact, Space) else f"returned {exact!r:.80}, where a gymnasium.Space was expected"
+        if not problem and _without_class(_write(exact)) != _without_class(data):
+            problem = f"returned {exact!r:.80}, whose samples differ from those of {plain}"
+    except Exception as error:  # whatever a user's function raises
+        raise SettingError(f"the reader registered for the space {name} raised {error!r}") from error
+    if problem:
+        raise SettingError(f"the reader registered for the space {name} {problem}")
+    return exact
+
+
+def _without_class(data: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in data.items() if key not in ("class", "attributes")}
+
+
+def _read_plain(data: dict[str, Any], depth: int, readers: Mapping[str, SpaceReader] | None) -> Space[Any]:
     if depth > _MAX_DEPTH:
         raise ValueError(f"nested more than {_MAX_DEPTH} levels deep")
     kind = data["type"]
@@ -142,16 +257,16 @@ def _read(data: dict[str, Any], depth: int) -> Space[Any]:
     if kind == "Text":
         return spaces.Text(data["max_length"], min_length=data["min_length"], charset=data["charset"])
     if kind == "Dict":
-        items = [(_read_key(key), _read(item, depth + 1)) for key, item in data["spaces"]]
+        items = [(_read_key(key), _read(item, depth + 1, readers)) for key, item in data["spaces"]]
         return spaces.Dict(items, sort_keys=data["sort_keys"])
     if kind in ("Tuple", "OneOf"):
-        members = [_read(item, depth + 1) for item in data["spaces"]]
+        members = [_read(item, depth + 1, readers) for item in data["spaces"]]
         return spaces.Tuple(members) if kind == "Tuple" else spaces.OneOf(members)
     if kind == "Sequence":
-        return spaces.Sequence(_read(data["feature"], depth + 1), stack=data["stack"])
+        return spaces.Sequence(_read(data["feature"], depth + 1, readers), stack=data["stack"])
     if kind == "Graph":
-        edge = None if data["edge"] is None else _read(data["edge"], depth + 1)
-        return spaces.Graph(_read(data["node"], depth + 1), edge)
+        edge = None if data["edge"] is None else _read(data["edge"], depth + 1, readers)
+        return spaces.Graph(_read(data["node"], depth + 1, readers), edge)
     raise ValueError(f"unknown kind of space {kind!r}")
 
 

@@ -101,7 +101,7 @@ class Leaf:
 
     def _pack_sequence(self, part: Any, rounding: bool) -> Array:
         feature = self.space.feature_space  # type: ignore[attr-defined]
-        if isinstance(feature, spaces.Text):
+        if _is_text(feature):
             return _texts(list(part), (len(part),), self.name)
         array = to_array(part)
         if not array.size:
@@ -146,7 +146,7 @@ class Leaf:
 
     def _unpack_sequence(self, array: Array) -> Any:
         feature, stack = self.space.feature_space, self.space.stack  # type: ignore[attr-defined]
-        if isinstance(feature, spaces.Text):
+        if _is_text(feature):
             return tuple(array.tolist())
         array = _narrow(array, feature.dtype)
         if stack:
@@ -218,6 +218,7 @@ class Layout:
         self.leaves = tuple(leaves)
         self.specs = tuple(leaf.lane_spec or leaf.spec for leaf in self.leaves)
         self.single = len(self.leaves) == 1 and not self.leaves[0].path
+        self._has_forms = lanes is None and any(leaf.kind == "scalar" or leaf.path for leaf in self.leaves)
         first = self.leaves[0] if self.single else None
         self.is_array = first is not None and first.kind == "array" and first.spec.dtype == first.space.dtype
         """Whether a sample is the very array of its tensor: `unpack` changes nothing."""
@@ -301,12 +302,35 @@ class Layout:
         part = _part(sample, leaf)
         return leaf.pack(part, True) if self.lanes is None else leaf.pack_lanes(part, self.lanes, True)
 
-    def unpack(self, arrays: Sequence[Array], *, check: bool = False) -> Any:
+    def form(self, sample: Any) -> Any:
+        """Return what the space does not say of a sample: a Dict's order of keys, and which Discrete is an int.
+
+        Returns:
+            None where the sample is as the space says; something that the values codec carries else.
+        """
+        return _form(self.space, sample) if self._has_forms else None
+
+    def note_type(self, index: int, sample: Any, notes: values.Notes) -> None:
+        """Note where a single sample has something else than an array of its space's dtype, which comes of it.
+
+        Raises:
+            TensorError: It has no such part.
+        """
+        leaf = self.leaves[index]
+        if leaf.kind == "array" and self.lanes is None:
+            part = _part(sample, leaf)
+            got = getattr(part, "dtype", type(part).__name__)
+            if type(part) is not np.ndarray or got != leaf.space.dtype:
+                text = f"the environment's {leaf.name!r} is of type {got}, and comes as an array of {leaf.space.dtype}"
+                notes.add(leaf.name, f"{text}, as its space says")
+
+    def unpack(self, arrays: Sequence[Array], *, check: bool = False, form: Any = None) -> Any:
         """Return the sample, or the batch of `lanes` samples, that the arrays of its tensors make up.
 
         Args:
             arrays: Of each spec's shape and dtype.
             check: Look whether texts, sequences and encoded values are in their space, which no spec says.
+            form: Of a single sample, what `form` gave.
 
         Raises:
             TensorError: A part does not fit its dtype, is of another structure, or not in its space.
@@ -316,7 +340,8 @@ class Layout:
             for leaf, part in zip(self.leaves, parts, strict=True):
                 if check and leaf.kind not in ("array", "scalar"):
                     leaf.check(part)
-            return parts[0] if self.single else _assemble(self.space, iter(parts))
+            sample = parts[0] if self.single else _assemble(self.space, iter(parts))
+            return sample if form is None else _formed(self.space, sample, form)
         columns = self.columns(self.lanes)
         for index, array in enumerate(arrays):
             self.write(columns, index, 0, array)
@@ -411,6 +436,11 @@ def _check_structure(space: Space[Any], sample: Any, name: str) -> None:
             _check_structure(item, sample[index], f"{name}.{index}")
 
 
+def _is_text(space: Space[Any]) -> bool:
+    """Whether samples are strings: a Text, or a registered space of one's own."""
+    return space.dtype is not None and space.dtype.kind == "U"
+
+
 def _texts(value: Any, shape: tuple[int, ...], name: str) -> Array:
     array = np.empty(shape, dtype=object)
     array[...] = value
@@ -436,6 +466,43 @@ def _assemble(space: Space[Any], parts: Iterator[Any]) -> Any:
     if isinstance(space, spaces.Tuple):
         return tuple(_assemble(item, parts) for item in space.spaces)
     return next(parts)
+
+
+_PLAIN_TYPES: Mapping[Any, str] = {int: "int", bool: "bool"}
+
+
+def _form(space: Space[Any], sample: Any) -> Any:
+    if isinstance(space, spaces.Discrete):
+        return _PLAIN_TYPES.get(type(sample))
+    if isinstance(space, spaces.Dict) and isinstance(sample, Mapping):
+        keys = list(space.spaces)
+        order = [keys.index(key) for key in sample if key in space.spaces]
+        parts = [_form(item, sample.get(key)) for key, item in space.spaces.items()]
+        if order == sorted(order) and not any(parts):
+            return None
+        return [order, parts]
+    if isinstance(space, spaces.Tuple) and isinstance(sample, (tuple, list)):
+        parts = [_form(item, part) for item, part in zip(space.spaces, sample, strict=False)]
+        return [None, parts] if any(parts) else None
+    return None
+
+
+def _formed(space: Space[Any], sample: Any, form: Any) -> Any:
+    """Return a sample of a space as `_form` said that it was."""
+    if form is None:
+        return sample
+    try:
+        if isinstance(space, spaces.Discrete):
+            return {"int": int, "bool": bool}[form](sample)
+        order, parts = form
+        if isinstance(space, spaces.Tuple):
+            return tuple(map(_formed, space.spaces, sample, parts))
+        keys = list(space.spaces)  # type: ignore[attr-defined]
+        if sorted(order) != list(range(len(keys))) or len(parts) != len(keys):
+            raise ValueError("it is of other keys")
+        return {keys[i]: _formed(space[keys[i]], sample[keys[i]], parts[i]) for i in order}  # type: ignore[index]
+    except _MISFITS as error:
+        raise TensorError(f"the form {form!r:.80} is not one of {space}: {error!r}") from error
 
 
 def _leaves(space: Space[Any], name: str, path: tuple[Any, ...], lanes: int | None) -> Iterator[Leaf]:
@@ -465,11 +532,11 @@ def _leaf_spec(space: Space[Any], name: str) -> tuple[str, Spec]:
         return "scalar", Spec.number(name, (), space.dtype, np.asarray(low), np.asarray(high))
     if isinstance(space, _ARRAYS):
         return "array", Spec.number(name, space.shape, space.dtype, *_bounds(space))
-    if isinstance(space, spaces.Text):
+    if _is_text(space):
         return "text", Spec.text(name, ())
     if isinstance(space, spaces.Sequence):
         feature = space.feature_space
-        if isinstance(feature, spaces.Text) and not space.stack:
+        if _is_text(feature) and not space.stack:
             return "sequence", Spec.text(name, (-1,))
         if isinstance(feature, (*_ARRAYS, spaces.Discrete)) and 0 not in (feature.shape or ()):
             # Only scalar ranges are allowed beside a variable dimension (D-20).
@@ -505,12 +572,14 @@ def _to_plain(space: Space[Any], sample: Any) -> Any:
         index, part = sample
         return [int(index), _to_plain(space.spaces[int(index)], part)]
     if isinstance(space, spaces.Graph):
-        return [None if part is None else np.asarray(part) for part in (sample.nodes, sample.edges, sample.edge_links)]
+        edges = None if sample.edges is None else _to_plain_batch(_required(space.edge_space), sample.edges)
+        links = None if sample.edge_links is None else np.asarray(sample.edge_links)
+        return [_to_plain_batch(space.node_space, sample.nodes), edges, links]
     if isinstance(space, spaces.Sequence):
         if space.stack:
             return _to_plain_batch(space.feature_space, sample)
         return [_to_plain(space.feature_space, part) for part in sample]
-    if isinstance(space, spaces.Text):
+    if _is_text(space):
         return sample
     if isinstance(space, spaces.Discrete):
         return cast(sample, space.dtype)[()]
@@ -525,12 +594,23 @@ def _from_plain(space: Space[Any], plain: Any) -> Any:
     if isinstance(space, spaces.OneOf):
         return np.int64(plain[0]), _from_plain(space.spaces[plain[0]], plain[1])
     if isinstance(space, spaces.Graph):
-        return GraphInstance(*plain)
+        nodes, edges, links = plain
+        return GraphInstance(
+            _from_plain_batch(space.node_space, nodes),
+            None if edges is None else _from_plain_batch(_required(space.edge_space), edges),
+            links,
+        )
     if isinstance(space, spaces.Sequence):
         if space.stack:
             return _from_plain_batch(space.feature_space, plain)
         return tuple(_from_plain(space.feature_space, part) for part in plain)
     return plain
+
+
+def _required(space: Space[Any] | None) -> Space[Any]:
+    if space is None:
+        raise TypeError("expected no edges, for there is no edge space")
+    return space
 
 
 def _to_plain_batch(space: Space[Any], batch: Any) -> Any:
@@ -546,14 +626,23 @@ def _to_plain_batch(space: Space[Any], batch: Any) -> Any:
 
 def _from_plain_batch(space: Space[Any], plain: Any) -> Any:
     if isinstance(space, spaces.Dict):
-        return {
+        batch = {
             key: _from_plain_batch(item, part) for (key, item), part in zip(space.spaces.items(), plain, strict=True)
         }
+        return {key: batch[key] for key in _batch_keys(space)}
     if isinstance(space, spaces.Tuple):
         return tuple(_from_plain_batch(item, part) for item, part in zip(space.spaces, plain, strict=True))
     if isinstance(space, (*_ARRAYS, spaces.Discrete)):
         return plain
     return tuple(_from_plain(space, part) for part in plain)
+
+
+def _batch_keys(space: spaces.Dict) -> list[Any]:
+    """The keys in the order of `gymnasium.vector.utils.batch_space`."""
+    try:
+        return sorted(space.spaces) if getattr(space, "sort_keys", True) else list(space.spaces)
+    except TypeError:  # keys that cannot be compared
+        return list(space.spaces)
 
 
 def space_from_specs(specs: Iterable[Spec], root: str) -> Space[Any]:

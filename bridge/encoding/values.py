@@ -1,16 +1,18 @@
 """The values codec: what infos, reset options, keyword arguments and results are made of.
 
-Carried exactly: None, bool, int, float, str, bytes, NumPy scalars and arrays of any fixed-size dtype (and object arrays
-of carried values), lists, tuples and dicts with string keys. Nothing is ever unpickled.
+Carried exactly: None, bool, int, float, complex, str, bytes, NumPy scalars and arrays of any fixed-size dtype (and
+object arrays of carried values), lists, tuples, sets and dicts. An Enum travels as its value, a dataclass as a dict of
+its fields, an instance of a subclass as the plain type. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import math
 import re
-import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -18,8 +20,19 @@ from google.protobuf.message import DecodeError
 from bridge.errors import TensorError
 from bridge.pb import bridge_pb2 as pb
 
-__all__ = ["EMPTY_DICT", "decode", "encode", "encode_info", "from_value", "to_value"]
+__all__ = [
+    "EMPTY_DICT",
+    "UNCHANGED",
+    "Notes",
+    "decode",
+    "decode_info",
+    "encode",
+    "encode_info",
+    "from_value",
+    "to_value",
+]
 
+T = TypeVar("T")
 EMPTY_DICT = pb.Value(dict=pb.Value.Dict()).SerializeToString()
 """What `encode` gives for an empty dict."""
 # Dtype kinds whose elements are plain bytes: bool, integers, floats, complex, fixed text and bytes, dates and spans.
@@ -33,6 +46,32 @@ _MAX_DIGITS = 4000
 _MAX_BITS = int(_MAX_DIGITS * math.log2(10))
 # Elements of an array that takes no bytes on the wire.
 _MAX_WITHOUT_BYTES = 1 << 16
+_MAX_NOTES = 100
+UNCHANGED: Any = object()
+"""The form of observations is as it was."""
+
+
+class Notes:
+    """What the receiver of infos is to be told once: what did not travel, or not as it was."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._fresh: list[str] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._fresh)
+
+    def add(self, place: str, text: str) -> None:
+        """Note something of a place; nothing where that place has a note already, or there are 100 of them."""
+        place = re.sub(r"\[\d+\]", "[]", place)  # all items of a list are one place
+        if place not in self._seen and len(self._seen) < _MAX_NOTES:
+            self._seen.add(place)
+            self._fresh.append(text)
+
+    def take(self) -> list[str]:
+        """Return the notes that were not taken yet."""
+        fresh, self._fresh = self._fresh, []
+        return fresh
 
 
 def encode(value: Any) -> bytes:
@@ -44,18 +83,35 @@ def encode(value: Any) -> bytes:
     return to_value(value).SerializeToString()
 
 
-def encode_info(info: Mapping[str, Any] | list[Mapping[str, Any]], warned: set[str]) -> bytes:
-    """Encode an info, leaving out what cannot be carried.
+def encode_info(info: Mapping[str, Any] | list[Mapping[str, Any]], notes: Notes, form: Any = UNCHANGED) -> bytes:
+    """Encode an info; what cannot be carried is left out of dicts and sets, and None in lists.
 
     Args:
         info: The environment's own dict, or a list of the lanes' dicts.
-        warned: The paths that a warning was given for; grows.
+        notes: Grows by what is left out; those that were not sent yet go along.
+        form: What `Layout.form` says of the observations from here on.
     """
-    if not info:
+    if not info and not notes and form is UNCHANGED:
         return EMPTY_DICT
     message = pb.Value()
-    _fill(message, info, "info", 0, warned)
+    _fill(message, info, "info", 0, notes)
+    message.notes.extend(notes.take())
+    if form is not UNCHANGED:
+        _fill(message.form, form, "form", 0)
     return message.SerializeToString()
+
+
+def decode_info(data: bytes) -> tuple[Any, list[str], Any]:
+    """Decode what `encode_info` gave; raises as `decode`.
+
+    Returns:
+        The info, the notes that came with it, and the form of observations from here on, or `UNCHANGED`.
+    """
+    if data == EMPTY_DICT:
+        return {}, [], UNCHANGED
+    message = _parse(data)
+    form = from_value(message.form) if message.HasField("form") else UNCHANGED
+    return from_value(message), list(message.notes), form
 
 
 def decode(data: bytes) -> Any:
@@ -64,13 +120,14 @@ def decode(data: bytes) -> Any:
     Raises:
         TensorError: The bytes are not such a value.
     """
-    if data == EMPTY_DICT:
-        return {}
+    return {} if data == EMPTY_DICT else from_value(_parse(data))
+
+
+def _parse(data: bytes) -> pb.Value:
     try:
-        message = pb.Value.FromString(data)
+        return pb.Value.FromString(data)
     except (DecodeError, ValueError) as error:
         raise TensorError(f"expected an encoded value, got {len(data)} bytes that are none: {error}") from error
-    return from_value(message)
 
 
 def to_value(value: Any) -> pb.Value:
@@ -80,22 +137,17 @@ def to_value(value: Any) -> pb.Value:
     return message
 
 
-def _fill(message: pb.Value, value: Any, where: str, depth: int, warned: set[str] | None = None) -> None:
+def _fill(message: pb.Value, value: Any, where: str, depth: int, notes: Notes | None = None) -> None:
     if depth > _MAX_DEPTH:
         raise TensorError(f"{where} is nested more than {_MAX_DEPTH} levels deep")
     if value is None:
         message.none.SetInParent()
     elif isinstance(value, (np.ndarray, np.generic)):
-        _fill_array(message.array, value, where, depth)
+        _fill_array(message.array, value, where, depth, notes)
     elif isinstance(value, bool):
         message.boolean = value
     elif isinstance(value, int):
-        if -_INT64 <= value < _INT64:
-            message.integer = value
-        elif value.bit_length() > _MAX_BITS:
-            raise TensorError(f"{where} is an int of {value.bit_length()} bits, more than the {_MAX_BITS} that travel")
-        else:
-            message.big_integer = str(int(value))
+        _fill_integer(message, value, where)
     elif isinstance(value, float):
         message.number = value
     elif isinstance(value, str):
@@ -107,36 +159,89 @@ def _fill(message: pb.Value, value: Any, where: str, depth: int, warned: set[str
         items = message.list if isinstance(value, list) else message.tuple
         items.SetInParent()
         for index, item in enumerate(value):
-            _fill(items.items.add(), item, f"{where}[{index}]", depth + 1, warned)
+            _fill_item(items.items.add(), item, f"{where}[{index}]", depth + 1, notes)
     elif isinstance(value, Mapping):
         message.dict.SetInParent()
-        _fill_dict(message.dict, value, where, depth, warned)
+        _fill_dict(message.dict, value, where, depth, notes)
+    elif isinstance(value, (set, frozenset)):
+        items = message.set if isinstance(value, set) else message.frozenset
+        items.SetInParent()
+        for item in value:
+            _fill_member(items, item, f"{where}{{{item!r:.40}}}", depth + 1, notes)
+    elif isinstance(value, complex):
+        message.complex.real, message.complex.imaginary = value.real, value.imag
+    elif isinstance(value, enum.Enum):
+        _fill(message, value.value, where, depth, notes)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        _fill(message, fields, where, depth, notes)
     else:
         raise TensorError(
             f"{where} is of type {type(value).__name__}, which does not travel; what travels is None, bool, int, "
-            "float, str, bytes, NumPy scalars and arrays, lists, tuples and dicts with string keys"
+            "float, complex, str, bytes, NumPy scalars and arrays, lists, tuples, sets, dicts, enums and dataclasses"
         )
 
 
+def _fill_integer(message: pb.Value, value: int, where: str) -> None:
+    if -_INT64 <= value < _INT64:
+        message.integer = value
+    elif value.bit_length() > _MAX_BITS:
+        raise TensorError(f"{where} is an int of {value.bit_length()} bits, more than the {_MAX_BITS} that travel")
+    else:
+        message.big_integer = str(int(value))
+
+
+def _fill_item(message: pb.Value, value: Any, where: str, depth: int, notes: Notes | None) -> None:
+    """Fill in an item of a list; with `notes`, None for one that does not travel: the others keep their places."""
+    try:
+        _fill(message, value, where, depth, notes)
+    except TensorError as error:
+        if notes is None:
+            raise
+        notes.add(where, f"None stands for what does not travel: {error}")
+        message.Clear()
+        message.none.SetInParent()
+
+
+def _fill_member(items: pb.Value.List, value: Any, where: str, depth: int, notes: Notes | None) -> None:
+    entry = pb.Value()
+    try:
+        _fill_hashable(entry, value, where, depth)
+    except TensorError as error:
+        if notes is None:
+            raise
+        notes.add(where, f"left out, for it does not travel: {error}")
+    else:
+        items.items.append(entry)
+
+
+def _fill_hashable(message: pb.Value, value: Any, where: str, depth: int) -> None:
+    _fill(message, value, where, depth)
+    _hashed(lambda: {from_value(message)}, f"{where}: a set")  # a dataclass becomes a dict
+
+
 def _fill_dict(
-    message: pb.Value.Dict, value: Mapping[Any, Any], where: str, depth: int, warned: set[str] | None = None
+    message: pb.Value.Dict, value: Mapping[Any, Any], where: str, depth: int, notes: Notes | None = None
 ) -> None:
+    texts = all(isinstance(key, str) for key in value)
     for key, item in value.items():
         path = f"{where}[{key!r}]"
-        entry = pb.Value()
+        entry, other = pb.Value(), pb.Value()
         try:
-            if not isinstance(key, str):
-                raise TensorError(f"{path} has a key of type {type(key).__name__}, where a string was expected")
-            _check_text(key, f"the key of {path}")
-            _fill(entry, item, path, depth + 1, warned)
+            if texts:
+                _check_text(key, f"the key of {path}")
+            else:
+                _fill_hashable(other, key, f"the key of {path}", depth + 1)
+            _fill(entry, item, path, depth + 1, notes)
         except TensorError as error:
-            if warned is None:
+            if notes is None:
                 raise
-            if path not in warned:
-                warned.add(path)
-                warnings.warn(f"left out of what is sent: {error}", RuntimeWarning, stacklevel=2)
+            notes.add(path, f"left out, for it does not travel: {error}")
             continue
-        message.keys.append(key)
+        if texts:
+            message.keys.append(key)
+        else:
+            message.any_keys.append(other)
         message.values.append(entry)
 
 
@@ -147,7 +252,7 @@ def _check_text(text: str, where: str) -> None:
         raise TensorError(f"{where} is text that UTF-8 cannot encode: {error}") from error
 
 
-def _fill_array(message: pb.Value.Array, value: Any, where: str, depth: int) -> None:
+def _fill_array(message: pb.Value.Array, value: Any, where: str, depth: int, notes: Notes | None = None) -> None:
     if isinstance(value, np.ma.MaskedArray):
         raise TensorError(f"{where} is a masked array, whose mask does not travel; send its data and mask apart")
     array = np.asarray(value)
@@ -156,7 +261,7 @@ def _fill_array(message: pb.Value.Array, value: Any, where: str, depth: int) -> 
     if array.dtype == object:
         message.dtype = "object"
         for index, item in enumerate(array.ravel().tolist()):
-            _fill(message.items.add(), item, f"{where}[{index}]", depth + 1)
+            _fill_item(message.items.add(), item, f"{where}[{index}]", depth + 1, notes)
     elif array.dtype.kind in _PLAIN_KINDS:
         plain = array.astype(array.dtype.newbyteorder("<"), copy=False)
         message.dtype = plain.dtype.str
@@ -175,22 +280,40 @@ def from_value(message: pb.Value, depth: int = 0) -> Any:
     if kind == "none":
         return None
     if kind == "dict":
-        keys, values = message.dict.keys, message.dict.values
-        if len(keys) != len(values):
-            raise TensorError(f"a dict came with {len(keys)} keys and {len(values)} values")
-        return {key: from_value(value, depth + 1) for key, value in zip(keys, values, strict=True)}
+        return _read_dict(message.dict, depth)
     if kind == "list":
         return [from_value(item, depth + 1) for item in message.list.items]
     if kind == "tuple":
         return tuple(from_value(item, depth + 1) for item in message.tuple.items)
     if kind == "array":
         return _read_array(message.array, depth)
+    if kind in ("set", "frozenset"):
+        items = [from_value(item, depth + 1) for item in getattr(message, kind).items]
+        return _hashed(lambda: set(items) if kind == "set" else frozenset(items), f"a {kind}")
+    if kind == "complex":
+        return complex(message.complex.real, message.complex.imaginary)
     if kind == "big_integer":
         text = message.big_integer
         if len(text) > _MAX_DIGITS + 1 or not re.fullmatch("-?[0-9]+", text):
             raise TensorError(f"expected an integer in decimal, got {text:.40}")
         return int(text)
     return getattr(message, kind)
+
+
+def _read_dict(message: pb.Value.Dict, depth: int) -> dict[Any, Any]:
+    keys: list[Any] = list(message.keys) or [from_value(key, depth + 1) for key in message.any_keys]
+    values = message.values
+    if len(keys) != len(values):
+        raise TensorError(f"a dict came with {len(keys)} keys and {len(values)} values")
+    items = [from_value(value, depth + 1) for value in values]
+    return _hashed(lambda: dict(zip(keys, items, strict=True)), "a dict")
+
+
+def _hashed(make: Callable[[], T], kind: str) -> T:
+    try:
+        return make()
+    except TypeError as error:
+        raise TensorError(f"{kind} cannot hold what travels: {error}") from error
 
 
 def _read_array(message: pb.Value.Array, depth: int) -> Any:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62ridge/pb/bridge.proto\x12\x10gymnasium_bridge\"\xd0\x04\n\x05Value\x12-\n\x04none\x18\x01 \x01(\x0b\x32\x1d.gymnasium_bridge.Value.EmptyH\x00\x12\x11\n\x07\x62oolean\x18\x02 \x01(\x08H\x00\x12\x11\n\x07integer\x18\x03 \x01(\x12H\x00\x12\x15\n\x0b\x62ig_integer\x18\x04 \x01(\tH\x00\x12\x10\n\x06number\x18\x05 \x01(\x01H\x00\x12\x0e\n\x04text\x18\x06 \x01(\tH\x00\x12\x0e\n\x04\x64\x61ta\x18\x07 \x01(\x0cH\x00\x12.\n\x05\x61rray\x18\x08 \x01(\x0b\x32\x1d.gymnasium_bridge.Value.ArrayH\x00\x12,\n\x04list\x18\t \x01(\x0b\x32\x1c.gymnasium_bridge.Value.ListH\x00\x12-\n\x05tuple\x18\n \x01(\x0b\x32\x1c.gymnasium_bridge.Value.ListH\x00\x12,\n\x04\x64ict\x18\x0b \x01(\x0b\x32\x1c.gymnasium_bridge.Value.DictH\x00\x1an\n\x05\x41rray\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12&\n\x05items\x18\x04 \x03(\x0b\x32\x17.gymnasium_bridge.Value\x12\x11\n\tis_scalar\x18\x05 \x01(\x08\x1a.\n\x04List\x12&\n\x05items\x18\x01 \x03(\x0b\x32\x17.gymnasium_bridge.Value\x1a=\n\x04\x44ict\x12\x0c\n\x04keys\x18\x01 \x03(\t\x12\'\n\x06values\x18\x02 \x03(\x0b\x32\x17.gymnasium_bridge.Value\x1a\x07\n\x05\x45mptyB\x06\n\x04kind\"\x84\x01\n\x0b\x43\x61llRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12*\n\x04\x61rgs\x18\x02 \x01(\x0b\x32\x1c.gymnasium_bridge.Value.List\x12,\n\x06kwargs\x18\x03 \x01(\x0b\x32\x1c.gymnasium_bridge.Value.Dict\x12\r\n\x05lanes\x18\x04 \x03(\x05\"8\n\x0c\x43\x61llResponse\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.gymnasium_bridge.Valueb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62ridge/pb/bridge.proto\x12\x10gymnasium_bridge\"\xf1\x06\n\x05Value\x12-\n\x04none\x18\x01 \x01(\x0b\x32\x1d.gymnasium_bridge.Value.EmptyH\x00\x12\x11\n\x07\x62oolean\x18\x02 \x01(\x08H\x00\x12\x11\n\x07integer\x18\x03 \x01(\x12H\x00\x12\x15\n\x0b\x62ig_integer\x18\x04 \x01(\tH\x00\x12\x10\n\x06number\x18\x05 \x01(\x01H\x00\x12\x0e\n\x04text\x18\x06 \x01(\tH\x00\x12\x0e\n\x04\x64\x61ta\x18\x07 \x01(\x0cH\x00\x12.\n\x05\x61rray\x18\x08 \x01(\x0b\x32\x1d.gymnasium_bridge.Value.ArrayH\x00\x12,\n\x04list\x18\t \x01(\x0b\x32\x1c.gymnasium_bridge.Value.ListH\x00\x12-\n\x05tuple\x18\n \x01(\x0b\x32\x1c.gymnasium_bridge.Value.ListH\x00\x12,\n\x04\x64ict\x18\x0b \x01(\x0b\x32\x1c.gymnasium_bridge.Value.DictH\x00\x12+\n\x03set\x18\x0c \x01(\x0b\x32\x1c.gymnasium_bridge.Value.ListH\x00\x12\x31\n\tfrozenset\x18\r \x01(\x0b\x32\x1c.gymnasium_bridge.Value.ListH\x00\x12\x32\n\x07\x63omplex\x18\x0e \x01(\x0b\x32\x1f.gymnasium_bridge.Value.ComplexH\x00\x12\r\n\x05notes\x18\x0f \x03(\t\x12%\n\x04\x66orm\x18\x10 \x01(\x0b\x32\x17.gymnasium_bridge.Value\x1an\n\x05\x41rray\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12&\n\x05items\x18\x04 \x03(\x0b\x32\x17.gymnasium_bridge.Value\x12\x11\n\tis_scalar\x18\x05 \x01(\x08\x1a.\n\x04List\x12&\n\x05items\x18\x01 \x03(\x0b\x32\x17.gymnasium_bridge.Value\x1ah\n\x04\x44ict\x12\x0c\n\x04keys\x18\x01 \x03(\t\x12\'\n\x06values\x18\x02 \x03(\x0b\x32\x17.gymnasium_bridge.Value\x12)\n\x08\x61ny_keys\x18\x03 \x03(\x0b\x32\x17.gymnasium_bridge.Value\x1a*\n\x07\x43omplex\x12\x0c\n\x04real\x18\x01 \x01(\x01\x12\x11\n\timaginary\x18\x02 \x01(\x01\x1a\x07\n\x05\x45mptyB\x06\n\x04kind\"\x92\x01\n\x0b\x43\x61llRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12*\n\x04\x61rgs\x18\x02 \x01(\x0b\x32\x1c.gymnasium_bridge.Value.List\x12,\n\x06kwargs\x18\x03 \x01(\x0b\x32\x1c.gymnasium_bridge.Value.Dict\x12\r\n\x05lanes\x18\x04 \x03(\x05\x12\x0c\n\x04look\x18\x05 \x01(\x08\"K\n\x0c\x43\x61llResponse\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.gymnasium_bridge.Value\x12\x11\n\tis_method\x18\x02 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,17 +32,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bridge.pb.bridge_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_VALUE']._serialized_start=45
-  _globals['_VALUE']._serialized_end=637
-  _globals['_VALUE_ARRAY']._serialized_start=399
-  _globals['_VALUE_ARRAY']._serialized_end=509
-  _globals['_VALUE_LIST']._serialized_start=511
-  _globals['_VALUE_LIST']._serialized_end=557
-  _globals['_VALUE_DICT']._serialized_start=559
-  _globals['_VALUE_DICT']._serialized_end=620
-  _globals['_VALUE_EMPTY']._serialized_start=622
-  _globals['_VALUE_EMPTY']._serialized_end=629
-  _globals['_CALLREQUEST']._serialized_start=640
-  _globals['_CALLREQUEST']._serialized_end=772
-  _globals['_CALLRESPONSE']._serialized_start=774
-  _globals['_CALLRESPONSE']._serialized_end=830
+  _globals['_VALUE']._serialized_end=926
+  _globals['_VALUE_ARRAY']._serialized_start=601
+  _globals['_VALUE_ARRAY']._serialized_end=711
+  _globals['_VALUE_LIST']._serialized_start=713
+  _globals['_VALUE_LIST']._serialized_end=759
+  _globals['_VALUE_DICT']._serialized_start=761
+  _globals['_VALUE_DICT']._serialized_end=865
+  _globals['_VALUE_COMPLEX']._serialized_start=867
+  _globals['_VALUE_COMPLEX']._serialized_end=909
+  _globals['_VALUE_EMPTY']._serialized_start=911
+  _globals['_VALUE_EMPTY']._serialized_end=918
+  _globals['_CALLREQUEST']._serialized_start=929
+  _globals['_CALLREQUEST']._serialized_end=1075
+  _globals['_CALLRESPONSE']._serialized_start=1077
+  _globals['_CALLRESPONSE']._serialized_end=1152
 # @@protoc_insertion_point(module_scope)

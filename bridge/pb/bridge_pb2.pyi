@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Value(_message.Message):
-    __slots__ = ("none", "boolean", "integer", "big_integer", "number", "text", "data", "array", "list", "tuple", "dict")
+    __slots__ = ("none", "boolean", "integer", "big_integer", "number", "text", "data", "array", "list", "tuple", "dict", "set", "frozenset", "complex", "notes", "form")
     class Array(_message.Message):
         __slots__ = ("dtype", "shape", "data", "items", "is_scalar")
         DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -26,12 +26,21 @@ class Value(_message.Message):
         items: _containers.RepeatedCompositeFieldContainer[Value]
         def __init__(self, items: _Optional[_Iterable[_Union[Value, _Mapping]]] = ...) -> None: ...
     class Dict(_message.Message):
-        __slots__ = ("keys", "values")
+        __slots__ = ("keys", "values", "any_keys")
         KEYS_FIELD_NUMBER: _ClassVar[int]
         VALUES_FIELD_NUMBER: _ClassVar[int]
+        ANY_KEYS_FIELD_NUMBER: _ClassVar[int]
         keys: _containers.RepeatedScalarFieldContainer[str]
         values: _containers.RepeatedCompositeFieldContainer[Value]
-        def __init__(self, keys: _Optional[_Iterable[str]] = ..., values: _Optional[_Iterable[_Union[Value, _Mapping]]] = ...) -> None: ...
+        any_keys: _containers.RepeatedCompositeFieldContainer[Value]
+        def __init__(self, keys: _Optional[_Iterable[str]] = ..., values: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., any_keys: _Optional[_Iterable[_Union[Value, _Mapping]]] = ...) -> None: ...
+    class Complex(_message.Message):
+        __slots__ = ("real", "imaginary")
+        REAL_FIELD_NUMBER: _ClassVar[int]
+        IMAGINARY_FIELD_NUMBER: _ClassVar[int]
+        real: float
+        imaginary: float
+        def __init__(self, real: _Optional[float] = ..., imaginary: _Optional[float] = ...) -> None: ...
     class Empty(_message.Message):
         __slots__ = ()
         def __init__(self) -> None: ...
@@ -46,6 +55,11 @@ class Value(_message.Message):
     LIST_FIELD_NUMBER: _ClassVar[int]
     TUPLE_FIELD_NUMBER: _ClassVar[int]
     DICT_FIELD_NUMBER: _ClassVar[int]
+    SET_FIELD_NUMBER: _ClassVar[int]
+    FROZENSET_FIELD_NUMBER: _ClassVar[int]
+    COMPLEX_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    FORM_FIELD_NUMBER: _ClassVar[int]
     none: Value.Empty
     boolean: bool
     integer: int
@@ -57,22 +71,31 @@ class Value(_message.Message):
     list: Value.List
     tuple: Value.List
     dict: Value.Dict
-    def __init__(self, none: _Optional[_Union[Value.Empty, _Mapping]] = ..., boolean: bool = ..., integer: _Optional[int] = ..., big_integer: _Optional[str] = ..., number: _Optional[float] = ..., text: _Optional[str] = ..., data: _Optional[bytes] = ..., array: _Optional[_Union[Value.Array, _Mapping]] = ..., list: _Optional[_Union[Value.List, _Mapping]] = ..., tuple: _Optional[_Union[Value.List, _Mapping]] = ..., dict: _Optional[_Union[Value.Dict, _Mapping]] = ...) -> None: ...
+    set: Value.List
+    frozenset: Value.List
+    complex: Value.Complex
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    form: Value
+    def __init__(self, none: _Optional[_Union[Value.Empty, _Mapping]] = ..., boolean: bool = ..., integer: _Optional[int] = ..., big_integer: _Optional[str] = ..., number: _Optional[float] = ..., text: _Optional[str] = ..., data: _Optional[bytes] = ..., array: _Optional[_Union[Value.Array, _Mapping]] = ..., list: _Optional[_Union[Value.List, _Mapping]] = ..., tuple: _Optional[_Union[Value.List, _Mapping]] = ..., dict: _Optional[_Union[Value.Dict, _Mapping]] = ..., set: _Optional[_Union[Value.List, _Mapping]] = ..., frozenset: _Optional[_Union[Value.List, _Mapping]] = ..., complex: _Optional[_Union[Value.Complex, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., form: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
 
 class CallRequest(_message.Message):
-    __slots__ = ("name", "args", "kwargs", "lanes")
+    __slots__ = ("name", "args", "kwargs", "lanes", "look")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARGS_FIELD_NUMBER: _ClassVar[int]
     KWARGS_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
+    LOOK_FIELD_NUMBER: _ClassVar[int]
     name: str
     args: Value.List
     kwargs: Value.Dict
     lanes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[str] = ..., args: _Optional[_Union[Value.List, _Mapping]] = ..., kwargs: _Optional[_Union[Value.Dict, _Mapping]] = ..., lanes: _Optional[_Iterable[int]] = ...) -> None: ...
+    look: bool
+    def __init__(self, name: _Optional[str] = ..., args: _Optional[_Union[Value.List, _Mapping]] = ..., kwargs: _Optional[_Union[Value.Dict, _Mapping]] = ..., lanes: _Optional[_Iterable[int]] = ..., look: bool = ...) -> None: ...
 
 class CallResponse(_message.Message):
-    __slots__ = ("results",)
+    __slots__ = ("results", "is_method")
     RESULTS_FIELD_NUMBER: _ClassVar[int]
+    IS_METHOD_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[Value]
-    def __init__(self, results: _Optional[_Iterable[_Union[Value, _Mapping]]] = ...) -> None: ...
+    is_method: bool
+    def __init__(self, results: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., is_method: bool = ...) -> None: ...

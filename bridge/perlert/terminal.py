@@ -267,7 +267,15 @@ class _Terminal:
             now = time.monotonic()
             heard = heard or bool(self.me.slots)
             if not heard and now > begun + self.answer_within:
-                self.say(f"no PERLERT lobby answered at {self.seat.address.url}; is the server running?")
+                self.say(
+                    f"no lobby {self.me.header} answered at {self.seat.address.host}:{self.seat.address.port}: is the "
+                    "server running, and is that the lobby's name and number? A server does not answer for others"
+                )
+                self.code = 1
+                return
+            wanted = self.me.agent
+            if heard and self.me.key is None and wanted is not None and wanted not in self.me.slots:
+                self.say(clean(self.me.waits_for()))
                 self.code = 1
                 return
             if self.input.ended and not self.playing:
@@ -375,7 +383,6 @@ def add_lobby_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the `lobby` sub-command to `bridge`; its arguments go to `run`."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "lobby",
-        help="join a PERLERT lobby and play in the terminal",
         description="Join a PERLERT lobby: who is in which slot, register, ready, messages, then play by keyboard.",
         epilog="examples:\n  bridge lobby perlert://localhost:32322/cartpole:0\n"
         "  bridge lobby perlert://localhost:32322/cartpole:0 --agent agent0 --ready\n"
@@ -389,23 +396,19 @@ def add_lobby_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--watch", action="store_true", help="take a spectator's slot")
     parser.add_argument("--once", action="store_true", help="leave after the first run")
     parser.add_argument("--key-file", type=Path, metavar="PATH", help="a file with the pre-shared key")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, exit_codes={BridgeError: 2, OSError: 2})
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the `lobby` sub-command; return its exit status."""
-    try:
-        key = args.key_file.read_bytes().strip() if args.key_file is not None else None
-        return run_lobby(
-            args.url,
-            agent=args.agent,
-            tag=args.tag,
-            key=key,
-            ready=args.ready,
-            spectate=args.watch,
-            once=args.once,
-        )
-    except (BridgeError, OSError) as error:
-        print(f"bridge lobby: {error}", file=sys.stderr)
-        return 2
+    key = args.key_file.read_bytes().strip() if args.key_file is not None else None
+    return run_lobby(
+        args.url,
+        agent=args.agent,
+        tag=args.tag,
+        key=key,
+        ready=args.ready,
+        spectate=args.watch,
+        once=args.once,
+    )

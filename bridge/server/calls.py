@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from bridge.errors import Code, RequestError
 from bridge.logs import SafeLog
 from bridge.server.admission import Admission
+from bridge.server.failure_log import FailureLog
 from bridge.server.limits import ConnectionCount, Limits
 from bridge.server.metrics import Metrics
 from bridge.server.serving import MOMENT
@@ -132,6 +133,7 @@ class Calls:
         self._count = count
         self._admission = admission
         self._scheduler = scheduler
+        self._failures = FailureLog(scheduler)
         self._flush = flush
         self._cut = cut
         self.metrics: Metrics | None = None
@@ -329,6 +331,9 @@ class Calls:
         if session.last_error:
             name, code = session.world_name, session.last_error
             _log.info("connection=%s world=%s refused code=%s", call.name, name, Code.named(code))
+            if session.last_failure is not None:
+                self._failures.add(name, session.last_failure)
+                session.last_failure = None
             if self.metrics is not None:
                 self.metrics.refused(code)
         elif self.metrics is not None and session.last_step is not None:

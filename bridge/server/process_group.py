@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -122,8 +122,13 @@ class ServerGroup(Server):
         """Refuse: the processes serve from their start on."""
         raise SettingError("expected start() of a server that is not started; the processes serve from their start on")
 
-    def run(self, grace: float = 2.0) -> None:
-        """Block until Ctrl-C, SIGTERM or `stop`: `wait`, for each process calls its environments in its main thread."""
+    def run(self, grace: float = 2.0, *, started: Callable[[], None] | None = None) -> None:
+        """Block until Ctrl-C, SIGTERM or `stop`: `wait`, for each process calls its environments in its main thread.
+
+        Each makes the environment of its first world when a client asks for it; `started` is called at once.
+        """
+        if started is not None:
+            started()
         self.wait(grace)
 
     def wait(self, grace: float = 2.0) -> None:

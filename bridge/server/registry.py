@@ -42,6 +42,12 @@ class WorldSource(Protocol):
     async def make_world(self, name: str, settings: Mapping[str, pb.Tensor], runtime: Runtime) -> World:
         """Build the world that CreateWorld settings ask for."""
 
+    async def prepare(self, runtime: Runtime) -> None:
+        """Make the environment of the first world ahead."""
+
+    async def close(self) -> None:
+        """Close what was made ahead, where no world has taken it."""
+
 
 @dataclasses.dataclass
 class _Entry:
@@ -105,6 +111,10 @@ class Registry:
     def worlds(self) -> list[World]:
         """The worlds that there are."""
         return [entry.world for entry in list(self._entries.values()) if entry is not None]
+
+    async def prepare(self) -> None:
+        """Make the environment of the first world ahead; raises RequestError where it cannot be made."""
+        await self._source.prepare(self._runtime)
 
     async def create_world(self, settings: Mapping[str, pb.Tensor], owner: object, *, for_others: bool = True) -> str:
         """Make a world with a name that nobody else has (D-3).
@@ -259,6 +269,10 @@ class Registry:
                 self._close_later(name)
         for pending in list(self._closing):
             await pending
+        try:
+            await self._source.close()
+        except RequestError as error:
+            _log.warning("the environment that was made ahead did not close: %s", error)
 
     def properties(self) -> PropertyTree:
         """Return the tree below `server`."""

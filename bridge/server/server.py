@@ -7,11 +7,12 @@ import os
 import socket
 import threading
 import warnings
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal, TypeAlias
 from urllib.parse import quote
 
-from bridge.errors import SettingError
+from bridge.errors import RequestError, SettingError
 from bridge.forks import forget_in_child, leak
 from bridge.server.admission import Admission
 from bridge.server.auth import Gate, Security
@@ -238,7 +239,7 @@ class Server:
         self._thread = threading.Thread(target=self._serve, name="bridge-serving", daemon=True)
         self._thread.start()
 
-    def run(self, grace: float = 2.0) -> None:
+    def run(self, grace: float = 2.0, *, started: Callable[[], None] | None = None) -> None:
         """Serve in the calling thread until Ctrl-C, SIGTERM or `stop` from another thread.
 
         Environments are made and called by this thread: in the main thread of a process also those that draw with a
@@ -247,18 +248,44 @@ class Server:
 
         Args:
             grace: Seconds that open connections get to end by themselves after SIGTERM.
+            started: Called once the environment of the first world has been made, which otherwise waits for a client.
 
         Raises:
-            SettingError: It is started already, or stopped.
+            SettingError: It is started already, or stopped; with `started`, the environment could not be made.
         """
         self._begin("run()")
         self._shutdown.ends_process = True
+        problems: list[BaseException] = []
+        if started is not None:
+            self._prepare(started, problems)
         try:
             with self._shutdown.handle_signals(grace):
                 self._serve()
         finally:
             self._serving.finish()  # also where an interrupt came before signals were handled
         self.stop()
+        for problem in problems:
+            if isinstance(problem, RequestError):
+                text = problem.message.partition("\nTraceback ")[0]
+                title = self._source.title
+                raise SettingError(text if text.startswith(title) else f"{title}: {text}") from problem
+            raise problem
+
+    def _prepare(self, started: Callable[[], None], problems: list[BaseException]) -> None:
+        """Have the loop make the first environment as it begins; where that fails, stop."""
+
+        def prepared(result: None, error: BaseException | None) -> None:
+            try:
+                if error is not None:
+                    raise error
+                if not self._shutdown.begun:
+                    started()
+            except BaseException as problem:
+                problems.append(problem)
+                self._shutdown.begin(0.0)
+
+        scheduler = self._loop.scheduler
+        scheduler.call_soon(lambda: scheduler.start(self._registry.prepare(), prepared))
 
     def _begin(self, method: str) -> None:
         if self._stopped.is_set():

@@ -179,6 +179,8 @@ class Session:
         """Of a request that was a Step with actions: where, by whom, and the state that it led to."""
         self.last_error = 0
         """The code with which a request was refused; 0: it was not."""
+        self.last_failure: str | None = None
+        """What was answered to a request at which the environment failed; None: it did not."""
 
     @property
     def state(self) -> State:
@@ -303,6 +305,7 @@ class Session:
 
     def _refused(self, error: RequestError) -> pb.EnvironmentResponse:
         self.last_error = int(error.code)
+        self.last_failure = error.message if error.code is Code.INTERNAL else None
         return _error(error)
 
     def hang_up(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import Any
 
 from bridge.errors import ConnectError, UsageError
@@ -30,7 +29,6 @@ def add_check_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPar
     """Add the sub-command `check`; `args.run` is set to `run`."""
     parser = subparsers.add_parser(
         "check",
-        help="check any dm_env_rpc server against the protocol",
         description="Check any running dm_env_rpc server against the protocol, one line a requirement.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -50,7 +48,7 @@ def add_check_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPar
     parser.add_argument("--strict", action="store_true", help="fail on what is lawful but could be better")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     add_credential_options(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, exit_codes={ConnectError: 3, UsageError: 2, OSError: 2})
     return parser
 
 
@@ -66,22 +64,18 @@ def _named_value(text: str) -> tuple[str, Any]:
 
 def run(args: argparse.Namespace) -> int:
     """Check the server, print the report to standard output, and return the exit code (see the epilog of `--help`)."""
-    try:
-        report = check_server(
-            args.url,
-            timeout=args.timeout,
-            create_settings=dict(args.create),
-            join_settings=dict(args.join),
-            actions=dict(args.actions),
-            required_actions=args.require,
-            steps=args.steps,
-            seed=args.seed,
-            strict=args.strict,
-            only=[part.strip() for part in args.only.split(",") if part.strip()],
-            **credential_keywords(args),
-        )
-    except (UsageError, OSError) as error:
-        print(f"bridge check: {error}", file=sys.stderr)
-        return 3 if isinstance(error, ConnectError) else 2
+    report = check_server(
+        args.url,
+        timeout=args.timeout,
+        create_settings=dict(args.create),
+        join_settings=dict(args.join),
+        actions=dict(args.actions),
+        required_actions=args.require,
+        steps=args.steps,
+        seed=args.seed,
+        strict=args.strict,
+        only=[part.strip() for part in args.only.split(",") if part.strip()],
+        **credential_keywords(args),
+    )
     print(json.dumps(report.as_dict(), indent=2) if args.json else report)
     return report.exit_code

@@ -463,6 +463,11 @@ EVERY_SPACE: dict[str, Callable[[], spaces.Space[Any]]] = {
     # graphs
     "graph": lambda: spaces.Graph(spaces.Box(-1, 1, shape=(3,)), spaces.Discrete(3)),
     "graph_box_edges": lambda: spaces.Graph(spaces.Discrete(4), spaces.Box(0, 1, shape=(2,), dtype=np.float64)),
+    "graph_of_dicts": lambda: spaces.Graph(
+        spaces.Dict(b=spaces.Box(-1, 1, shape=(2,)), a=spaces.Discrete(3)),
+        spaces.Tuple((spaces.MultiBinary(2), spaces.Text(3))),
+    ),
+    "graph_of_sequences": lambda: spaces.Graph(spaces.Sequence(spaces.Discrete(2)), None),
     "graph_without_edges": lambda: spaces.Graph(spaces.Box(-1, 1, shape=(2, 2)), None),
     # one of several
     "one_of": lambda: spaces.OneOf((spaces.Discrete(3), spaces.Box(-1, 1, shape=(2,)), spaces.Text(4))),

@@ -157,7 +157,6 @@ def add_cert_parser(commands: Any) -> argparse.ArgumentParser:
     """Add the sub-command `cert` to those of a parser."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "cert",
-        help="make certificates for development",
         description="Make an authority, and a server's and a client's certificate of it, for development.",
         epilog=_EPILOG,
     )

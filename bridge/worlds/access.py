@@ -17,6 +17,7 @@ from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import bridge_pb2
 from bridge.worlds.attributes import find_attribute, list_attributes
 from bridge.worlds.base import failures_in
+from bridge.worlds.rewards import reward_space_of
 
 __all__ = ["EnvAccess", "ParallelAccess"]
 
@@ -49,6 +50,7 @@ class EnvAccess:
                 _fixed("num_envs", NUMBER, "the number of lanes; 0 for a single environment", self._lanes or 0),
                 _fixed("observation_space", TEXT, "one environment's exact space, as JSON", space_to_json(spaces[0])),
                 _fixed("action_space", TEXT, "one environment's exact space, as JSON", space_to_json(spaces[1])),
+                _fixed("reward_space", TEXT, "the space of array rewards, as JSON; empty: numbers", _reward_space(env)),
                 _fixed("metadata", ENCODED, "the environment's metadata", plain_dict(env.metadata)),
                 _fixed("render_mode", TEXT, "the render mode; empty where there is none", env.render_mode or ""),
                 _fixed("spec", ENCODED, "what the environment's registration says", _describe_spec(spec)),
@@ -133,8 +135,14 @@ class EnvAccess:
             }
         except (TensorError, ValueError) as error:
             raise RequestError(Code.INVALID_ARGUMENT, f"bad arguments for {request.name}: {error}") from error
+        lanes = self._check_lanes(request.lanes)
         with failures_in(f"call of {request.name}"):
-            results = self._call(request.name, args, kwargs, self._check_lanes(request.lanes))
+            if request.look:
+                results = self._find(request.name, lanes)
+                if results and callable(results[0]):
+                    return bridge_pb2.CallResponse(is_method=True)
+            else:
+                results = self._call(request.name, args, kwargs, lanes)
         try:
             return bridge_pb2.CallResponse(results=[values.to_value(result) for result in results])
         except TensorError as error:
@@ -164,9 +172,14 @@ class EnvAccess:
                 _look_up(lambda: first[0].get_wrapper_attr(name), name)
             results = list(self._env.call(name, *args, **kwargs))
             return [results[lane] for lane in lanes]
+        return [value(*args, **kwargs) if callable(value) else value for value in self._find(name, lanes)]
+
+    def _find(self, name: str, lanes: list[int]) -> list[Any]:
+        """Return an attribute, or a method, of the environment or of some lanes, which must be here."""
+        if self._lanes and not isinstance(self._env.unwrapped, SyncVectorEnv):
+            raise RequestError(Code.UNIMPLEMENTED, f"the lanes of {type(self._env.unwrapped).__name__} are elsewhere")
         environments = [self._env.unwrapped.envs[lane] for lane in lanes] if self._lanes else [self._env]
-        found = [_look_up(partial(env.get_wrapper_attr, name), name) for env in environments]
-        return [value(*args, **kwargs) if callable(value) else value for value in found]
+        return [_look_up(partial(env.get_wrapper_attr, name), name) for env in environments]
 
 
 class ParallelAccess(EnvAccess):
@@ -180,6 +193,7 @@ class ParallelAccess(EnvAccess):
             [
                 _fixed("env_id", TEXT, "the environment's id; empty where it has none", ""),
                 _fixed("num_envs", NUMBER, "the number of lanes; 0 for a single environment", 0),
+                _fixed("reward_space", TEXT, "the space of array rewards, as JSON; empty: numbers", ""),
                 _fixed("metadata", ENCODED, "the environment's metadata", metadata),
                 _fixed("render_mode", TEXT, "the render mode; empty where there is none", render_mode),
                 _fixed("spec", ENCODED, "what the environment's registration says", None),
@@ -192,8 +206,16 @@ class ParallelAccess(EnvAccess):
         setattr(self._env.unwrapped, name, value[0])
 
     def _call(self, name: str, args: list[Any], kwargs: dict[str, Any], lanes: list[int]) -> list[Any]:
-        value = _look_up(lambda: getattr(self._env, name), name)
+        (value,) = self._find(name, lanes)
         return [value(*args, **kwargs) if callable(value) else value]
+
+    def _find(self, name: str, lanes: list[int]) -> list[Any]:
+        return [_look_up(lambda: getattr(self._env, name), name)]
+
+
+def _reward_space(env: Any) -> str:
+    space = reward_space_of(env)
+    return "" if space is None else space_to_json(space)
 
 
 def _fixed(name: str, kind: str, description: str, value: Any) -> Property:
@@ -219,8 +241,10 @@ def refuse_private(name: str) -> None:
         raise RequestError(Code.PERMISSION_DENIED, f"expected the name of a public method or attribute, got {name!r}")
 
 
-def plain_dict(data: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return what of a dict the values codec carries."""
+def plain_dict(data: Mapping[Any, Any] | None) -> dict[str, Any]:
+    """Return what of a dict the values codec carries; of None, as some environments' metadata is, nothing."""
+    if data is None:
+        return {}
     return {key: value for key, value in data.items() if isinstance(key, str) and _plain(value)}
 
 

@@ -13,10 +13,11 @@ import gymnasium
 from bridge.encoding import values
 from bridge.encoding.properties import PropertyTree
 from bridge.encoding.tensors import Array, Spec, fill_tensor
-from bridge.errors import Code, RequestError, TensorError
+from bridge.errors import Code, RequestError, SettingError, TensorError, UnsupportedSpaceError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.resets import ResetBook, ResetOrder
+from bridge.worlds.rewards import explain_lane_failure
 from bridge.worlds.scheduling import Scheduler
 
 __all__ = ["Agent", "World", "answer_to", "environment_failure", "failures_in", "in_environment"]
@@ -252,6 +253,12 @@ def environment_failure(where: str, error: BaseException) -> RequestError:
 
 def answer_to(where: str, error: BaseException) -> RequestError:
     """Turn what an environment raised into the answer: FAILED_PRECONDITION for wrong use, INTERNAL for a failure."""
+    if where == "step":
+        error = explain_lane_failure(error)
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, (SettingError, UnsupportedSpaceError)):
+        return RequestError(Code.FAILED_PRECONDITION, f"this environment cannot be served: {error}")
     if isinstance(error, gymnasium.error.ResetNeeded):
         return RequestError(Code.FAILED_PRECONDITION, f"no {where} before the first Step: {error}")
     if isinstance(error, NotImplementedError) and where == "render":

@@ -23,6 +23,7 @@ from bridge.samples import Samples
 from bridge.worlds.access import EnvAccess, ParallelAccess
 from bridge.worlds.base import answer_to, in_environment
 from bridge.worlds.lane_infos import collect_infos, join_infos
+from bridge.worlds.rewards import prepare_lanes, reward_space_of
 from bridge.worlds.scheduling import Executor, Scheduler, gather
 
 __all__ = ["Environment", "Lanes", "LocalEnv", "LocalParallelEnv", "LocalVectorEnv", "StepTimes", "adopt"]
@@ -47,6 +48,10 @@ class Environment(Protocol):
     """What every world needs of its environment."""
 
     times: StepTimes
+    reward_space: Any
+    """Of array rewards; None: rewards are numbers."""
+    notes: list[str]
+    """What clients are to be told of what it returned; whoever tells them takes it."""
 
     @property
     def ended(self) -> RequestError | None:
@@ -93,8 +98,10 @@ class LocalBase(Generic[E]):
         self._own_executor = own_executor
         self._closed = RequestError(Code.FAILED_PRECONDITION, "the environment was closed")
         self.times = StepTimes()
+        self.notes: list[str] = []
 
     ended: RequestError | None = None
+    reward_space: Any = None
 
     def _require(self) -> Any:
         if self._env is None:
@@ -112,7 +119,11 @@ class LocalBase(Generic[E]):
     def _reset(self, seed: Any, options: Any) -> Any:
         env, began = self._require(), time.perf_counter()
         try:
-            return in_environment("reset", env.reset, seed=seed, options=options)
+            # As a local caller would: not every `reset` takes both.
+            given = {} if seed is None else {"seed": seed}
+            if options is not None:
+                given["options"] = options
+            return in_environment("reset", env.reset, **given)
         finally:
             self.times.reset.add(time.perf_counter() - began)
 
@@ -191,6 +202,7 @@ class LocalEnv(LocalBase[Any]):
         super().__init__(env, EnvAccess(env), executor, own_executor)
         self.observation_space = published_space(env.observation_space)
         self.action_space = published_space(env.action_space)
+        self.reward_space = reward_space_of(env)
 
     @property
     def lanes(self) -> list[Any]:
@@ -209,8 +221,9 @@ class LocalLane(LocalEnv):
     def __init__(self, vector: LocalVectorEnv, lane: int) -> None:
         self._vector, self._lane = vector, lane
         self._executor, self._own_executor = vector._executor, False  # noqa: SLF001 - a part of it
-        self.times = vector.times
+        self.times, self.notes = vector.times, vector.notes
         self.observation_space, self.action_space = vector.observation_space, vector.action_space
+        self.reward_space = vector.reward_space
 
     @property
     def _env(self) -> Any:  # type: ignore[override]
@@ -223,14 +236,35 @@ class LocalLane(LocalEnv):
 
 
 class LocalVectorEnv(LocalBase[Any]):
-    """A `gymnasium.vector.VectorEnv` of this process. The infos that it returns are joined without loss."""
+    """A `gymnasium.vector.VectorEnv` of this process. The infos that it returns are joined without loss.
 
-    def __init__(self, env: VectorEnv[Any, Any, Any], executor: Executor, *, own_executor: bool = False) -> None:
+    An AsyncVectorEnv is of no use any more once one of its lanes has raised, since that ended the lane's process: the
+    next reset makes another one.
+
+    Args:
+        env: The environment, owned by this object from here on.
+        executor: Runs its calls.
+        own_executor: Whether the executor serves nothing else, and ends with the environment.
+        make: Makes another one.
+    """
+
+    def __init__(
+        self,
+        env: VectorEnv[Any, Any, Any],
+        executor: Executor,
+        *,
+        own_executor: bool = False,
+        make: Callable[[], Any] | None = None,
+    ) -> None:
         super().__init__(env, EnvAccess(env), executor, own_executor)
+        self._make = make
+        self._broken: RequestError | None = None
+        self.reward_space = reward_space_of(env)
+        prepare_lanes(env, self.reward_space)
         self.num_envs = env.num_envs
         self.observation_space = published_space(env.single_observation_space)
         self.action_space = published_space(env.single_action_space)
-        self.autoreset_mode = env.metadata.get("autoreset_mode")
+        self.autoreset_mode = (env.metadata or {}).get("autoreset_mode")
         self.kind = type(env.unwrapped).__name__
         self.resets_lanes = isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
         self._collects = collect_infos(env)
@@ -242,12 +276,50 @@ class LocalVectorEnv(LocalBase[Any]):
         return self._text
 
     def _reset(self, seed: Any, options: Any) -> Any:
-        observation, info = super()._reset(seed, options)
+        if self._broken is not None:
+            in_environment("its construction", self._replace)
+            options = {key: value for key, value in (options or {}).items() if key != "reset_mask"}  # all are new
+        try:
+            observation, info = super()._reset(seed, options)
+        except RequestError as error:
+            self._note_failure(error)
+            raise
         return observation, self._joined(info)
 
     def _step(self, action: Any) -> Any:
-        observation, reward, terminated, truncated, info = super()._step(action)
+        if self._broken is not None:
+            raise self._broken
+        try:
+            observation, reward, terminated, truncated, info = super()._step(action)
+        except RequestError as error:
+            self._note_failure(error)
+            raise
         return observation, reward, terminated, truncated, self._joined(info)
+
+    def _call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+        if self._broken is not None:
+            raise self._broken
+        return super()._call(request)
+
+    def _note_failure(self, error: RequestError) -> None:
+        """Remember a failure after which lanes in processes of their own take no more calls."""
+        vector = self._require().unwrapped
+        if isinstance(vector, AsyncVectorEnv) and None in vector.parent_pipes:
+            first = str(error).partition("\n")[0]
+            self._broken = RequestError(
+                Code.FAILED_PRECONDITION, f"the lanes are of no use since one failed, reset all of them: {first}"
+            )
+
+    def _replace(self) -> None:
+        """Make the lanes anew."""
+        if self._make is None or self._env is None:
+            return
+        self._env.close(terminate=True)
+        env = self._make()
+        prepare_lanes(env, self.reward_space)
+        self._collects = collect_infos(env)
+        self._env, self._access, self._broken = env, EnvAccess(env), None
+        self._tree = self._access.properties()
 
     def _joined(self, info: Any) -> Any:
         return join_infos(info, self.num_envs) if self._collects else info
@@ -268,9 +340,11 @@ class Lanes:
         self.num_envs = len(lanes)
         self.observation_space, self.action_space = lanes[0].observation_space, lanes[0].action_space
         self._scheduler = scheduler
+        self.reward_space = lanes[0].reward_space
         self.times = StepTimes()
+        self.notes: list[str] = []
         for lane in lanes:
-            lane.times = self.times
+            lane.times, lane.notes = self.times, self.notes
 
     @property
     def ended(self) -> RequestError | None:
@@ -325,7 +399,10 @@ class Lanes:
         part.CopyFrom(request)
         del part.lanes[:]
         responses = await gather(self._scheduler, [self.lanes[lane].call(part) for lane in chosen])
-        return bridge_pb2.CallResponse(results=[result for response in responses for result in response.results])
+        return bridge_pb2.CallResponse(
+            results=[result for response in responses for result in response.results],
+            is_method=responses[0].is_method,
+        )
 
 
 class LocalParallelEnv(LocalBase[Any]):
@@ -374,8 +451,9 @@ async def adopt(
         env = make()
         if parallel:
             return LocalParallelEnv(env, executor, own_executor=own_executor)
-        kind = LocalVectorEnv if isinstance(env, VectorEnv) else LocalEnv
-        return kind(env, executor, own_executor=own_executor)
+        if isinstance(env, VectorEnv):
+            return LocalVectorEnv(env, executor, own_executor=own_executor, make=make)
+        return LocalEnv(env, executor, own_executor=own_executor)
 
     try:
         return await executor.run(in_environment, "its construction", here)

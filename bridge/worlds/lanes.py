@@ -67,7 +67,7 @@ class VectorAgent(EnvAgent):
         result = await self._world.env.step(self._action(actions))
         with failures_in("step"):
             self._observation, reward, terminated, truncated, self._info = result
-            self._reward[...] = reward
+            self._reward[...] = self._rewards.read_lanes(reward, self._notes)
             self._terminated[...] = terminated
             self._truncated[...] = truncated
         return pb.RUNNING

@@ -16,12 +16,13 @@ from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.access import refuse_private
 from bridge.worlds.base import Agent, World, answer_to, failures_in, read_bytes, refuse_unknown
+from bridge.worlds.rewards import Rewards
 from bridge.worlds.scheduling import Scheduler
 
 __all__ = ["EnvAgent", "EnvWorld", "GymAgent", "GymWorld"]
 
 
-NO_INFO = values.encode_info({}, set())
+NO_INFO = values.encode_info({}, values.Notes())
 """An empty info as it travels."""
 
 
@@ -35,10 +36,11 @@ class EnvAgent(Agent):
         self._lanes = lanes
         self._observation_layout = Layout(observation_space, "observation", lanes)
         self._action_layout = Layout(action_space, "action", lanes)
+        self._rewards = Rewards(getattr(world.env, "reward_space", None), lanes)
         self.actions = dict(enumerate(self._action_layout.specs, start=1))
         shape = () if lanes is None else (lanes,)
         flags = [
-            Spec.number("reward", shape, np.float64),
+            self._rewards.spec,
             Spec.number("discount", shape, np.float64, np.asarray(0.0), np.asarray(1.0)),
             Spec.number("terminated", shape, np.bool_),
             Spec.number("truncated", shape, np.bool_),
@@ -48,9 +50,10 @@ class EnvAgent(Agent):
         self._first_flag = len(self._observation_layout.specs) + 1
         self._plain = self._observation_layout.single and self._observation_layout.leaves[0].kind == "array"
         self.pending: tuple[Any, Any] = (None, None)
-        self._warned: set[str] = set()
+        self._notes = values.Notes()
+        self._form: Any = None
         self._observation: Any = None
-        self._reward: Array = np.zeros(shape, np.float64)
+        self._reward: Array = np.zeros(self._rewards.spec.shape, self._rewards.spec.dtype)
         self._terminated: Array = np.zeros(shape, np.bool_)
         self._truncated: Array = np.zeros(shape, np.bool_)
         self._info: Any = {}
@@ -127,8 +130,22 @@ class EnvAgent(Agent):
             elif uid == first + 3:
                 found[uid] = self._truncated
             elif uid == first + 4:
-                found[uid] = np.frombuffer(values.encode_info(self._info, self._warned), np.uint8)
+                found[uid] = np.frombuffer(self._encode_info(), np.uint8)
         return found
+
+    def _encode_info(self) -> bytes:
+        """Return the info as it travels, with what the client is to be told beside it."""
+        env, form = self._world.env, self._observation_layout.form(self._observation)
+        if env.notes:
+            for note in env.notes:
+                self._notes.add(note, note)
+            env.notes.clear()
+        if form == self._form:
+            if not self._info and not self._notes:
+                return NO_INFO
+            return values.encode_info(self._info, self._notes)
+        self._form = form
+        return values.encode_info(self._info, self._notes, form)
 
     def _leaf(self, uid: int) -> Array:
         """Return one tensor of the environment's observation."""
@@ -141,6 +158,7 @@ class EnvAgent(Agent):
         ):
             return observation
         try:
+            self._observation_layout.note_type(uid - 1, observation, self._notes)
             return self._observation_layout.pack_leaf(uid - 1, observation)
         except TensorError as error:
             raise RequestError(
@@ -190,7 +208,7 @@ class GymAgent(EnvAgent):
         result = await self._world.env.step(action)
         try:
             self._observation, reward, terminated, truncated, self._info = result
-            self._reward[...] = float(reward)
+            self._reward[...] = self._rewards.read(reward, self._notes)
             self._terminated[...] = bool(terminated)
             self._truncated[...] = bool(truncated)
         except Exception as error:
@@ -204,9 +222,9 @@ class GymAgent(EnvAgent):
             if uid < first:
                 found.append(self._leaf(uid))
             elif uid == first + 4:
-                found.append(values.encode_info(self._info, self._warned) if self._info else NO_INFO)
+                found.append(self._encode_info())
             elif uid == first:
-                found.append(self._reward.item())
+                found.append(self._reward if self._reward.ndim else self._reward.item())
             elif uid == first + 1:
                 found.append(1.0 - self._terminated.item())  # D-21
             elif uid == first + 2:

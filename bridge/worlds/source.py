@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
+from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import unpack_tensor
 from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -25,7 +26,7 @@ from bridge.worlds.isolated.world import Isolation, start_method
 from bridge.worlds.lanes import VectorWorld
 from bridge.worlds.realtime.clocked_world import Realtime
 from bridge.worlds.realtime.world import RealtimeWorld
-from bridge.worlds.scheduling import Runtime, gather
+from bridge.worlds.scheduling import Pending, Runtime, gather
 from bridge.worlds.single import GymWorld
 from bridge.worlds.timed import TimeAction
 
@@ -183,7 +184,7 @@ class EnvRecipe:
         except TypeError as error:
             raise RequestError(
                 Code.INVALID_ARGUMENT,
-                f"{request.env_id or self.title} could not be made with the arguments {dict(request.kwargs)}: {error}. "
+                f"{request.env_id or self.title} could not be made with env_kwargs={dict(request.kwargs)}: {error}. "
                 f"{self._signature(request)}",
             ) from error
         except (Exception, SystemExit) as error:
@@ -315,6 +316,10 @@ class EnvSource:
         self._thread_safe = thread_safe
         self._isolation = isolation
         self._factories = allow_env_factories
+        self._preparing: Pending[None] | None = None
+        """Done once `prepare` has made an environment, or could not."""
+        self._spare: tuple[WorldRequest, Any] | None = None
+        """An environment that was made ahead, and what it answers to."""
         if isolation is not None:
             isolation.check(self.title, lambda: self._recipe.pickled(None))
 
@@ -328,6 +333,35 @@ class EnvSource:
         """What to call it to a person."""
         return self._recipe.title
 
+    async def prepare(self, runtime: Runtime) -> None:
+        """Make the environment of the first world ahead, where there is one to choose: what it lacks shows at once.
+
+        Raises:
+            RequestError: It could not be made, or has a space that does not travel.
+        """
+        if len(self.env_ids) > 1:
+            return
+        request = self._recipe.read({})
+        preparing = self._preparing = Pending()
+        try:
+            env = await self._make_env("", self._recipe, request, None, runtime)
+            self._spare = (request, env)
+            for space, name in ((env.observation_space, "observation"), (env.action_space, "action")):
+                Layout(space, name)
+        except TensorError as error:
+            await self.close()
+            text = f"this environment has a space that does not travel: {error}"
+            raise RequestError(Code.FAILED_PRECONDITION, text) from error
+        finally:
+            self._preparing = None
+            preparing.set_result(None)
+
+    async def close(self) -> None:
+        """Close the environment that was made ahead, where no world has taken it."""
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            await spare[1].close()
+
     async def make_world(self, name: str, settings: Mapping[str, pb.Tensor], runtime: Runtime) -> World:
         """Build the world that CreateWorld settings ask for; none of them: the default one.
 
@@ -337,7 +371,13 @@ class EnvSource:
         factory = self._read_factory(settings)
         recipe = self._recipe if factory is None else self._recipe.of_factory(_factory_of_client)
         request = recipe.read({key: value for key, value in settings.items() if key != "env_factory"})
-        env = await self._make_env(name, recipe, request, factory, runtime)
+        if self._preparing is not None:
+            await self._preparing
+        if self._spare is not None and factory is None and self._spare[0] == request:
+            (_, env), self._spare = self._spare, None
+        else:
+            await self.close()  # of a robot or an emulator there is but one
+            env = await self._make_env(name, recipe, request, factory, runtime)
         try:
             if self._realtime is not None:
                 return RealtimeWorld(name, env, runtime.scheduler, self._realtime)
@@ -435,9 +475,10 @@ def _find(env_id: str) -> EnvSpec:
             return gymnasium.spec(name)
         return gymnasium.spec(env_id)
     except (gymnasium.error.Error, ImportError) as error:
-        raise SettingError(
-            f"cannot serve {env_id!r}: {error} Import the package that registers it first, or write MODULE:ENV_ID"
-        ) from error
+        remedy = "Import the package that registers it first, or write MODULE:ENV_ID"
+        if env_id.startswith("ALE/"):
+            remedy = f"pip install 'gymnasium[atari]', and write ale_py:{env_id}"
+        raise SettingError(f"cannot serve {env_id!r}: {error} {remedy}") from error
 
 
 def _text(settings: Mapping[str, pb.Tensor], name: str) -> str | None:

@@ -20,7 +20,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from bridge.encoding import values
 from bridge.encoding.properties import Property, PropertyTree
-from bridge.encoding.space_json import space_from_json, space_to_json
+from bridge.encoding.space_json import plain_space_from_json, space_to_json
 from bridge.encoding.spaces import Layout
 from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
@@ -28,6 +28,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.access import EnvAccess, ParallelAccess
 from bridge.worlds.base import environment_failure, failures_in
 from bridge.worlds.lane_infos import collect_infos, join_infos
+from bridge.worlds.rewards import Rewards, prepare_lanes, reward_space_of
 
 __all__ = ["LENGTH", "main"]
 
@@ -92,32 +93,43 @@ def _end_with_parent() -> None:
 class _Player:
     """Resets and steps one environment, or all lanes of a vector."""
 
-    def __init__(self, env: Any, spaces: tuple[Any, Any], lanes: int | None) -> None:
+    def __init__(self, env: Any, spaces: tuple[Any, Any], lanes: int | None, reward_space: Any) -> None:
         self._env = env
+        self._rewards = Rewards(reward_space, lanes)
         self._lanes = lanes
         self._collects = lanes is not None and collect_infos(env)
         self._observations = Layout(spaces[0], "observation", lanes)
         self._actions = Layout(spaces[1], "action", lanes)
-        self._warned: set[str] = set()
+        self._notes = values.Notes()
 
     def reset(self, seed: Any, options: Any) -> list[Any]:
         with failures_in("reset"):
-            observation, info = self._env.reset(seed=seed, options=options)
-        return [_pack(self._observations, observation), self._info(info)]
+            given = {} if seed is None else {"seed": seed}
+            observation, info = self._env.reset(**given, **({} if options is None else {"options": options}))
+        return [self._pack(observation), self._info(info, observation)]
 
     def step(self, arrays: list[Any]) -> list[Any]:
         action = self._actions.unpack(arrays)
         with failures_in("step"):
             observation, reward, terminated, truncated, info = self._env.step(action)
-            told: list[Any] = (
-                [float(reward), bool(terminated), bool(truncated)]
-                if self._lanes is None
-                else [np.asarray(reward, np.float64), np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)]
-            )
-        return [_pack(self._observations, observation), *told, self._info(info)]
+            told: list[Any]
+            if self._lanes is None:
+                told = [self._rewards.read(reward, self._notes), bool(terminated), bool(truncated)]
+            else:
+                flags = [np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)]
+                told = [self._rewards.read_lanes(reward, self._notes), *flags]
+        return [self._pack(observation), *told, self._info(info, observation)]
 
-    def _info(self, info: Any) -> bytes:
-        return values.encode_info(join_infos(info, self._lanes or 1) if self._collects else info, self._warned)
+    def _pack(self, observation: Any) -> list[Any]:
+        packed = _pack(self._observations, observation)
+        for index in range(len(packed)):
+            self._observations.note_type(index, observation, self._notes)
+        return packed
+
+    def _info(self, info: Any, observation: Any) -> bytes:
+        plain = join_infos(info, self._lanes or 1) if self._collects else info
+        form = self._observations.form(observation)
+        return values.encode_info(plain, self._notes, values.UNCHANGED if form is None else form)
 
 
 class _EnvHost:
@@ -129,7 +141,9 @@ class _EnvHost:
         self.env = env
         self.access = EnvAccess(env)
         self.facts: dict[str, Any] = {"kind": "env", "spaces": [_texts(env.observation_space, env.action_space)]}
-        self._player = _Player(env, _published(self.facts["spaces"][0]), None)
+        reward_space = reward_space_of(env)
+        self.facts["reward_space"] = None if reward_space is None else space_to_json(reward_space)
+        self._player = _Player(env, _published(self.facts["spaces"][0]), None, reward_space)
 
     def reset(self, payload: Any) -> Any:
         return self._player.reset(*payload[1:])
@@ -146,7 +160,7 @@ class _VectorHost:
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         self.env = env
         self.access = EnvAccess(env)
-        mode = env.metadata.get("autoreset_mode")
+        mode = (env.metadata or {}).get("autoreset_mode")
         texts = _texts(env.single_observation_space, env.single_action_space)
         self.facts: dict[str, Any] = {
             "kind": "vector",
@@ -159,9 +173,12 @@ class _VectorHost:
             "steps_lanes": isinstance(env, SyncVectorEnv),
         }
         spaces = _published(texts)
-        self._player = _Player(env, spaces, env.num_envs)
+        reward_space = reward_space_of(env)
+        prepare_lanes(env, reward_space)
+        self.facts["reward_space"] = None if reward_space is None else space_to_json(reward_space)
+        self._player = _Player(env, spaces, env.num_envs, reward_space)
         lanes = env.envs if isinstance(env, SyncVectorEnv) else ()
-        self._lanes = [_Player(lane, spaces, None) for lane in lanes]
+        self._lanes = [_Player(lane, spaces, None, reward_space) for lane in lanes]
 
     def reset(self, payload: Any) -> Any:
         lane, seed, options = payload
@@ -193,7 +210,7 @@ class _ParallelHost:
         }
         pairs = [_published(pair) for pair in texts]
         self._layouts = [(Layout(pair[0], "observation"), Layout(pair[1], "action")) for pair in pairs]
-        self._warned: set[str] = set()
+        self._notes = values.Notes()
 
     def reset(self, payload: Any) -> Any:
         seed, options = payload
@@ -218,7 +235,7 @@ class _ParallelHost:
                     float(rewards[agent]) if agent in rewards else None,
                     bool(terminations[agent]) if agent in terminations else None,
                     bool(truncations[agent]) if agent in truncations else None,
-                    values.encode_info(infos[agent], self._warned) if agent in infos else None,
+                    values.encode_info(infos[agent], self._notes) if agent in infos else None,
                 ]
             )
         return [[self._numbers[agent] for agent in self.env.agents], rows]
@@ -229,7 +246,7 @@ def _texts(*spaces: Any) -> list[str]:
 
 
 def _published(texts: list[str]) -> tuple[Any, Any]:
-    return space_from_json(texts[0]), space_from_json(texts[1])
+    return plain_space_from_json(texts[0]), plain_space_from_json(texts[1])
 
 
 def _pack(layout: Layout, observation: Any) -> list[Any]:

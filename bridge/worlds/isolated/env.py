@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 
 from bridge.encoding import values
 from bridge.encoding.properties import Family, Property, PropertyTree
-from bridge.encoding.space_json import space_from_json
+from bridge.encoding.space_json import plain_space_from_json
 from bridge.encoding.spaces import Layout
 from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
@@ -38,6 +38,9 @@ class Isolated:
     def __init__(self, process: WorldProcess, leaves: list[Any], families: list[Any]) -> None:
         self.process = process
         self.times = StepTimes()
+        self.notes: list[str] = []
+        text = process.facts.get("reward_space")
+        self.reward_space: Any = None if text is None else plain_space_from_json(text)
         self._tree = PropertyTree(
             [_leaf(key, kind, text, live, value) for key, kind, text, live, value in leaves],
             [_family(key, text) for key, text in families],
@@ -107,13 +110,19 @@ class IsolatedLane:
     async def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, Any]:
         """Reset the environment; the infos of lanes are joined already."""
         observation, info = await self._owner.ask(b"r", [self._lane, seed, options], "reset")
-        return self._observations.unpack(observation), values.decode(info)
+        return self._read(observation, info)
 
     async def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
         """Step the environment; the infos of lanes are joined already."""
         arrays = self._actions.pack(action, rounding=True)
         observation, reward, terminated, truncated, info = await self._owner.ask(b"s", [self._lane, arrays], "step")
-        return self._observations.unpack(observation), reward, terminated, truncated, values.decode(info)
+        observation, info = self._read(observation, info)
+        return observation, reward, terminated, truncated, info
+
+    def _read(self, observation: Any, info: bytes) -> tuple[Any, Any]:
+        read, notes, form = values.decode_info(info)
+        self._owner.notes.extend(notes)
+        return self._observations.unpack(observation, form=None if form is values.UNCHANGED else form), read
 
 
 class IsolatedEnv(Isolated, IsolatedLane):
@@ -196,12 +205,17 @@ class IsolatedParallelEnv(Isolated):
                 parts[0][agent] = self._layouts[agent][0].unpack(observation)
             for part, value in zip(parts[1:], rest, strict=True):
                 if value is not None:
-                    part[agent] = values.decode(value) if part is parts[4] else value
+                    part[agent] = self._read_info(value) if part is parts[4] else value
         return *parts, [self.possible_agents[number] for number in alive]
+
+    def _read_info(self, data: bytes) -> Any:
+        info, notes, _ = values.decode_info(data)
+        self.notes.extend(notes)
+        return info
 
 
 def _spaces(pair: list[str]) -> tuple[Space[Any], Space[Any]]:
-    return space_from_json(pair[0]), space_from_json(pair[1])
+    return plain_space_from_json(pair[0]), plain_space_from_json(pair[1])
 
 
 _KINDS: Mapping[str, type[Any]] = {

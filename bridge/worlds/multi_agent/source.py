@@ -246,6 +246,12 @@ class ParallelSource:
         """What to call it to a person."""
         return self._recipe.title
 
+    async def prepare(self, runtime: Runtime) -> None:
+        """Make nothing ahead."""
+
+    async def close(self) -> None:
+        """Close nothing: every environment is a world's."""
+
     async def make_world(self, name: str, settings: Mapping[str, pb.Tensor], runtime: Runtime) -> World:
         """Build the world that CreateWorld settings ask for.
 

@@ -337,7 +337,7 @@ class RealtimeAgent(EnvAgent):
             if ended.observation is not None:
                 arrays = self._finals.pack(ended.observation, rounding=True)
                 record["final_obs"] = [np.asarray(array) for array in arrays]
-                record["final_info"] = values.decode(values.encode_info(ended.info, self._warned))
+                record["final_info"] = values.decode(values.encode_info(ended.info, self._notes))
             records.append(record)
         return values.encode(records)
 

@@ -40,6 +40,11 @@ class RealtimeWorld(ClockedWorld):
                 "a real-time world of lanes steps each environment by itself: expected vectorization_mode='sync', "
                 f"got {env.kind}"
             )
+        if env.reward_space is not None:
+            raise SettingError(
+                f"a real-time world adds rewards up, which are numbers then: expected none of {env.reward_space}; make "
+                "them numbers by a wrapper such as mo_gymnasium.wrappers.LinearReward"
+            )
         space = env.action_space
         default = neutral_action(space) if options.default_action is None else options.default_action
         if not space.contains(default):

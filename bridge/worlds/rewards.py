@@ -1,0 +1,187 @@
+"""The rewards of an environment: numbers, or arrays where it has a `reward_space`, as MO-Gymnasium's have."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import Space, spaces
+from gymnasium.vector import SyncVectorEnv, VectorEnv
+from gymnasium.vector import sync_vector_env as sync_module
+
+from bridge.encoding import values
+from bridge.encoding.space_json import published_space
+from bridge.encoding.spaces import Layout
+from bridge.encoding.tensors import Array, Spec
+from bridge.errors import Code, RequestError, SettingError, TensorError
+
+__all__ = ["Rewards", "explain_lane_failure", "prepare_lanes", "reward_space_of"]
+
+_REMEDY = (
+    "an environment of several agents is served with serve_parallel, as a PettingZoo ParallelEnv; a reward of several "
+    "objectives needs a reward_space of the environment, or a wrapper on the server that makes it a number, such as "
+    "mo_gymnasium.wrappers.LinearReward"
+)
+
+
+def reward_space_of(env: Any) -> Space[Any] | None:
+    """Return the space of an environment's rewards where they are arrays, None where they are numbers.
+
+    The outermost wrapper with an attribute `reward_space` says it; MO-Gymnasium's LinearReward makes numbers. A wrapper
+    of one's own that makes numbers says so by `reward_space = None`.
+
+    Args:
+        env: An environment, or a vector of them, whose first lane is asked.
+
+    Raises:
+        SettingError: It is no Box, or the lanes are of a vector environment that takes numbers alone.
+    """
+    vector = env if isinstance(env, VectorEnv) else None
+    if vector is not None:
+        lanes = getattr(vector.unwrapped, "envs", ())
+        space = _space_of(lanes[0]) if lanes else getattr(vector, "reward_space", None)
+    else:
+        space = _space_of(env)
+    if space is None:
+        return None
+    if not isinstance(space, spaces.Box):
+        raise SettingError(f"expected the reward_space to be a Box, got {space!r:.200}")
+    return published_space(space)
+
+
+def _space_of(env: Any) -> Any:
+    while True:
+        if any(kind.__name__ == "LinearReward" for kind in type(env).__mro__):
+            return None
+        if inspect.getattr_static(env, "reward_space", env) is not env:
+            return env.reward_space
+        if not isinstance(env, gymnasium.Wrapper):
+            return None
+        env = env.env
+
+
+class Rewards:
+    """Reads what environments give as rewards.
+
+    Args:
+        space: That of array rewards; None: they are numbers.
+        lanes: How many there are at a time; None: those of a single environment.
+    """
+
+    def __init__(self, space: Space[Any] | None, lanes: int | None) -> None:
+        shape = () if lanes is None else (lanes,)
+        self.spec = Spec.number("reward", shape, np.float64)
+        self._layout: Layout | None = None
+        if space is not None:
+            self._layout = Layout(space, "reward", lanes)
+            self.spec = self._layout.specs[0]
+        self._lanes = lanes
+
+    def read(self, reward: Any, notes: values.Notes) -> Any:
+        """Return a single environment's reward: a float, or an array of the reward space.
+
+        Raises:
+            RequestError: It is no number, or not of the reward space.
+        """
+        if type(reward) is float:
+            return reward
+        if self._layout is None:
+            return _number(reward)
+        return self._pack(reward, notes)
+
+    def read_lanes(self, rewards: Any, notes: values.Notes) -> Array:
+        """Return the rewards of lanes, `(lanes, …)`; raises as `read`."""
+        if self._layout is not None:
+            return self._pack(rewards, notes)
+        array: Array = np.asarray(rewards, np.float64)
+        if array.shape != (self._lanes,):
+            raise RequestError(
+                Code.INTERNAL,
+                f"expected a number as the reward of each lane, got {array!r:.80}; rewards of a reward_space need "
+                f"vectorization_mode='sync'; {_REMEDY}",
+            )
+        return array
+
+    def _pack(self, reward: Any, notes: values.Notes) -> Array:
+        assert self._layout is not None
+        try:
+            array = self._layout.pack(reward, rounding=True)[0]
+        except TensorError as error:
+            raise RequestError(
+                Code.INTERNAL,
+                f"the environment's reward is not of its reward_space: {error}; a wrapper that makes it a number says "
+                "so by reward_space = None",
+            ) from error
+        wanted = self._layout.space.dtype
+        if getattr(reward, "dtype", None) != wanted:
+            got = getattr(reward, "dtype", type(reward).__name__)
+            notes.add("reward", f"the environment's reward is {got}, and comes as {wanted}, as its reward_space says")
+        return array
+
+
+def _number(reward: Any) -> float:
+    try:
+        if isinstance(reward, np.ndarray):
+            return float(reward.item())  # raises ValueError for more than one
+        return float(reward)
+    except (TypeError, ValueError):
+        size = f" of {len(reward)}" if hasattr(reward, "__len__") else ""
+        raise RequestError(
+            Code.INTERNAL,
+            f"expected a number as the environment's reward, got a {type(reward).__name__}{size}: {reward!r:.80}; "
+            f"{_REMEDY}",
+        ) from None
+
+
+class _LaneRewards(list[Any]):
+    """Where a SyncVectorEnv leaves the array rewards of its lanes; a number is refused but for 0.0 at a reset."""
+
+    def __init__(self, space: Space[Any], lanes: int) -> None:
+        self._zero = np.zeros(space.shape or (), space.dtype)
+        super().__init__([self._zero] * lanes)
+
+    def __setitem__(self, lane: Any, reward: Any) -> None:
+        if np.ndim(reward) == 0 and reward == 0:
+            reward = self._zero
+        array = np.array(reward, self._zero.dtype)
+        if array.shape != self._zero.shape:
+            raise RequestError(
+                Code.INTERNAL,
+                f"the environment's reward is not of its reward_space: expected the shape {self._zero.shape}, got "
+                f"{array.shape}",
+            )
+        super().__setitem__(lane, array)
+
+
+def prepare_lanes(env: VectorEnv[Any, Any, Any], space: Space[Any] | None) -> None:
+    """Let a vector environment of Gymnasium step environments whose rewards are arrays, as MO-Gymnasium's own does.
+
+    Raises:
+        SettingError: Its lanes live in other processes.
+    """
+    if space is None:
+        return
+    vector = env.unwrapped
+    if type(vector) is SyncVectorEnv:
+        # As MO-Gymnasium's own MOSyncVectorEnv does.
+        vector._rewards = _LaneRewards(space, vector.num_envs)  # type: ignore[assignment]  # noqa: SLF001
+    elif not hasattr(vector, "reward_space"):
+        raise SettingError(
+            f"expected vectorization_mode='sync' for rewards of {space}, which {type(vector).__name__} does not take"
+        )
+
+
+def explain_lane_failure(error: BaseException) -> BaseException:
+    """Return what to tell of an error of a vector environment: where it could not store a reward, that it is none."""
+    trace = error.__traceback__
+    if not isinstance(error, (TypeError, ValueError)) or trace is None:
+        return error
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace.tb_frame.f_code.co_filename != sync_module.__file__:
+        return error
+    return RequestError(
+        Code.INTERNAL, f"expected a number as reward and truth values as flags of each environment: {error}; {_REMEDY}"
+    )

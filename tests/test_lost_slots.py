@@ -1,0 +1,264 @@
+"""What a loop sees of an environment that only fails, and of a server that goes: raise, wait, or go on."""
+
+import logging
+import threading
+from types import SimpleNamespace
+
+import gymnasium
+import numpy as np
+import pytest
+
+from bridge import make_vec_remote, serve_gym
+from bridge.cli import main
+from bridge.client.remote import SlotState
+from bridge.client.waiting import WaitLog
+from bridge.errors import ConnectionLostError, EnvironmentFailedError, RemoteTimeoutError, SettingError
+from bridge.testing import CountingEnv
+from bridge.wrappers import BlockingReset
+
+DEADLINE = 30.0
+
+
+class Broken(CountingEnv):
+    """Its steps fail, or only those with the action 1."""
+
+    def __init__(self, picky=False):
+        super().__init__(5)
+        self.picky = picky
+
+    def step(self, action):
+        if not self.picky or action == 1:
+            raise RuntimeError("the arm is stuck")
+        return super().step(action)
+
+
+class Number:
+    """A server of counting environments that goes and comes back at its port."""
+
+    def __init__(self, length=1000):
+        self.length = length
+        self.server = serve_gym(lambda: CountingEnv(length))
+        self.port = self.server.port
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.server.stop()
+
+    def back(self):
+        self.server = serve_gym(lambda: CountingEnv(self.length), port=self.port)
+
+
+def play(envs, steps, action=0):
+    for _ in range(steps):
+        envs.step(np.full(envs.num_envs, action))
+
+
+# Environments that only fail
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_an_environment_that_only_fails_ends_the_loop_with_its_own_exception(lanes):
+    with serve_gym(Broken, num_envs=lanes) as server:
+        envs = BlockingReset(make_vec_remote(server.url))
+        envs.reset()
+        play(envs, 18)  # nine failures, and the beginnings between them
+        text = r"the last 10 episodes of slot 0 ended by failures .*RuntimeError in step: the arm"
+        with pytest.raises(EnvironmentFailedError, match=text):
+            play(envs, 1)
+        envs.reset()  # it goes on where somebody has mended it
+        envs.close()
+
+
+def test_failures_between_which_an_episode_ends_by_itself_are_no_row():
+    with serve_gym(lambda: Broken(True)) as server:
+        envs = BlockingReset(make_vec_remote(server.url), max_failures=2)
+        envs.reset()
+        for _ in range(3):
+            assert envs.step(np.array([1]))[3].all()
+            while not envs.step(np.array([0]))[2].any():
+                pass
+            envs.step(np.array([0]))
+        with pytest.raises(EnvironmentFailedError, match="the last 2 episodes"):
+            play(envs, 4, 1)
+        envs.close()
+
+
+def test_without_max_failures_every_failure_is_a_truncation():
+    with serve_gym(Broken) as server:
+        envs = BlockingReset(make_vec_remote(server.url), max_failures=None)
+        envs.reset()
+        assert sum(envs.step(np.zeros(1, np.int64))[3].item() for _ in range(60)) == 30
+        envs.close()
+
+
+def test_the_benchmark_of_a_broken_environment_fails_with_a_few_lines(capfd):
+    with serve_gym(Broken) as server:
+        assert main(["bench", server.url, "--seconds", "60"]) == 1
+    out, err = capfd.readouterr()
+    assert out == ""
+    lines = err.splitlines()
+    assert len(lines) <= 12
+    assert "the last 10 episodes of slot 0 ended by failures" in lines[-1]
+    assert "RuntimeError in step: the arm is stuck" in lines[-1]
+
+
+# Servers that go
+
+
+def test_continue_gives_lost_slots_their_last_observation_until_they_are_back(caplog):
+    with Number() as one, Number() as other:
+        envs = BlockingReset(make_vec_remote([one.server.url, other.server.url]), timeout=DEADLINE, on_lost="continue")
+        _, infos = envs.reset(seed=1)
+        assert infos["valid"].tolist() == [True, True]
+        actions = np.zeros(2, np.int64)
+        last = envs.step(actions)[0][:, 1]
+        other.server.stop()
+        valid = [True, True]
+        while valid[1]:
+            before = last
+            observations, rewards, terminations, truncations, infos = envs.step(actions)
+            last, valid = observations[:, 1], infos["valid"].tolist()
+        assert valid == [True, False]
+        assert truncations.tolist() == [False, True]
+        assert (rewards > 0).tolist() == [True, False]
+        assert last[1] == before[1]
+        for _ in range(5):  # the others go on, and nothing is told twice
+            observations, rewards, terminations, truncations, infos = envs.step(actions)
+            assert observations[:, 1].tolist() == [last[0] + 1, before[1]]
+            last = observations[:, 1]
+            assert infos["valid"].tolist() == [True, False]
+            assert (rewards > 0).tolist() == [True, False]
+            assert not truncations.any()
+            assert not terminations.any()
+        other.back()
+        steps = 0
+        while not infos["valid"][1]:
+            observations, rewards, _, truncations, infos = envs.step(actions)
+            steps += 1
+            assert steps < 10**6
+            assert not truncations.any()
+        assert observations[1, 1] == 1  # the first action of the new episode was applied
+        assert rewards[1] == 1.0
+        envs.close()
+    assert any("slot 1: back after" in record.getMessage() for record in caplog.records)
+
+
+def test_continue_counts_each_transition_that_is_valid_once():
+    """The observations of valid transitions are those of whole episodes, without a gap or a repetition."""
+    with Number(length=7) as one, Number(length=7) as other:
+        envs = BlockingReset(make_vec_remote([one.server.url, other.server.url]), on_lost="continue")
+        envs.reset(seed=1)
+        actions, seen = np.zeros(2, np.int64), []
+        for step in range(300):
+            if step == 20:
+                other.server.stop()
+            elif step == 40:
+                other.back()
+            observations, rewards, terminations, _, infos = envs.step(actions)
+            if infos["valid"][1] and rewards[1]:
+                seen.append((int(observations[1, 1]), bool(terminations[1])))
+        envs.close()
+    before, rows = 0, 0
+    for observation, terminated in seen:
+        assert observation in (before + 1, 1)
+        assert terminated == (observation == 7)
+        rows += observation == 1
+        before = observation
+    assert rows > 3
+
+
+def test_continue_waits_where_every_slot_is_lost():
+    with Number() as one:
+        envs = BlockingReset(make_vec_remote(one.server.url), timeout=0.5, on_lost="continue")
+        envs.reset()
+        one.server.stop()
+        with pytest.raises(RemoteTimeoutError, match=r"no observation within 0\.5 s: slot 0 \(grpc://.*\), "):
+            play(envs, 100)
+        envs.close()
+
+
+@pytest.mark.parametrize("mode", ["SameStep", "Disabled"])
+def test_continue_works_in_every_autoreset_mode(mode):
+    with Number(length=4) as one, Number(length=4) as other:
+        envs = BlockingReset(
+            make_vec_remote([one.server.url, other.server.url]), autoreset_mode=mode, on_lost="continue"
+        )
+        envs.reset()
+        other.server.stop()
+        invalid = 0
+        for _ in range(20):
+            _, _, terminations, truncations, infos = envs.step(np.zeros(2, np.int64))
+            assert infos["valid"][0]
+            invalid += not infos["valid"][1]
+            if mode == "Disabled" and (terminations | truncations).any():
+                envs.reset(options={"reset_mask": terminations | truncations})
+        assert invalid >= 18
+        envs.close()
+
+
+def test_raise_raises_why_a_remote_was_lost():
+    with Number() as one, Number() as other:
+        envs = BlockingReset(make_vec_remote([one.server.url, other.server.url]), on_lost="raise")
+        envs.reset()
+        other.server.stop()
+        with pytest.raises(ConnectionLostError, match=str(other.port)):
+            play(envs, 100)
+        other.back()
+        envs.reset()  # connects again
+        envs.close()
+
+
+def test_raise_lets_a_spare_take_the_place():
+    with Number() as one, Number() as other, Number() as third:
+        envs = make_vec_remote([one.server.url, other.server.url], spares=[third.server.url])
+        blocking = BlockingReset(envs, on_lost="raise")
+        blocking.reset()
+        ready = threading.Event()
+        for _ in range(1000):
+            if envs.pool.has_spare_for(envs.pool.members[0]):
+                break
+            envs.pool.drain()
+            ready.wait(0.01)
+        other.server.stop()
+        cut = [blocking.step(np.zeros(2, np.int64))[3].tolist() for _ in range(20)]
+        assert cut.count([False, True]) == 1
+        blocking.close()
+
+
+def test_waiting_says_every_five_seconds_for_what(caplog):
+    error = ConnectionLostError("grpc://a:1", "it closed the connection\nand more")
+    slot = SimpleNamespace(
+        settled=False,
+        title="slots 2 to 3",
+        remote=SimpleNamespace(url="grpc://a:1"),
+        state=SlotState.LOST,
+        error=error,
+    )
+    fine = SimpleNamespace(settled=True)
+    log = WaitLog(60.0, 100.0)
+    for now in (100.1, 104.9, 105.0, 105.1, 109.9, 110.2):
+        log.tell([slot, fine], now)
+    assert [record.getMessage() for record in caplog.records] == [
+        "waiting for slots 2 to 3 (grpc://a:1), lost: it closed the connection, 5 s of at most 60 s",
+        "waiting for slots 2 to 3 (grpc://a:1), lost: it closed the connection, 10 s of at most 60 s",
+    ]
+    assert caplog.records[0].levelno == logging.WARNING
+
+
+@pytest.mark.parametrize("options", [{"on_lost": "stop"}, {"max_failures": 0}, {"max_failures": 2.5}])
+def test_options_that_are_none_are_refused(options):
+    with serve_gym(CountingEnv) as server:
+        envs = make_vec_remote(server.url)
+        with pytest.raises(SettingError, match=f"expected {next(iter(options))} to be"):
+            BlockingReset(envs, **options)
+        envs.close()
+
+
+def test_gymnasium_makes_an_environment_with_these_options_again():
+    with serve_gym(CountingEnv) as server:
+        options = {"on_lost": "continue", "max_failures": 3}
+        envs = gymnasium.make_vec("bridge:bridge/Remote-v0", num_envs=2, url=server.url, **options)
+        assert {key: envs.spec.kwargs[key] for key in options} == options
+        envs.close()
