@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 
 from bridge.errors import SettingError
@@ -19,26 +21,28 @@ class Samples:
     def __init__(self, capacity: int = 1024) -> None:
         if not isinstance(capacity, int) or capacity < 1:
             raise SettingError(f"expected a capacity of 1 or more, got {capacity!r}")
-        self._values = np.zeros(capacity)
-        self._count = 0
+        self.recent: deque[float] = deque(maxlen=capacity)
+        """The numbers that are kept, the oldest first."""
+        self.count = 0
+        """How many there ever were. What runs in each step appends to `recent` and counts by itself."""
 
     def add(self, value: float) -> None:
         """Keep a number, in the place of the oldest one where there is no room."""
-        self._values[self._count % len(self._values)] = value
-        self._count += 1
+        self.recent.append(value)
+        self.count += 1
 
     @property
     def last(self) -> float:
         """The newest number; NaN where there is none."""
-        return float(self._values[(self._count - 1) % len(self._values)]) if self._count else float("nan")
+        return float(self.recent[-1]) if self.recent else float("nan")
 
     def summary(self) -> dict[str, float]:
         """Return `count` (of all numbers ever added) and, of those kept, `p50`, `p90`, `p99` and `max`.
 
         Where nothing was added these are NaN.
         """
-        kept = self._values[: self._count]
+        kept = np.array(self.recent)
         if not len(kept):
             return {"count": 0, **dict.fromkeys(("p50", "p90", "p99", "max"), float("nan"))}
         p50, p90, p99 = np.percentile(kept, (50, 90, 99)).tolist()
-        return {"count": self._count, "p50": p50, "p90": p90, "p99": p99, "max": float(kept.max())}
+        return {"count": self.count, "p50": p50, "p90": p90, "p99": p99, "max": float(kept.max())}

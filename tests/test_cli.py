@@ -306,7 +306,7 @@ def test_a_server_process_that_fails_says_what_it_said() -> None:
         (["CartPole-v1", "tests.parallel_envs:Relay"], "or 'tests.parallel_envs:Relay' alone: a zoo is of ids"),
         (["tests.parallel_envs:Relay", "--num-envs", "2"], "--num-envs cannot be given for tests.parallel_envs:Relay"),
         (["CartPole-v1", "--missing-agent", "end"], "--missing-agent cannot be given for CartPole-v1, a Gymnasium"),
-        (["tests.parallel_envs:Relay", "--fps", "5", "--agent-timeout", "3"], "agent_timeout are of lock-step"),
+        (["tests.parallel_envs:Relay", "--fps", "5", "--agent-timeout", "3"], "--agent-timeout are of lock-step"),
         (["CartPole-v1", "--env-kwargs", "gravity"], "expected --env-kwargs to be KEY=VALUE, e.g. gravity=9.8"),
         (["CartPole-v1", "--port", "70000"], "expected a port from 0 to 65535, got 70000"),
         (["CartPole-v1", "--max-worlds", "0"], "expected --max-worlds to be a positive integer, got 0"),

@@ -218,7 +218,7 @@ class Layout:
         self.leaves = tuple(leaves)
         self.specs = tuple(leaf.lane_spec or leaf.spec for leaf in self.leaves)
         self.single = len(self.leaves) == 1 and not self.leaves[0].path
-        self._has_forms = lanes is None and any(leaf.kind == "scalar" or leaf.path for leaf in self.leaves)
+        self.has_forms = lanes is None and any(leaf.kind == "scalar" or leaf.path for leaf in self.leaves)
         first = self.leaves[0] if self.single else None
         self.is_array = first is not None and first.kind == "array" and first.spec.dtype == first.space.dtype
         """Whether a sample is the very array of its tensor: `unpack` changes nothing."""
@@ -308,7 +308,7 @@ class Layout:
         Returns:
             None where the sample is as the space says; something that the values codec carries else.
         """
-        return _form(self.space, sample) if self._has_forms else None
+        return _form(self.space, sample) if self.has_forms else None
 
     def note_type(self, index: int, sample: Any, notes: values.Notes) -> None:
         """Note where a single sample has something else than an array of its space's dtype, which comes of it.

@@ -56,21 +56,22 @@ class Notes:
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
-        self._fresh: list[str] = []
+        self.fresh: list[str] = []
+        """Those that were not taken yet."""
 
     def __bool__(self) -> bool:
-        return bool(self._fresh)
+        return bool(self.fresh)
 
     def add(self, place: str, text: str) -> None:
         """Note something of a place; nothing where that place has a note already, or there are 100 of them."""
         place = re.sub(r"\[\d+\]", "[]", place)  # all items of a list are one place
         if place not in self._seen and len(self._seen) < _MAX_NOTES:
             self._seen.add(place)
-            self._fresh.append(text)
+            self.fresh.append(text)
 
     def take(self) -> list[str]:
         """Return the notes that were not taken yet."""
-        fresh, self._fresh = self._fresh, []
+        fresh, self.fresh = self.fresh, []
         return fresh
 
 

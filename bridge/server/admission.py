@@ -11,13 +11,15 @@ __all__ = ["Admission"]
 class Admission:
     """Counts requests being served and the bytes that they and their answers take, and refuses those that are too many.
 
+    Whoever serves a request adds to `requests` and `bytes` while it does: in each step a call of a method less.
+
     Args:
         limits: `max_requests_in_flight` and `max_queued_bytes`.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._max_requests, self._max_bytes = limits.max_requests_in_flight, limits.max_queued_bytes
+        self.max_requests, self.max_bytes = limits.max_requests_in_flight, limits.max_queued_bytes
         self.requests = 0
         """The requests that are being served, those that wait for other agents or for a clock too."""
         self.bytes = 0
@@ -42,18 +44,6 @@ class Admission:
                 f"with this request of {size} bytes, requests and answers would take {self.bytes + size} bytes, "
                 f"more than max_queued_bytes={limits.max_queued_bytes}; send it again later",
             )
-
-    def enter(self, size: int) -> None:
-        """Count a request of `size` bytes that is being served, until `leave`. Raises as `check`."""
-        if self.requests >= self._max_requests or self.bytes + size > self._max_bytes:
-            self.check(size)
-        self.requests += 1
-        self.bytes += size
-
-    def leave(self, size: int) -> None:
-        """Note that a request of `size` bytes was served."""
-        self.requests -= 1
-        self.bytes -= size
 
     def reserve(self, size: int) -> None:
         """Count the bytes of a request that is being received, or raise as `check`; `hold(-size)` ends it."""

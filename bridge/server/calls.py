@@ -270,13 +270,17 @@ class Calls:
             try:
                 if isinstance(request, RefusedMessage):
                     raise request.error
-                self._admission.enter(len(request))
+                size, admission = len(request), self._admission
+                if admission.requests >= admission.max_requests or admission.bytes + size > admission.max_bytes:
+                    admission.check(size)
             except RequestError as error:
                 self._answer(call, [error_response(error)])
                 if call.requests:
                     self.unblock(call)
                 return
-            size, began = len(request), time.perf_counter()
+            admission.requests += 1
+            admission.bytes += size
+            began = time.perf_counter()
             coroutine = call.session.handle(request)
             call.busy = True
             try:
@@ -317,7 +321,8 @@ class Calls:
 
     def _finish(self, call: Call, size: int, began: float, parts: Any) -> None:
         """Note that a request was served, and answer it."""
-        self._admission.leave(size)
+        self._admission.requests -= 1
+        self._admission.bytes -= size
         call.busy = False
         if call.session.last_error or self.metrics is not None:
             self._record(call, time.perf_counter() - began)

@@ -199,38 +199,19 @@ class Session:
             The response in parts, which are to be sent before the next request is handled.
         """
         codec, agent, world = self._codec, self._agent, self._world
-        if codec is not None and agent is not None and world is not None and self._state is State.RUNNING:
+        action: Any = None
+        arrays: list[Array] | None = None
+        if codec is not None and self._state is State.RUNNING:
             action = self._known.get(data) if type(data) is bytes else None
             arrays = codec.read_request(data) if action is None else None
-            if action is not None or arrays is not None:
-                return await self._step_fast(codec, agent, world, data, action, arrays or [])
-        try:
-            request = pb.EnvironmentRequest.FromString(bytes(data))
-        except (DecodeError, ValueError) as error:
-            problem = RequestError(
-                Code.INVALID_ARGUMENT, f"expected an EnvironmentRequest, got {len(data)} bytes that are none: {error}"
-            )
-            return [_error(problem).SerializeToString()]
-        return [(await self.answer(request)).SerializeToString()]
-
-    async def _step_fast(
-        self, codec: StepCodec, agent: Agent, world: World, data: bytes | bytearray, action: Any, arrays: list[Array]
-    ) -> list[bytes | memoryview]:
-        """Do what `_step` does for a request that was read without protobuf.
-
-        Args:
-            codec: What read it.
-            agent: Who steps.
-            world: Where.
-            data: The request.
-            action: What was decoded of an equal one; None: nothing was.
-            arrays: Its actions, where none was.
-        """
+        if codec is None or agent is None or world is None or (action is None and arrays is None):
+            return await self._handle_message(data)
+        # What `_step` does, for a request that was read without protobuf.
         wanted = self._wanted or ()
         self.last_step, self.last_error = None, 0
         try:
             if action is None:
-                action = self._decode(agent, data, arrays)
+                action = self._decode(agent, data, arrays or [])
             state = await self._run(agent, world, action)  # for the same observations as the Step before
             values = agent.values(wanted)
         except RequestError as error:
@@ -247,6 +228,17 @@ class Session:
         message.step.state = state  # type: ignore[assignment]
         fill_observations(message.step, agent.observe(wanted))
         return [message.SerializeToString()]
+
+    async def _handle_message(self, data: bytes | bytearray) -> list[bytes | memoryview]:
+        """Answer a request that protobuf reads."""
+        try:
+            request = pb.EnvironmentRequest.FromString(bytes(data))
+        except (DecodeError, ValueError) as error:
+            problem = RequestError(
+                Code.INVALID_ARGUMENT, f"expected an EnvironmentRequest, got {len(data)} bytes that are none: {error}"
+            )
+            return [_error(problem).SerializeToString()]
+        return [(await self.answer(request)).SerializeToString()]
 
     def _decode(self, agent: Agent, data: bytes | bytearray, arrays: list[Array]) -> Any:
         """Return what the agent applies for a request's actions, and remember it where that may be."""

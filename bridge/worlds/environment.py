@@ -137,7 +137,9 @@ class LocalBase(Generic[E]):
         except BaseException as error:
             answer = answer_to("step", error)
         finally:
-            self.times.step.add(time.perf_counter() - began)
+            times = self.times.step
+            times.recent.append(time.perf_counter() - began)
+            times.count += 1
         raise answer
 
     async def close(self, reason: RequestError | None = None) -> None:

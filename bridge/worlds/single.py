@@ -49,6 +49,8 @@ class EnvAgent(Agent):
         self.observations = dict(enumerate([*self._observation_layout.specs, *flags], start=1))
         self._first_flag = len(self._observation_layout.specs) + 1
         self._plain = self._observation_layout.single and self._observation_layout.leaves[0].kind == "array"
+        self._dtype, self._shape = self.observations[1].dtype, self.observations[1].shape
+        self._has_forms = self._observation_layout.has_forms
         self.pending: tuple[Any, Any] = (None, None)
         self._notes = values.Notes()
         self._form: Any = None
@@ -208,7 +210,7 @@ class GymAgent(EnvAgent):
         result = await self._world.env.step(action)
         try:
             self._observation, reward, terminated, truncated, self._info = result
-            self._reward[...] = self._rewards.read(reward, self._notes)
+            self._reward[...] = reward if type(reward) is float else self._rewards.read(reward, self._notes)
             self._terminated[...] = bool(terminated)
             self._truncated[...] = bool(truncated)
         except Exception as error:
@@ -220,9 +222,17 @@ class GymAgent(EnvAgent):
         first, found = self._first_flag, list[Any]()
         for uid in uids:
             if uid < first:
-                found.append(self._leaf(uid))
+                observation = self._observation
+                as_spec = (
+                    self._plain
+                    and type(observation) is np.ndarray
+                    and observation.dtype == self._dtype
+                    and observation.shape == self._shape
+                )
+                found.append(observation if as_spec else self._leaf(uid))
             elif uid == first + 4:
-                found.append(self._encode_info())
+                nothing = not (self._info or self._notes.fresh or self._world.env.notes or self._has_forms)
+                found.append(NO_INFO if nothing else self._encode_info())
             elif uid == first:
                 found.append(self._reward if self._reward.ndim else self._reward.item())
             elif uid == first + 1:
