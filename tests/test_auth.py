@@ -97,7 +97,7 @@ def test_a_client_with_a_certificate_of_the_authority_comes_in(certs: dict[str, 
 
 @pytest.mark.parametrize(
     ("keywords", "said"),
-    [({}, "this server wants a token, and none came"), ({"token": SECRET[:-1]}, "the token that came is not this")],
+    [({}, "a token is required, and none was sent"), ({"token": SECRET[:-1]}, "the token is wrong")],
 )
 @pytest.mark.parametrize("make", [make_remote, make_vec_remote])
 def test_without_the_token_a_client_is_refused_and_no_world_is_touched(
@@ -220,7 +220,7 @@ def test_the_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypa
         plays(server.url)
     with serve_gym("CartPole-v1") as server:
         monkeypatch.setenv(TOKEN_VARIABLE, "another")
-        with pytest.raises(errors.RefusedError, match="is not this server's"):
+        with pytest.raises(errors.RefusedError, match="the token is wrong"):
             make_remote(server.url, timeout=20)
 
 
@@ -359,6 +359,6 @@ def test_a_world_of_several_agents_asks_for_the_token_too(certs: dict[str, Path]
 
     with serve_parallel(Relay, token=SECRET, **tls(certs)) as server:
         assert server.url.startswith("grpcs://")
-        with pytest.raises(errors.RefusedError, match="none came"):
+        with pytest.raises(errors.RefusedError, match="none was sent"):
             make_remote(server.url, tls_ca=certs["ca.pem"], timeout=20)
         make_remote(server.url, tls_ca=certs["ca.pem"], token=SECRET, timeout=20).close()

@@ -342,7 +342,7 @@ def test_every_command_that_connects_shows_a_token_and_a_certificate(
             assert main([*command, *given, *own]) == 0, command
             refused = 3 if command[0] == "check" else 1
             assert main([*command, *given[2:], *own]) == refused, command
-            assert "this server wants a token, and none came" in capsys.readouterr().err
+            assert "a token is required, and none was sent" in capsys.readouterr().err
             assert main([*command, *given]) == refused, command
             assert "pass tls_certificate= and tls_key=" in capsys.readouterr().err
         until(lambda: server.connections == 0)

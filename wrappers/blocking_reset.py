@@ -23,15 +23,15 @@ __all__ = ["BlockingReset", "make_blocking"]
 
 
 class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
-    """Makes `reset` and `step` wait until every slot has an observation (U-10), and gives batched arrays.
+    """Makes `reset` and `step` wait until every slot has an observation, and returns batched arrays.
 
-    What comes out is exactly what `gymnasium.vector.SyncVectorEnv` gives for the same environments, seeds, actions and
-    autoreset mode, so that any trainer and any of Gymnasium's vector wrappers works on it unchanged. A remote that is
-    lost shows as an ordinary truncation, with the last observation that it had; its slot goes on once it is back.
+    The results equal those of `gymnasium.vector.SyncVectorEnv` with the same environments, seeds, actions and autoreset
+    mode, so any trainer and any of Gymnasium's vector wrappers works with it unchanged. A lost remote is reported as an
+    ordinary truncation, with its last observation; the next `step` waits until it is back.
 
     Like Gymnasium's AsyncVectorEnv it has `step_async` and `step_wait`, `reset_async` and `reset_wait`, `call_async`
-    and `call_wait`. A wait that times out leaves its call pending: the same wait can be called again and goes on. What
-    comes late is never taken for the answer to something else.
+    and `call_wait`. After a timeout the call stays pending: the same wait can be called again. A late answer is
+    never taken for the answer to another request.
 
     Args:
         env: What `make_vec_remote` returns.

@@ -30,11 +30,11 @@ _READ = {"int": int, "float": float, "str": str}
 
 _EPILOG = """examples:
   bridge serve CartPole-v1 --port 50051
-  bridge serve CartPole-v1 --num-envs 64             one world of 64 lanes: one message steps them all
+  bridge serve CartPole-v1 --num-envs 64             64 lanes: one message steps them all
   bridge serve FrozenLake-v1 --env-kwargs map_name=8x8 is_slippery=False
   bridge serve my_package.envs:MyEnv-v0              imports the module that registers the environment
   bridge serve CartPole-v1 --perlert 32322           in real time over UDP, with a lobby
-  bridge serve CartPole-v1 Taxi-v4 "MountainCar*"    a zoo, of which each client names one
+  bridge serve CartPole-v1 Taxi-v4 "MountainCar*"    several environments: each client chooses one
 """
 
 
@@ -42,15 +42,15 @@ def register(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "serve",
-        help="publish environments until Ctrl-C",
-        description="Publish Gymnasium environments over dm_env_rpc until Ctrl-C or SIGTERM, which drain.",
+        help="serve environments until Ctrl-C",
+        description="Serve Gymnasium environments over dm_env_rpc until Ctrl-C or SIGTERM.",
         epilog=_EPILOG,
     )
     parser.add_argument(
         "env",
         nargs="+",
         metavar="ENV_ID",
-        help="a Gymnasium id; MODULE:ENV_ID imports the module first; several ids or patterns are a zoo",
+        help="a Gymnasium id; MODULE:ENV_ID imports the module first; clients choose among several ids or patterns",
     )
     for flags, options in serve_options():
         parser.add_argument(flags, **options)
@@ -58,12 +58,12 @@ def register(commands: Any) -> None:
         "--perlert",
         type=int,
         metavar="PORT",
-        help="serve in real time over the datagram protocol PERLERT instead, its lobby on this UDP port (0: any free)",
+        help="serve in real time over PERLERT (UDP) instead of gRPC, with the lobby on this port; 0: any free port",
     )
     parser.add_argument(
         "--exit-on-eof",
         action="store_true",
-        help="stop when standard input ends: for programs that start servers and must leave none behind",
+        help="stop when standard input ends, so that no server outlives the program that started it",
     )
     parser.set_defaults(run=run)
 

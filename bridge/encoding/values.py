@@ -1,7 +1,7 @@
-"""The values codec: what infos, reset options, keyword arguments and results are made of.
+"""The values codec, which encodes infos, reset options, keyword arguments and results.
 
-Carried exactly: None, bool, int, float, str, bytes, NumPy scalars and arrays of any fixed-size dtype (and object arrays
-of carried values), lists, tuples and dicts with string keys. Nothing is ever unpickled.
+It preserves exactly: None, bool, int, float, str, bytes, NumPy scalars and arrays of any fixed-size dtype (and object
+arrays of such values), lists, tuples and dicts with string keys. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def encode(value: Any) -> bytes:
 
 
 def encode_info(info: Mapping[str, Any] | list[Mapping[str, Any]], warned: set[str]) -> bytes:
-    """Encode an info, leaving out what cannot be carried.
+    """Encode an info, leaving out values that cannot be encoded.
 
     Args:
         info: The environment's own dict, or a list of the lanes' dicts.
-        warned: The paths that a warning was given for; grows.
+        warned: Paths of left-out values that were already warned about; new ones are added.
     """
     if not info:
         return EMPTY_DICT

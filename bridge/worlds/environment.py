@@ -1,8 +1,8 @@
-"""An environment as a world sees it, wherever it lives: its description, and calls that are awaited.
+"""The interface of environments to worlds: a description, and calls that are awaited.
 
-`LocalEnv` holds an environment of this process. Everything of it that runs code of the environment goes through its
-executor, and so takes place in the one thread that the environment belongs to; its last reference is dropped there
-too. `bridge.worlds.isolated.env` has the same interface for environments in processes of their own.
+`LocalEnv` holds an environment of this process. All code of the environment runs through its executor, in the one
+thread that the environment belongs to; its last reference is dropped there too. `bridge.worlds.isolated.env` has the
+same interface for environments in processes of their own.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Environment(Protocol):
 
     @property
     def ended(self) -> RequestError | None:
-        """Why it takes no more calls, as an answer, where it ended by itself; None: it did not."""
+        """The error to answer with if the environment's process has ended; None: it has not."""
 
     async def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         """Reset it; return what its own `reset` returns."""
