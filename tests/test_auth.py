@@ -310,9 +310,9 @@ def test_a_certificate_without_its_key_or_with_another_is_refused(
 @pytest.mark.parametrize(
     ("keywords", "lacks"),
     [
-        ({}, "TLS and token: whoever reaches port"),
-        ({"token": SECRET}, "TLS: what travels over port"),
-        ({"tls": True}, "token: whoever reaches port"),
+        ({}, "TLS and token: anyone who reaches port"),
+        ({"token": SECRET}, "TLS: traffic of port"),
+        ({"tls": True}, "token: anyone who reaches port"),
         ({"tls": True, "token": SECRET}, ""),
         ({"tls": True, "clients": True}, ""),
     ],

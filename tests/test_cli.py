@@ -159,7 +159,7 @@ def test_the_printed_lines_connect_to_lanes_when_they_are_pasted() -> None:
 def test_the_printed_lines_connect_to_one_of_a_zoo_when_they_are_pasted() -> None:
     with Serving("Taxi-v4", "MountainCar*") as serving:
         lines = serving.printed()
-        assert lines[0].startswith("Taxi-v4, MountainCar* is served at ")
+        assert lines[0].startswith("Taxi-v4, MountainCar* are served at ")
         env = paste(lines[2:4])
         assert env.action_space.n == 6
         env.close()

@@ -138,7 +138,7 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
         return results.batched(), results.merged_infos()
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
-        """Apply an action in every slot; the autoreset mode says what becomes of one whose episode ended.
+        """Apply an action in every slot; the autoreset mode says what happens to slots whose episode ended.
 
         Args:
             actions: A batch of `action_space`.
@@ -156,7 +156,7 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
         return self.step_wait()
 
     def step_async(self, actions: Any) -> None:
-        """Send what `step` sends; `step_wait` gathers."""
+        """Send the actions and return at once; `step_wait` returns the results."""
         if self._mode is AutoresetMode.DISABLED and self._finished.any():
             raise ResetNeededError(
                 f"expected slots in an episode, but those of {np.flatnonzero(self._finished).tolist()} have ended; "
@@ -207,11 +207,11 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
         return self.env.recv(at_least)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a public method of every environment, or read a public attribute; return a result a slot."""
+        """Call a public method of every environment, or read a public attribute; return a result for each slot."""
         return self.env.call(name, *args, **kwargs)
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
-        """Send what `call` sends; `call_wait` gathers."""
+        """Send the calls and return at once; `call_wait` returns the results."""
         self.env.call_async(name, *args, **kwargs)
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:

@@ -24,7 +24,7 @@ from bridge.server.server import SWITCH_INTERVAL, Server
 
 __all__ = ["SERVED_AT", "announce", "read_pairs", "register", "serve_options"]
 
-SERVED_AT = " is served at "
+SERVED_AT = " served at "
 """In the first line of output: what stands between the environment and its URLs, which are separated by spaces."""
 _READ = {"int": int, "float": float, "str": str}
 
@@ -174,14 +174,14 @@ def _run_perlert(env: str | list[str], port: int, keywords: dict[str, Any]) -> i
         refused = ", ".join(
             f"--{name.replace('_', '-')}" for name in [*unknown, *(["port"] if "port" in keywords else [])]
         )
-        raise SettingError(f"{refused} cannot be given with --perlert, which names its own port")
+        raise SettingError(f"{refused} cannot be combined with --perlert PORT")
     serve_perlert_until_signal(env, say=say, port=port, **keywords)
     return OK
 
 
 def announce(server: Server, ids: Sequence[str], lanes: bool) -> None:
     """Print where the environments are, and how to connect; `lanes`: whether its worlds are of lanes."""
-    say(f"{', '.join(ids)}{SERVED_AT}{' '.join(server.urls)}")
+    say(f"{', '.join(ids)} {'is' if len(ids) == 1 else 'are'}{SERVED_AT}{' '.join(server.urls)}")
     say("Connect from Python:")
     # The URLs of one server lead to the same worlds; those of several processes are joined as one vector.
     urls = server.urls if isinstance(server, ServerGroup) else [server.url]

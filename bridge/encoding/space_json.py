@@ -1,4 +1,4 @@
-"""A Gymnasium space as JSON, and exactly back.
+"""Write Gymnasium spaces as JSON, and read them back exactly.
 
 Kept exactly: a Box's dtype, per-element bounds and bounded flags (spaces may compare equal and still sample
 differently); a Discrete's and MultiDiscrete's start and dtype; a Text's lengths and charset in order; a Dict's order
@@ -29,10 +29,10 @@ _CUSTOM_TEXT = {"min_length": 0, "max_length": 4096, "charset": string.printable
 
 
 def published_space(space: Space[Any]) -> Space[Any]:
-    """Return the space as the other end will have it: itself, or a plain stand-in for a class of one's own.
+    """Return the space that the other end will have: the same, or a standard one for a custom class.
 
     A subclass of one of Gymnasium's spaces counts as that space. A custom space of strings (MiniGrid's MissionSpace)
-    becomes a Text of printable characters, with a warning, for its code does not travel.
+    becomes a Text of printable characters, with a warning, because its code is not sent.
 
     Raises:
         UnsupportedSpaceError: A custom space of anything else.
@@ -110,7 +110,7 @@ def _write(space: Space[Any]) -> dict[str, Any]:
     if isinstance(space, Space) and space.dtype is not None and np.dtype(space.dtype).kind == "U":
         warnings.warn(
             f"the custom space {type(space).__name__} is published as a Text of printable characters, "
-            "because a space's code does not travel",
+            "because the code of a space cannot be sent",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -76,7 +76,7 @@ def wire_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     if plain in _MEMBER_OF_DTYPE:
         return plain
     known = ", ".join(str(known) for known in (*_MEMBER_OF_DTYPE, *_WIDENED))
-    raise TensorError(f"no tensor holds the dtype {np.dtype(dtype)}; the dtypes that travel are {known}")
+    raise TensorError(f"the dtype {np.dtype(dtype)} cannot be sent; expected one of {known}")
 
 
 def cast(value: Any, dtype: npt.DTypeLike | None, *, rounding: bool = False) -> Array:

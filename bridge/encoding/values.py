@@ -93,7 +93,7 @@ def _fill(message: pb.Value, value: Any, where: str, depth: int, warned: set[str
         if -_INT64 <= value < _INT64:
             message.integer = value
         elif value.bit_length() > _MAX_BITS:
-            raise TensorError(f"{where} is an int of {value.bit_length()} bits, more than the {_MAX_BITS} that travel")
+            raise TensorError(f"{where} is an int of {value.bit_length()} bits, more than the allowed {_MAX_BITS}")
         else:
             message.big_integer = str(int(value))
     elif isinstance(value, float):
@@ -113,7 +113,7 @@ def _fill(message: pb.Value, value: Any, where: str, depth: int, warned: set[str
         _fill_dict(message.dict, value, where, depth, warned)
     else:
         raise TensorError(
-            f"{where} is of type {type(value).__name__}, which does not travel; what travels is None, bool, int, "
+            f"{where} is of type {type(value).__name__}, which cannot be sent; expected None, bool, int, "
             "float, str, bytes, NumPy scalars and arrays, lists, tuples and dicts with string keys"
         )
 
@@ -149,7 +149,7 @@ def _check_text(text: str, where: str) -> None:
 
 def _fill_array(message: pb.Value.Array, value: Any, where: str, depth: int) -> None:
     if isinstance(value, np.ma.MaskedArray):
-        raise TensorError(f"{where} is a masked array, whose mask does not travel; send its data and mask apart")
+        raise TensorError(f"{where} is a masked array, whose mask cannot be sent; send data and mask as two arrays")
     array = np.asarray(value)
     message.is_scalar = isinstance(value, np.generic)
     message.shape.extend(array.shape)
@@ -162,7 +162,7 @@ def _fill_array(message: pb.Value.Array, value: Any, where: str, depth: int) -> 
         message.dtype = plain.dtype.str
         message.data = plain.tobytes()
     else:
-        raise TensorError(f"{where} is an array of {array.dtype}, which does not travel")
+        raise TensorError(f"{where} is an array of {array.dtype}, which cannot be sent")
 
 
 def from_value(message: pb.Value, depth: int = 0) -> Any:
@@ -214,7 +214,7 @@ def _read_array(message: pb.Value.Array, depth: int) -> Any:
 
 def _read_plain(message: pb.Value.Array, shape: tuple[int, ...]) -> Any:
     if not _DTYPE.fullmatch(message.dtype):
-        raise ValueError("such a dtype does not travel")
+        raise ValueError("this dtype is not allowed")
     dtype = np.dtype(message.dtype)
     if dtype.itemsize == 0:
         if math.prod(shape) > _MAX_WITHOUT_BYTES:

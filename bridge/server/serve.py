@@ -148,8 +148,8 @@ def serve_gym(
     )
     if allow_env_factories and not is_loopback(host) and security.missing():
         raise SettingError(
-            f"allow_env_factories=True lets clients execute code on this machine, and host={host!r} is reached from "
-            f"others: refused without {security.missing()}; give tls_certificate, tls_key and token"
+            f"allow_env_factories=True lets clients execute code on this machine, and host={host!r} is open to other "
+            f"machines: it needs {security.missing()}; give tls_certificate, tls_key and token"
         )
     source = EnvSource(
         env,
@@ -186,7 +186,7 @@ def _realtime(
     """Join the keywords of real time, or raise SettingError where they stand without `fps`."""
     if fps is None:
         if default_action is not None or max_action_age is not None or clock is not None:
-            raise SettingError("default_action, max_action_age and clock are of real time: give fps= too")
+            raise SettingError("default_action, max_action_age and clock need a real-time world: give fps= too")
         return None
     options = Realtime(fps, default_action=default_action, max_action_age=max_action_age, clock=clock)
     options.check()

@@ -265,7 +265,7 @@ def read_bytes(settings: Mapping[str, pb.Tensor], name: str) -> Any:
         return None
     tensor = settings[name]
     if tensor.WhichOneof("payload") != "uint8s":
-        raise TensorError(f"the setting {name!r} travels as uint8 bytes of the values codec")
+        raise TensorError(f"expected the setting {name!r} as uint8 bytes of the values codec")
     return values.decode(tensor.uint8s.array)
 
 

@@ -172,7 +172,7 @@ class LocalBase(Generic[E]):
 
 
 def _without_environment(tree: PropertyTree) -> PropertyTree:
-    """Return a tree with the same properties that keeps no reference to the environment."""
+    """Return a copy of a property tree that keeps no reference to the environment."""
 
     def closed(*arguments: Any) -> Any:
         raise RequestError(Code.FAILED_PRECONDITION, "the environment was closed")
@@ -194,7 +194,7 @@ class LocalEnv(LocalBase[Any]):
 
     @property
     def lanes(self) -> list[Any]:
-        """What a world steps by itself: this environment."""
+        """The environments that a world steps separately: this one."""
         return [self]
 
 
@@ -274,7 +274,7 @@ class Lanes:
 
     @property
     def ended(self) -> RequestError | None:
-        """What ended one of them by itself, as an answer; None where nothing did."""
+        """The error to answer with if one of their processes has ended; None: none has."""
         return next((lane.ended for lane in self.lanes if lane.ended is not None), None)
 
     async def close(self, reason: RequestError | None = None) -> None:
