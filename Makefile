@@ -6,6 +6,7 @@
 # make chaos   step for 20 minutes, twice, while servers and links fail; make fuzz   a million random requests and frames
 # make mutants break the protocol in many ways, and see a test fail for each
 # make proto   generate bridge/pb from proto
+# make pictures   draw docs/readme.png
 # make test-trainers     run the tests that need PyTorch, with the trainers themselves
 # make notebooks         execute the notebooks in place, at full length
 # make notebooks-short   execute them with short trainings, and leave them as they are
@@ -21,7 +22,7 @@ FLOORS = gymnasium[classic-control]==1.4.0 numpy==1.26.0 grpcio==1.66.0 protobuf
 FLOOR_TESTS = $(addprefix tests/test_,values.py spaces.py space_json.py session.py worlds_single.py worlds_lanes.py registry.py \
 	source.py failures.py leaks.py send_recv.py unix.py)
 
-.PHONY: demo test test-floors test-trainers notebooks notebooks-short check bench chaos fuzz mutants proto clean
+.PHONY: demo test test-floors test-trainers notebooks notebooks-short check bench chaos fuzz mutants proto pictures clean
 
 # One stamp a set of extras; a changed pyproject.toml installs again.
 $(VENV)/.installed-%: pyproject.toml
@@ -81,6 +82,9 @@ mutants: $(VENV)/.installed-test
 
 proto: $(VENV)/.installed-check
 	$(BIN)/python proto/generate.py
+
+pictures: $(VENV)/.installed-test
+	$(BIN)/python docs/pictures.py
 
 clean:
 	rm -rf $(VENV) $(TRAINERS) build dist *.egg-info

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,10 @@ from bridge.cli.launch import ServerProcess
 from bridge.client.vector_env import make_vec_remote
 from bridge.errors import SettingError
 
-__all__ = ["SOLVED", "CrossEntropy", "Demo", "Generation", "Outcome", "draw_curve", "play", "run_demo"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["SOLVED", "CrossEntropy", "Demo", "Generation", "Outcome", "draw_curve", "play", "plot_curve", "run_demo"]
 
 ENV_ID = "CartPole-v1"
 SOLVED = 475.0
@@ -247,18 +250,32 @@ def _conclude(outcome: Outcome, screen: _Screen) -> None:
 
 
 def draw_curve(history: Sequence[Generation], evaluation: Floats, path: Path) -> Path | None:
-    """Draw mean, middle half and best of the returns over the steps of training; None where there is no matplotlib."""
+    """Write the learning curve as a picture; None where matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return None
-    steps = [item.steps / 1000 for item in history]
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     axes = figure.add_subplot()
+    plot_curve(axes, history, evaluation)
+    population = len(history[0].returns)
+    axes.set_title(f"{ENV_ID} behind gRPC: cross-entropy method, {population} linear policies a generation")
+    axes.set_xlabel("training (thousand environment steps, one marker a generation)")
+    axes.set_ylabel("return (steps until the pole falls)")
+    axes.legend(loc="lower right")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    return path
+
+
+def plot_curve(axes: Axes, history: Sequence[Generation], evaluation: Floats) -> None:
+    """Plot mean, middle half and best of the returns over the steps of training, and the evaluation, on `axes`."""
+    steps = [item.steps / 1000 for item in history]
+    population = len(history[0].returns)
     low, high = np.array([np.percentile(item.returns, [25, 75]) for item in history]).T
-    axes.fill_between(steps, low, high, color="tab:blue", alpha=0.2, linewidth=0, label="middle half of the population")
-    axes.plot(steps, [item.returns.mean() for item in history], "o-", color="tab:blue", label="mean of the population")
-    axes.plot(steps, [item.returns.max() for item in history], "^:", color="tab:green", label="best policy")
+    axes.fill_between(steps, low, high, color="tab:blue", alpha=0.2, linewidth=0, label="middle half")
+    axes.plot(steps, [item.returns.mean() for item in history], "o-", color="tab:blue", label=f"mean of {population}")
+    axes.plot(steps, [item.returns.max() for item in history], "^:", color="tab:green", label="best")
     axes.axhline(SOLVED, color="tab:red", linestyle="--", linewidth=1.2, label=f"solved: {SOLVED:g}")
     axes.plot(
         steps[-1],
@@ -266,19 +283,11 @@ def draw_curve(history: Sequence[Generation], evaluation: Floats, path: Path) ->
         "*",
         color="black",
         markersize=13,
-        label=f"trained policy: {evaluation.mean():.0f}",
+        label=f"final policy: {evaluation.mean():.0f}",
     )
-    population = len(history[0].returns)
-    axes.set_title(f"{ENV_ID} behind gRPC: cross-entropy method, {population} linear policies a generation")
-    axes.set_xlabel("training (thousand environment steps, one marker a generation)")
-    axes.set_ylabel("return (steps until the pole falls)")
     axes.set_xlim(left=0)
     axes.set_ylim(0, LONGEST * 1.05)
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    return path
 
 
 class _Screen:

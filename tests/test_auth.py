@@ -99,7 +99,7 @@ def test_a_client_with_a_certificate_of_the_authority_comes_in(certs: dict[str, 
 
 @pytest.mark.parametrize(
     ("keywords", "said"),
-    [({}, "this server wants a token, and none came"), ({"token": SECRET[:-1]}, "the token that came is not this")],
+    [({}, "a token is required, and none was sent"), ({"token": SECRET[:-1]}, "the token is wrong")],
 )
 @pytest.mark.parametrize("make", [make_remote, make_vec_remote])
 def test_without_the_token_a_client_is_refused_and_no_world_is_touched(
@@ -222,7 +222,7 @@ def test_the_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypa
         plays(server.url)
     with serve_gym("CartPole-v1") as server:
         monkeypatch.setenv(TOKEN_VARIABLE, "another")
-        with pytest.raises(errors.RefusedError, match="is not this server's"):
+        with pytest.raises(errors.RefusedError, match="the token is wrong"):
             make_remote(server.url, timeout=20)
 
 
@@ -312,9 +312,9 @@ def test_a_certificate_without_its_key_or_with_another_is_refused(
 @pytest.mark.parametrize(
     ("keywords", "lacks"),
     [
-        ({}, "TLS and token: whoever reaches port"),
-        ({"token": SECRET}, "TLS: what travels over port"),
-        ({"tls": True}, "token: whoever reaches port"),
+        ({}, "TLS and token: anyone who reaches port"),
+        ({"token": SECRET}, "TLS: traffic of port"),
+        ({"tls": True}, "token: anyone who reaches port"),
         ({"tls": True, "token": SECRET}, ""),
         ({"tls": True, "clients": True}, ""),
     ],
@@ -361,7 +361,7 @@ def test_a_world_of_several_agents_asks_for_the_token_too(certs: dict[str, Path]
 
     with serve_parallel(Relay, token=SECRET, **tls(certs)) as server:
         assert server.url.startswith("grpcs://")
-        with pytest.raises(errors.RefusedError, match="none came"):
+        with pytest.raises(errors.RefusedError, match="none was sent"):
             make_remote(server.url, tls_ca=certs["ca.pem"], timeout=20)
         make_remote(server.url, tls_ca=certs["ca.pem"], token=SECRET, timeout=20).close()
 
@@ -391,17 +391,17 @@ def test_beyond_loopback_a_server_makes_a_token_and_its_url_lets_clients_in(monk
         envs.reset(seed=0)
         assert all(token not in str(remote) for remote in envs.remotes())
         envs.close()
-        with pytest.raises(errors.RefusedError, match="wants a token") as caught:
+        with pytest.raises(errors.RefusedError, match="a token is required") as caught:
             make_remote(f"grpc://127.0.0.1:{server.port}")
         assert caught.value.code == errors.Code.UNAUTHENTICATED
-        with pytest.raises(errors.RefusedError, match="not this server's") as caught:
+        with pytest.raises(errors.RefusedError, match="the token is wrong") as caught:
             make_remote(f"{server.url[:-1]}{'a' if server.url[-1] != 'a' else 'b'}")
         assert token[:-1] not in str(caught.value)
 
 
 def test_insecure_makes_no_token_and_warns(monkeypatch):
     monkeypatch.delenv("BRIDGE_TOKEN", raising=False)
-    with pytest.warns(RuntimeWarning, match=r"without TLS and token: whoever reaches port"):
+    with pytest.warns(RuntimeWarning, match=r"without TLS and token: anyone who reaches port"):
         server = wide(insecure=True)
     with server:
         assert "token" not in server.url

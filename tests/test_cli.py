@@ -160,7 +160,7 @@ def test_the_printed_lines_connect_to_lanes_when_they_are_pasted() -> None:
 def test_the_printed_lines_connect_to_one_of_a_zoo_when_they_are_pasted() -> None:
     with Serving("Taxi-v4", "MountainCar*") as serving:
         lines = serving.printed()
-        assert lines[0].startswith("Taxi-v4, MountainCar* is served at ")
+        assert lines[0].startswith("Taxi-v4, MountainCar* are served at ")
         env = paste(lines[2:4])
         assert env.action_space.n == 6
         env.close()
@@ -565,7 +565,7 @@ def test_every_command_that_connects_shows_a_token_and_a_certificate(
             assert main([*command, *given, *own]) == 0, command
             refused = 3 if command[0] == "check" else 1
             assert main([*command, *given[2:], *own]) == refused, command
-            assert "this server wants a token, and none came" in capsys.readouterr().err
+            assert "a token is required, and none was sent" in capsys.readouterr().err
             assert main([*command, *given]) == refused, command
             assert "pass --tls-certificate and --tls-key" in capsys.readouterr().err
         until(lambda: server.connections == 0)

@@ -103,7 +103,7 @@ def test_beyond_loopback_it_needs_token_and_tls(tmp_path: Path, recwarn: pytest.
         ({"token": "x" * 20}, "TLS"),
         (tls, "token"),
     ):
-        with pytest.raises(errors.SettingError, match=f"execute code on this machine.*without {lacks};"):
+        with pytest.raises(errors.SettingError, match=f"execute code on this machine.*it needs {lacks};"):
             serve_gym("CartPole-v1", host="0.0.0.0", allow_env_factories=True, **given)  # type: ignore[arg-type]
     assert not recwarn.list
 

@@ -116,7 +116,7 @@ def test_a_port_in_use_is_an_error_with_a_remedy() -> None:
 
     with (
         serve_gym("CartPole-v1") as server,
-        pytest.raises(SettingError, match=r"port=0 takes any free one"),
+        pytest.raises(SettingError, match=r"port=0: any free one"),
     ):
         serve_gym("CartPole-v1", port=server.port)
 

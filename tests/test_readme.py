@@ -1,4 +1,4 @@
-"""The README and the pages beside it: what they show runs, what they name is there."""
+"""The README and the pages of docs/: what they show runs, what they name exists."""
 
 from __future__ import annotations
 
@@ -26,7 +26,15 @@ from tests.parallel_envs import Relay
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/properties.md"]
+API = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+]
+LOCAL = "grpc://127.0.0.1:50051"
+OTHER_MACHINE = "grpcs://gpu-box.lan:50051"
 
 
 def blocks(text: str) -> list[tuple[str, str]]:
@@ -36,7 +44,7 @@ def blocks(text: str) -> list[tuple[str, str]]:
 
 def examples() -> list[tuple[str, str]]:
     """Return each Python block with the output that stands below it, "" where there is none."""
-    found = blocks(README)
+    found = [*blocks(README), ("", ""), *blocks(API)]
     following = [*found[1:], ("", "")]
     return [
         (content, after if kind == "text" and "→" not in after else "")
@@ -51,22 +59,35 @@ def commands() -> list[list[str]]:
     return [shlex.split(line) for line in lines]
 
 
+def serve_command(*, wide: bool) -> list[str]:
+    """Return what follows `bridge serve`: of the server for this machine, or of the one for others (`wide`)."""
+    (words,) = [words for words in commands() if words[:2] == ["bridge", "serve"] and ("--host" in words) == wide]
+    return words[2:]
+
+
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """What the README's `bridge serve` starts, on a free port instead of the one that is written there."""
-    (line,) = [words for words in commands() if words[:2] == ["bridge", "serve"]]
-    assert line[-2:] == ["--port", "50051"]
-    with ServerProcess(*line[2:-2]) as server:
+    """What the README's first `bridge serve` starts, on a free port instead of the one that is written there."""
+    words = serve_command(wide=False)
+    assert words[-2:] == ["--port", "50051"]
+    with ServerProcess(*words[:-2]) as server:
         yield server.url
 
 
-@pytest.mark.parametrize(("code", "output"), examples(), ids=lambda text: "")
-def test_the_code_of_the_readme_runs_and_prints_what_is_written_below_it(url: str, code: str, output: str) -> None:
-    assert "50051" in code or "serve_gym(" in code
-    command = [sys.executable, "-W", "error", "-c", code.replace("grpc://127.0.0.1:50051", url)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+def run_code(code: str) -> str:
+    """Run a block in a process of its own, warnings being errors, and return its output."""
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == output
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("code", "output"), [pair for pair in examples() if OTHER_MACHINE not in pair[0]], ids=lambda text: ""
+)
+def test_the_code_of_the_readme_runs_and_prints_what_is_written_below_it(url: str, code: str, output: str) -> None:
+    assert LOCAL in code or "serve_gym(" in code
+    assert run_code(code.replace(LOCAL, url)) == output
 
 
 def test_the_commands_of_the_readme_run(url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,17 +97,32 @@ def test_the_commands_of_the_readme_run(url: str, capsys: pytest.CaptureFixture[
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
         elif words[0] == "source":
             assert words[1] == ".venv/bin/activate"  # `make demo` made it
-        else:
-            assert words[0] == "bridge"
-            if words[1] != "serve":
-                ran.append(words[1])
-                assert main([word.replace("grpc://127.0.0.1:50051", url) for word in words[1:]]) == 0
+        elif words[1] in ("info", "bench"):
+            ran.append(words[1])
+            assert main([word.replace(LOCAL, url) for word in words[1:]]) == 0
     capsys.readouterr()
     assert ran == ["info", "bench"]
 
 
+def test_what_the_readme_shows_between_two_machines_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (cert,) = [words for words in commands() if words[:2] == ["bridge", "cert"]]
+    assert main(cert[1:]) == 0
+    (token,) = [words for words in commands() if words[:2] == ["python", "-c"]]
+    assert token[-2:] == [">", "token"]
+    Path("token").write_text(run_code(token[2]))
+    words = serve_command(wide=True)
+    for option, value in (("--host", "0.0.0.0"), ("--port", "50051")):  # of tests: loopback, and a free port
+        at = words.index(option)
+        assert words[at + 1] == value
+        del words[at : at + 2]
+    (example,) = [(code, output) for code, output in examples() if OTHER_MACHINE in code]
+    with ServerProcess(*words) as server:
+        assert run_code(example[0].replace(OTHER_MACHINE, server.url)) == example[1]
+
+
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
-def test_the_way_of_the_data_names_files_that_there_are_one_an_arrow(page: str) -> None:
+def test_the_architecture_names_an_existing_file_for_each_arrow(page: str) -> None:
     arrows = re.findall(r"^  → (\S+)", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
     assert len(arrows) >= 7
     assert [name for name in arrows if not (ROOT / name).is_file()] == []
@@ -101,17 +137,17 @@ def row(name: str, place: Any) -> str:
 
 
 def test_the_table_of_public_names_is_whole_and_holds_nothing_else() -> None:
-    listed = re.findall(r"^\| `(bridge\.[\w.]+)` \|", README, re.MULTILINE)
+    listed = re.findall(r"^\| `(bridge\.[\w.]+)` \|", API, re.MULTILINE)
     things = {f"bridge.{name}": bridge for name in bridge.__all__ if not name.startswith("_")}
     things |= {f"bridge.wrappers.{name}": bridge.wrappers for name in bridge.wrappers.__all__}
     missing = [row(name, place) for name, place in things.items() if name not in listed]
-    assert not missing, "README.md lacks these rows:\n" + "\n".join(missing)
+    assert not missing, "docs/api.md lacks these rows:\n" + "\n".join(missing)
     modules = {"bridge.errors", "bridge.perlert", "bridge.testing", "bridge.wrappers.SB3VecEnv"}  # it needs an extra
     assert set(listed) - set(things) <= modules
 
 
 def test_the_table_of_commands_is_whole_and_holds_nothing_else() -> None:
-    listed = re.findall(r"^\| `bridge (\w+)", README, re.MULTILINE)
+    listed = re.findall(r"^\| `bridge (\w+)", API, re.MULTILINE)
     (choices,) = [action.choices for action in make_parser()._actions if action.dest == "command"]
     assert sorted(listed) == sorted(choices)
 
@@ -119,7 +155,7 @@ def test_the_table_of_commands_is_whole_and_holds_nothing_else() -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_to_files_that_there_are(page: str) -> None:
     path = ROOT / page
-    links = re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8"))
+    links = re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)", path.read_text(encoding="utf-8"))
     assert [link for link in links if "://" not in link and not (path.parent / link).exists()] == []
 
 

@@ -742,7 +742,7 @@ def test_a_seed_is_kept_when_the_reset_of_the_environment_fails():
         ({"seed": pack_tensor([1])}, "non-negative integer scalar"),
         ({"seed": pack_tensor("1")}, "non-negative integer scalar"),
         ({"seed": pb.Tensor()}, "'seed' holds nothing"),
-        ({"options": pack_tensor(1)}, "'options' travels as uint8 bytes"),
+        ({"options": pack_tensor(1)}, "'options' as uint8 bytes"),
         ({"options": pack_tensor(np.uint8([255]))}, "expected an encoded value"),
         ({"options": pack_tensor(np.frombuffer(values.encode([1]), np.uint8))}, "options to be a dict, got list"),
     ],

@@ -193,7 +193,7 @@ def test_wrong_arguments_are_answered_by_those_that_are_taken(env, accepted, lan
         ({"num_envs": True}, "'num_envs' to be an integer"),
         ({"num_envs": [2]}, "'num_envs' to be an integer"),
         ({"vectorization_mode": "threads"}, "one of sync, async, vector_entry_point, got 'threads'"),
-        ({"kwargs": 5}, "'kwargs' travels as uint8 bytes of the values codec"),
+        ({"kwargs": 5}, "'kwargs' as uint8 bytes of the values codec"),
         ({"kwargs": encoded([1])}, r"expected kwargs to be a dict, got \[1\]"),
         ({"kwargs": encoded("ab")}, "expected kwargs to be a dict"),
     ],

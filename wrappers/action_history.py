@@ -21,10 +21,9 @@ _ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary
 class ActionHistory(VectorWrapper[Any, Any, Any, Any, Array]):
     """Appends the last actions to observations.
 
-    With a delay of k frames an observation tells nothing of the last k actions, though they are decided already; an
-    agent that sees them can act as if there were no delay. Works on remote vector environments, bare (slots that read
-    None stay None) or in `BlockingReset`, and on any other vector environment, such as the local one that a policy is
-    trained in.
+    With a delay of k frames an observation does not show the effect of the last k actions; an agent that sees these
+    actions can take it into account. Works on remote vector environments, with or without `BlockingReset` (slots whose
+    observation is None stay None), and on any other vector environment, such as a local one for training.
 
     Args:
         env: The vector environment.

@@ -27,15 +27,15 @@ MAX_FAILURES = 10
 
 
 class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
-    """Makes `reset` and `step` wait until every slot has an observation (U-10), and gives batched arrays.
+    """Makes `reset` and `step` wait until every slot has an observation, and returns batched arrays.
 
-    What comes out is exactly what `gymnasium.vector.SyncVectorEnv` gives for the same environments, seeds, actions and
-    autoreset mode, so that any trainer and any of Gymnasium's vector wrappers works on it unchanged. A remote that is
-    lost shows as an ordinary truncation, with the last observation that it had; its slot goes on once it is back.
+    The results equal those of `gymnasium.vector.SyncVectorEnv` with the same environments, seeds, actions and autoreset
+    mode, so any trainer and any of Gymnasium's vector wrappers works with it unchanged. A lost remote is reported as an
+    ordinary truncation, with its last observation; the next `step` waits until it is back.
 
     Like Gymnasium's AsyncVectorEnv it has `step_async` and `step_wait`, `reset_async` and `reset_wait`, `call_async`
-    and `call_wait`. A wait that times out leaves its call pending: the same wait can be called again and goes on. What
-    comes late is never taken for the answer to something else.
+    and `call_wait`. After a timeout the call stays pending: the same wait can be called again. A late answer is
+    never taken for the answer to another request.
 
     Args:
         env: What `make_vec_remote` returns.
@@ -163,7 +163,7 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
         return results.batched(), results.merged_infos()
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
-        """Apply an action in every slot; the autoreset mode says what becomes of one whose episode ended.
+        """Apply an action in every slot; the autoreset mode says what happens to slots whose episode ended.
 
         Args:
             actions: A batch of `action_space`.
@@ -183,7 +183,7 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
         return self.step_wait()
 
     def step_async(self, actions: Any) -> None:
-        """Send what `step` sends; `step_wait` gathers."""
+        """Send the actions and return at once; `step_wait` returns the results."""
         if self._mode is AutoresetMode.DISABLED and self._finished.any():
             raise ResetNeededError(
                 f"expected slots in an episode, but those of {np.flatnonzero(self._finished).tolist()} have ended; "
@@ -269,11 +269,11 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
         return self.env.recv(at_least)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a public method of every environment, or read a public attribute; return a result a slot."""
+        """Call a public method of every environment, or read a public attribute; return a result for each slot."""
         return self.env.call(name, *args, **kwargs)
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
-        """Send what `call` sends; `call_wait` gathers."""
+        """Send the calls and return at once; `call_wait` returns the results."""
         self.env.call_async(name, *args, **kwargs)
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:

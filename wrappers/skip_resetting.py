@@ -1,4 +1,4 @@
-"""For loops that want only the slots that have an observation."""
+"""Step only the slots that have an observation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Ready", "SkipResetting"]
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-    """One step's results. `k` slots have an observation, which may be none."""
+    """One step's results: of the `k` slots that have an observation; k may be 0."""
 
     slots: Array
     """Which they are, ascending, int64 `(k,)`."""
@@ -39,10 +39,10 @@ class Ready:
 
 
 class SkipResetting:
-    """Gives batched observations of the slots that are ready, and takes actions for those alone.
+    """Returns batched observations of the ready slots, and takes actions for those only.
 
-    Nothing is stepped that has no observation, no slot waits for another, and the loop's network sees no filler.
-    Since k changes from step to step this is no `VectorEnv`.
+    No slot waits for another, and batches contain no placeholders. It is not a `VectorEnv`, because the number of ready
+    slots changes from step to step.
 
     Example:
         >>> from bridge import make_vec_remote, serve_gym

@@ -20,16 +20,16 @@ __all__ = ["Throttle"]
 
 
 class Throttle(Transparent):
-    """Makes `step` take one frame: the actions go out at once, and the results are those of the frame's end.
+    """Makes each `step` take one frame: it sends the actions at once and returns the results at the frame's end.
 
-    Observations, rewards and ends of episodes are asked for when the frame is over, so they are new, and none surfaces
-    a step late. Frame n ends at `start + n / fps`, where `reset` starts the count: lateness does not add up. A loop
-    that is late does not wait; `infos["late"]` says by how many seconds, 0.0 where it is in time.
+    Results are requested when the frame is over, so they are up to date. Frame n ends at `start + n / fps`, where
+    `start` is the time of `reset`, so lateness does not add up. A late loop does not wait; `infos["late"]` says by how
+    many seconds it is late, 0.0 if it is in time.
 
     Args:
         env: What `make_vec_remote` returns. `BlockingReset` goes outside: `BlockingReset(Throttle(env))`.
         fps: Steps a second; None: the frame rate of the remote real-time worlds.
-        clock: What tells the time; tests give a `VirtualClock`.
+        clock: The clock; tests use a `VirtualClock`.
 
     Raises:
         SettingError: `fps` is no positive number, or not given where the worlds are in lock-step.
@@ -54,7 +54,7 @@ class Throttle(Transparent):
         self.remote.stepper.pacer = self._pace
 
     def _pace(self) -> None:
-        """Wait for the end of the frame; called when the actions are out."""
+        """Wait for the end of the frame; called once the actions are sent."""
         now = self._clock.now()
         if self._start is None:
             self._start = now

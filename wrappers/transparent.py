@@ -1,4 +1,4 @@
-"""What wrappers are that change when something happens, and nothing of what is said."""
+"""The base class of wrappers that change the timing of calls, but not their data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Transparent"]
 
 
 class Transparent(VectorWrapper[Any, Any, Any, Any, Array]):
-    """Passes every attribute on, so that `BlockingReset` can stand on it as on the remote environment itself.
+    """Forwards every attribute, so that `BlockingReset` can wrap it like the remote environment itself.
 
     Args:
         env: What `make_vec_remote` returns, or another of these wrappers around it.

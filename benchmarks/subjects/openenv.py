@@ -42,7 +42,7 @@ class CartPole(Environment):
 
 app = create_fastapi_app(CartPole, Choice, Seen, max_concurrent_envs=128)
 sock = socket.create_server(("127.0.0.1", 0))
-server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws_ping_interval=None))
 threading.Thread(target=lambda: (sys.stdin.read(), setattr(server, "should_exit", True)), daemon=True).start()
 print(sock.getsockname()[1], flush=True)
 server.run([sock])
@@ -66,12 +66,12 @@ def _sessions(number: int) -> Iterator[Measure]:
                     await client.reset()  # type: ignore[attr-defined]
 
         async def work(seconds: float) -> float:
+            await every("reset")  # a session that was idle between turns may be a new one
             steps, start = [0], time.perf_counter()
             await asyncio.gather(*(play(client, steps, start + seconds) for client in clients))
             return steps[0] / (time.perf_counter() - start)
 
         loop.run_until_complete(every("connect"))
-        loop.run_until_complete(every("reset"))
         try:
             yield lambda seconds: loop.run_until_complete(work(seconds))
         finally:

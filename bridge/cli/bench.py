@@ -22,8 +22,8 @@ _EPILOG = """examples:
   bridge bench localhost:50051 --num-envs 8              eight worlds
   bridge bench host-a:50051 host-b:50051 --seconds 20
 
-A step is one call of step() on the vector of all environments, with random actions, by the blocking client: the time
-that a training loop waits for it.
+A step is one call of step() on the vector environment, with random actions. The latency is the time that a training
+loop waits for it.
 """
 # Sampling is not what is measured.
 _ACTIONS = 64
@@ -36,10 +36,19 @@ def register(commands: Any) -> None:
         description="Step environments with random actions; print steps per second and percentiles of the latency.",
         epilog=_EPILOG,
     )
-    parser.add_argument("urls", metavar="URL", nargs="+", help="grpc://HOST:PORT; several are stepped as one vector")
-    parser.add_argument("--num-envs", type=int, metavar="N", help="environments in all (default: what the URLs give)")
+    parser.add_argument(
+        "urls", metavar="URL", nargs="+", help="grpc://HOST:PORT; several URLs are stepped as one vector environment"
+    )
+    parser.add_argument(
+        "--num-envs",
+        type=int,
+        metavar="N",
+        help="total number of environments (default: one for each URL, or its lanes)",
+    )
     parser.add_argument("--seconds", type=positive, default=5.0, metavar="S", help="how long to step (default: 5)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of environments and actions (default: 0)")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of environments and actions (default: 0)"
+    )
     parser.add_argument(
         "--timeout", type=positive, default=10.0, metavar="S", help="seconds to wait for each answer (default: 10)"
     )

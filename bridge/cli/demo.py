@@ -15,8 +15,7 @@ _EPILOG = """examples:
   bridge demo
   bridge demo --servers 4 --lanes 16 --picture /tmp/curve.png
 
-It needs no more than NumPy; the picture needs matplotlib: pip install 'gymnasium-bridge[demo]'. The exit code is 1
-where the agent has not learned.
+The picture needs matplotlib (extra `demo`). The exit code is 1 if the agent has not learned.
 """
 
 
@@ -26,7 +25,7 @@ def register(commands: Any) -> None:
 
     parser = commands.add_parser(
         "demo",
-        description="Start servers as processes, train an agent in them, evaluate it, draw its learning curve.",
+        description="Start server processes, train an agent in their environments, evaluate it, draw a learning curve.",
         epilog=_EPILOG,
     )
     texts = {
@@ -34,8 +33,8 @@ def register(commands: Any) -> None:
         "lanes": "environments in each of them",
         "generations": "rounds of training",
         "episodes": "episodes of each policy in each round",
-        "seed": "of environments and training",
-        "picture": "where the learning curve goes",
+        "seed": "seed of environments and training",
+        "picture": "where to write the learning curve",
     }
     for field in dataclasses.fields(Demo):
         kind, metavar = (Path, "FILE") if field.name == "picture" else (int, "N")

@@ -25,10 +25,10 @@ __all__ = ["positive", "register"]
 
 _EPILOG = """examples:
   bridge info grpc://localhost:50051
-  bridge info localhost:50051/CartPole-v1?num_envs=8   of a zoo, the environment; CreateWorld settings
+  bridge info localhost:50051/CartPole-v1?num_envs=8   one of several environments; CreateWorld settings
   bridge info grpcs://gpu-box.lan:50051 --token-file token --tls-ca certs/ca.pem
 
-It makes a world of its own to look at, joins it, steps nothing, and leaves nothing behind.
+It creates a world, joins it, steps nothing, and destroys it.
 """
 _SIGNALS = ("reward", "discount")
 _OWN_SIGNALS = (*_SIGNALS, "terminated", "truncated", "info")
@@ -40,7 +40,7 @@ def register(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "info",
-        description="Say what a dm_env_rpc server is, what it publishes, and the specs, spaces and properties there.",
+        description="Print a dm_env_rpc server's version, environments, limits, specs, spaces and properties.",
         epilog=_EPILOG,
     )
     parser.add_argument(

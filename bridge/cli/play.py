@@ -19,9 +19,9 @@ from bridge.transport.credentials import add_credential_options, credential_keyw
 __all__ = ["Keyboard", "add_play_parser", "default_keys", "describe", "read_keys", "register", "run"]
 
 _EPILOG = """keys:
-  An action of a Discrete space is chosen by the digits 0 to 9, by the arrows where the environment tells what its
-  actions mean (Atari) or has few, and by --keys. A Box is steered by the arrows: left and right its first number, down
-  and up its second. Backspace begins anew, Escape ends.
+  Discrete actions: the digits 0 to 9; the arrows if there are at most four actions, or if the environment names its
+  actions (Atari); and --keys. Box actions: left and right change the first number, down and up the second. Backspace
+  resets the environment, Escape quits.
 
 examples:
   bridge play grpc://localhost:50051/CartPole-v1
@@ -39,14 +39,14 @@ def add_play_parser(commands: Any) -> None:
         description="Play a remote environment with the keyboard, at its frame rate.",
         epilog=_EPILOG,
     )
-    parser.add_argument("url", metavar="URL", help="where it is served")
+    parser.add_argument("url", metavar="URL", help="URL of the environment")
     parser.add_argument(
         "--keys", nargs="+", default=[], metavar="KEY=ACTION", help="keys for a Discrete space's actions"
     )
-    parser.add_argument("--role", choices=["player", "spectator"], help="in a real-time world")
+    parser.add_argument("--role", choices=["player", "spectator"], help="role in a real-time world")
     parser.add_argument("--fps", type=float, metavar="X", help="frames a second (default: the environment's own)")
-    parser.add_argument("--frames", type=int, metavar="N", help="end after so many frames")
-    parser.add_argument("--scale", type=int, default=0, metavar="N", help="enlarge the picture so many times")
+    parser.add_argument("--frames", type=int, metavar="N", help="stop after N frames")
+    parser.add_argument("--scale", type=int, default=0, metavar="N", help="enlarge the picture N times")
     add_credential_options(parser)
     parser.set_defaults(run=run)
 

@@ -45,10 +45,10 @@ USAGE = 2
 INTERRUPTED = 130
 
 _EXIT_CODES = """exit codes:
-  0    it went well
-  1    the remote end failed, or the environment did
+  0    success
+  1    the server or the environment failed
   2    the command line, a URL or a setting is wrong
-  130  interrupted by Ctrl-C; `bridge serve` drains and exits with 0
+  130  interrupted by Ctrl-C (`bridge serve` stops in order and exits with 0)
 """
 
 
@@ -60,7 +60,7 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
     """
     parser = argparse.ArgumentParser(
         prog="bridge",
-        description="Serve Gymnasium environments, and look at what others serve.",
+        description="Serve Gymnasium environments, and inspect, measure and play served ones.",
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -31,20 +31,20 @@ from bridge.transport.credentials import TOKEN_VARIABLE
 
 __all__ = ["SERVED_AT", "announce", "read_pairs", "register", "serve_options"]
 
-SERVED_AT = " is served at "
+SERVED_AT = " served at "
 """In the first line of output: what stands between the environment and its URLs, which are separated by spaces."""
 _READ = {"int": int, "float": float, "str": str}
 _KIND = {True: "an environment of several agents", False: "a Gymnasium environment"}
 
 _EPILOG = """examples:
   bridge serve CartPole-v1 --port 50051
-  bridge serve CartPole-v1 --num-envs 64             one world of 64 lanes: one message steps them all
+  bridge serve CartPole-v1 --num-envs 64             64 lanes: one message steps them all
   bridge serve FrozenLake-v1 --env-kwargs map_name=8x8 is_slippery=False
   bridge serve my_package.envs:MyEnv-v0              imports the module that registers the environment
   bridge serve my_package.envs:make_env              calls what makes the environment
   bridge serve mpe2:simple_tag_v3 --fps 30           several agents (PettingZoo), each a client, in real time
   bridge serve CartPole-v1 --perlert 32322           in real time over UDP, with a lobby
-  bridge serve CartPole-v1 Taxi-v4 "MountainCar*"    a zoo, of which each client names one
+  bridge serve CartPole-v1 Taxi-v4 "MountainCar*"    several environments: each client chooses one
 """
 
 
@@ -52,8 +52,7 @@ def register(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "serve",
-        description="Publish environments of Gymnasium or PettingZoo over dm_env_rpc until Ctrl-C or SIGTERM, which "
-        "drain.",
+        description="Serve environments of Gymnasium or PettingZoo over dm_env_rpc until Ctrl-C or SIGTERM.",
         epilog=_EPILOG,
     )
     parser.add_argument(
@@ -61,7 +60,7 @@ def register(commands: Any) -> None:
         nargs="+",
         metavar="ENV_ID",
         help="a Gymnasium id; MODULE:ENV_ID imports the module first; MODULE:NAME is a function or class that makes an "
-        "environment, or a PettingZoo module; several ids or patterns are a zoo",
+        "environment, or a PettingZoo module; clients choose among several ids or patterns",
     )
     for flags, options in serve_options():
         parser.add_argument(flags, **options)
@@ -69,12 +68,12 @@ def register(commands: Any) -> None:
         "--perlert",
         type=int,
         metavar="PORT",
-        help="serve in real time over the datagram protocol PERLERT instead, its lobby on this UDP port (0: any free)",
+        help="serve in real time over PERLERT (UDP) instead of gRPC, with the lobby on this port; 0: any free port",
     )
     parser.add_argument(
         "--exit-on-eof",
         action="store_true",
-        help="stop when standard input ends: for programs that start servers and must leave none behind",
+        help="stop when standard input ends, so that no server outlives the program that started it",
     )
     parser.add_argument(
         "-v", "--verbose", action="count", default=0, help="log connections and refusals too; twice: everything"
@@ -242,7 +241,7 @@ def announce(server: Server, ids: Sequence[str], kind: str, credentials: Mapping
         kind: As for `connecting_lines`.
         credentials: What a client gives beside the URL.
     """
-    say(f"{', '.join(ids)}{SERVED_AT}{' '.join(server.urls)}")
+    say(f"{', '.join(ids)} {'is' if len(ids) == 1 else 'are'}{SERVED_AT}{' '.join(server.urls)}")
     say("Connect from Python:")
     # The URLs of one server lead to the same worlds; those of several processes are joined as one vector.
     urls = server.urls if isinstance(server, ServerGroup) else [server.url]

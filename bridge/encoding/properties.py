@@ -89,7 +89,7 @@ class PropertyTree:
         )
 
     def runs_environment(self, request: properties_pb2.PropertyRequest) -> bool:
-        """Whether code of the environment runs for a request: `answer` belongs into its thread then."""
+        """Whether a request runs code of the environment; `answer` must then be called in its thread."""
         kind = request.WhichOneof("payload")
         key: str = "" if kind is None else getattr(request, kind).key
         member = self._member(key)

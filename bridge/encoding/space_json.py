@@ -1,4 +1,4 @@
-"""A Gymnasium space as JSON, and exactly back.
+"""Write Gymnasium spaces as JSON, and read them back exactly.
 
 Kept exactly: a Box's dtype, per-element bounds and bounded flags (spaces may compare equal and still sample
 differently); a Discrete's and MultiDiscrete's start and dtype; a Text's lengths and charset in order; a Dict's order
@@ -70,7 +70,7 @@ def register_space(name: str, read: SpaceReader) -> None:
 
 
 def published_space(space: Space[Any]) -> Space[Any]:
-    """Return the space as a client has it that registered no reader: itself, or the plain space that stands for it.
+    """Return the space as a client has it that registered no reader: the same, or a standard one for a custom class.
 
     A subclass of one of Gymnasium's spaces counts as that space. A custom space of strings (MiniGrid's MissionSpace)
     becomes a Text of printable characters.

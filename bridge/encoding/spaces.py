@@ -1,11 +1,12 @@
-"""Samples of a Gymnasium space as tensors, one leaf a tensor, and back.
+"""Convert samples of Gymnasium spaces to tensors and back.
 
-A `Layout` cuts a space into leaves. Box, Discrete, MultiBinary, MultiDiscrete and Text are a leaf each; Dict and Tuple
-nest, a level a `.` in the name; a Sequence of plain numbers or texts is a leaf whose first dimension varies.
-Everything that no plain tensor holds (Graph, OneOf, a Sequence of composites) is one uint8 leaf in the values codec.
+A `Layout` splits a space into leaves, each of which is one tensor. Box, Discrete, MultiBinary, MultiDiscrete and Text
+are one leaf each. Dict and Tuple nest, with a `.` in the name for each level. A Sequence of numbers or texts is a leaf
+whose first dimension varies. Spaces that no plain tensor holds (Graph, OneOf, a Sequence of composites) are one uint8
+leaf in the values codec.
 
-A batch of samples is handled as columns, one a leaf: an array with a leading dimension for the slots, or a list where
-slots differ in shape.
+A batch of samples is stored as columns, one for each leaf: an array with a leading dimension for the slots, or a list
+if slots differ in shape.
 
 Dict keys in names: `%` is written `%25`, `.` is `%2E`, the empty key `%_`, and the i-th key where it is no string
 `%[i]`.
@@ -196,13 +197,13 @@ class Leaf:
 
 
 class Layout:
-    """How samples of a space are cut into tensors.
+    """How samples of a space are split into tensors.
 
     Args:
         space: A space of Gymnasium's own kinds.
         name: The name of the root: `observation` or `action`.
         lanes: The number of lanes where a world steps several at once; None for a single environment.
-        foreign: The names are another server's: no root before them, and nothing written in another way.
+        foreign: The space was made from a third-party server's specs: names have no root and no escapes.
 
     Raises:
         TensorError: A dtype has no form on the wire.
@@ -329,7 +330,7 @@ class Layout:
 
         Args:
             arrays: Of each spec's shape and dtype.
-            check: Look whether texts, sequences and encoded values are in their space, which no spec says.
+            check: Also check that texts, sequences and encoded values are in their space, which specs do not express.
             form: Of a single sample, what `form` gave.
 
         Raises:
@@ -352,7 +353,7 @@ class Layout:
         return self.batch(columns)
 
     def columns(self, num_envs: int) -> list[Column]:
-        """Make room for the samples of `num_envs` slots; numbers are not initialized."""
+        """Allocate columns for the samples of `num_envs` slots; numbers are not initialized."""
         return [
             np.empty((num_envs, *leaf.spec.shape), leaf.space.dtype)
             if leaf.kind in ("array", "scalar")
@@ -361,9 +362,9 @@ class Layout:
         ]
 
     def write(self, columns: list[Column], index: int, slot: int, array: Array) -> None:
-        """Put what the tensor of leaf `index` holds into its column, from `slot` on; numbers by one copy.
+        """Write the tensor of leaf `index` into its column, starting at `slot`.
 
-        An array that fills the whole column, and that nobody else may write to, takes the column's place.
+        An array that fills the whole column, and that nobody else may write to, replaces the column without a copy.
         """
         leaf, column = self.leaves[index], columns[index]
         if isinstance(column, np.ndarray):
@@ -401,7 +402,7 @@ def _renamed(leaf: Leaf, name: str) -> Leaf:
 
 
 def _refuse_fractions(part: Any, leaf: Leaf) -> None:
-    """Gymnasium's integer spaces hold no floats, also none without a fraction."""
+    """Refuse floats, which Gymnasium's integer spaces do not contain, even whole ones such as 1.0."""
     if leaf.spec.dtype.kind in "iu" and to_array(part).dtype.kind == "f":
         raise TensorError(f"{leaf.name!r}: expected integers ({leaf.space.dtype}), got {part!r:.80}")
 
@@ -563,7 +564,7 @@ def _key_name(key: Any, index: int) -> str:
 
 
 def _to_plain(space: Space[Any], sample: Any) -> Any:
-    """A sample as something that the values codec carries."""
+    """Return a sample as a value that the values codec can encode."""
     if isinstance(space, spaces.Dict):
         return [_to_plain(item, sample[key]) for key, item in space.spaces.items()]
     if isinstance(space, spaces.Tuple):

@@ -1,9 +1,9 @@
-"""The Step's request and response by hand: what is constant in them is built once, only payloads are copied.
+"""A fast path for Step requests and responses that bypasses protobuf.
 
-A tensor of fixed shape has the same bytes around its elements every time, so a Step is constants with holes. A message
-is read here only where every byte of every constant is as written here, and it means then what protobuf says that it
-means; whatever differs in the least (another writer's order of fields, an integer of two bytes, garbage) is None, and
-is left to protobuf. Written messages are ordinary ones, which any dm_env_rpc peer reads.
+If all tensors have a fixed shape, the bytes around their elements are the same in every Step. So a message is built
+from constant bytes with holes for the elements. A received message is read here only if all its constant bytes match.
+Otherwise (another order of fields, an integer of two bytes, garbage) the functions return None and the caller uses
+protobuf. Written messages are ordinary protobuf, which any dm_env_rpc peer can read.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class _Template:
         return self.pattern.match(data, start) is not None and self.many_match(data, start)
 
     def many_match(self, data: bytes | bytearray, start: int) -> bool:
-        """Whether the holes that `pattern` does not look into hold elements that are written in one byte."""
+        """Whether all elements in the holes that `pattern` does not check are encoded in one byte."""
         for hole in self.many:
             stored = data[start + hole.offset : start + hole.offset + hole.size]
             if not stored.isascii() or (hole.dtype.kind == "b" and stored.translate(None, b"\0\1")):
@@ -420,7 +420,7 @@ class StepCodec:
         return StepAnswer(data, start, state, known, self._observations)
 
     def _read_info(self, rest: bytes) -> bytes | None:
-        """Read the last entry; by protobuf, whose reading is kept if it would be written so again."""
+        """Read the last entry by protobuf; None if protobuf would write it differently."""
         try:
             observations = pb.StepResponse.FromString(rest).observations
         except (DecodeError, ValueError):

@@ -1,4 +1,4 @@
-"""A space for tensors that none of Gymnasium's spaces holds: of foreign servers' specs (D-24).
+"""A space for tensors of third-party servers that no Gymnasium space describes (D-24).
 
 Numbers with a variable dimension that is not the first, text in two dimensions or more, protobuf messages.
 """
@@ -22,7 +22,7 @@ _MOST = 8  # items along a variable dimension of a sample
 
 
 class TensorSpace(Space[Any]):
-    """What a TensorSpec admits.
+    """The tensors that a TensorSpec allows.
 
     Elements are arrays of the spec's shape, one of whose dimensions may be of any length: of its dtype for numbers, of
     `str` or of protobuf messages (dtype object) else. A message arrives as a `google.protobuf.Any`, and is sent as one.

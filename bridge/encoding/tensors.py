@@ -1,8 +1,8 @@
-"""NumPy arrays to and from dm_env_rpc tensors, and what a tensor must look like.
+"""Convert NumPy arrays to dm_env_rpc tensors and back, and check them against specs.
 
-Numbers go from an array's buffer into the message without a Python list between them wherever the wire format
-allows it: packed floats, doubles and bools are their little-endian bytes, int8 and uint8 are `bytes` fields, and
-integers from 0 to 127 are varints of one byte. No cast loses anything silently (D-19).
+Where the wire format allows it, numbers are copied from an array's buffer into the message without a Python list:
+packed floats, doubles and bools are their little-endian bytes, int8 and uint8 are `bytes` fields, and integers from 0
+to 127 are varints of one byte. No cast loses anything silently (D-19).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def wire_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     if plain in _MEMBER_OF_DTYPE:
         return plain
     known = ", ".join(str(known) for known in (*_MEMBER_OF_DTYPE, *_WIDENED))
-    raise TensorError(f"no tensor holds the dtype {np.dtype(dtype)}; the dtypes that travel are {known}")
+    raise TensorError(f"the dtype {np.dtype(dtype)} cannot be sent; expected one of {known}")
 
 
 def cast(value: Any, dtype: npt.DTypeLike | None, *, rounding: bool = False) -> Array:
@@ -126,7 +126,7 @@ def cast(value: Any, dtype: npt.DTypeLike | None, *, rounding: bool = False) -> 
 
 
 def to_array(value: Any) -> Array:
-    """Make an array, but refuse what NumPy would change: `[1, "a"]` to text, `[2**53 + 1, 0.5]` to floats."""
+    """Make an array; refuse values that NumPy would alter, such as `[1, "a"]` or `[2**53 + 1, 0.5]`."""
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -438,7 +438,7 @@ def _short(bound: Array) -> str:
 
 
 def _bound(bound: Array | None, dtype: np.dtype[Any], sign: int) -> Array | None:
-    """Widen a bound to the wire's dtype, shrink a uniform one to a scalar, drop one that excludes nothing (D-20)."""
+    """Return a bound in the wire's dtype: a scalar if uniform, None if it excludes nothing (D-20)."""
     if bound is None or dtype.kind == "b":
         return None
     array = cast(bound, dtype)

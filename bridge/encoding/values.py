@@ -1,8 +1,8 @@
-"""The values codec: what infos, reset options, keyword arguments and results are made of.
+"""The values codec, which encodes infos, reset options, keyword arguments and results.
 
-Carried exactly: None, bool, int, float, complex, str, bytes, NumPy scalars and arrays of any fixed-size dtype (and
-object arrays of carried values), lists, tuples, sets and dicts. An Enum travels as its value, a dataclass as a dict of
-its fields, an instance of a subclass as the plain type. Nothing is ever unpickled.
+It preserves exactly: None, bool, int, float, complex, str, bytes, NumPy scalars and arrays of any fixed-size dtype (and
+object arrays of such values), lists, tuples, sets and dicts. An Enum travels as its value, a dataclass as a dict of its
+fields, an instance of a subclass as the plain type. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ def _fill(message: pb.Value, value: Any, where: str, depth: int, notes: Notes | 
         _fill(message, fields, where, depth, notes)
     else:
         raise TensorError(
-            f"{where} is of type {type(value).__name__}, which does not travel; what travels is None, bool, int, "
-            "float, complex, str, bytes, NumPy scalars and arrays, lists, tuples, sets, dicts, enums and dataclasses"
+            f"{where} is of type {type(value).__name__}, which cannot be sent; expected None, bool, int, float, "
+            "complex, str, bytes, NumPy scalars and arrays, lists, tuples, sets, dicts, enums or dataclasses"
         )
 
 
@@ -255,7 +255,7 @@ def _check_text(text: str, where: str) -> None:
 
 def _fill_array(message: pb.Value.Array, value: Any, where: str, depth: int, notes: Notes | None = None) -> None:
     if isinstance(value, np.ma.MaskedArray):
-        raise TensorError(f"{where} is a masked array, whose mask does not travel; send its data and mask apart")
+        raise TensorError(f"{where} is a masked array, whose mask cannot be sent; send data and mask as two arrays")
     array = np.asarray(value)
     message.is_scalar = isinstance(value, np.generic)
     message.shape.extend(array.shape)
@@ -268,7 +268,7 @@ def _fill_array(message: pb.Value.Array, value: Any, where: str, depth: int, not
         message.dtype = plain.dtype.str
         message.data = plain.tobytes()
     else:
-        raise TensorError(f"{where} is an array of {array.dtype}, which does not travel")
+        raise TensorError(f"{where} is an array of {array.dtype}, which cannot be sent")
 
 
 def from_value(message: pb.Value, depth: int = 0) -> Any:
@@ -338,7 +338,7 @@ def _read_array(message: pb.Value.Array, depth: int) -> Any:
 
 def _read_plain(message: pb.Value.Array, shape: tuple[int, ...]) -> Any:
     if not _DTYPE.fullmatch(message.dtype):
-        raise ValueError("such a dtype does not travel")
+        raise ValueError("this dtype is not allowed")
     dtype = np.dtype(message.dtype)
     if dtype.itemsize == 0:
         if math.prod(shape) > _MAX_WITHOUT_BYTES:

@@ -1,4 +1,4 @@
-"""What a server works on at a time, over all its connections: requests being served, and bytes that wait."""
+"""Limits on the requests and bytes that a server handles at a time, over all connections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Admission"]
 
 
 class Admission:
-    """Counts requests being served and the bytes that they and their answers take, and refuses those that are too many.
+    """Counts the requests being served and the bytes of requests and answers, and refuses requests beyond the limits.
 
     Whoever serves a request adds to `requests` and `bytes` while it does: in each step a call of a method less.
 
@@ -26,7 +26,7 @@ class Admission:
         """The bytes of those requests, of large ones that are being received, and of answers that were not sent yet."""
 
     def check(self, size: int) -> None:
-        """See whether a request of `size` bytes may be served.
+        """Check whether a request of `size` bytes may be served.
 
         Raises:
             RequestError: RESOURCE_EXHAUSTED: there are too many, or they take too much.
@@ -51,5 +51,5 @@ class Admission:
         self.bytes += size
 
     def hold(self, size: int) -> None:
-        """Count bytes that wait, fewer where `size` is negative. They are never refused."""
+        """Count `size` more bytes that wait, or fewer if it is negative. Never refuses."""
         self.bytes += size

@@ -21,13 +21,13 @@ class Security:
     """How a server is protected."""
 
     token: Token | None = None
-    """What every client has to show; None: whoever reaches the port is let in."""
+    """The secret that each client must send; None: anyone who reaches the port is let in."""
     tls_certificate: bytes | None = dataclasses.field(default=None, repr=False)
     """PEM: the server's certificate and those between it and its authority; None: no TLS."""
     tls_key: bytes | None = dataclasses.field(default=None, repr=False)
     """PEM: the certificate's key."""
     tls_client_ca: bytes | None = dataclasses.field(default=None, repr=False)
-    """PEM: the authorities of which every client needs a certificate; None: clients need none."""
+    """PEM: the CA that must have signed each client's certificate; None: clients need none."""
     generated: bool = False
     """Whether the server has made the token."""
 
@@ -128,7 +128,7 @@ class Gate:
         """
         if self._token is None or self._token.matches(shown):
             return
-        problem = "the token that came is not this server's" if shown else "this server wants a token, and none came"
+        problem = "the token is wrong" if shown else "a token is required, and none was sent"
         self._log.warning("refused %s: %s", peer, problem)
         raise RequestError(
             Code.UNAUTHENTICATED,

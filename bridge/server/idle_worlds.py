@@ -1,4 +1,4 @@
-"""How worlds without agents go: the registry is told the time now and then."""
+"""Destroy worlds without agents: a timer that calls the registry."""
 
 from __future__ import annotations
 

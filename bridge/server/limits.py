@@ -1,4 +1,4 @@
-"""How much one server gives, each limit with its name."""
+"""The limits of a server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["ConnectionCount", "Limits"]
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a server refuses beyond, with RESOURCE_EXHAUSTED and the limit's name."""
+    """The limits of a server; beyond one it answers RESOURCE_EXHAUSTED with the limit's name."""
 
     max_connections: int = 256
     """Connections at a time."""

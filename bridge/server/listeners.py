@@ -100,8 +100,8 @@ def listen_tcp(host: str, port: int) -> list[socket.socket]:
             problem = error
     at = f"[{host}]" if ":" in host else host
     raise SettingError(
-        f"cannot listen on port={port} of {at}: {(problem and problem.strerror) or problem}. Is the port in "
-        f"use, or the address not of this machine? port=0 takes any free one"
+        f"cannot listen on port={port} of {at}: {(problem and problem.strerror) or problem}. Choose another port "
+        f"(port=0: any free one), or an address of this machine"
     ) from problem
 
 

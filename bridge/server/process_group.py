@@ -66,7 +66,7 @@ class ServerGroup(Server):
                 said = child.read(deadline)
                 if said is None:
                     raise SettingError(
-                        f"a server process ended, or did not start within {START_TIMEOUT:g} s; its own words are above"
+                        f"a server process ended, or did not start within {START_TIMEOUT:g} s; its output is above"
                     )
                 if "error" in said:
                     raise SettingError(f"a server process could not start: {said['error']}")
@@ -120,7 +120,9 @@ class ServerGroup(Server):
 
     def start(self) -> None:
         """Refuse: the processes serve from their start on."""
-        raise SettingError("expected start() of a server that is not started; the processes serve from their start on")
+        raise SettingError(
+            "server processes are already started; start() is for serve_gym(…, start=False) without processes="
+        )
 
     def run(self, grace: float = 2.0, *, started: Callable[[], None] | None = None) -> None:
         """Block until Ctrl-C, SIGTERM or `stop`: `wait`, for each process calls its environments in its main thread.

@@ -63,8 +63,7 @@ def serve_gym(
 ) -> Server:
     """Publish a Gymnasium environment as a world of dm_env_rpc.
 
-    Every client may make worlds of its own; the default world, whose name is empty, is there for clients that make
-    none.
+    Each client may create worlds of its own. Clients that create none join the default world, whose name is empty.
 
     Example:
         >>> from bridge import serve_gym
@@ -74,54 +73,54 @@ def serve_gym(
 
     Args:
         env: A Gymnasium id, an EnvSpec, a callable that returns an Env or VectorEnv, or a list of ids and patterns
-            such as `"ALE/*"`, of which each client names one.
-        num_envs: The number of lanes in each world: one message steps them all. 1: a single environment, without lanes.
+            such as `"ALE/*"`, from which each client chooses one.
+        num_envs: The number of lanes (environments) in each world; one message steps them all. 1: a single environment.
         vectorization_mode: How Gymnasium steps the lanes: `sync`, `async` (a process each) or `vector_entry_point`.
-        env_kwargs: Keyword arguments for the environment's constructor; a client's own go on top of them.
-        time_action: Lets each action say for how many steps, or seconds, its environment advances in one Step.
+        env_kwargs: Keyword arguments for the environment's constructor; those that a client sends override them.
+        time_action: Which part of an action says how many steps, or seconds, one Step advances the environment.
         host: The address to listen on. Beyond loopback, a server that is given neither a token nor `tls_client_ca`
             makes a token, which its `.url` carries.
-        port: The port to listen on; 0 takes any free one.
-        fps: Frames a second of a real-time world, which goes on while nobody calls `step`; None: lock-step, where
-            every frame waits for an action.
-        default_action: In real time, the action where there is none of the agent; None: zeros, or the first choice.
-        max_action_age: In real time, the seconds after which the default action takes the place of the agent's last;
-            None: the last one goes on.
-        thread_safe: The environments may be called at the same time: each world has a thread of its own, in real time
-            each lane, so that a slow one holds up no other. False: one thread makes and calls all environments of the
-            server, and one call is made at a time in this process, over all of its servers.
-        clock: In real time, what tells the time, such as `bridge.testing.VirtualClock()`; None: the machine.
-        max_connections: Connections at a time.
-        max_worlds: Worlds at a time.
+        port: The port to listen on; 0: any free port.
+        fps: Frames a second of a real-time world, which runs whether or not `step` is called; None: lock-step, where
+            each step waits for an action.
+        default_action: In real time, the action used until the agent sends one; None: zeros, or the first choice.
+        max_action_age: In real time, the seconds after which the default action replaces the agent's last action;
+            None: the last action stays in force.
+        thread_safe: Run each world in a thread of its own (in real time, each lane), so that a slow environment delays
+            no other. False: one thread creates and calls all environments of the server, and only one environment of
+            the process runs at a time.
+        clock: In real time, the clock, such as `bridge.testing.VirtualClock()` in tests; None: the machine's.
+        max_connections: The most connections at a time.
+        max_worlds: The most worlds at a time.
         max_lanes: The most lanes in a world that a client may ask for.
         max_message_bytes: The largest request or response, in bytes.
-        unix_path: Listen on a Unix socket at this path too, for gRPC clients on this machine: cheaper than TCP, and
-            open to nobody but this user. Its URL is `unix://` and the path.
-        processes: How many full servers to run, each in a process of its own, so that environments step on as many
-            cores; `.urls` lists them. Process i listens on `port + i` where a port is given, and at `unix_path` with
-            `.i` after it.
-        max_requests_in_flight: Requests being served at a time, over all connections.
-        max_queued_bytes: Bytes of requests being served and of responses being sent at a time, over all connections.
-        token: What every client has to show; None: that of `token_file`, or else of the environment variable
-            `BRIDGE_TOKEN`; where that is not set either, see `host`.
-        token_file: A file that holds the token.
-        tls_certificate: The server's certificate, the path or the bytes of a PEM file: the ports then speak TLS.
-        tls_key: The certificate's key, PEM.
-        tls_client_ca: The authorities of which every client needs a certificate, PEM; None: clients need none.
-        isolation: `process` puts each world in a process of its own, so that a crash, an endless loop or a leak in
-            one environment ends that world alone; None: all of them live in this process.
-        call_timeout: With isolation, the seconds that one call of an environment may take, its construction too; its
-            process is ended then. None: for ever.
-        max_world_bytes: With isolation, the memory that a world's process may allocate, where the system can limit it;
+        unix_path: Also listen on a Unix socket at this path, for clients on this machine: a little faster than TCP, and
+            open to this user only. Its URL is `unix://` followed by the path.
+        processes: How many server processes to run, so that environments step on as many cores; `.urls` lists them.
+            Process i listens on `port + i` if a port is given, and at `unix_path` followed by `.i`.
+        max_requests_in_flight: The most requests served at a time, over all connections.
+        max_queued_bytes: The most bytes of requests and responses held at a time, over all connections.
+        token: The secret that each client must send; None: the one in `token_file`, else in the environment variable
+            `BRIDGE_TOKEN`; if there is none, see `host`.
+        token_file: A file that contains the token.
+        tls_certificate: The server's certificate: path or bytes of a PEM file; the port then speaks TLS only.
+        tls_key: The private key of `tls_certificate`, PEM.
+        tls_client_ca: The CA that must have signed each client's certificate, PEM; None: clients need none.
+        isolation: `process` runs each world in a process of its own, so that a crash, an endless loop or a memory leak
+            ends that world only; None: all worlds run in the server's process.
+        call_timeout: With isolation, the seconds that one call of an environment, or its construction, may take before
+            its process is ended; None: no limit.
+        max_world_bytes: With isolation, the bytes that a world's process may allocate, where the system can limit it;
             None: no limit.
-        allow_env_factories: Let clients send the function that makes the environment: code that this machine executes.
-            Each runs in a process of its own. Beyond loopback it needs TLS and a token, or certificates of clients.
-        idle_timeout: Seconds after which a world without agents goes; None: never.
-        reset_world_timeout: Seconds that a ResetWorld waits for the Steps of the world's other agents.
-        metrics_port: Show metrics for Prometheus at this port, by HTTP without TLS or token, 0: any free one;
-            None: nowhere.
-        transport: What speaks gRPC at the port: `http2`, this package's own code, or `grpcio`, the library, for a
-            hostile port or an unusual proxy: three to five times slower, with a thread for each connection.
+        allow_env_factories: Let clients send a function that makes the environment. This machine then executes their
+            code, in a process for each world. Unless only loopback is served, it needs TLS, and a token or client
+            certificates.
+        idle_timeout: Seconds after which a world without agents is destroyed; None: never.
+        reset_world_timeout: Seconds that ResetWorld waits for the next Steps of the world's other agents.
+        metrics_port: Serve metrics for Prometheus at this port, by HTTP without TLS or token; 0: any free port;
+            None: no metrics.
+        transport: The gRPC implementation: `http2`, this package's own, or `grpcio`, the library, for untrusted
+            networks and unusual proxies; it is three to five times slower and needs a thread for each connection.
         insecure: Make no token beyond loopback: whoever reaches the port is let in, with a warning.
         start: Serve in a background thread at once. False: listen, and serve when `start()` or `run()` of the server
             is called.
@@ -152,8 +151,8 @@ def serve_gym(
     )
     if allow_env_factories and not is_loopback(host) and security.missing():
         raise SettingError(
-            f"allow_env_factories=True lets clients execute code on this machine, and host={host!r} is reached from "
-            f"others: refused without {security.missing()}; give tls_certificate, tls_key and token"
+            f"allow_env_factories=True lets clients execute code on this machine, and host={host!r} is open to other "
+            f"machines: it needs {security.missing()}; give tls_certificate, tls_key and token"
         )
     source = EnvSource(
         env,
@@ -191,7 +190,7 @@ def _realtime(
     """Join the keywords of real time, or raise SettingError where they stand without `fps`."""
     if fps is None:
         if default_action is not None or max_action_age is not None or clock is not None:
-            raise SettingError("default_action, max_action_age and clock are of real time: give fps= too")
+            raise SettingError("default_action, max_action_age and clock need a real-time world: give fps= too")
         return None
     options = Realtime(fps, default_action=default_action, max_action_age=max_action_age, clock=clock)
     options.check()

@@ -61,39 +61,38 @@ def serve_parallel(
 
     Args:
         env: An id of PettingZoo's registry, a callable that returns a ParallelEnv or AECEnv, a PettingZoo module, or
-            one environment. An AECEnv goes through PettingZoo's own conversion; a `gymnasium.Env` has one agent,
-            `agent0`. One environment that was made already moves to the thread of the server with its first call:
-            from then on nothing else may use it.
-        env_kwargs: Keyword arguments for the callable; a client's own go on top of them.
-        missing_agent: In lock-step, what is done where an agent is missing because nobody joined as it, its client left
-            or died, or its Step is late: `wait` for it, take a `default` action, or `end` the sequence; None: `wait`.
+            one environment. PettingZoo converts an AECEnv; a `gymnasium.Env` has one agent, `agent0`. An environment
+            object belongs to the server's thread from the server's first call on: nothing else may use it then.
+        env_kwargs: Keyword arguments for the callable; those that a client sends override them.
+        missing_agent: In lock-step, what to do if nobody has joined as an agent, its client left or died, or its Step
+            is late: `wait` for it, use a `default` action, or `end` the sequence; None: `wait`.
         agent_timeout: In lock-step, the seconds that a Step waits for the other agents; None: 30.
-        default_action: Gives a missing agent's action from its id, last observation and action space; None: the first
-            allowed, or zeros within the bounds. In real time it is called where there is no action of an agent.
-        host: The address to listen on; anything but loopback warns.
-        port: The port to listen on; 0 takes any free one.
-        fps: Frames a second of a real-time world, which goes on while nobody calls `step`; None: lock-step.
-        max_action_age: In real time, the seconds after which the default action takes the place of an agent's last;
-            None: the last one goes on.
-        thread_safe: The environments may be called at the same time: each world has a thread of its own, as for
-            `serve_gym`.
-        clock: In real time, what tells the time, such as `bridge.testing.VirtualClock()`; None: the machine.
-        max_connections: Connections at a time, one an agent.
-        max_worlds: Worlds at a time.
+        default_action: Returns a missing agent's action, given its id, last observation and action space; None: the
+            first allowed action, or zeros within the bounds. In real time it is called where an agent has no action.
+        host: The address to listen on, as for `serve_gym`.
+        port: The port to listen on; 0: any free port.
+        fps: Frames a second of a real-time world, which runs whether or not `step` is called; None: lock-step.
+        max_action_age: In real time, the seconds after which the default action replaces an agent's last action;
+            None: the last action stays in force.
+        thread_safe: Run each world in a thread of its own, as for `serve_gym`.
+        clock: In real time, the clock, such as `bridge.testing.VirtualClock()` in tests; None: the machine's.
+        max_connections: The most connections at a time; each agent has one.
+        max_worlds: The most worlds at a time.
         max_message_bytes: The largest request or response, in bytes.
-        idle_timeout: Seconds after which a world without agents goes; None: never, as for a single environment.
-        reset_world_timeout: Seconds that a ResetWorld waits for the Steps of the world's other agents.
-        token: What every client has to show, as for `serve_gym`.
-        token_file: A file that holds the token.
-        tls_certificate: The server's certificate, PEM: the port then speaks TLS.
-        tls_key: The certificate's key, PEM.
-        tls_client_ca: The authorities of which every client needs a certificate, PEM; None: clients need none.
-        isolation: `process` puts each world's environment in a process of its own, so that a crash, an endless loop or
-            a leak in one ends that world alone; it needs a callable. None: all of them live in this process.
+        idle_timeout: Seconds after which a world without agents is destroyed; None: never, as for an environment
+            object.
+        reset_world_timeout: Seconds that ResetWorld waits for the next Steps of the world's other agents.
+        token: The secret that each client must send, as for `serve_gym`.
+        token_file: A file that contains the token.
+        tls_certificate: The server's certificate, PEM; the port then speaks TLS only.
+        tls_key: The private key of `tls_certificate`, PEM.
+        tls_client_ca: The CA that must have signed each client's certificate, PEM; None: clients need none.
+        isolation: `process` runs each world's environment in a process of its own, so that a crash, an endless loop or
+            a memory leak ends that world only; it needs a callable. None: all run in the server's process.
         call_timeout: With isolation, the seconds that one call of an environment may take, as for `serve_gym`.
-        max_world_bytes: With isolation, the memory that a world's process may allocate; None: no limit.
-        metrics_port: Where to show metrics, 0: any free port; None: nowhere.
-        transport: What speaks gRPC at the port: `http2` or `grpcio`, as for `serve_gym`.
+        max_world_bytes: With isolation, the bytes that a world's process may allocate; None: no limit.
+        metrics_port: Serve metrics for Prometheus at this port; 0: any free port; None: no metrics.
+        transport: The gRPC implementation: `http2` or `grpcio`, as for `serve_gym`.
         insecure: Make no token beyond loopback, as for `serve_gym`.
         start: Serve in a background thread at once. False: listen, and serve when `start()` or `run()` of the server
             is called.

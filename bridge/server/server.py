@@ -156,9 +156,9 @@ class Server:
 
     def _warn(self, security: Security) -> None:
         danger = (
-            f"what travels over port {self.port} can be read and changed on its way"
+            f"traffic of port {self.port} can be read and changed by others on the network"
             if security.authenticates
-            else f"whoever reaches port {self.port} can use the environments"
+            else f"anyone who reaches port {self.port} can use the environments"
         )
         warnings.warn(f"listening on {self._host} without {security.missing()}: {danger}", RuntimeWarning, stacklevel=4)
 
@@ -289,11 +289,11 @@ class Server:
 
     def _begin(self, method: str) -> None:
         if self._stopped.is_set():
-            raise SettingError(f"expected {method} of a server that was not stopped; make another one")
+            raise SettingError(f"{method} was called on a stopped server; create a new one")
         if self._running:
             raise SettingError(
-                f"expected {method} of a server that is not started, and this one is; make it with start=False to call "
-                "start() or run() later"
+                f"{method} was called on a server that is already started; create it with start=False to call start() "
+                "or run() later"
             )
         self._running = True
 

@@ -331,7 +331,7 @@ class Session:
 
     async def _create_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         self._require(Event.CREATE_WORLD)
-        # A client of ours joins what it makes; gone before it did, it leaves a world that nobody knows of.
+        # If a client of this package disconnects before joining its world, the world is destroyed.
         for_others = not self._client_version
         name = await self._hub.create_world(request.create_world.settings, self, for_others=for_others)
         response.create_world.world_name = name

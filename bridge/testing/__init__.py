@@ -1,4 +1,4 @@
-"""What the tests of environments, servers and protocols need: nothing in here is used to serve or to play."""
+"""Tools for testing environments, servers and protocols. Nothing here is needed to serve or to train."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What conformance checks stand on: connections, worlds, an agent that knows its state, and how a check fails.
+"""The base of the conformance checks: connections, worlds, and an agent that tracks its state.
 
-A check is a function of a `Bench`. It returns where the server does right, raises `Failed` with what was expected and
-what came where it does not, and `Skip` where there is nothing to check.
+A check is a function that takes a `Bench`. It returns if the server conforms, raises `Failed` with what was expected
+and what came if it does not, and raises `Skip` if there is nothing to check.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ CHECKS: list[Check] = []
 
 
 def check(requirement: str, name: str) -> Callable[[Callable[[Bench], None]], Callable[[Bench], None]]:
-    """Enter a function as a check of a requirement; `name` says in words what holds where it passes."""
+    """Register a function as a check of a requirement; `name` is a sentence that is true if it passes."""
 
     def enter(function: Callable[[Bench], None]) -> Callable[[Bench], None]:
         CHECKS.append(Check(requirement, name, function))
@@ -96,7 +96,7 @@ def unused(uids: Mapping[int, Any], start: int = 987_654_321) -> int:
 
 
 class Agent:
-    """A connection with what the checks say on it, and the state that its last answers put it in."""
+    """A connection that sends the checks' requests and tracks the state of its sequence."""
 
     def __init__(self, stream: Stream, bench: Bench) -> None:
         self.stream, self.bench = stream, bench
@@ -181,7 +181,7 @@ class Agent:
         return answer
 
     def to_running(self) -> None:
-        """See to it that a sequence is running."""
+        """Send a first Step unless a sequence is running."""
         if not self.running:
             self.start()
 
@@ -196,13 +196,13 @@ class Agent:
         return answer.error
 
     def must_be_first(self, why: str) -> None:
-        """See that the next Step is a first one: it ignores an unknown action and gives RUNNING (D-9)."""
+        """Check that the next Step is the first of a sequence: it ignores an unknown action and gives RUNNING (D-9)."""
         answer = self.step(f"and the action ignored {why}", self.nonsense())
         if not self.running:
             raise Failed(f"RUNNING {why}", describe(pb.EnvironmentResponse(step=answer)))
 
     def must_be_running(self, why: str) -> None:
-        """See that a sequence runs: a Step with an unknown action is an error then, and only then (D-9, D-11)."""
+        """Check that a sequence is running: only then is a Step with an unknown action an error (D-9, D-11)."""
         self.bad_step(f"to an unknown action {why}: a sequence must still be running", self.nonsense())
 
     # Actions.
@@ -222,7 +222,7 @@ class Agent:
         return self.draw()
 
     def draw(self, text: str | None = None) -> dict[int, pb.Tensor]:
-        """Return a value for every action out of its spec, or as the options say."""
+        """Return a random value for each action from its spec, or the one in the options."""
         given = self.bench.options.actions
         out = {}
         for uid, spec in self.specs.actions.items():
@@ -236,7 +236,7 @@ class Agent:
         return out
 
     def changeable(self) -> dict[int, pb.TensorSpec]:
-        """Return the specs of the actions of which a single one can be sent with another value."""
+        """Return the specs of the actions that checks may vary: those without a value in the options."""
         return {uid: spec for uid, spec in self.specs.actions.items() if spec.name not in self.bench.options.actions}
 
 
@@ -258,11 +258,11 @@ class Bench:
         self._killed = False
 
     def note(self, text: str) -> None:
-        """Remember what is lawful but could be better."""
+        """Record a note: something that is allowed but could be better."""
         self.notes.append(text)
 
     def need_two(self) -> None:
-        """Skip where a second connection cannot be had."""
+        """Skip if the server serves one connection only."""
         if self.one_connection:
             raise Skip(self.one_connection)
 
@@ -296,7 +296,7 @@ class Bench:
                 threading.Event().wait(0.02)
 
     def kill(self, agent: Agent) -> None:
-        """End a connection as a client that dies does."""
+        """Break a connection, as when its client dies."""
         agent.stream.close()
         self._killed = True
 
@@ -308,7 +308,7 @@ class Bench:
 
     @contextlib.contextmanager
     def world(self, agent: Agent, *, new: bool = False) -> Iterator[str]:
-        """Give the name of a world to join: a new one where the server makes worlds, gone in the end.
+        """Return the name of a world to join: a new one if the server can create worlds, destroyed at the end.
 
         Raises:
             Skip: No world can be had, or none can be created and `new` asks for it.
@@ -329,7 +329,7 @@ class Bench:
             yield ""
 
     def destroy(self, agent: Agent, name: str) -> None:
-        """Leave and destroy a world, for tidiness: what is answered is not looked at. See `tidy`."""
+        """Leave and destroy a world, ignoring the answers; `tidy` retries what failed."""
         try:
             if self.hung:
                 raise Failed("an answer", "none")

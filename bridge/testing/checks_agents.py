@@ -14,14 +14,14 @@ def _request(world: str | None) -> pb.EnvironmentRequest:
 
 
 def _done(caller: Agent, why: str) -> None:
-    """See that ResetWorld, sent before, is answered now, and with success."""
+    """Check that the ResetWorld sent before now succeeds."""
     answer = caller.take("reset_world")
     if answer.WhichOneof("payload") == "error":
         raise Failed(f"a reset_world answer {why}", describe(answer))
 
 
 def _wait(caller: Agent, why: str) -> None:
-    """See that ResetWorld, sent before, is not answered yet."""
+    """Check that the ResetWorld sent before is not answered yet."""
     try:
         answer = caller.stream.receive(QUIET)
     except NoAnswerError:
@@ -131,7 +131,7 @@ def _together(first: Agent, second: Agent, why: str, *, first_step: bool = False
 
 
 def _goes_on(bench: Bench, first: Agent, second: Agent, join: pb.JoinWorldRequest) -> None:
-    """See that the agent that is left gets answers, if need be once another has joined: whatever the world's policy."""
+    """Check that the remaining agent gets answers, possibly only after another has joined."""
     actions = first.lawful() if first.running else {}
     first.stream.send(pb.EnvironmentRequest(step=pb.StepRequest(actions=actions)))
     try:

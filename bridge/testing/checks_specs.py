@@ -1,4 +1,4 @@
-"""Checks of specs and of observations against them (D-7, D-19 to D-21), and the play that they look at."""
+"""Checks of specs, and of observations against their specs (D-7, D-19 to D-21); they share one rollout."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Rollout:
 
 
 def rollout(bench: Bench) -> Rollout:
-    """Play once for all checks that look at it: to the second end of a sequence, or as far as the options allow."""
+    """Play once for all checks that need a rollout: to the second end of a sequence, or for the maximum of steps."""
     if "rollout" not in bench.cache:
         bench.cache["rollout"] = fresh = Rollout()
         with bench.joined() as agent:
@@ -93,7 +93,7 @@ def _play(bench: Bench, agent: Agent, played: Rollout) -> None:
 
 
 def _look(agent: Agent, step: pb.StepResponse, played: Rollout) -> None:
-    """Hold each observation against its spec; keep the first problem of each kind."""
+    """Compare each observation with its spec; record the first problem of each kind."""
     for uid, tensor in step.observations.items():
         spec = agent.specs.observations.get(uid)
         if spec is None:

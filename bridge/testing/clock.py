@@ -1,4 +1,4 @@
-"""Time as an object: the machine's, or one that a test turns by hand."""
+"""A clock that a test advances by hand."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["VirtualClock"]
 
 
 class VirtualClock:
-    """A clock that stands still until it is advanced: tests of minutes take no time and always run alike.
+    """A clock that stands still until it is advanced, so that tests of minutes are fast and deterministic.
 
-    `sleep` advances it instead of waiting. It is turned by one thread. Real-time worlds that were given it
-    (`serve_gym(…, fps=30, clock=clock)`) run their frames while it is turned: when `advance` returns, every frame that
-    was due is done.
+    `sleep` advances it instead of waiting. Only one thread may advance it. Real-time worlds that use it
+    (`serve_gym(…, fps=30, clock=clock)`) run their frames meanwhile: when `advance` returns, all frames that were due
+    are done.
 
     Example:
         >>> clock = VirtualClock()
@@ -34,7 +34,7 @@ class VirtualClock:
         self._subscribers: list[Callable[[float], None]] = []
 
     def subscribe(self, callback: Callable[[float], None]) -> Callable[[], None]:
-        """Have `callback(time)` called whenever the clock was turned; return what ends that."""
+        """Call `callback(time)` whenever the clock is advanced; return a function that ends this."""
         self._subscribers.append(callback)
 
         def unsubscribe() -> None:
@@ -53,7 +53,7 @@ class VirtualClock:
         return self._now
 
     def advance(self, seconds: float) -> float:
-        """Turn the clock on by so many seconds, and return the time it shows then.
+        """Advance the clock by a number of seconds, and return its new time.
 
         Raises:
             SettingError: The number is negative, infinite or NaN.
@@ -64,7 +64,7 @@ class VirtualClock:
         return self._tell()
 
     def advance_to(self, when: float) -> float:
-        """Turn the clock on to a time, and return that time. A time that has passed leaves it as it is.
+        """Advance the clock to a time, and return its time. A time in the past changes nothing.
 
         Raises:
             SettingError: The time is infinite or NaN.

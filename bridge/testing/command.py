@@ -21,7 +21,7 @@ examples:
 
 The checks create, play, reset and destroy worlds: use a server that nobody is playing on.
 
-exit codes: 0 nothing failed, 1 something failed, 2 wrong usage, 3 nobody there
+exit codes: 0 nothing failed, 1 something failed, 2 wrong usage, 3 no server answers
 """
 
 
@@ -29,23 +29,36 @@ def add_check_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPar
     """Add the sub-command `check`; `args.run` is set to `run`."""
     parser = subparsers.add_parser(
         "check",
-        description="Check any running dm_env_rpc server against the protocol, one line a requirement.",
+        description="Test whether a running dm_env_rpc server conforms to the protocol, one line for each requirement.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     named: dict[str, Any] = {"metavar": "NAME=VALUE", "action": "append", "default": [], "type": _named_value}
     parser.add_argument("url", help="grpc://HOST:PORT, with the environment id as its path and settings as its query")
-    parser.add_argument("--timeout", type=float, default=10.0, metavar="S", help="seconds an answer may take (10)")
-    parser.add_argument("--set", dest="create", help="a CreateWorld setting; VALUE is JSON, or else text", **named)
-    parser.add_argument("--join-set", dest="join", help="a JoinWorld setting", **named)
-    parser.add_argument("--action", dest="actions", help="a lawful value of an action, e.g. of a text", **named)
     parser.add_argument(
-        "--require", metavar="NAME", action="append", default=[], help="an action that every Step must have"
+        "--timeout", type=float, default=10.0, metavar="S", help="seconds to wait for each answer (default: 10)"
     )
-    parser.add_argument("--steps", type=int, default=500, metavar="N", help="steps to look for a sequence's end (500)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random actions (0)")
-    parser.add_argument("--only", default="", metavar="IDS", help=f"requirements out of {', '.join(REQUIREMENTS)}")
-    parser.add_argument("--strict", action="store_true", help="fail on what is lawful but could be better")
+    parser.add_argument(
+        "--set", dest="create", help="a CreateWorld setting; VALUE is read as JSON if it can be, else as text", **named
+    )
+    parser.add_argument("--join-set", dest="join", help="a JoinWorld setting", **named)
+    parser.add_argument(
+        "--action",
+        dest="actions",
+        help="an allowed value of an action, where its spec does not say, as for text",
+        **named,
+    )
+    parser.add_argument(
+        "--require", metavar="NAME", action="append", default=[], help="an action that must be in every Step"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=500, metavar="N", help="steps to wait for the end of a sequence (default: 500)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random actions (default: 0)")
+    parser.add_argument(
+        "--only", default="", metavar="IDS", help=f"check these requirements only, out of {', '.join(REQUIREMENTS)}"
+    )
+    parser.add_argument("--strict", action="store_true", help="report notes as failures")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     add_credential_options(parser)
     parser.set_defaults(run=run, exit_codes={ConnectError: 3, UsageError: 2, OSError: 2})

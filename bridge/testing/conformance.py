@@ -1,6 +1,6 @@
-"""Whether a dm_env_rpc server keeps to the protocol: `check_server(url)`, for servers in any language.
+"""Conformance checks for dm_env_rpc servers in any language: `check_server(url)`.
 
-It sends what clients send and what they should not, on connections of its own, and looks at what is on the wire.
+They open their own connections, send valid and invalid requests, and check the answers.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ def check_server(
 ) -> Report:
     """Check a running dm_env_rpc server against the protocol.
 
-    It creates, plays, resets and destroys worlds, and writes properties (their own value back): point it at a server
-    that nobody is using. Everything it creates is gone in the end, every connection closed. Nothing waits
-    longer than `timeout` for one answer: a server that does not answer fails the check.
+    It creates, plays, resets and destroys worlds, and writes properties (their own value back): use a server
+    that nobody else is using. At the end every created world is destroyed and every connection closed. A server that
+    does not answer within `timeout` fails the check.
 
-    A check that has nothing to look at, since the protocol leaves a server the choice, is skipped with the reason.
+    Checks of optional parts of the protocol that the server does not have are skipped, with the reason.
 
     Example:
         >>> report = check_server("grpc://localhost:50051")  # doctest: +SKIP
@@ -107,29 +107,29 @@ def check_server(
         timeout: Seconds that one answer may take.
         create_settings: CreateWorld settings, by name: numbers, strings, arrays, or Tensor messages.
         join_settings: JoinWorld settings, likewise.
-        actions: Lawful values of actions by name, for those whose spec says too little: texts, protos, and what has a
-            variable length.
+        actions: Allowed values of actions by name, where the spec does not say: texts, protos, and actions of variable
+            length.
         required_actions: Names of the actions without which a Step in a running sequence must be an error (D-12).
-        steps: Steps that are played at most to meet the end of a sequence.
-        seed: Where the random actions come from.
-        strict: Make failures of what is only noted: what is lawful but could be better, e.g. an ill-fitting error code.
-        only: Ids of the requirements to look at; none given: all.
+        steps: The most Steps to play until the end of a sequence.
+        seed: Seed of the random actions.
+        strict: Report notes as failures: what is allowed but could be better, such as an unspecific error code.
+        only: Ids of the requirements to check; empty: all.
         token: Sent as `authorization: Bearer …` in the metadata of each connection; None: that of `token_file`, or else
             of the environment variable `BRIDGE_TOKEN`.
         token_file: A file that holds the token.
-        tls_ca: For `grpcs://`: the authorities of the server's certificate, the path or the bytes of a PEM file; None:
-            those of the system.
-        tls_certificate: For a server that asks for one: the client's certificate, PEM.
+        tls_ca: For `grpcs://`: the CA of the server's certificate, as the path or the bytes of a PEM file; None: those
+            that the system trusts.
+        tls_certificate: The client's certificate, PEM, if the server asks for one.
         tls_key: The key of `tls_certificate`, PEM.
 
     Returns:
-        The report; `report.ok` says whether nothing failed, and `str(report)` is for reading.
+        The report: `report.ok` is True if nothing failed, `str(report)` is the text for people.
 
     Raises:
         AddressError: The URL cannot be read.
         SettingError: A setting has no tensor, the timeout or the number of steps is not positive, a requirement is not
             known, or a token or certificate cannot be used there.
-        ConnectError: Nobody is there within the timeout.
+        ConnectError: No server answered within the timeout.
     """
     address = parse_address(url)
     url = address.url  # which holds no token
@@ -175,7 +175,7 @@ def check_server(
 def _see_that_somebody_is_there(
     channel: grpc.Channel, metadata: tuple[tuple[str, str], ...], address: Address, timeout: float
 ) -> None:
-    """Ask something; any answer will do, and so will a connection on which none comes: that is for the checks.
+    """Check that a server accepts connections; whether and how it answers is left to the checks.
 
     Raises:
         ConnectError: There is no connection.
@@ -200,7 +200,7 @@ def _see_that_somebody_is_there(
 
 
 def _from_text(text: str) -> Any:
-    """Return a query parameter as the number or boolean that it spells, or as the text it is."""
+    """Return a query parameter as a number or boolean if it is one, else as text."""
     try:
         value = json.loads(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Tensors for specs: lawful ones, and ones with a mistake. Written apart from the library's own codec on purpose."""
+"""Valid and invalid tensors for specs. It does not use the library's codec, so that both test each other."""
 
 from __future__ import annotations
 

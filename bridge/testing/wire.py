@@ -1,6 +1,6 @@
-"""One dm_env_rpc connection with nothing between the caller and the wire: the conformance checks look through it.
+"""A plain dm_env_rpc connection for the conformance checks.
 
-It is not the client of this library, on purpose: it sends what no client should and shows what really came back.
+It is not this library's client: it can send what no client should, and returns answers unchanged.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Stream:
         return self.receive()
 
     def drain(self, timeout: float) -> list[pb.EnvironmentResponse]:
-        """Say that no more requests come, and return what is still sent until the stream ends or the time is over."""
+        """Half-close the stream; return the answers that still come until it ends or the time is over."""
         self._requests.put(None)
         deadline = time.monotonic() + timeout
         left = []

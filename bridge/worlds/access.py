@@ -1,4 +1,4 @@
-"""What is read, set and called of an environment beside its reset and step: properties, attributes, methods, frames."""
+"""Access to an environment besides reset and step: properties, attributes, methods, frames."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def _fixed(name: str, kind: str, description: str, value: Any) -> Property:
 
 
 def _live(name: str, description: str, read: Callable[[], Any]) -> Property:
-    """A property for which code of the environment runs."""
+    """A property whose value is computed by the environment."""
     return Property(f"world.{name}", ENCODED, description, read, in_environment=True)
 
 
@@ -242,7 +242,7 @@ def refuse_private(name: str) -> None:
 
 
 def plain_dict(data: Mapping[Any, Any] | None) -> dict[str, Any]:
-    """Return what of a dict the values codec carries; of None, as some environments' metadata is, nothing."""
+    """Return the entries of a dict that the values codec can encode; of None, as metadata may be, none."""
     if data is None:
         return {}
     return {key: value for key, value in data.items() if isinstance(key, str) and _plain(value)}
@@ -257,7 +257,7 @@ def _plain(value: Any) -> bool:
 
 
 def _describe_spec(spec: Any) -> dict[str, Any] | None:
-    """What of an EnvSpec holds at the other end too."""
+    """Return the fields of an EnvSpec that are valid for the client too."""
     if spec is None:
         return None
     facts = {

@@ -1,4 +1,4 @@
-"""Which attributes of an environment can be listed, and which there are."""
+"""List and find the attributes of an environment."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _MISSING = object()
 
 
 def list_attributes(env: Any) -> list[str]:
-    """Name the public attributes that are data and travel, at most 100 of them. Nothing of the environment is called.
+    """Return the names of public attributes whose values can be sent, at most 100. Runs no code of the environment.
 
     Args:
-        env: An environment, or a vector of them, whose first lane is looked at.
+        env: An environment, or a vector environment, whose first lane is inspected.
 
     Returns:
-        The names, those of the outermost wrapper first; none where the lanes live in other processes.
+        The names, those of the outermost wrapper first; none if the lanes run in other processes.
     """
     found: dict[str, Any] = {}
     for layer in _layers(env):
@@ -62,9 +62,9 @@ def _layers(env: Any) -> Sequence[Any]:
 
 
 def _travels(value: Any) -> bool:
-    """Whether the values codec carries a value, found out without copying a large one.
+    """Whether the values codec can encode a value, without copying large ones.
 
-    What is None may be anything by and by, such as the window of an environment that has drawn nothing yet.
+    None does not count: it may be replaced later by anything, such as the window of an environment once it has drawn.
     """
     if value is None or (isinstance(value, (list, tuple, dict)) and len(value) > _MOST_ITEMS):
         return False

@@ -1,4 +1,4 @@
-"""What a world is: something that agents join, and that gives each of them specs and episodes."""
+"""The interface of worlds, which agents join, and of agents, which have specs and episodes."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ T = TypeVar("T")
 class Agent(abc.ABC):
     """One connection's part in a world.
 
-    A session calls `begin` for the first Step of a sequence and `step` for the others, never two at once. What a call
-    raises as RequestError is the answer to that request, and changes nothing. Coroutines may wait: for the thread or
-    the process of the environment, for other agents, or for a clock.
+    A session calls `begin` for the first Step of a sequence and `step` for the others, one call at a time. If a call
+    raises RequestError, that is the answer to the request, and nothing has changed. Coroutines may wait for the
+    environment's thread or process, for other agents, or for a clock.
     """
 
     actions: Mapping[int, Spec]
@@ -62,10 +62,10 @@ class Agent(abc.ABC):
         del uids  # of no interest to most worlds
 
     def interrupt(self) -> None:  # noqa: B027 - a world may have nothing to note
-        """Take note that the sequence was cut off from outside; `observe` gives its last observations once more."""
+        """End the sequence because of a ResetWorld; `observe` returns its last observations once more."""
 
     def ended(self, state: int) -> tuple[int, int]:
-        """Return how many environments the last `step` stepped, and how many of them ended their episode by it."""
+        """Return how many environments the last `step` stepped, and how many of their episodes it ended."""
         return 1, int(state != pb.RUNNING)
 
     @abc.abstractmethod
@@ -146,7 +146,7 @@ class World(abc.ABC):
         """End the world; agents that are still in get an error on their next Step. Again: nothing."""
 
     def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
-        """Take the settings of the sequence that a ResetWorld begins; return what takes them back.
+        """Store the settings of the sequence that a ResetWorld begins; return a function that withdraws them.
 
         Raises:
             RequestError: INVALID_ARGUMENT for settings that the world does not take.
@@ -197,10 +197,10 @@ class World(abc.ABC):
 
 
 def in_environment(where: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """In the thread of an environment: call a function of it, and turn what it raises into an answer.
+    """Call a function of an environment, in its thread, and convert exceptions to RequestError.
 
-    The answer keeps no reference to the exception, whose frames would keep the environment: that is to be destroyed
-    in its own thread.
+    The error keeps no reference to the original exception, whose frames would keep the environment alive: it must be
+    destroyed in its own thread.
 
     Args:
         where: What the environment does, for the message.
@@ -222,7 +222,7 @@ def in_environment(where: str, function: Callable[..., T], *args: Any, **kwargs:
 
 
 class failures_in:  # noqa: N801 - reads as `suppress` does
-    """A context manager that turns what code of an environment raises into an answer.
+    """A context manager that converts exceptions of an environment to RequestError.
 
     Args:
         where: What the environment does, for the message.
@@ -242,7 +242,7 @@ class failures_in:  # noqa: N801 - reads as `suppress` does
 
 
 def environment_failure(where: str, error: BaseException) -> RequestError:
-    """Turn what an environment raised into the answer: INTERNAL with its own traceback text (D-2)."""
+    """Convert an exception of an environment to INTERNAL, with its traceback as text (D-2)."""
     frames = traceback.format_exception(type(error), error, error.__traceback__)
     return RequestError(
         Code.INTERNAL,
@@ -252,7 +252,7 @@ def environment_failure(where: str, error: BaseException) -> RequestError:
 
 
 def answer_to(where: str, error: BaseException) -> RequestError:
-    """Turn what an environment raised into the answer: FAILED_PRECONDITION for wrong use, INTERNAL for a failure."""
+    """Convert an exception of an environment: FAILED_PRECONDITION for wrong use, else INTERNAL."""
     if where == "step":
         error = explain_lane_failure(error)
     if isinstance(error, RequestError):
@@ -272,7 +272,7 @@ def read_bytes(settings: Mapping[str, pb.Tensor], name: str) -> Any:
         return None
     tensor = settings[name]
     if tensor.WhichOneof("payload") != "uint8s":
-        raise TensorError(f"the setting {name!r} travels as uint8 bytes of the values codec")
+        raise TensorError(f"expected the setting {name!r} as uint8 bytes of the values codec")
     return values.decode(tensor.uint8s.array)
 
 

@@ -1,8 +1,8 @@
-"""An environment as a world sees it, wherever it lives: its description, and calls that are awaited.
+"""The interface of environments to worlds: a description, and calls that are awaited.
 
-`LocalEnv` holds an environment of this process. Everything of it that runs code of the environment goes through its
-executor, and so takes place in the one thread that the environment belongs to; its last reference is dropped there
-too. `bridge.worlds.isolated.env` has the same interface for environments in processes of their own.
+`LocalEnv` holds an environment of this process. All code of the environment runs through its executor, in the one
+thread that the environment belongs to; its last reference is dropped there too. `bridge.worlds.isolated.env` has the
+same interface for environments in processes of their own.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Environment(Protocol):
 
     @property
     def ended(self) -> RequestError | None:
-        """Why it takes no more calls, as an answer, where it ended by itself; None: it did not."""
+        """The error to answer with if the environment's process has ended; None: it has not."""
 
     async def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         """Reset it; return what its own `reset` returns."""
@@ -185,7 +185,7 @@ class LocalBase(Generic[E]):
 
 
 def _without_environment(tree: PropertyTree) -> PropertyTree:
-    """Return a tree with the same properties that keeps no reference to the environment."""
+    """Return a copy of a property tree that keeps no reference to the environment."""
 
     def closed(*arguments: Any) -> Any:
         raise RequestError(Code.FAILED_PRECONDITION, "the environment was closed")
@@ -208,7 +208,7 @@ class LocalEnv(LocalBase[Any]):
 
     @property
     def lanes(self) -> list[Any]:
-        """What a world steps by itself: this environment."""
+        """The environments that a world steps separately: this one."""
         return [self]
 
 
@@ -350,7 +350,7 @@ class Lanes:
 
     @property
     def ended(self) -> RequestError | None:
-        """What ended one of them by itself, as an answer; None where nothing did."""
+        """The error to answer with if one of their processes has ended; None: none has."""
         return next((lane.ended for lane in self.lanes if lane.ended is not None), None)
 
     async def close(self, reason: RequestError | None = None) -> None:

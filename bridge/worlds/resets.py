@@ -1,7 +1,7 @@
-"""ResetWorld: every running agent is told once that its sequence ends, and the caller waits for that (D-15).
+"""ResetWorld: each running agent gets INTERRUPTED once, and the caller waits for that (D-15).
 
-The book knows which agents run. An order of ResetWorld holds those that are still to be told; an agent leaves it by
-its next Step, which is answered INTERRUPTED, or by leaving, dying or resetting.
+`ResetBook` knows which agents are in a sequence. A `ResetOrder` holds the agents that have not been interrupted yet. An
+agent is removed from it by its next Step, which is answered INTERRUPTED, or by leaving, dying or resetting.
 """
 
 from __future__ import annotations

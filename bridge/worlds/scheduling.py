@@ -1,8 +1,8 @@
 """Waiting without threads: coroutines, the results that they wait for, and timers.
 
 A request that has to wait (for an environment in another thread or process, for other agents, for a clock) is a
-coroutine that awaits a `Pending` result. Whoever produces the result calls `set_result` or `set_error`, and the
-scheduler goes on with the coroutine. Nothing here waits by itself: an event loop calls `run` again and again.
+coroutine that awaits a `Pending` result. The producer calls `set_result` or `set_error`, and the scheduler
+resumes the coroutine. Nothing here waits by itself: an event loop calls `run` again and again.
 
 All methods are called by the thread that runs the event loop at that time, unless their docstring says otherwise.
 """
@@ -239,7 +239,7 @@ class Scheduler:
 
 
 class Runtime(Protocol):
-    """What worlds get from whoever serves them: a server's event loop, or `bridge.testing.LocalRuntime`."""
+    """Services for worlds, provided by a server's event loop or by `bridge.testing.LocalRuntime`."""
 
     scheduler: Scheduler
     executor: Executor
@@ -252,7 +252,7 @@ class Runtime(Protocol):
         ...
 
     def add_reader(self, file: Any, callback: Callable[[], None]) -> None:
-        """Call a function whenever a file or socket can be read. It must stand being called for nothing."""
+        """Call a function when a file or socket is readable. It may also be called when there is nothing to read."""
         ...
 
     def add_writer(self, file: Any, callback: Callable[[], None]) -> None:
@@ -264,5 +264,5 @@ class Runtime(Protocol):
         ...
 
     def remove_reader(self, file: Any) -> None:
-        """Watch a file or socket no longer."""
+        """Stop watching a file or socket."""
         ...

@@ -100,7 +100,7 @@ class EnvAgent(Agent):
         return pb.RUNNING
 
     def interrupt(self) -> None:
-        """Nothing happened since the last Step, but the sequence ends by truncation."""
+        """End the sequence by truncation, with the last observations."""
         self._reward[...] = 0
         self._truncated[...] = True
         self._info = {}
@@ -172,7 +172,7 @@ class EnvAgent(Agent):
         return self._world.properties()
 
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
-        """Read, write or list a property for which code of the environment runs."""
+        """Read, write or list a property that the environment computes."""
         self._world.refuse_if_over()
         response: properties_pb2.PropertyResponse = await self._world.env.answer_property(request)
         return response
@@ -262,7 +262,7 @@ class EnvWorld(World):
 
     @property
     def alive(self) -> bool:
-        """Whether it can still be joined; not once its environment ended by itself."""
+        """Whether the world can be joined; False once its environment's process has ended."""
         return self.env.ended is None
 
     @property

@@ -115,7 +115,7 @@ class EnvRecipe:
         return EnvRecipe(factory, None, max_lanes=self.max_lanes, time_action=self.time_action)
 
     def pickled(self, request: WorldRequest | None) -> bytes:
-        """Pickle what another process makes an environment of, where nothing that was registered here is known."""
+        """Pickle the recipe for another process, in which nothing is registered that was registered here."""
         recipe = self
         if request is not None and request.env_id is not None and self.factory is None:
             recipe = dataclasses.replace(self, spec=self.spec or gymnasium.spec(request.env_id), patterns=())
@@ -247,7 +247,7 @@ class EnvRecipe:
         return env
 
     def _signature(self, request: WorldRequest) -> str:
-        """Name the arguments that the environment takes, where they can be found out."""
+        """Return a sentence with the arguments of the environment's constructor, if they are known."""
         try:
             if self.factory is not None:
                 return f"It takes {inspect.signature(self.factory)}"
@@ -270,10 +270,10 @@ class EnvSource:
         vectorization_mode: How Gymnasium steps the lanes.
         env_kwargs: For the environment's constructor; the client's own go on top.
         max_lanes: The most lanes that a client may ask for.
-        time_action: Lets an action say how long its environment advances.
-        realtime: How its worlds run on by themselves; None: in lock-step.
+        time_action: Which part of an action says how long the environment advances.
+        realtime: The settings of real-time worlds; None: lock-step.
         thread_safe: Each world has a thread of its own, in real time each of its lanes.
-        isolation: What the process of each world may use; None: environments live in this process.
+        isolation: The limits of each world's process; None: environments run in this process.
         allow_env_factories: Whether a client may send the environment's factory, which needs `isolation`.
 
     Raises:
@@ -393,7 +393,7 @@ class EnvSource:
     async def _make_env(
         self, name: str, recipe: EnvRecipe, request: WorldRequest, factory: bytes | None, runtime: Runtime
     ) -> Any:
-        """Make what the world is around, where its environment is to live."""
+        """Make the environment of a world, in this process or in one of its own."""
         isolation = self._isolation
         if self._realtime is not None and self._thread_safe and request.num_envs > 1:
             return await self._make_lanes(name, recipe, request, factory, runtime)
@@ -443,19 +443,19 @@ class EnvSource:
         if not self._factories:
             raise RequestError(
                 Code.PERMISSION_DENIED,
-                "this server takes no environment factories from clients: they are code that it would execute; start "
+                "this server does not accept environment factories, which are code that it would execute; start "
                 "it with allow_env_factories=True if its clients may do that",
             )
         if "env_id" in settings:
             raise RequestError(Code.INVALID_ARGUMENT, "expected env_id or env_factory, got both")
         tensor = settings["env_factory"]
         if tensor.WhichOneof("payload") != "uint8s":
-            raise RequestError(Code.INVALID_ARGUMENT, "the setting 'env_factory' travels as uint8 bytes of a pickle")
+            raise RequestError(Code.INVALID_ARGUMENT, "expected the setting 'env_factory' as uint8 bytes of a pickle")
         return tensor.uint8s.array
 
 
 def _factory_of_client(**kwargs: Any) -> Any:
-    """Stand for a client's factory in the process that does not unpickle it."""
+    """A placeholder for a client's factory in the server, which does not unpickle it."""
     raise SettingError("a client's factory is called in a world's process only")
 
 

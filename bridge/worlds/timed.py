@@ -1,8 +1,8 @@
-"""Time in the action: an agent says with each action how long the world is to advance (D-23).
+"""Actions that say how long the world advances (D-23).
 
 The action space becomes a Dict of the environment's own action and the time; on the wire they are `action.action` and
-`action.steps` or `action.seconds`. One Step then steps the environment as often as that, with the same action each
-time: the rewards add up, the observation, flags and info are the last ones, and the end of the episode ends it early.
+`action.steps` or `action.seconds`. One Step then repeats the action for that time: rewards are summed; observation,
+flags and info are those of the last step. It stops early at the end of the episode.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TimeAction:
 class TimeActionEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """An environment whose action is a dict of its own `action`, and of the `steps` or `seconds` to advance.
 
-    A time of less than a step advances one. `info["elapsed_steps"]` says how many steps were made.
+    At least one step is made. `info["elapsed_steps"]` says how many steps were made.
 
     Raises:
         SettingError: The unit is seconds, and neither the settings nor the metadata say how long a step is.

@@ -153,7 +153,7 @@ class _EnvHost:
 
 
 class _VectorHost:
-    """A vector environment; where it is of Gymnasium's own kind in this process, its environments one by one too."""
+    """A vector environment; the lanes of a SyncVectorEnv can also be called one by one."""
 
     access: EnvAccess
 
@@ -193,7 +193,7 @@ class _VectorHost:
 
 
 class _ParallelHost:
-    """A PettingZoo ParallelEnv; its agents travel as their numbers among the possible ones."""
+    """A PettingZoo ParallelEnv; agents are sent as indices into `possible_agents`."""
 
     access: EnvAccess
 
@@ -259,7 +259,7 @@ def _pack(layout: Layout, observation: Any) -> list[Any]:
 
 
 class _Child:
-    """The environment, and what is done for each kind of message."""
+    """The environment, and a handler for each kind of message."""
 
     def __init__(self, recipe: bytes, factory: bytes | None, max_bytes: int | None) -> None:
         self._load: Callable[[], Callable[[], Any]] = lambda: _load(recipe, factory, max_bytes)
@@ -349,7 +349,7 @@ def _value(leaf: Property) -> Any:
 
 
 def _load(recipe: bytes, factory: bytes | None, max_bytes: int | None) -> Callable[[], Any]:
-    """Read what the environment is made of; return what makes it."""
+    """Unpickle the recipe; return a function that makes the environment."""
     if max_bytes is not None:
         try:
             import resource

@@ -1,7 +1,7 @@
-"""Environments in processes of their own, as worlds see them: each stands for one of Gymnasium's or PettingZoo's.
+"""Proxies for environments that run in processes of their own.
 
-The world itself, with its agents, its clock and its rules, stays in the server, and is the same as for an environment
-that lives there. Observations and actions travel as the arrays of their spaces' layouts, the rest in the values codec.
+The world itself, with its agents and its clock, stays in the server and works as with a local environment. Observations
+and actions are sent as the arrays of their spaces' layouts, everything else in the values codec.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Isolated", "IsolatedEnv", "IsolatedParallelEnv", "IsolatedVectorEnv"
 
 
 class Isolated:
-    """What stands for an environment in a process of its own, whatever its kind.
+    """The base of proxies for environments in processes of their own.
 
     Args:
         process: Its process.
@@ -48,7 +48,7 @@ class Isolated:
 
     @property
     def ended(self) -> RequestError | None:
-        """What ended its process, as an answer; None where nothing did but the end of its world."""
+        """The error to answer with if its process ended unexpectedly; None: it did not."""
         return self.process.ended
 
     async def close(self, reason: RequestError | None = None) -> None:
@@ -92,7 +92,7 @@ def _family(key: str, text: str) -> Family:
 
 
 class IsolatedLane:
-    """Stands for one environment, or for all lanes of a vector at once: their reset and step.
+    """Resets and steps one environment, or all lanes of a vector environment, in the process.
 
     Args:
         owner: Asks the process.
@@ -135,7 +135,7 @@ class IsolatedEnv(Isolated, IsolatedLane):
 
     @property
     def lanes(self) -> list[Any]:
-        """What a world steps by itself: this environment."""
+        """The environments that a world steps separately: this one."""
         return [self]
 
 

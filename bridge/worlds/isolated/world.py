@@ -1,9 +1,9 @@
-"""The process of a world's environment, seen from the server.
+"""The server's end of the process that runs a world's environment.
 
-What an environment does there (crash, exit, eat memory, never return) ends its world alone: whoever waits for it is
-told what happened, and nothing of the process stays. Messages each way are bytes of the protocol's own kinds, so that
-nothing which comes out of that process is unpickled here. `bridge.worlds.isolated.env` is what worlds see of it,
-`bridge.worlds.isolated.child` the other end.
+If the environment crashes, exits, runs out of memory or does not return, only its world ends: waiting requests get an
+error that says what happened, and the process is reaped. The process sends protocol messages as bytes; nothing that it
+sends is unpickled here. `bridge.worlds.isolated.env` is the interface for worlds, `bridge.worlds.isolated.child` the
+other end.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _starting = threading.Lock()
 
 @dataclasses.dataclass(frozen=True)
 class Isolation:
-    """What a world's process may use."""
+    """The limits of a world's process."""
 
     call_timeout: float | None = CALL_TIMEOUT
     """Seconds that one call of its environment may take, its construction too; None: for ever."""
@@ -104,7 +104,7 @@ class Isolation:
 
 
 class _Ask:
-    """A message to the process, and its answer to come."""
+    """A message to the process, and its pending answer."""
 
     def __init__(self, message: bytes, where: str, limit: float | None) -> None:
         self.message = message
@@ -199,7 +199,7 @@ class WorldProcess:
 
     @property
     def ended(self) -> RequestError | None:
-        """What ended it, as an answer; None where nothing did but the end of its world."""
+        """The error to answer with if the process ended unexpectedly; None: it did not."""
         if self._end is None or self._closing:
             return None
         code, how = self._end
@@ -211,9 +211,9 @@ class WorldProcess:
         """Send one message to the process and wait for the answer.
 
         Args:
-            kind: One byte that says what is asked.
-            payload: What goes with it.
-            where: What the environment does meanwhile, for messages.
+            kind: One byte: the kind of request.
+            payload: The request's data.
+            where: What the environment is doing, for messages.
             limit: Seconds to wait; None: `call_timeout`.
 
         Raises:
@@ -388,7 +388,7 @@ class WorldProcess:
 
 
 def _cause(code: int | None) -> str:
-    """Say what an exit code tells of a process's end."""
+    """Describe an exit code: the signal, or the code."""
     if code is None:
         return ""
     if code >= 0:
@@ -406,7 +406,7 @@ def _read_refusal(data: bytes) -> RequestError:
 
 
 def start_method() -> str:
-    """How to start the processes of lanes and of worlds: never by a fork of this one, which runs gRPC's threads."""
+    """Return the start method of world processes: never fork, because this process has threads."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise SettingError(
             "the main module starts a server while a process of its environments imports it; guard it by "

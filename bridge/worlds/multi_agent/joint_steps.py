@@ -63,7 +63,7 @@ class MultiAgentOptions:
 
 @dataclasses.dataclass(eq=False)
 class Participant:
-    """A joined agent, and what its next Step has to tell."""
+    """A joined agent, and what its next Step will report."""
 
     name: str
     agent: Any
@@ -180,7 +180,7 @@ class JointStepTable:
         return any(participant.playing for participant in self.participants.values())
 
     def _end_sequence(self) -> None:
-        """Let every agent that plays be told so by its next Step."""
+        """End the sequence: the next Step of each playing agent reports it."""
         if not self._ending:
             self._ending = True
             self._resets.interrupt()
@@ -234,7 +234,7 @@ class JointStepTable:
         return min((wait.deadline for wait in self._waits.values()), default=None)
 
     def poll(self, now: float) -> ResetCall | StepCall | None:
-        """Answer those that need not wait any longer; return what the environment has to do next, if anything."""
+        """Answer Steps that need not wait longer; return the environment's next call, if any."""
         changed = True
         while changed and self._call is None:
             changed = False
@@ -247,7 +247,7 @@ class JointStepTable:
         return None
 
     def _look_at_first(self, wait: _Wait, now: float) -> bool:
-        """See whether a first Step has to wait further; return whether something changed."""
+        """Check whether a first Step can be answered; return whether anything changed."""
         participant, expired = wait.participant, now >= wait.deadline
         if self._may_enter(participant):
             self._enter(participant)
@@ -301,7 +301,7 @@ class JointStepTable:
         return [name for name in self._names if name not in ready]
 
     def _look_at_step(self, wait: _Wait, now: float) -> bool:
-        """See whether a Step with an action has to wait further; return whether something changed."""
+        """Check whether a Step with an action can be answered; return whether anything changed."""
         participant = wait.participant
         if participant.outcome is not None:
             self._answer(participant, participant.take_outcome())
@@ -360,7 +360,7 @@ class JointStepTable:
     # What came of a call of the environment
 
     def began(self, observations: Mapping[str, Any], infos: Mapping[str, Any], alive: Sequence[str]) -> None:
-        """The environment was reset: let all who are ready in."""
+        """The environment was reset: answer the agents that wait for the sequence."""
         self._call = None
         self.carried = (None, None)
         self.sequence += 1

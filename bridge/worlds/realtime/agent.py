@@ -1,4 +1,4 @@
-"""The agents of a real-time world: what their Steps leave for the clock, and tell of the frames that passed."""
+"""Agents of real-time worlds: their Steps hand in actions for the next frames and report the past ones."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ class RealtimeAgent(EnvAgent):
         self._real.cancel(self)
 
     def prepare(self, uids: Sequence[int]) -> None:
-        """An agent that asks which lanes are resetting is answered while some are; others when all are ready.
+        """A Step that requests `resetting` is answered while lanes reset; others are answered when all lanes are ready.
 
-        One that asks for `timing` alone leaves its action, and what its buffers hold for a later Step.
+        A Step that requests only `timing` hands in its action and leaves the buffers for a later Step.
         """
         self._partial = self._first_extra + 3 in uids
         self._acts_only = list(uids) == [self._first_extra + 2]
@@ -107,11 +107,11 @@ class RealtimeAgent(EnvAgent):
     SETTINGS = ("seed", "options", "restart", "reset_mask")
 
     def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
-        """Have the lanes begin anew, and return at once (U-2, U-9). A spectator's Reset concerns itself alone."""
+        """Reset the lanes, and return at once (U-2, U-9). A spectator's Reset does not affect the lanes."""
         self._real.ask_reset(self._observer, *self.read_reset(settings))
 
     def read_reset(self, settings: Mapping[str, pb.Tensor]) -> tuple[Array, list[int | None], Any, bool]:
-        """Return which lanes Reset settings name, a seed for each, the options, and whether what runs is cut off."""
+        """Return the lanes to reset, a seed for each, the options, and whether running episodes end."""
         count = self._lanes or 1
         refuse_unknown(settings, self.SETTINGS if self._lanes else self.SETTINGS[:3], "Reset")
         try:
@@ -139,7 +139,7 @@ class RealtimeAgent(EnvAgent):
         return pb.RUNNING
 
     def _take_first(self) -> list[Taken | None]:
-        """Enter the running episodes; of lanes that did not change nothing is taken."""
+        """Enter the running episodes; lanes that it is in repeat their observation, reward 0."""
         loop, observer = self._real.loop, self._observer
         taken: list[Taken | None] = []
         for index, (lane, buffer) in enumerate(zip(observer.lanes, observer.buffers, strict=True)):
@@ -207,7 +207,7 @@ class RealtimeAgent(EnvAgent):
         return pb.TERMINATED if self._terminated else pb.INTERRUPTED if self._truncated else pb.RUNNING
 
     def interrupt(self) -> None:
-        """Tell the last of the episodes that a ResetWorld cuts off."""
+        """Report the last observations of the episodes that a ResetWorld ends."""
         self._real.carry_out_reset()
         now = self._real.now()
         buffers = self._observer.buffers
@@ -291,7 +291,7 @@ class RealtimeAgent(EnvAgent):
         self._info = join_infos({index: info for index, info in infos.items() if info}, self._lanes)
 
     def _missing(self, index: int) -> Any:
-        """What stands in the place of a resetting lane's observation: any element; nobody is to look at it."""
+        """Return a placeholder for the observation of a resetting lane."""
         last = self._observer.lanes[index].observation
         if last is not None:
             return last

@@ -1,7 +1,7 @@
-"""What an agent of a real-time world is still to be told of one lane, however far behind it is.
+"""A buffer between a lane of a real-time world and an agent that steps at its own pace.
 
-A `LaneBuffer` takes frames and ends of episodes as they happen, each with its episode's number, and gives them out when
-the agent asks. Rewards are never attributed to another episode than their own, and every end is told exactly once.
+A `LaneBuffer` collects frames and ends of episodes with their episode's number, until the agent's next Step takes them.
+Rewards are never attributed to another episode, and each end is reported exactly once.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Ended:
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """What one Step tells of one lane."""
+    """What one Step reports of one lane."""
 
     observation: Any
     """The newest of the agent's episode, or the final one."""
@@ -63,7 +63,7 @@ class Taken:
 
 
 class LaneBuffer:
-    """What one agent is still to be told of one lane."""
+    """What one agent has not been told yet of one lane."""
 
     def __init__(self) -> None:
         self.reading = 0
@@ -113,7 +113,7 @@ class LaneBuffer:
             self._records[-1 - _MOST_FINALS] = dataclasses.replace(old, observation=None, info=None)
 
     def abandon(self) -> None:
-        """The agent asked for a new episode: what it was in is of no interest any more."""
+        """Drop the episode that the agent was in: it asked for a new one."""
         self.reading, self.closing, self.error = 0, None, None
 
     def take_first(self, episode: int, observation: Any, info: Any, observed_at: float) -> Taken:

@@ -1,8 +1,7 @@
 """The clock of a real-time world and the episodes of its lanes, without input, output, threads or time.
 
-Whoever drives it asks `poll(now)` what to do, does it, and says what came of it: `began`, `stepped` or `failed`. Each
-job carries its lane and episode, and what comes of an episode that is over is dropped and counted, never taken for
-news of the present one.
+The driver calls `poll(now)`, runs the returned jobs, and reports their results by `began`, `stepped` or `failed`. A job
+carries its lane and episode; results of an episode that is over are dropped and counted.
 """
 
 from __future__ import annotations
@@ -132,10 +131,10 @@ class Observer:
 
 
 class RealtimeLoop:
-    """Says when frames are due and what they are made of.
+    """Decides when frames are due and which action each lane takes.
 
-    Frame n is due at `start + n / fps`, so rounding and lateness never add up. Frames that are late are made up for,
-    as many as fit in `catch_up` seconds; beyond that they are dropped. Both are counted.
+    Frame n is due at `start + n / fps`, so rounding and lateness never add up. Frames that are late by at most
+    `catch_up` seconds are caught up on; older ones are dropped. Both are counted.
 
     Args:
         lanes: The number of environments.
