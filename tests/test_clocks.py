@@ -31,7 +31,7 @@ HOUR = 3600.0
 ZEROS = np.zeros(2, np.int64)
 
 # Where the date itself is meant: what stands in PERLERT's packets, and how long a certificate is valid.
-MAY_NAME_THE_DATE = {"perlert/server.py", "certificates.py"}
+MAY_NAME_THE_DATE = {"perlert/server.py", "transport/certificates.py"}
 DATE = {"time", "time_ns", "now", "utcnow", "today", "localtime", "gmtime", "ctime", "strftime"}
 
 

@@ -13,9 +13,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from bridge.cli.lobby import read_key
 from bridge.cli.program import OK, say
 from bridge.errors import SettingError
 from bridge.server.process_group import ServerGroup
@@ -26,6 +28,7 @@ __all__ = ["SERVED_AT", "announce", "read_pairs", "register", "serve_options"]
 
 SERVED_AT = " is served at "
 """In the first line of output: what stands between the environment and its URLs, which are separated by spaces."""
+_PERLERT_OPTIONS = ("perlert_key_file", "spectators", "bots")
 _READ = {"int": int, "float": float, "str": str}
 
 _EPILOG = """examples:
@@ -59,6 +62,18 @@ def register(commands: Any) -> None:
         type=int,
         metavar="PORT",
         help="serve in real time over the datagram protocol PERLERT instead, its lobby on this UDP port (0: any free)",
+    )
+    parser.add_argument(
+        "--perlert-key-file", type=Path, metavar="PATH", help="with --perlert: a file with the pre-shared key"
+    )
+    parser.add_argument(
+        "--spectators", type=int, metavar="N", help="with --perlert: so many slots for clients that only watch"
+    )
+    parser.add_argument(
+        "--bots",
+        nargs="*",
+        metavar="KEY",
+        help="with --perlert: slots that a random policy plays while nobody holds them; without keys all",
     )
     parser.add_argument(
         "--exit-on-eof",
@@ -146,7 +161,10 @@ def run(arguments: argparse.Namespace) -> int:
             keywords[name] = read_pairs(value, f"--{name.replace('_', '-')}")
     env = _published(arguments.env)
     if arguments.perlert is not None:
-        return _run_perlert(env, arguments.perlert, keywords)
+        return _run_perlert(env, arguments.perlert, keywords, arguments)
+    for name in _PERLERT_OPTIONS:
+        if getattr(arguments, name) is not None:
+            raise SettingError(f"--{name.replace('_', '-')} is for --perlert PORT: give that too")
     sys.setswitchinterval(SWITCH_INTERVAL)
     with _sigterm_as_interrupt():
         server = serve_gym(env, start=False, **keywords)
@@ -162,9 +180,9 @@ def run(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _run_perlert(env: str | list[str], port: int, keywords: dict[str, Any]) -> int:
-    """Serve over PERLERT until a signal; the options are those of `serve_gym` that it has too."""
-    from bridge.perlert.server import serve_perlert, serve_perlert_until_signal
+def _run_perlert(env: str | list[str], port: int, keywords: dict[str, Any], arguments: argparse.Namespace) -> int:
+    """Serve over PERLERT until a signal; the options are those of `serve_gym` that it has too, and its own."""
+    from bridge.perlert.server import serve_perlert
 
     if not isinstance(env, str):
         raise SettingError(f"expected one environment id with --perlert, got {', '.join(env)}")
@@ -175,7 +193,24 @@ def _run_perlert(env: str | list[str], port: int, keywords: dict[str, Any]) -> i
             f"--{name.replace('_', '-')}" for name in [*unknown, *(["port"] if "port" in keywords else [])]
         )
         raise SettingError(f"{refused} cannot be given with --perlert, which names its own port")
-    serve_perlert_until_signal(env, say=say, port=port, **keywords)
+    key = read_key(arguments.perlert_key_file)
+    if arguments.bots is not None:
+        keywords["bots"] = dict.fromkeys(arguments.bots, "random") if arguments.bots else "random"
+    with _sigterm_as_interrupt():
+        server = serve_perlert(env, port=port, key=key, spectators=arguments.spectators or 0, **keywords)
+        try:
+            for url in server.urls:
+                say(f"serving {url}")
+            option = f" --key-file {arguments.perlert_key_file}" if key is not None else ""
+            say(f"play:   bridge lobby {server.url}{option}")
+            if arguments.spectators:
+                say(f"watch:  bridge lobby {server.url}{option} --watch")
+            say(f'agents: bridge.make_remote("{server.url}"{", key=…" if key is not None else ""})')
+            server.wait()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            server.stop()
     return OK
 
 

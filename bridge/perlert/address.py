@@ -9,7 +9,7 @@ import dataclasses
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from bridge.errors import AddressError, PacketError
-from bridge.perlert.packet import Header, check_label, parse_header
+from bridge.perlert.protocol.packet import Header, check_label, parse_header
 
 __all__ = ["PerlertAddress", "PerlertAddressError", "parse_perlert_address"]
 

@@ -43,6 +43,7 @@ __all__ = [
     "parse_client",
     "parse_header",
     "parse_server",
+    "slot_text",
 ]
 
 MAX_DATAGRAM = 1200
@@ -347,7 +348,8 @@ def parse_server(datagram: bytes) -> ServerMessage:
     return LobbyInfo(header, slots)
 
 
-def _slot_text(slot: Slot) -> str:
+def slot_text(slot: Slot) -> str:
+    """Return a slot as S1 lists it."""
     check_label(slot.key, "key")
     check_label(slot.kind, "kind", empty=True)
     check_label(slot.tag, "tag", empty=True)
@@ -376,7 +378,7 @@ def _body(message: ClientMessage | ServerMessage) -> str:
             raise PacketError("expected one slot or more, got none")
         if len({slot.key for slot in message.slots}) < len(message.slots):
             raise PacketError("expected each key once, got a lobby that lists one twice")
-        return ";" + ";".join(map(_slot_text, message.slots))
+        return ";" + ";".join(map(slot_text, message.slots))
     if isinstance(message, Registered):
         return f";registered={check_label(message.key, 'key')}"
     if isinstance(message, Message):
