@@ -241,7 +241,7 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
         while me.state in (player.State.ASKING, player.State.REGISTERING):
             self._wait(deadline, RemoteTimeoutError, "no slot could be had")
         needed = observation_space is None or action_space is None
-        while me.state is player.State.WAITING and not me.settled and needed:
+        while not me.settled and needed:
             self._wait(deadline, RemoteTimeoutError, "no spaces were told")
         offer = me.offer
         observation_space = observation_space or (offer.observation_space if offer else None)

@@ -293,7 +293,8 @@ class Lobby:
             return
         token = self.guard.token(sender)
         if not hmac.compare_digest(claim.token, token):
-            told = packet.format_message(packet.Message(self.header, profile.offer_text(token)))
+            newest = client.seq if client is not None else self._left.get(sender, 0)
+            told = packet.format_message(packet.Message(self.header, profile.offer_text(token, seq=newest)))
             if self.guard.answer(sender, len(told), size, now):
                 out.append((told, sender))
             return
@@ -330,6 +331,7 @@ class Lobby:
             return
         if client.port is not None:
             self._send(packet.Registered(self.header, client.key), client, now, out)
+            self._tell_offer(client, now, out)
             self._inform(sender, now, out, client)
             self._send(packet.Start(self.header, client.port), client, now, out)
         elif client.told != self._version or claim.seq <= newest:

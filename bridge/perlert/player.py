@@ -542,7 +542,7 @@ class Player:
                 if not out:
                     self._next_action = math.inf
             # Without steps the lobby is asked, too: it has the port while the run is on.
-            polls = now >= self._last_step + 2 * self.config.poll
+            polls = now >= self._last_step + 2 * self.config.poll or not self.settled
         else:
             polls = True
             if now >= self._next_retry:
@@ -581,5 +581,6 @@ class Player:
         if self.state is State.OVER:
             return math.inf
         if self.state in (State.JOINING, State.PLAYING):
-            return min(self._next_action, max(self._next_poll, self._last_step + 2 * self.config.poll))
+            silent = self._last_step + 2 * self.config.poll if self.settled else -math.inf
+            return min(self._next_action, max(self._next_poll, silent))
         return min(self._next_poll, self._next_retry)

@@ -116,8 +116,10 @@ def offer_text(
 ) -> str:
     """Return an S3 text: the token alone, or with a frame rate everything. `spaces` is of `spaces_text`."""
     parts: dict[str, Any] = {"token": token}
+    if seq:
+        parts["seq"] = seq
     if fps:
-        parts |= {"seq": seq, "slot": slot, "fps": fps, "decimals": decimals}
+        parts |= {"slot": slot, "fps": fps, "decimals": decimals}
     return f"{OFFER}{json.dumps(parts, separators=(',', ':'), ensure_ascii=False)[:-1]}{spaces}}}"
 
 
