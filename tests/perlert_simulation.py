@@ -22,8 +22,8 @@ from bridge.perlert.host import Host, Instance
 from bridge.perlert.lobby import Outgoing
 from bridge.perlert.player import Player, Stepped
 from bridge.perlert.protocol.packet import Header
+from bridge.perlert.worlds import make_world
 from bridge.testing import Conditions, Link, LocalRuntime
-from bridge.worlds.environment import adopt
 
 LOBBY_PORT = 32322
 SERVER = "192.0.2.1"
@@ -136,9 +136,10 @@ class Simulation:
 
     def publish(self, header: Header, world: Any, **settings: Any) -> Instance:
         """Publish a world; keywords are those of `Instance`."""
-        env = self.runtime.run(adopt(lambda: world, self.runtime.executor, parallel=True))
+        fps = settings["rollout_config"].fps if "rollout_config" in settings else 30.0
+        made = self.runtime.run(make_world(lambda: world, {}, self.runtime, str(header), fps=fps))
         agents = dict.fromkeys(world.possible_agents, "counter")
-        instance = Instance(header, env, agents, self.host, **settings)
+        instance = Instance(header, made, agents, self.host, **settings)
         self.host.add(instance)
         return instance
 

@@ -17,7 +17,7 @@ import pytest
 from gymnasium import spaces
 
 from bridge.errors import RemoteTimeoutError
-from bridge.perlert import GuardConfig, LobbyConfig, PerlertEnv, RolloutConfig, StartPolicy, serve_perlert
+from bridge.perlert import GuardConfig, LobbyConfig, PerlertEnv, StartPolicy, serve_perlert
 from bridge.perlert.udp import receive
 from tests.draft_peers import PlainClient
 
@@ -509,7 +509,7 @@ class Stalls(Recorder):
 
 def test_after_a_stall_no_more_than_thirty_steps_are_sent_in_a_second():
     # P-21
-    with serve_perlert(lambda: Stalls(120), name="count", fps=30, rollout_config=RolloutConfig(catch_up=1.0)) as server:
+    with serve_perlert(lambda: Stalls(120), name="count", fps=30) as server:
         client = PlainClient(server.port, "count:0", "agent0", "x")
         try:
             client.socket.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_TIMESTAMPNS", 35), 1)

@@ -59,7 +59,8 @@ def test_the_drafts_example_session_runs_datagram_for_datagram_on_the_server():
                 out = run.receive(text.encode(), CLIENT, now)
             if lobby.state is State.STARTING:
                 out += lobby.started(32323, now)
-                run = Rollout(H, 32323, guard, lambda key, action: action, config=RolloutConfig(fps=1), now=now)
+                acted = {}
+                run = Rollout(H, 32323, guard, acted.__setitem__, config=RolloutConfig(fps=1), now=now)
                 run.join(Seated(CLIENT, "agent0"), now)
             answers = [datagram.decode() for datagram, address in out if address == CLIENT]
             if "register=" in text:
@@ -68,8 +69,7 @@ def test_the_drafts_example_session_runs_datagram_for_datagram_on_the_server():
         if run is not None and not answers:
             stamp = int(text.split(":")[2])
             observation, reward = frames.pop(0)
-            run.gathered(stamp / 1000)
-            assert run.actions() == {"agent0": "walk"}
+            assert acted == {"agent0": "walk"}
             out = run.frame({"agent0": Result(observation, reward, terminated=not frames)}, stamp / 1000)
             # STEP: constant in the figure, counted by us.
             answers = [re.sub(r"^(city:7:\d+):\d+;", r"\1:0;", datagram.decode()) for datagram, _ in out]

@@ -41,8 +41,8 @@ def check(world, visitors, runs, *, profile=True):
                 assert episode[key] == sorted(episode[key]), "no stale action is applied"
 
 
-def play(seed, *, agents=2, runs=1, length=8, loss=0.3, duplicate=0.3, guard=None):
-    simulation = Simulation(seed, loss=loss, duplicate=duplicate, delay=(0.001, 0.15), guard=guard)
+def play(seed, *, agents=2, runs=1, length=8, loss=0.3, duplicate=0.3, delay=(0.001, 0.15), guard=None):
+    simulation = Simulation(seed, loss=loss, duplicate=duplicate, delay=delay, guard=guard)
     world = CountWorld(agents, length, seed)
     instance = simulation.publish(H, world, rollout_config=RolloutConfig(fps=10))
     visitors = [simulation.join(H, runs=runs) for _ in range(agents)]
@@ -61,7 +61,7 @@ def test_with_a_third_lost_doubled_and_reordered_every_return_is_recovered(block
 
 
 def test_without_loss_no_step_is_missing():
-    _, _, (visitor,) = play(1, agents=1, loss=0.0, duplicate=0.0, length=30)
+    _, _, (visitor,) = play(1, agents=1, loss=0.0, duplicate=0.0, length=30, delay=(0.05, 0.05))
     assert [step.step for step in visitor.steps[0]] == list(range(31))
     assert visitor.player.stats.lost == 0
 

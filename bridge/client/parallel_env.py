@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import queue
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from bridge.client.conflict import ConflictDetector
-from bridge.client.env import MAX_MESSAGE_BYTES, TIMEOUT, call_results, checked_timeout, remote_metadata
+from bridge.client.connect import Transport, checked_transport
+from bridge.client.env import MAX_MESSAGE_BYTES, TIMEOUT, Wait, call_results, checked_timeout, remote_metadata
 from bridge.client.poller import Poller
 from bridge.client.remote import Delivery, Remote, close_remotes, reset_settings
 from bridge.client.session import Joined, Lost, Refused, Replied, StepAnswered, property_value
@@ -28,6 +30,7 @@ from bridge.errors import (
     SettingError,
 )
 from bridge.forks import forget_in_child
+from bridge.transport.credentials import ClientCredentials, Pem, TokenLike
 
 try:
     from pettingzoo import ParallelEnv
@@ -47,12 +50,26 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
 
     Agents go by their names as text. All agents' members must be free: this environment takes them all.
 
+    A real-time world goes on between the steps: a step leaves its actions and returns at once with what has happened
+    since the last one (`wait="next_frame"`: with the next frame). Agents' connections are asked one after the other, so
+    a frame may pass between two of them; `infos[agent]["latency"]["frame"]` tells it.
+
     Args:
         url: The server's URL; `?world=NAME` joins a world that exists, else one is made.
         env_kwargs: For the environment's constructor.
         render_mode: The render mode to make it with.
         timeout: Seconds to wait for any answer.
         max_message_bytes: The largest request or answer, in bytes.
+        transport: What to speak gRPC with: `http2` or `grpcio`, as for `make_remote`.
+        token: What the server wants to see; None: that of `token_file`, or else of the environment variable
+            `BRIDGE_TOKEN`.
+        token_file: A file that holds the token.
+        tls_ca: For `grpcs://`: the authorities of the server's certificate, PEM; None: those of the system.
+        tls_certificate: For a server that asks for one: the client's certificate, PEM.
+        tls_key: The key of `tls_certificate`, PEM.
+        wait: In a real-time world: `now`, or `next_frame`, for one decision a frame: each step returns with a frame
+            that used its actions.
+        diagnostics: In a real-time world: whether infos carry `latency`.
 
     Raises:
         ConnectError: Nobody listens there.
@@ -68,6 +85,14 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         render_mode: str | None = None,
         timeout: float = TIMEOUT,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        transport: Transport = "http2",
+        token: TokenLike | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        tls_ca: Pem | None = None,
+        tls_certificate: Pem | None = None,
+        tls_key: Pem | None = None,
+        wait: Wait | None = None,
+        diagnostics: bool = True,
     ) -> None:
         self._conflicts = ConflictDetector("environment")
         self._timeout = checked_timeout(timeout)
@@ -76,7 +101,13 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         self._started = False
         self._max_message_bytes = max_message_bytes
         self._poller: Poller[Delivery] = Poller()
-        self._world_request = WorldRequest.of(url, None, render_mode, env_kwargs)
+        self._transport = checked_transport(transport)
+        credentials = ClientCredentials.of(
+            token=token, token_file=token_file, tls_ca=tls_ca, tls_certificate=tls_certificate, tls_key=tls_key
+        )
+        self._world_request = WorldRequest.of(
+            url, None, render_mode, env_kwargs, None, {"wait": wait}, diagnostics, credentials=credentials
+        )
         self._remotes: dict[str, Remote] = {}
         self._by_remote: dict[Remote, str] = {}
         self.agents: list[str] = []
@@ -103,6 +134,9 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         for remote in self._by_remote:
             remote.disown(self._poller)
 
+    def _remote(self, request: WorldRequest) -> Remote:
+        return Remote(request, self._poller, self._max_message_bytes, self._transport)
+
     def _world_info(self, remote: Remote) -> WorldInfo:
         if remote.info is None:
             raise ClosedError("this environment never joined a world")
@@ -110,7 +144,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
 
     def _connect(self) -> None:
         """Join as the first free agent, ask it for the others' names, and join as them."""
-        first = Remote(self._world_request, self._poller, self._max_message_bytes)
+        first = self._remote(self._world_request)
         self._by_remote = {first: ""}
         first.open()
         try:
@@ -127,11 +161,9 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
             first.close(0.5)
             raise
         address = dataclasses.replace(self._world_request.address, world=first.session.world_name, settings=())
+        place = dataclasses.replace(self._world_request, address=address, render_mode=None, env_kwargs={})
         self._remotes = {
-            agent: first
-            if agent == name
-            else Remote(WorldRequest(address, agent=agent), self._poller, self._max_message_bytes)
-            for agent in names
+            agent: first if agent == name else self._remote(dataclasses.replace(place, agent=agent)) for agent in names
         }
         self._by_remote = {remote: agent for agent, remote in self._remotes.items()}
         others = [remote for remote in self._remotes.values() if remote is not first]
@@ -300,7 +332,7 @@ def make_parallel_remote(url: str, **kwargs: Any) -> RemoteParallelEnv:
 
     Args:
         url: `grpc://HOST:PORT`, or with `?world=NAME` for a world that exists.
-        kwargs: As for `RemoteParallelEnv`: `env_kwargs`, `render_mode`, `timeout`, `max_message_bytes`.
+        kwargs: As for `RemoteParallelEnv`: `env_kwargs`, `render_mode`, `timeout`, `token`, `transport` and so on.
 
     Raises:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError: As `RemoteParallelEnv`.

@@ -110,6 +110,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         env_id: The environment, where a server has several.
         env_kwargs: For the environment's constructor.
         render_mode: The render mode to make it with.
+        agent: In a world of several agents, which of them each URL is joined as; with one URL and a list, a slot for
+            each agent of that list. The URLs name a world that exists, `?world=NAME`. None: the first that is free.
         timeout: Seconds to wait for any answer.
         max_message_bytes: The largest request or answer, in bytes.
         transport: What to speak gRPC with: `http2`, our own HTTP/2, which is faster; or `grpcio`, the library, for
@@ -144,6 +146,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         env_id: str | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
         render_mode: str | None = None,
+        agent: str | Sequence[str] | None = None,
         timeout: float = TIMEOUT,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         transport: Transport = "http2",
@@ -167,12 +170,12 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         )
         place = {"role": role, "wait": wait}
 
-        def request_for(url: str) -> WorldRequest:
+        def request_for(url: str, agent: str | None = None) -> WorldRequest:
             return WorldRequest.of(
-                url, env_id, render_mode, env_kwargs, None, place, diagnostics, credentials=credentials, env=env
+                url, env_id, render_mode, env_kwargs, agent, place, diagnostics, credentials=credentials, env=env
             )
 
-        requests = [request_for(url) for url in checked_urls(urls)]
+        requests = [request_for(url, name) for url, name in with_agents(checked_urls(urls), agent)]
         spares = [spares] if isinstance(spares, str) else list(spares)
         world_info = self._connect(requests, [request_for(url) for url in spares], num_envs)
         self.metadata = {**remote_metadata(world_info), "autoreset_mode": AutoresetMode.NEXT_STEP}
@@ -182,6 +185,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             "num_envs": self.num_envs,
             "env_id": env_id,
             "env_kwargs": env_kwargs,
+            "agent": agent if agent is None or isinstance(agent, str) else list(agent),
             "timeout": timeout,
             "max_message_bytes": max_message_bytes,
             "transport": None if transport == "http2" else transport,
@@ -681,6 +685,16 @@ def checked_urls(urls: Any) -> list[str]:
     return found
 
 
+def with_agents(urls: list[str], agent: str | Sequence[str] | None) -> list[tuple[str, str | None]]:
+    """Return each URL with the agent to join it as, or raise SettingError where they do not fit."""
+    names = [agent] * len(urls) if agent is None or isinstance(agent, str) else list(agent)
+    if len(urls) == 1:
+        urls = urls * len(names)
+    if not names or len(names) != len(urls):
+        raise SettingError(f"expected agent to have a name for each of {len(urls)} URLs, got {agent!r:.80}")
+    return list(zip(urls, names, strict=True))
+
+
 def make_vec_remote(
     urls: str | Sequence[str],
     *,
@@ -688,6 +702,7 @@ def make_vec_remote(
     env_id: str | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
     render_mode: str | None = None,
+    agent: str | Sequence[str] | None = None,
     timeout: float = TIMEOUT,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     transport: Transport = "http2",

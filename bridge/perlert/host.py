@@ -6,20 +6,19 @@ scheduler's timers; environments are called where they live, as those of real-ti
 
 from __future__ import annotations
 
+import dataclasses
 import math
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from bridge.errors import InvalidActionError, PacketError, SettingError, UnsupportedSpaceError
+from bridge.errors import PacketError, RequestError, SettingError, UnsupportedSpaceError
 from bridge.logs import SafeLog
 from bridge.perlert import lobby, rollout
 from bridge.perlert.guard import Address, Guard, GuardConfig
 from bridge.perlert.protocol import packet, profile
 from bridge.perlert.protocol.codec import TextCodec
-from bridge.worlds.default_actions import neutral_action
-from bridge.worlds.realtime.loop import Job, RealtimeLoop
+from bridge.worlds.realtime.multi_agent import Frame, RealtimeMultiAgentWorld
 from bridge.worlds.scheduling import Executor, Scheduler, Timer
 
 __all__ = ["Host", "Instance", "Policy", "Send"]
@@ -35,12 +34,22 @@ _log = SafeLog(__name__)
 _AROUND = 240
 
 
+@dataclasses.dataclass(frozen=True)
+class _Texts:
+    """What reads and writes the texts of a slot."""
+
+    observations: TextCodec
+    actions: TextCodec
+    offer: str
+    """Its spaces, as they stand in an offer; empty: too long."""
+
+
 class Instance:
     """One environment with its lobby and its runs.
 
     Args:
         header: Its name and number.
-        env: The environment, as `worlds.make_world` returns it.
+        world: The environment, as `worlds.make_world` returns it.
         agents: Each slot's KEY and KIND, in the order of the environment's agents.
         host: What it belongs to.
         bots: Policies by slot key, or `"random"`; they play while no client holds the slot.
@@ -48,18 +57,17 @@ class Instance:
         policy: When to start.
         lobby_config: Times of the lobby.
         rollout_config: Rates and times of the runs.
-        default_actions: By slot key, what is done until the first valid action; None: the neutral action.
         seed: Of the first run.
 
     Raises:
         UnsupportedSpaceError: A space has no text form, or an observation may be longer than a datagram.
-        SettingError: A bot or default action for a slot that does not exist, or that is none.
+        SettingError: A bot for a slot that does not exist, or that is none.
     """
 
     def __init__(
         self,
         header: packet.Header,
-        env: Any,
+        world: RealtimeMultiAgentWorld,
         agents: Mapping[str, str],
         host: Host,
         *,
@@ -68,47 +76,36 @@ class Instance:
         policy: lobby.StartPolicy | None = None,
         lobby_config: lobby.LobbyConfig | None = None,
         rollout_config: rollout.RolloutConfig | None = None,
-        default_actions: Mapping[str, Any] | None = None,
         seed: int | None = None,
     ) -> None:
-        self.header, self.env, self.host = header, env, host
+        self.header, self.world, self.host = header, world, host
         self.config = rollout_config or rollout.RolloutConfig()
-        self.runs = 0
-        self.failures = 0
-        self.frames = self.late_frames = 0
-        """Frames that were made, and those that began more than a frame's time late or were left out."""
-        self._names = dict(zip(agents, env.possible_agents, strict=True))
-        self._keys = {name: key for key, name in self._names.items()}
+        self.runs = self.frames = self.failures = 0
+        self._names = dict(zip(agents, world.members, strict=True))
         self._seed = seed
-        self._seen: dict[str, Any] = {}
-        self._alive: list[str] = []
-        self._clock: RealtimeLoop | None = None
+        self._begun = False
         self._current: rollout.Rollout | None = None
         self._lingering: list[rollout.Rollout] = []
         self._timer: Timer | None = None
         self._stopped = False
-        self._spaces = {key: (env.observation_space(name), env.action_space(name)) for key, name in self._names.items()}
-        for what, names in (("bots", bots or {}), ("default_action", default_actions or {})):
-            if unknown := set(names) - set(agents):
-                raise SettingError(f"expected {what} for slots of {', '.join(agents)}, got {sorted(unknown)}")
+        if unknown := set(bots or {}) - set(agents):
+            raise SettingError(f"expected bots for slots of {', '.join(agents)}, got {sorted(unknown)}")
         if spectators < 0:
             raise SettingError(f"expected 0 spectators or more, got {spectators!r}")
         self._bots = {key: self._bot(key, policy) for key, policy in (bots or {}).items()}
-        self._observations: dict[str, TextCodec] = {}
-        self._actions: dict[str, TextCodec] = {}
-        self._defaults: dict[str, Any] = {}
-        self._offers: dict[str, str] = {}
-        for key in agents:
-            self._prepare(key, dict(default_actions or {}))
+        self._bots_play = False
+        self._texts = {key: self._prepare(key) for key in agents}
+        self._players = {key: world.enter(name) for key, name in self._names.items()}
         first = next(iter(agents))
         slots = [lobby.SlotConfig(key, kind, bot=key in self._bots) for key, kind in agents.items()]
         slots += [lobby.SlotConfig(f"spectator{i}", "spectator", watches=first) for i in range(spectators)]
         self.lobby = lobby.Lobby(
             header, slots, host.guard, policy=policy, config=lobby_config, offer=self._offer, moved=self._moved
         )
+        world.subscribe(self._on_frame)
 
     def _bot(self, key: str, policy: Any) -> Policy:
-        space = self._spaces[key][1]
+        space = self.world.members.spaces[self._names[key]][1]
         if policy == "random":
             return lambda observation: space.sample()
         if callable(policy):
@@ -116,33 +113,25 @@ class Instance:
             return chosen
         raise SettingError(f'expected bots as policies (observation to action) or "random", got {policy!r} for {key!r}')
 
-    def _prepare(self, key: str, default_actions: Mapping[str, Any]) -> None:
+    def _prepare(self, key: str) -> _Texts:
         """Make what reads and writes the texts of a slot."""
-        observation_space, action_space = self._spaces[key]
-        observations = self._observations[key] = TextCodec(observation_space, decimals=self.config.decimals)
-        actions = self._actions[key] = TextCodec(action_space, named=False, decimals=None)
+        spaces = self.world.members.spaces[self._names[key]]
+        observations = TextCodec(spaces[0], decimals=self.config.decimals)
         header = len(str(self.header).encode())
         size = observations.max_bytes() + header + _AROUND
         if size > packet.MAX_MESSAGE:
             raise UnsupportedSpaceError(
                 f"expected observations of {self.header} that fit into a datagram of {packet.MAX_MESSAGE} bytes, "
-                f"got up to {size} bytes for {observation_space}; use fewer decimals (decimals=2), select or "
+                f"got up to {size} bytes for {spaces[0]}; use fewer decimals (decimals=2), select or "
                 "bound the elements with a wrapper (gymnasium.wrappers.TransformObservation), or serve it over grpc://"
             )
-        given = default_actions.get(key, neutral_action(action_space))
-        try:
-            self._defaults[key] = actions.decode(actions.encode(given))
-        except (InvalidActionError, PacketError) as error:
-            raise SettingError(f"expected a default_action of {action_space} for {key}, got {given!r}") from error
-        spaces = profile.spaces_text(observation_space, action_space)
+        offer = profile.spaces_text(*spaces)
         # Spaces too long for a message are left out; clients are given them otherwise.
-        self._offers[key] = spaces if len(spaces.encode()) + header + 200 <= packet.MAX_MESSAGE else ""
-
-    def _watched(self, key: str) -> str:
-        return self.lobby.slots[key].watches or key
+        fits = len(offer.encode()) + header + 200 <= packet.MAX_MESSAGE
+        return _Texts(observations, TextCodec(spaces[1], named=False, decimals=None), offer if fits else "")
 
     def _offer(self, token: str, seq: int, key: str) -> str:
-        spaces = self._offers[self._watched(key)]
+        spaces = self._texts[self.lobby.slots[key].watches or key].offer
         return profile.offer_text(
             token, seq=seq, slot=key, fps=self.config.fps, decimals=self.config.decimals, spaces=spaces
         )
@@ -167,10 +156,15 @@ class Instance:
 
     def _moved(self, old: Address, client: lobby.Client | None) -> None:
         for run in self.rollouts():
-            if client is None:
-                run.leave(old)
-            else:
+            if client is not None:
                 run.move(old, client.address, client.token)
+            elif (left := run.leave(old)) is not None:
+                self._release(left)
+
+    def _release(self, key: str) -> None:
+        """Let the server act in a slot that a client has left."""
+        self._players[key].leave()
+        self._players[key] = self.world.enter(self._names[key])
 
     def _send(self, out: Sequence[lobby.Outgoing], port: int | None = None) -> None:
         for datagram, address in out:
@@ -178,107 +172,100 @@ class Instance:
 
     # The run
 
-    def _failed(self, error: BaseException) -> str:
-        self.failures += 1
-        _log.error("the environment of %s failed: %s", self.header, error)
-        # The traceback is for the log; the clients are told its first line.
-        return str(error).partition("\n")[0]
-
     def _begin(self) -> None:
         """Have the environment reset for the next run."""
         seed, self._seed = self._seed, None
-        self._clock = RealtimeLoop(1, self.config.fps, None, catch_up=self.config.catch_up)
-        self._clock.ask_reset(0, seed)
-        self._work()
+        self._begun = True
+        try:
+            self.world.begin(seed)
+        except RequestError as error:  # its process has ended
+            self._break_off(error.message)
 
-    def _work(self) -> None:
-        """Do what the clock says is due."""
-        if self._clock is not None and not self._clock.lanes[0].busy:
-            for job in self._clock.poll(self.host.now()):
-                work = self._reset(job) if job.kind == "reset" else self._step(job)
-                self.host.scheduler.start(work, self._worked)
-
-    def _worked(self, result: None, error: BaseException | None) -> None:
-        """End the run by what the environment, or a bot, raised; by observations with NaN and rewards without end."""
-        if error is None:
-            return
-        reason, now = self._failed(error), self.host.now()
-        self._clock = None
-        if self.lobby.state is lobby.State.STARTING:
-            self._send(self.lobby.start_failed(reason, now))
-        elif (run := self._current) is not None:
-            self._send(self.lobby.say(reason, now))
-            self._send(run.end(now), run.port)
+    def _on_frame(self, frame: Frame) -> None:
+        """Take what the environment did, and tell the clients."""
+        starts = self.lobby.state is lobby.State.STARTING
+        if frame.number == 0 and frame.error is None and not starts:
+            return  # of a run that was given up
+        try:
+            if frame.error is not None:
+                self._break_off(frame.error)
+            elif starts:
+                self._start(frame)
+            elif self._current is not None:
+                self._advance(self._current, frame)
+        except Exception as error:  # observations with NaN, rewards without end: the environment's fault
+            self._break_off(f"the environment's {type(error).__name__}: {error}")
         self.host.scheduler.call_soon(self.tick)
 
-    def _by_key(self, found: Mapping[Any, Any]) -> dict[str, Any]:
-        return {self._keys[name]: value for name, value in found.items() if name in self._keys}
-
-    async def _reset(self, job: Job) -> None:
-        observations, _, alive = await self.env.reset(seed=job.seed)
-        if self._clock is None or self.lobby.state is not lobby.State.STARTING:
-            return  # the server stops
+    def _break_off(self, reason: str) -> None:
+        """End the run, or the start of one, by what the environment or a bot raised."""
         now = self.host.now()
-        self._clock.began(job, now, None, {})
-        self._seen, self._alive = self._by_key(observations), [self._keys[name] for name in alive]
-        first = self._results(self._seen, {}, {}, {})
+        # The traceback is for the log; the clients are told its first line.
+        text = reason.partition("\n")[0]
+        if self.lobby.state is lobby.State.STARTING:
+            self._send(self.lobby.start_failed(text, now))
+        elif (run := self._current) is not None:
+            self._send(self.lobby.say(text, now))
+            self._send(run.end(now), run.port)
+        else:
+            return
+        self.failures += 1
+        self._begun = False
+        _log.error("the environment of %s failed: %s", self.header, reason)
+
+    def _results(self, frame: Frame) -> dict[str, rollout.Result]:
+        return {
+            key: rollout.Result(
+                self._texts[key].observations.encode(told.observation), told.reward, told.terminated, told.truncated
+            )
+            for key, name in self._names.items()
+            if (told := frame.transitions.get(name)) is not None
+        }
+
+    def _start(self, frame: Frame) -> None:
+        """Open a port for the run; step 0 is the reset's observation."""
+        first, now = self._results(frame), self.host.now()
         port = self.host.open_port()
         self._current = run = rollout.Rollout(
-            self.header,
-            port,
-            self.host.guard,
-            self._decode,
-            first=first,
-            config=self.config,
-            epoch=self.host.epoch,
-            now=now,
+            self.header, port, self.host.guard, self._act, config=self.config, epoch=self.host.epoch, now=now
         )
+        self.runs += 1
         self._send(self.lobby.started(port, now))
         for client in self.lobby.clients.values():
             if client.port == port:
                 run.join(self._player(client), now)
-        self.runs += 1
-        self.host.scheduler.call_soon(self.tick)
+        self._send(run.frame(first, now), port)
+        self._send(run.end(now, [key for key in self._names if key not in first], truncated=False), port)
+        self._have_bots_play(run, frame)
 
-    def _results(
-        self, seen: Mapping[str, Any], rewards: Mapping[str, Any], ended: Mapping[str, Any], cut: Mapping[str, Any]
-    ) -> dict[str, rollout.Result]:
-        return {
-            key: rollout.Result(
-                self._observations[key].encode(value),
-                float(rewards.get(key, 0.0)),
-                bool(ended.get(key, False)),
-                bool(cut.get(key, False)),
-            )
-            for key, value in seen.items()
-        }
-
-    async def _step(self, job: Job) -> None:
-        run, clock, began = self._current, self._clock, time.perf_counter()
-        assert run is not None
-        assert clock is not None
-        acting, taken = run.actions(), run.taken()
-        actions = {key: acting.get(key, self._defaults[key]) for key in self._alive}
-        played = {key: self._bots[key] for key in self._alive if key in self._bots and key not in taken}
-        if played:
-            actions |= await self.host.executor.run(_play, played, self._seen)
-        *parts, alive = await self.env.step({self._names[key]: action for key, action in actions.items()})
-        if run is not self._current:
-            return  # it was ended meanwhile
-        seen, rewards, ended, cut = (self._by_key(part) for part in parts[:4])
-        results = self._results({key: seen[key] for key in actions if key in seen}, rewards, ended, cut)
-        self._seen |= seen
-        self._alive = [self._keys[name] for name in alive]
-        now = self.host.now()
-        clock.stepped(job, now, time.perf_counter() - began, None, 0.0, False, False, {})
+    def _advance(self, run: rollout.Rollout, frame: Frame) -> None:
         self.frames += 1
-        self._send(run.frame(results, now), run.port)
-        gone = [key for key in self._names if key not in self._alive]
-        self._send(run.end(now, gone, truncated=False), run.port)
-        self.host.scheduler.call_soon(self.tick)
+        self._send(run.frame(self._results(frame), self.host.now()), run.port)
+        self._have_bots_play(run, frame)
 
-    def _decode(self, key: str, text: str) -> Any:
-        return self._actions[key].decode(text)
+    def _have_bots_play(self, run: rollout.Rollout, frame: Frame) -> None:
+        """Ask the bots for their next actions, where environments are called; a slow one acts later."""
+        taken = run.taken()
+        alive = [key for key, name in self._names.items() if name in frame.alive and key in self._bots]
+        seen = {key: frame.transitions[self._names[key]].observation for key in alive if key not in taken}
+        if seen and not self._bots_play:
+            self._bots_play = True
+            self.host.scheduler.start(self._play(seen), self._played)
+
+    async def _play(self, seen: Mapping[str, Any]) -> None:
+        actions = await self.host.executor.run(_ask_bots, self._bots, seen)
+        for key, action in actions.items():
+            self._players[key].act(action)
+
+    def _played(self, result: None, error: BaseException | None) -> None:
+        self._bots_play = False
+        if error is not None:
+            self._break_off(f"a bot raised {type(error).__name__}: {error}")
+            self.host.scheduler.call_soon(self.tick)
+
+    def _act(self, key: str, text: str) -> None:
+        """Take an action of a client; raises PacketError."""
+        self._players[key].act(self._texts[key].actions.decode(text))
 
     def _player(self, client: lobby.Client) -> rollout.Player:
         watches = self.lobby.slots[client.key].watches
@@ -292,7 +279,7 @@ class Instance:
         """Do what is due in the lobby and the runs, and see when there is more."""
         now = self.host.now()
         self._send(self.lobby.tick(now))
-        if self.lobby.state is lobby.State.STARTING and self._clock is None and not self._stopped:
+        if self.lobby.state is lobby.State.STARTING and not self._begun and not self._stopped:
             self._begin()
         if (run := self._current) is not None:
             self._tick_run(run, now)
@@ -306,7 +293,6 @@ class Instance:
             if closed:
                 self._lingering.remove(run)
                 self.host.close_port(run.port)
-        self._work()
         self._arm()
 
     def _tick_run(self, run: rollout.Rollout, now: float) -> None:
@@ -314,17 +300,11 @@ class Instance:
             if client.ready and client.port is None and self.lobby.slots[client.key].watches is not None:
                 run.join(self._player(client), now)
                 self._send(self.lobby.joined(client, now))
-        if run.gathered(now) and self._clock is not None:
-            self._clock.start(now)
-            # Step 0 is the reset's observation. What it raises is the environment's, as in a step.
-            self._send(run.frame(run.first, now), run.port)
         self._send(run.tick(now), run.port)
         if run.state in (rollout.State.LINGERING, rollout.State.CLOSED):
             self._current = None
             self._lingering.append(run)
-            if self._clock is not None:
-                self.late_frames += self._clock.overruns + self._clock.dropped
-                self._clock = None
+            self._begun = False
             for player in run.players.values():
                 if (known := self.lobby.clients.get(player.address)) is not None:
                     known.action_seq = max(known.action_seq, player.seq)
@@ -336,9 +316,6 @@ class Instance:
         if self._timer is not None:
             self._timer.cancel()
         times = [self.lobby.wake(), *(run.wake() for run in self.rollouts())]
-        if self._clock is not None and (due := self._clock.next_due()) is not None:
-            # A frame that is late is made when the environment has done the one before.
-            times.append(due if not self._clock.lanes[0].busy else math.inf)
         at = min(times)
         self._timer = self.host.scheduler.call_at(at, self.tick) if at < math.inf else None
 
@@ -347,15 +324,23 @@ class Instance:
         now = self.host.now()
         self._stopped = True
         self._send(self.lobby.say("The server is going away.", now))
-        self._clock = None
         if (run := self._current) is not None:
             self._send(run.end(now), run.port)
 
-    def close(self) -> None:
-        """Do nothing more."""
+    async def close(self) -> None:
+        """Do nothing more, and close the environment."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        try:
+            await self.world.close()
+        except RequestError as error:
+            _log.error("the environment of %s failed as it was closed: %s", self.header, error)
+
+    @property
+    def late_frames(self) -> int:
+        """Frames that began more than a frame's time late, or were left out."""
+        return self.world.loop.overruns + self.world.loop.dropped
 
     @property
     def running(self) -> bool:
@@ -368,8 +353,8 @@ class Instance:
         return any(player.owed for run in self.rollouts() for player in run.players.values())
 
 
-def _play(bots: Mapping[str, Policy], seen: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: policy(seen[key]) for key, policy in bots.items()}
+def _ask_bots(bots: Mapping[str, Policy], seen: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: bots[key](observation) for key, observation in seen.items()}
 
 
 class Host:

@@ -1,7 +1,7 @@
 """One run on its rollout port: the newest action of each agent in, steps out to each client. No clock, no socket.
 
-The owner steps the environment: it takes `actions()`, and gives `frame` what each agent saw. `receive` takes what came
-to the port, `tick` resends; both return datagrams to send, and `wake()` says when one is due.
+The owner drives the environment, and gives `frame` what each agent saw. `receive` takes what came to the port and hands
+valid actions on, `tick` resends; both return datagrams to send, and `wake()` says when one is due.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal, localcontext
-from typing import Any
 
 from bridge.errors import PacketError, SettingError
 from bridge.perlert.guard import Address, Guard
@@ -27,7 +26,6 @@ __all__ = ["TRANSITIONS", "Event", "Player", "Result", "Rollout", "RolloutConfig
 class State(enum.Enum):
     """Where the run is."""
 
-    GATHERING = "gathering"
     RUNNING = "running"
     LINGERING = "lingering"
     CLOSED = "closed"
@@ -36,14 +34,11 @@ class State(enum.Enum):
 class Event(enum.Enum):
     """What moves it on."""
 
-    BEGIN = "everybody is here, or was waited for long enough"
     ALL_DONE = "every client has done=true"
     LINGERED = "the time to ask again is over"
 
 
 TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.GATHERING, Event.BEGIN): State.RUNNING,
-    (State.GATHERING, Event.ALL_DONE): State.LINGERING,
     (State.RUNNING, Event.ALL_DONE): State.LINGERING,
     (State.LINGERING, Event.LINGERED): State.CLOSED,
 }
@@ -57,14 +52,10 @@ class RolloutConfig:
     """Frames of the simulation a second."""
     max_rate: int = 30
     """S5 a second to one client (P-21); rewards of steps that are not sent are added to the next one."""
-    gather: float = 1.0
-    """Seconds that the first frame waits for every client's first action on the new port."""
     linger: float = 10.0
     """Seconds that the port stays open after a client's done=true (P-17)."""
     resends: tuple[float, ...] = (1.0, 3.0, 7.0)
     """When done=true is sent again unasked, seconds after it."""
-    catch_up: float = 0.5
-    """A simulation that is behind its clock by at most so much catches up frame by frame; beyond, it skips."""
     abandoned: float = 60.0
     """A run whose clients were all silent for so long is ended."""
     decimals: int = DECIMALS
@@ -74,8 +65,8 @@ class RolloutConfig:
         for name in ("fps", "max_rate", "abandoned"):
             if not 0 < getattr(self, name) < math.inf:
                 raise SettingError(f"expected a positive {name}, got {getattr(self, name)!r}")
-        if min(self.gather, self.linger, self.catch_up, self.decimals) < 0:
-            raise SettingError("expected gather, linger, catch_up and decimals of 0 or more")
+        if min(self.linger, self.decimals) < 0:
+            raise SettingError("expected linger and decimals of 0 or more")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,8 +124,7 @@ class Rollout:
         header: Which instance.
         port: Its UDP port, which names it.
         guard: The book of bytes, shared by all of a server.
-        decode: Reads an action of a slot, or raises PacketError; a wrong one is counted and changes nothing.
-        first: The reset's observations, by slot.
+        act: Takes the text of an action of a slot, or raises PacketError, which is counted and changes nothing.
         config: Rates and times.
         epoch: Seconds to add to `now` for the wall-clock time since 1970.
         now: The time of the start.
@@ -145,25 +135,22 @@ class Rollout:
         header: packet.Header,
         port: int,
         guard: Guard,
-        decode: Callable[[str, str], Any],
+        act: Callable[[str, str], None],
         *,
-        first: Mapping[str, Result] | None = None,
         config: RolloutConfig | None = None,
         epoch: float = 0.0,
         now: float,
     ) -> None:
         self.header, self.port, self.guard, self.epoch = header, port, guard, epoch
         self.config = config or RolloutConfig()
-        self.state = State.GATHERING
+        self.state = State.RUNNING
         self.players: dict[Address, Player] = {}
         self.counts: Counter[str] = Counter()
         """Datagrams that changed nothing, by reason."""
         self.step = -1
-        self._decode = decode
-        self._actions: dict[str, Any] = {}
+        self._act = act
         self._returns: dict[str, Decimal] = {}
-        self.first = dict(first or {})
-        self._results = dict(self.first)
+        self._results: dict[str, Result] = {}
         self._begun_at = now
 
     # Clients
@@ -180,12 +167,11 @@ class Rollout:
             player.address, player.token, player.seq, player.here = new, token, 0, False
             self.players[new] = player
 
-    def leave(self, address: Address) -> None:
-        """Take a client out; its slot does what the server chooses."""
+    def leave(self, address: Address) -> str | None:
+        """Take a client out; return the slot that it played, which does what the server chooses."""
         player = self.players.pop(address, None)
-        if player is not None and not player.watching:
-            self._actions.pop(player.key, None)
         self._settle()
+        return player.key if player is not None and not player.watching else None
 
     def taken(self) -> set[str]:
         """Return the slots that clients play."""
@@ -223,7 +209,7 @@ class Rollout:
                 self._resend(player, now, out)  # P-18
             return out
         if text:
-            self._act(player, seq, text)
+            self._apply(player, seq, text)
         return []
 
     def _authenticated(self, player: Player, action: str) -> tuple[int, str] | None:
@@ -238,7 +224,7 @@ class Rollout:
         player.got += 1
         return parts[2], parts[3]
 
-    def _act(self, player: Player, seq: int, text: str) -> None:
+    def _apply(self, player: Player, seq: int, text: str) -> None:
         if player.token and seq <= player.seq:
             self.counts["stale action"] += 1
             return
@@ -247,24 +233,13 @@ class Rollout:
             self.counts["action of a spectator"] += 1
             return
         try:
-            self._actions[player.key] = self._decode(player.key, text)
+            self._act(player.key, text)
         except PacketError:
             self.counts["invalid action"] += 1  # P-27: the last valid one stays
             return
         player.seq = seq
 
-    def actions(self) -> dict[str, Any]:
-        """Return the last valid action of each slot that has one (P-27)."""
-        return dict(self._actions)
-
     # Frames
-
-    def gathered(self, now: float) -> bool:
-        """Begin, if everybody is here or was waited for long enough; return whether it did just now."""
-        if self.state is not State.GATHERING or now < self._gathered_at():
-            return False
-        self.state = TRANSITIONS[self.state, Event.BEGIN]
-        return True
 
     def _rounded(self, key: str) -> Decimal:
         with localcontext() as context:
@@ -360,7 +335,7 @@ class Rollout:
 
     def _settle(self) -> None:
         """End when every client that plays has its end; a spectator alone keeps nothing going."""
-        if self.state in (State.GATHERING, State.RUNNING) and all(
+        if self.state is State.RUNNING and all(
             player.done_at is not None or player.watching for player in self.players.values()
         ):
             self.state = TRANSITIONS[self.state, Event.ALL_DONE]
@@ -384,7 +359,7 @@ class Rollout:
     def tick(self, now: float) -> list[Outgoing]:
         """Do what is due: resend done=true, give up an abandoned run, close."""
         out: list[Outgoing] = []
-        if self.state in (State.GATHERING, State.RUNNING) and now >= self._heard() + self.config.abandoned:
+        if self.state is State.RUNNING and now >= self._heard() + self.config.abandoned:
             self.counts["abandoned"] += 1
             out += self.end(now)
         if self.state is State.LINGERING:  # for spectators of a slot that went on
@@ -409,16 +384,10 @@ class Rollout:
             (player.done_at for player in self.players.values() if player.done_at is not None), default=self._begun_at
         ) + (self.config.linger if self.players else 0.0)
 
-    def _gathered_at(self) -> float:
-        here = all(player.here or player.watching for player in self.players.values())
-        return self._begun_at + (0.0 if here else self.config.gather)
-
     def wake(self) -> float:
-        """Return when something is due next: the first frame, a resend, the end."""
+        """Return when something is due next: a resend, the end."""
         if self.state is State.CLOSED:
             return math.inf
         times = [player.resends[0] for player in self.players.values() if player.resends]
         times.append(self._closes_at() if self.state is State.LINGERING else self._heard() + self.config.abandoned)
-        if self.state is State.GATHERING:
-            times.append(self._gathered_at())
         return min(times)

@@ -13,19 +13,20 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from bridge.errors import RemoteTimeoutError, RequestError, SettingError
+from bridge.errors import InvalidActionError, PacketError, RemoteTimeoutError, RequestError, SettingError
 from bridge.logs import SafeLog
 from bridge.perlert import lobby, rollout
 from bridge.perlert.guard import GuardConfig
 from bridge.perlert.host import Host, Instance, Policy
 from bridge.perlert.protocol import packet
 from bridge.perlert.protocol.cipher import ServerSeal, check_key
-from bridge.perlert.protocol.codec import DECIMALS
+from bridge.perlert.protocol.codec import DECIMALS, TextCodec
 from bridge.perlert.udp import ServerPorts
 from bridge.perlert.worlds import default_name, make_world, slots_of
 from bridge.server.event_loop import READ, EventLoop
 from bridge.server.serving import ServerRuntime, ServingThread
 from bridge.transport.address import is_loopback
+from bridge.worlds.default_actions import neutral_action
 from bridge.worlds.isolated.world import CALL_TIMEOUT, Isolation
 from bridge.worlds.scheduling import Pending
 
@@ -173,14 +174,9 @@ class PerlertServer:
         await self._until(lambda: not self.host.running, grace)
         self.host.stop()
         await self._until(lambda: not self.host.owes, 1.0)
-        for instance in self.host.instances.values():
-            instance.close()
         self._ports.close()
         for instance in self.host.instances.values():
-            try:
-                await instance.env.close()
-            except RequestError as error:
-                _log.error("the environment of %s failed as it was closed: %s", instance.header, error)
+            await instance.close()
         self._serving.finish()
 
     async def _until(self, ready: Callable[[], bool], seconds: float) -> None:
@@ -305,7 +301,7 @@ def serve_perlert(
         _publish,
         named=named,
         instances=instances,
-        make={"kwargs": dict(env_kwargs or {}), "isolation": own_process, "thread_safe": thread_safe},
+        make={"kwargs": dict(env_kwargs or {}), "fps": fps, "isolation": own_process, "thread_safe": thread_safe},
         slots=slots,
         bots=bots,
         default_action=default_action,
@@ -334,28 +330,48 @@ async def _publish(
     """Make the environments, and publish them."""
     for label, number in [(label, number) for label in named for number in range(instances)]:
         header = packet.Header(packet.check_label(label, "name"), number)
+        defaults: dict[str, Any] = {}
+        given = None if default_action is None else partial(_default_action, defaults)
         try:
-            env = await make_world(named[label], runtime=server.runtime, name=str(header), **make)
+            world = await make_world(
+                named[label], runtime=server.runtime, name=str(header), default_action=given, **make
+            )
         except RequestError as error:
             raise SettingError(f"cannot make the environment of {header}: {error}") from error
         try:
-            agents = slots_of(env.possible_agents, default_name(named[label]), slots)
-            if isinstance(default_action, Mapping) and not set(default_action) <= set(agents):
-                defaults = dict.fromkeys(agents, default_action)  # an action of a Dict space
-            else:
-                defaults = _by_slot(default_action, agents)
+            agents = slots_of(list(world.members), default_name(named[label]), slots)
+            defaults.update(_defaults(default_action, agents, world))
+            first = None if seed is None else seed + number
             server.host.add(
-                Instance(
-                    header,
-                    env,
-                    agents,
-                    server.host,
-                    bots=_by_slot(bots, agents),
-                    default_actions=defaults,
-                    seed=None if seed is None else seed + number,
-                    **settings,
-                )
+                Instance(header, world, agents, server.host, bots=_by_slot(bots, agents), seed=first, **settings)
             )
         except BaseException:
-            await env.close()
+            await world.close()
             raise
+
+
+def _default_action(defaults: Mapping[str, Any], agent: Any, observation: Any, space: Any) -> Any:
+    """Return what an agent does that nobody plays."""
+    return defaults[str(agent)] if str(agent) in defaults else neutral_action(space)
+
+
+def _defaults(given: Any, agents: Mapping[str, str], world: Any) -> dict[str, Any]:
+    """Return the default action of each agent by its name, read from what a slot's text would be.
+
+    Raises:
+        SettingError: It is for a slot that does not exist, or not an element of the action space.
+    """
+    if isinstance(given, Mapping) and not set(given) & set(agents):
+        given = dict.fromkeys(agents, given)  # an action of a Dict space
+    found = {}
+    names = dict(zip(agents, world.members, strict=True))
+    for key, action in _by_slot(given, agents).items():
+        if key not in names:
+            raise SettingError(f"expected default_action for slots of {', '.join(agents)}, got {key!r}")
+        space = world.members.spaces[names[key]][1]
+        codec = TextCodec(space, named=False, decimals=None)
+        try:
+            found[names[key]] = codec.decode(codec.encode(action))
+        except (InvalidActionError, PacketError) as error:
+            raise SettingError(f"expected a default_action of {space} for {key}, got {action!r}") from error
+    return found
