@@ -1,5 +1,6 @@
 """Server and clients on a simulated link: what is lost, doubled, late or forged, thousands of runs from their seeds."""
 
+import os
 import re
 from decimal import Decimal
 from pathlib import Path
@@ -16,6 +17,8 @@ from bridge.perlert.rollout import RolloutConfig
 from tests.perlert_simulation import LOBBY_PORT, SERVER, CountWorld, Simulation
 
 H = Header("count", 0)
+EXAMPLES = int(os.environ.get("PERLERT_EXAMPLES", "0"))
+"""How many random sequences, for `python -m benchmarks.perlert_fuzz`; 0: a few."""
 IO = re.compile(r"^\s*(import|from) (socket|threading|asyncio|time|selectors|select)\b", re.M)
 LOBBY = (SERVER, LOBBY_PORT)
 TRUST = GuardConfig(trusted=("10.0.0.0/8",))
@@ -417,7 +420,7 @@ server_junk = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=EXAMPLES or 60, deadline=None)
 @given(
     st.lists(st.tuples(server_junk, st.integers(0, 3), st.booleans(), st.floats(0, 5)), max_size=40), st.integers(0, 99)
 )
@@ -463,7 +466,7 @@ client_junk = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=EXAMPLES or 150, deadline=None)
 @given(st.lists(st.tuples(client_junk, st.sampled_from([LOBBY_PORT, 40000, 40001, 9]), st.floats(0, 5)), max_size=40))
 def test_no_datagram_raises_out_of_the_client_and_done_comes_once_a_run(events):
     simulation = Simulation(0)
