@@ -16,15 +16,16 @@ from typing import TypeAlias
 
 from bridge.errors import SettingError
 from bridge.perlert.guard import Address, Guard
+from bridge.perlert.lobby_parts import Board, Client, Countdown, Patience, SlotConfig
 from bridge.perlert.protocol import packet, profile
 
 __all__ = ["TRANSITIONS", "Client", "Event", "Lobby", "LobbyConfig", "Outgoing", "SlotConfig", "StartPolicy", "State"]
 
 Outgoing: TypeAlias = tuple[bytes, Address]
 
-_S1_BYTES = 900
-"""Of one datagram of the lobby: less than the kilobyte that an address which is not proven may be sent at once."""
 _MOST_LEFT = 256
+BOT_TAG = "cpu"
+"""The tag of a slot that a bot plays."""
 
 
 class State(enum.Enum):
@@ -58,20 +59,6 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class SlotConfig:
-    """One slot of the lobby."""
-
-    key: str
-    kind: str = "agent"
-    bot: bool = False
-    """Whether the server plays it until a client takes it: listed open and ready, and never waited for."""
-    bot_tag: str = "cpu"
-    """The tag of a slot that a bot plays."""
-    watches: str | None = None
-    """A spectator's slot: the key of the slot whose steps it sees. It is never waited for."""
-
-
-@dataclasses.dataclass(frozen=True)
 class StartPolicy:
     """When the simulation starts. Never while a client in an agent's slot is not ready (P-10)."""
 
@@ -101,33 +88,6 @@ class LobbyConfig:
     """The lobby is sent to all clients at most once in so many seconds, however often it changes."""
     explain: float = 5.0
     """How often clients that wait are told what for; 0: never."""
-    starting: str = "Simulation will start..."
-    """The message right before the start."""
-
-
-@dataclasses.dataclass(slots=True)
-class Client:
-    """A registered client. It is known by (address, port) in the lobby of its header."""
-
-    address: Address
-    key: str
-    tag: str
-    ready: bool
-    heard: float
-    """When it last said something, with its token if it has one."""
-    token: str = ""
-    """Nothing without it changes this registration; empty: a client that knows the draft alone."""
-    seq: int = 0
-    """The newest registration that was applied."""
-    action_seq: int = 0
-    """The newest action of its earlier runs."""
-    port: int | None = None
-    """The port of the run that it is in, or has not been to the end of: told on any contact."""
-    told: int = 0
-    """The version of the lobby that it was told."""
-    told_at: float = -math.inf
-    part: int = 0
-    """How many datagrams of the next version it was told."""
 
 
 class Lobby:
@@ -172,24 +132,19 @@ class Lobby:
         for slot in slots:
             packet.check_label(slot.key, "key")
             packet.check_label(slot.kind, "kind", empty=True)
-            packet.check_label(slot.bot_tag, "tag", empty=True)
         self.state = State.GATHERING
         self.clients: dict[Address, Client] = {}
         self.counts: Counter[str] = Counter()
         """Datagrams that changed nothing, by reason."""
         self.port: int | None = None
         self._offer, self._moved = offer, moved
-        self._version = 1
-        self._datagrams: list[bytes] = []
+        self._board = Board(header)
         self._informed = 1
         """The version of which all clients were told, or at least begun to be."""
         self._told_at = -math.inf
         self._left: OrderedDict[Address, int] = OrderedDict()
-        self._held_up: dict[Address, float] = {}
-        self._counted_at = 0.0
-        self._start_at = math.inf
-        self._announced: int | None = None
-        self._explained_at = -math.inf
+        self._patience = Patience(self.config.patience, guard)
+        self._countdown = Countdown(self.policy.countdown, self.config.explain)
 
     # What is the case
 
@@ -205,7 +160,7 @@ class Lobby:
             if (client := held.get(key)) is not None:
                 listed[key] = packet.Slot(key, False, slot.kind, client.tag, client.ready)
             elif slot.bot:
-                listed[key] = packet.Slot(key, True, slot.kind, slot.bot_tag, True)
+                listed[key] = packet.Slot(key, True, slot.kind, BOT_TAG, True)
             else:
                 listed[key] = packet.Slot(key, True, slot.kind, "", False)
         return listed
@@ -264,7 +219,7 @@ class Lobby:
             self._inform(sender, now, out, client)
         elif client.ready != message.ready and self.state is not State.STARTING:
             client.ready = message.ready
-            self._alter()
+            self._board.alter()
         else:
             self._inform(sender, now, out, client)
         return out + self.tick(now)
@@ -308,7 +263,7 @@ class Lobby:
         if client is not None and not client.token:  # somebody used its address before
             del self.clients[sender]
             self._moved(sender, None)
-            self._alter()
+            self._board.alter()
             client = None
         newest = client.seq if client is not None else self._left.get(sender, 0)
         if client is None and claim.former:
@@ -334,7 +289,7 @@ class Lobby:
             self._tell_offer(client, now, out)
             self._inform(sender, now, out, client)
             self._send(packet.Start(self.header, client.port), client, now, out)
-        elif client.told != self._version or claim.seq <= newest:
+        elif client.told != self._board.version or claim.seq <= newest:
             self._inform(sender, now, out, client)
 
     def _move(self, claim: profile.Claim, sender: Address, now: float) -> Client | None:
@@ -357,7 +312,7 @@ class Lobby:
             self._left.popitem(last=False)
         if self.clients.pop(sender, None) is not None:
             self._moved(sender, None)
-            self._alter()
+            self._board.alter()
 
     def _take_slot(
         self, key: str, claim: profile.Claim, sender: Address, client: Client | None, now: float, out: list[Outgoing]
@@ -370,7 +325,7 @@ class Lobby:
             reason = "slot not free"
         elif mine >= self.guard.slots_allowed(sender[0]):
             reason = "slots of one host"
-        elif self._held_up.get(self._culprit(sender), 0.0) >= self.config.patience:
+        elif self._patience.is_over(sender):
             reason = "held the others up"
         elif self.state is State.STARTING:  # P-10: the environment is being reset for those who are ready
             reason = "starting"
@@ -387,12 +342,12 @@ class Lobby:
             old = client
             client = self.clients[sender] = Client(sender, key, claim.name, False, now, claim.token)
             client.action_seq = old.action_seq if old is not None else 0
-            self._alter()
+            self._board.alter()
         if claim.token:
             client.seq = claim.seq
             if client.ready != ready:
                 client.ready = ready
-                self._alter()
+                self._board.alter()
         self._send(packet.Registered(self.header, client.key), client, now, out)
         if claim.token:
             self._tell_offer(client, now, out)
@@ -403,10 +358,6 @@ class Lobby:
             text = self._offer(client.token, client.seq, client.key)
             self._send(packet.Message(self.header, text), client, now, out)
 
-    def _alter(self) -> None:
-        self._version += 1
-        self._datagrams = []
-
     # Output
 
     def _send(self, message: packet.ServerMessage, client: Client, now: float, out: list[Outgoing]) -> None:
@@ -414,27 +365,12 @@ class Lobby:
         if self.guard.spend(client.address, len(datagram), now):
             out.append((datagram, client.address))
 
-    def _s1(self) -> list[bytes]:
-        """Return the lobby as datagrams, made once for each of its versions."""
-        if not self._datagrams:
-            slots = list(self.listing().values())
-            head, size, group = len(str(self.header).encode()), 0, list[packet.Slot]()
-            for slot in [*slots, None]:
-                length = len(packet.slot_text(slot).encode()) + 1 if slot is not None else _S1_BYTES
-                if group and head + size + length > _S1_BYTES:
-                    self._datagrams.append(packet.format_message(packet.LobbyInfo(self.header, tuple(group))))
-                    size, group = 0, []
-                if slot is not None:
-                    size += length
-                    group.append(slot)
-        return self._datagrams
-
     def _inform(self, address: Address, now: float, out: list[Outgoing], client: Client | None) -> None:
         """Send S1: all slots, in as many datagrams as it takes; where the guard stops it, the rest follows later."""
-        datagrams = self._s1()
+        datagrams = self._board.datagrams(lambda: list(self.listing().values()))
         begin = client.part if client is not None and client.part < len(datagrams) else 0
         if client is not None and begin == 0:
-            if client.told == self._version and now < client.told_at + self.config.coalesce:
+            if client.told == self._board.version and now < client.told_at + self.config.coalesce:
                 self.counts["told just now"] += 1  # whoever else may be asking in its name
                 return
             client.told_at = now
@@ -446,13 +382,13 @@ class Lobby:
                 return
             out.append((datagrams[number], address))
         if client is not None:
-            client.part, client.told = 0, self._version
+            client.part, client.told = 0, self._board.version
 
     def _tell_all(self, now: float, out: list[Outgoing]) -> None:
         for client in self.clients.values():
-            if client.told != self._version:
+            if client.told != self._board.version:
                 self._inform(client.address, now, out, client)
-        self._informed = self._version
+        self._informed = self._board.version
         self._told_at = now
 
     def say(self, text: str, now: float) -> list[Outgoing]:
@@ -468,10 +404,6 @@ class Lobby:
     def _follow(self, event: Event) -> None:
         self.state = TRANSITIONS[self.state, event]
 
-    def _culprit(self, address: Address) -> Address:
-        """Return who is to answer for an address: its host, where that is not this machine."""
-        return address if self.guard.trusts(address[0]) else (address[0], 0)
-
     def _idlers(self) -> list[Client]:
         """Return the clients that hold others up, who are ready."""
         agents = [client for client in self._agents() if client.port is None]
@@ -480,71 +412,53 @@ class Lobby:
     def _expire(self, now: float) -> None:
         """Take out who was silent, or held the others up, for too long."""
         idlers = self._idlers() if self.state in (State.GATHERING, State.COUNTDOWN) else []
-        for client in idlers:
-            culprit = self._culprit(client.address)
-            self._held_up[culprit] = self._held_up.get(culprit, 0.0) + max(0.0, now - self._counted_at)
-        self._counted_at = now
+        self._patience.charge(idlers, now)
         for client in list(self.clients.values()):
             late = client.port is None and now >= client.heard + self.config.expiry
-            if client in idlers and self._held_up[self._culprit(client.address)] >= self.config.patience - 1e-6:
-                self._held_up[self._culprit(client.address)] = self.config.patience
-                late = True
-            if late:
+            if late or (client in idlers and self._patience.is_over(client.address)):
                 del self.clients[client.address]
                 self.counts["expired"] += 1
-                self._alter()
+                self._board.alter()
 
     def tick(self, now: float) -> list[Outgoing]:
         """Do what is due: expire, start, tell, announce."""
         out: list[Outgoing] = []
         self._expire(now)
         why = self.missing() if self.state in (State.GATHERING, State.COUNTDOWN) else None
+        anyone_waits = any(client.ready for client in self._agents())
         if self.state is State.GATHERING and why is None:
             self._follow(Event.COMPLETE)
-            if self._start_at == math.inf:
-                self._start_at = now + self.policy.countdown
-            self._announced = None
+            self._countdown.begin(now)
         elif self.state is State.COUNTDOWN and why is not None:
             self._follow(Event.INCOMPLETE)
             out += self.say(f"The start is put off: {why}", now)
-        if self.state is State.GATHERING and not any(client.ready for client in self._agents()):
-            self._start_at = math.inf
-        starting = self.state is State.COUNTDOWN and now >= self._start_at
+        if self.state is State.GATHERING and not anyone_waits:
+            self._countdown.end()
+        starting = self.state is State.COUNTDOWN and self._countdown.is_over(now)
         # The lobby is told before the start, in a storm too; otherwise at most every `coalesce` seconds.
         if self._behind() and (starting or now >= self._told_at + self.config.coalesce):
             self._tell_all(now, out)
+        said: str | None
         if starting:
             self._follow(Event.COUNTDOWN_OVER)
-            out += self.say(self.config.starting, now)
+            said = "Simulation will start..."
         elif self.state is State.COUNTDOWN:
-            seconds = math.ceil(self._start_at - now - 1e-6)
-            if seconds != self._announced:
-                self._announced = seconds
-                out += self.say(f"Simulation will start in {seconds} s", now)
-        elif why is not None and self.config.explain and any(client.ready for client in self._agents()):
-            if now >= self._explained_at + self.config.explain:
-                if self._explained_at > -math.inf:
-                    out += self.say(f"Waiting: {why}", now)
-                self._explained_at = now
+            said = self._countdown.announcement(now)
         else:
-            self._explained_at = -math.inf
-        return out
+            said = self._countdown.explanation(why, anyone_waits, now)
+        return out + (self.say(said, now) if said else [])
 
     def _behind(self) -> bool:
         """Tell whether somebody is still to be told of the lobby."""
-        return self._informed != self._version or any(client.part for client in self.clients.values())
+        return self._informed != self._board.version or any(client.part for client in self.clients.values())
 
     def wake(self) -> float:
         """Return when `tick` is due next; infinity: when something comes."""
         times = [client.heard + self.config.expiry for client in self.clients.values() if client.port is None]
-        idle = [self._held_up.get(self._culprit(client.address), 0.0) for client in self._idlers()]
-        times += [self._counted_at + self.config.patience - spent for spent in idle]
+        times += [self._patience.ends_at(client) for client in self._idlers()]
         if self._behind():
             times.append(self._told_at + self.config.coalesce)
-        if self.state is State.COUNTDOWN and self._announced is not None:
-            times.append(self._start_at - max(self._announced - 1, 0))
-        if self._explained_at > -math.inf:
-            times.append(self._explained_at + self.config.explain)
+        times.append(self._countdown.wake(self.state is State.COUNTDOWN))
         return min(times, default=math.inf)
 
     # The run
@@ -553,8 +467,8 @@ class Lobby:
         """Tell all clients that are ready the rollout's port."""
         self._follow(Event.STARTED)
         self.port = port
-        self._held_up.clear()
-        self._start_at = math.inf
+        self._patience.clear()
+        self._countdown.end()
         out: list[Outgoing] = []
         for client in self.clients.values():
             if client.ready:
@@ -592,14 +506,14 @@ class Lobby:
         """Note that a client that missed a run has reached its port, or no longer can."""
         client = self.clients.get(address)
         if client is not None and client.port == port and port != self.port:
-            client.port, client.heard = None, max(client.heard, self._counted_at)
+            client.port = None
 
     def _gather(self, now: float) -> list[Outgoing]:
-        self._start_at = math.inf
-        self._counted_at = now
+        self._countdown.end()
+        self._patience.charge((), now)
         for client in self.clients.values():
             client.ready = False
             client.heard = now  # the time to say that it is ready again
         if self.clients:
-            self._alter()
+            self._board.alter()
         return self.tick(now)
