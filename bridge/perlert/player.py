@@ -24,6 +24,7 @@ __all__ = ["TRANSITIONS", "Event", "LobbyChanged", "Player", "PlayerConfig", "Ru
 
 _MOST_SLOTS = 1024
 _MOST_EVENTS = 1024
+_MOST_KNOWN = 1024
 
 
 class State(enum.Enum):
@@ -133,7 +134,8 @@ PlayerEvent: TypeAlias = LobbyChanged | Said | RunStarted | Stepped
 class _Run:
     """What is known of the run at hand."""
 
-    started: float
+    last_step: float
+    """When the newest step came, or the run became known."""
     stats: Stats = dataclasses.field(default_factory=Stats)
     newest: tuple[int, int] = (-1, -1)
     known: OrderedDict[tuple[int, int], None] = dataclasses.field(default_factory=OrderedDict)
@@ -146,6 +148,63 @@ class _Run:
     last: packet.Step | None = None
     gone: int = 0
     """How often the lobby knew of no run, in a row."""
+
+    def sends(self, seq: int, now: float) -> None:
+        """Note that an action is sent."""
+        self.stats.sent += 1
+        if seq not in self.sent_at:
+            self.sent_at[seq] = now
+            if len(self.sent_at) > _MOST_KNOWN:
+                self.sent_at.popitem(last=False)
+
+    def take(self, message: packet.Step, extra: profile.Extra | None, reward: Decimal, arrived: float) -> bool:
+        """Take a step that was not known; return whether it is newer than all others."""
+        stats, order = self.stats, (message.step, message.timestamp)
+        self.known[order] = None
+        if len(self.known) > _MOST_KNOWN:
+            self.known.popitem(last=False)
+        self.steps += 1
+        if extra is None:
+            self.ret += reward  # a late step's reward, too: it is in no other one
+        if order < self.newest:
+            stats.reordered += 1
+            return False
+        self.newest, self.last, self.gone = order, message, 0
+        stats.arrival(message.timestamp, arrived)
+        if extra is not None:
+            self.ret = extra.ret
+            stats.lost = max(0, extra.sent - self.steps)
+            stats.actions_lost = max(0, stats.sent - extra.got)
+            if extra.ack > self.acked:
+                self.acked = extra.ack
+                if (sent := self.sent_at.get(extra.ack)) is not None:
+                    stats.round_trip(arrived - sent)
+        return True
+
+    def stepped(self, done: bool, truncated: bool, *, lost: bool = False, ack: int | None = None) -> Stepped:
+        """Return what is told of the newest step."""
+        step, before = self.last, self.told
+        assert step is not None
+        self.told = self.ret
+        times = step.step, step.timestamp
+        return Stepped(*times, step.observation, self.ret - before, self.ret, done, truncated, lost, ack)
+
+
+@dataclasses.dataclass
+class _Claim:
+    """How far we are with our slot."""
+
+    wants_ready: bool
+    former: str = ""
+    """The token of our former address, until the slot is ours."""
+    seq: int = 0
+    """The number of the newest registration."""
+    owned_at: float = -math.inf
+    """When the server confirmed our slot last, or we began to ask for it."""
+    confirmed: bool = False
+    """Whether the lobby lists us as ready, or not, as we want to be."""
+    busy: bool = False
+    """Whether the last run goes on for others."""
 
 
 class Player:
@@ -197,19 +256,13 @@ class Player:
         self.seq = 0
         """The number of the newest action."""
         self._run = _Run(-math.inf)
-        self._wants_ready, self._default, self._former = ready, action, former
+        self._claim = _Claim(ready, former)
+        self._default = action
         self._old_ports: deque[int] = deque(maxlen=16)
         self._action: str | None = action
         self._chooses = choose
-        self._claims = 0
-        """The number of the newest registration."""
-        self._owned_at = -math.inf
-        """When the server confirmed our slot last, or we began to ask for it."""
-        self._confirmed = False
-        self._busy = False
         self._next_poll = self._next_retry = -math.inf
         self._next_action = math.inf
-        self._last_step = -math.inf
 
     @property
     def stats(self) -> Stats:
@@ -236,21 +289,21 @@ class Player:
         """Take another slot."""
         self.agent = key
         if self.state in (State.ASKING, State.REGISTERING, State.WAITING):
-            self.state, self.key, self._confirmed = State.ASKING, None, False
+            self.state, self.key, self._claim.confirmed = State.ASKING, None, False
             self._choose(now)
         return self.tick(now)
 
     def set_ready(self, ready: bool, now: float) -> list[Outgoing]:
         """Be ready for the next run, or no longer."""
-        self._wants_ready, self._confirmed, self._next_retry = ready, False, now
+        self._claim.wants_ready, self._claim.confirmed, self._next_retry = ready, False, now
         return self.tick(now)
 
     def again(self, now: float, *, ready: bool = True) -> list[Outgoing]:
         """Go for the next run, after the last one is over."""
         if self.state is State.OVER:
             self._move(Event.AGAIN)
-            self._wants_ready, self._confirmed, self._busy = ready, False, False
-            self._next_poll = self._next_retry = self._owned_at = now
+            self._claim.wants_ready, self._claim.confirmed, self._claim.busy = ready, False, False
+            self._next_poll = self._next_retry = self._claim.owned_at = now
             self._action = self._default
         return self.tick(now)
 
@@ -283,7 +336,7 @@ class Player:
         if self.state is State.WAITING:
             if not self.settled:
                 return "the server has confirmed the registration, and has not told its spaces yet"
-            if self._busy:
+            if self._claim.busy:
                 return "the last run still goes on for others"
             unready = [key for key, slot in self.slots.items() if not slot.ready]
             if unready:
@@ -346,10 +399,10 @@ class Player:
             free.sort(key=lambda slot: slot.ready)
             key = free[0].key if free else None
         slot = self.slots.get(key) if key is not None else None
-        if slot is not None and (slot.open or self._former or self._may_be_ours(slot)):
+        if slot is not None and (slot.open or self._claim.former or self._may_be_ours(slot)):
             self.key = key
             self._move(Event.CHOSEN)
-            self._next_retry = self._owned_at = now
+            self._next_retry = self._claim.owned_at = now
 
     def _on_registered(self, message: packet.Registered, now: float) -> None:
         """Take S2, which says that a slot is ours."""
@@ -360,11 +413,11 @@ class Player:
         self._own(now)
 
     def _own(self, now: float) -> None:
-        self._owned_at = now
+        self._claim.owned_at = now
         if self.state is State.REGISTERING:
             self._move(Event.REGISTERED)
-            self._former = ""
-            self._confirmed = False
+            self._claim.former = ""
+            self._claim.confirmed = False
             self._next_retry = now if self.settled else now + self.config.retry
 
     def _on_info(self, message: packet.LobbyInfo, now: float) -> None:
@@ -380,19 +433,19 @@ class Player:
         own = next((slot for slot in message.slots if slot.key == self.key), None)
         if own is None:
             return
-        unconfirmed = now > self._owned_at + self.config.ownership
+        unconfirmed = now > self._claim.owned_at + self.config.ownership
         if self.state is State.REGISTERING:
-            if not own.open and not self._former and (unconfirmed or not self._may_be_ours(own)):
+            if not own.open and not self._claim.former and (unconfirmed or not self._may_be_ours(own)):
                 self._move(Event.REFUSED)
         elif self.state is State.WAITING:
             if not self._may_be_ours(own) or (unconfirmed and not self.plain):
                 self._move(Event.TAKEN_OUT)
                 self._next_retry = max(self._next_retry, now)
-                self._owned_at = now
+                self._claim.owned_at = now
             else:
-                self._busy = self._busy and own.ready
-                self._confirmed = own.ready == self._wants_ready and not self._busy
-        elif self.state in (State.JOINING, State.PLAYING) and now >= self._last_step + self.config.silence:
+                self._claim.busy = self._claim.busy and own.ready
+                self._claim.confirmed = own.ready == self._claim.wants_ready and not self._claim.busy
+        elif self.state in (State.JOINING, State.PLAYING) and now >= self._run.last_step + self.config.silence:
             # The lobby answers with the port while the run is on, and then with nobody ready.
             self._run.gone += not self._may_be_ours(own) or not own.ready
             if self._run.gone >= 3:
@@ -404,13 +457,13 @@ class Player:
             self.said = message.text
             self.events.append(Said(message.text))
             return
-        alive = now < max(self._owned_at + self.config.ownership, self._last_step + 2 * self.config.poll)
+        alive = now < max(self._claim.owned_at + self.config.ownership, self._run.last_step + 2 * self.config.poll)
         if self.settled and offer.token != self.token and alive:
             self.counts["another token"] += 1  # a server that began anew confirms nothing by the old one
             return
-        self._claims = max(self._claims, offer.seq)
+        self._claim.seq = max(self._claim.seq, offer.seq)
         if self.offer is None:
-            self._owned_at = now  # from here on registrations can be confirmed
+            self._claim.owned_at = now  # from here on registrations can be confirmed
         if offer.token != self.token or not self.settled:
             self._next_retry = min(self._next_retry, now)  # return the token, or say that we are ready
         if offer.token != self.token or offer.fps is not None:
@@ -420,7 +473,7 @@ class Player:
 
     def _on_start(self, message: packet.Start, now: float) -> None:
         if message.port in self._old_ports:
-            self._busy = self._busy or self.state is State.WAITING
+            self._claim.busy = self._claim.busy or self.state is State.WAITING
             self.counts["an older run's start"] += 1
             return
         if message.port == self.port or (self.state, Event.START) not in TRANSITIONS:
@@ -431,7 +484,6 @@ class Player:
             self._old_ports.append(self.port)
         self.port = message.port
         self._run = _Run(now)
-        self._last_step = now
         self.seq += 1
         self._next_action = now  # at once: a NAT lets steps through only after we have sent there
         self.events.append(RunStarted(message.port))
@@ -439,8 +491,7 @@ class Player:
     def _on_step(self, message: packet.Step, now: float, arrived: float) -> list[Outgoing]:
         run, stats = self._run, self.stats
         stats.received += 1
-        order = (message.step, message.timestamp)
-        if order in run.known:
+        if (message.step, message.timestamp) in run.known:
             stats.duplicates += 1
             return []
         try:
@@ -450,46 +501,17 @@ class Player:
         extra = None if self.plain else profile.parse_extra(message.extra)
         if self.token and (extra is None or extra.token != self.token):
             return self._drop("stale", "step without token")  # whoever made it cannot see what is sent to us
-        run.known[order] = None
-        if len(run.known) > 1024:
-            run.known.popitem(last=False)
-        run.steps += 1
-        if extra is None:
-            run.ret += reward  # a late step's reward, too: it is in no other one
-        if order < run.newest:
-            stats.reordered += 1
+        if not run.take(message, extra, reward, arrived):
             return []
-        run.newest = order
-        self._last_step = now
-        run.gone = 0
-        stats.arrival(message.timestamp, arrived)
-        if extra is not None:
-            run.ret = extra.ret
-            stats.lost = max(0, extra.sent - run.steps)
-            stats.actions_lost = max(0, stats.sent - extra.got)
-            self.seq = max(self.seq, extra.ack)  # this address had another client before
-            if extra.ack > run.acked:
-                run.acked = extra.ack
-                if (sent := run.sent_at.get(extra.ack)) is not None:
-                    stats.round_trip(arrived - sent)
-        run.last = message
+        run.last_step = now
+        ack = extra.ack if extra is not None else None
+        self.seq = max(self.seq, ack or 0)  # this address had another client before
         self._move(Event.DONE if message.done else Event.STEP)
         truncated = message.done and extra is not None and extra.end == "truncated"
-        self._deliver(message, message.done, truncated, ack=extra.ack if extra is not None else None)
-        return []
-
-    def _deliver(
-        self, step: packet.Step, done: bool, truncated: bool, *, lost: bool = False, ack: int | None = None
-    ) -> None:
-        run = self._run
-        self.events.append(
-            Stepped(
-                step.step, step.timestamp, step.observation, run.ret - run.told, run.ret, done, truncated, lost, ack
-            )
-        )
-        run.told = run.ret
-        if done:
+        self.events.append(run.stepped(message.done, truncated, ack=ack))
+        if message.done:
             self._ended()
+        return []
 
     def _ended(self) -> None:
         if self.port is not None:
@@ -501,9 +523,10 @@ class Player:
         joined = self.state is State.PLAYING
         self._move(Event.GONE)
         if joined and self._run.last is not None:
-            self._deliver(self._run.last, True, True, lost=True)
+            self.events.append(self._run.stepped(True, True, lost=True))
+            self._ended()
         else:
-            self._confirmed, self._next_retry, self._owned_at = False, now, now
+            self._claim.confirmed, self._next_retry, self._claim.owned_at = False, now, now
             self._ended()
 
     # Output
@@ -514,12 +537,8 @@ class Player:
         run, text = self._run, self._action
         if self.token and not self.plain:
             text = profile.action_text(self.token, self.port, self.seq, text)
-        if self.seq not in run.sent_at:
-            run.sent_at[self.seq] = now
-            if len(run.sent_at) > 1024:
-                run.sent_at.popitem(last=False)
-        run.stats.sent += 1
-        silent = now - self._last_step > self.config.repeat or self.state is State.JOINING
+        run.sends(self.seq, now)
+        silent = now - self._run.last_step > self.config.repeat or self.state is State.JOINING
         self._next_action = now + (self.config.repeat if silent else self.config.keepalive)
         return [(packet.format_message(packet.Action(self.header, text)), (self.server[0], self.port))]
 
@@ -527,8 +546,8 @@ class Player:
         assert self.key is not None
         claim = profile.Claim(self.tag, not self.plain)
         if self.token and not self.plain:
-            self._claims += 1
-            claim = profile.Claim(self.tag, True, self.token, self._claims, word, self._former)
+            self._claim.seq += 1
+            claim = profile.Claim(self.tag, True, self.token, self._claim.seq, word, self._claim.former)
         return packet.format_message(packet.Register(self.header, self.key, profile.format_tag(claim))), self.server
 
     def tick(self, now: float) -> list[Outgoing]:
@@ -542,7 +561,7 @@ class Player:
                 if not out:
                     self._next_action = math.inf
             # Without steps the lobby is asked, too: it has the port while the run is on.
-            polls = now >= self._last_step + 2 * self.config.poll or not self.settled
+            polls = now >= self._run.last_step + 2 * self.config.poll or not self.settled
         else:
             polls = True
             if now >= self._next_retry:
@@ -557,11 +576,11 @@ class Player:
                 and not self.plain
                 and not any(b";register=" in datagram for datagram, _ in out)
             ):
-                out.append(self._claim())  # the slot is kept for who shows the token
+                out.append(self._register_again())  # the slot is kept for who shows the token
         return out
 
-    def _claim(self) -> Outgoing:
-        ready = self._wants_ready and self.settled and not self._busy
+    def _register_again(self) -> Outgoing:
+        ready = self._claim.wants_ready and self.settled and not self._claim.busy
         return self._register("r" if ready else "w")
 
     def _retry(self, now: float) -> list[Outgoing]:
@@ -569,11 +588,13 @@ class Player:
         if self.key is None or self.state is State.ASKING:
             return []
         if self.state is State.REGISTERING or not self.settled:
-            return [self._claim()]
-        if not self._confirmed and not self._busy:
+            return [self._register_again()]
+        if not self._claim.confirmed and not self._claim.busy:
             if self.plain:
-                return [(packet.format_message(packet.Ready(self.header, self.key, self._wants_ready)), self.server)]
-            return [self._claim()]
+                return [
+                    (packet.format_message(packet.Ready(self.header, self.key, self._claim.wants_ready)), self.server)
+                ]
+            return [self._register_again()]
         return []
 
     def wake(self) -> float:
@@ -581,6 +602,6 @@ class Player:
         if self.state is State.OVER:
             return math.inf
         if self.state in (State.JOINING, State.PLAYING):
-            silent = self._last_step + 2 * self.config.poll if self.settled else -math.inf
+            silent = self._run.last_step + 2 * self.config.poll if self.settled else -math.inf
             return min(self._next_action, max(self._next_poll, silent))
         return min(self._next_poll, self._next_retry)
