@@ -187,9 +187,11 @@ class Tap:
     """A socket that keeps what is sent through it, with where it goes."""
 
     def __init__(self, sock):
-        self.sock, self.sent = sock, []
+        self.sock, self.sent, self.mute = sock, [], False
 
     def sendto(self, datagram, address):
+        if self.mute:
+            return len(datagram)
         self.sent.append((datagram, address))
         return self.sock.sendto(datagram, address)
 
@@ -253,13 +255,12 @@ def test_a_plain_client_plays_on_after_the_server_began_anew():
         env.close()
 
 
-@pytest.mark.parametrize("fps", [150])
-def test_with_a_key_each_datagram_is_booked_once(fps):
+def test_with_a_key_each_datagram_is_booked_once():
     # P-26
     pytest.importorskip("cryptography")
     guard = GuardConfig(datagrams_per_second=200)
     with (
-        serve_perlert(lambda: Recorder(300), name="count", fps=fps, max_rate=fps, key=KEY, guard=guard) as server,
+        serve_perlert(lambda: Recorder(800), name="count", fps=170, max_rate=170, key=KEY, guard=guard) as server,
         keyed(server) as env,
     ):
         env.reset()
@@ -271,20 +272,30 @@ def test_with_a_key_each_datagram_is_booked_once(fps):
 
 
 def test_an_action_of_one_run_is_not_applied_in_the_next_one():
-    recorder = Recorder(10)
+    recorder = Recorder(30)
     with serve_perlert(lambda: recorder, name="count", fps=50, max_rate=50) as server, PerlertEnv(server.url) as env:
         tap = record(env)
         env.reset()
         finish(env, 5)
         actions = [datagram for datagram, _ in tap.sent if b"action=" in datagram]
-        env.reset()
-        done = False
-        while not done:
+        env.begin_reset()
+        player = env._client.player
+        old = player.port
+        while player.port == old:  # until the next run's port is known, and not an action longer
+            env._client.port.wait(0.05)
+            datagram, sender, _ = env._client.port.read() or (b"", ("", 0), 0)
+            tap.mute = b";start=" in datagram and str(old).encode() not in datagram
+            env._client.port.send(player.receive(datagram, sender, time.monotonic()))
+        for _ in range(20):
             for datagram in actions:
-                tap.sock.sendto(datagram, ("127.0.0.1", rollout_of(env)))
-            _, _, done, _, _ = env.step(np.int64(7))
+                tap.sock.sendto(datagram, ("127.0.0.1", player.port))
+            select.select([], [], [], 0.02)
+        tap.mute = False
+        env.reset()
+        finish(env, 7)
         assert 5 in recorder.episodes[0]
         assert set(recorder.episodes[1]) <= {0, 7}
+        assert len(recorder.episodes[1]) == 30
 
 
 def test_a_second_client_of_the_same_tag_is_told_that_the_slot_is_held():
@@ -488,14 +499,12 @@ def test_what_a_client_measures_is_when_a_datagram_arrived_and_not_when_the_agen
     ):
         env.reset()
         thinking = threading.Event()
-        delays = []
         for _ in range(4):
             thinking.wait(0.2)
             _, _, _, _, info = env.step(np.int64(1))
-            delays.append(info["perlert"]["delay"])
-        # Steps lay in the buffer for up to 200 ms each time.
-        assert sorted(delays)[1] < 0.1
-        assert info["perlert"]["jitter"] < 0.05
+        # Steps lay in the buffer for up to 200 ms each time, and were read at once.
+        assert info["skipped"] > 5
+        assert info["perlert"]["jitter"] < 0.01
 
 
 class Stalls(Recorder):

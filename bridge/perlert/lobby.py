@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from bridge.errors import SettingError
 from bridge.perlert.guard import Address, Guard
-from bridge.perlert.lobby_parts import Board, Client, Countdown, Patience, SlotConfig
+from bridge.perlert.lobby_parts import Board, Client, Countdown, Patience, SlotConfig, listed, missing
 from bridge.perlert.protocol import packet, profile
 
 __all__ = ["TRANSITIONS", "Client", "Event", "Lobby", "LobbyConfig", "Outgoing", "SlotConfig", "StartPolicy", "State"]
@@ -24,8 +24,6 @@ __all__ = ["TRANSITIONS", "Client", "Event", "Lobby", "LobbyConfig", "Outgoing",
 Outgoing: TypeAlias = tuple[bytes, Address]
 
 _MOST_LEFT = 256
-BOT_TAG = "cpu"
-"""The tag of a slot that a bot plays."""
 
 
 class State(enum.Enum):
@@ -155,15 +153,7 @@ class Lobby:
     def listing(self) -> dict[str, packet.Slot]:
         """Return every slot as S1 lists it."""
         held = {client.key: client for client in self.clients.values()}
-        listed = {}
-        for key, slot in self.slots.items():
-            if (client := held.get(key)) is not None:
-                listed[key] = packet.Slot(key, False, slot.kind, client.tag, client.ready)
-            elif slot.bot:
-                listed[key] = packet.Slot(key, True, slot.kind, BOT_TAG, True)
-            else:
-                listed[key] = packet.Slot(key, True, slot.kind, "", False)
-        return listed
+        return {key: listed(slot, held.get(key)) for key, slot in self.slots.items()}
 
     def _agents(self) -> list[Client]:
         """Return the clients in agents' slots; spectators count for nothing."""
@@ -171,22 +161,8 @@ class Lobby:
 
     def missing(self) -> str | None:
         """Return why the simulation does not start; None: it can."""
-        clients = self._agents()
-        unready = [client.key for client in clients if not client.ready]
-        reasons = []
-        if unready:  # P-10
-            reasons.append(f"not ready: {', '.join(unready[:8])}{'…' if len(unready) > 8 else ''}")
-        if self.policy.clients is not None:
-            if len(clients) < self.policy.clients:
-                reasons.append(f"{len(clients)} of {self.policy.clients} clients are registered")
-        else:
-            held = {client.key for client in clients}
-            empty = [s.key for s in self.slots.values() if s.watches is None and s.key not in held and not s.bot]
-            if empty:
-                reasons.append(f"open: {', '.join(empty[:8])}{'…' if len(empty) > 8 else ''}")
-            elif not clients:
-                reasons.append("nobody is registered")
-        return "; ".join(reasons) or None
+        agents = [slot for slot in self.slots.values() if slot.watches is None]
+        return missing(agents, self._agents(), self.policy.clients)
 
     # Input
 

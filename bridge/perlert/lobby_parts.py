@@ -9,7 +9,10 @@ from collections.abc import Callable, Sequence
 from bridge.perlert.guard import Address, Guard
 from bridge.perlert.protocol import packet
 
-__all__ = ["Board", "Client", "Countdown", "Patience", "SlotConfig"]
+__all__ = ["Board", "Client", "Countdown", "Patience", "SlotConfig", "listed", "missing"]
+
+BOT_TAG = "cpu"
+"""The tag of a slot that a bot plays."""
 
 _S1_BYTES = 900
 """Of one datagram of the lobby: less than the kilobyte that an address which is not proven may be sent at once."""
@@ -50,6 +53,36 @@ class Client:
     told_at: float = -math.inf
     part: int = 0
     """How many datagrams of the next version it was told."""
+
+
+def listed(slot: SlotConfig, client: Client | None) -> packet.Slot:
+    """Return a slot as S1 lists it, with the client that holds it."""
+    if client is not None:
+        return packet.Slot(slot.key, False, slot.kind, client.tag, client.ready)
+    return packet.Slot(slot.key, True, slot.kind, BOT_TAG if slot.bot else "", slot.bot)
+
+
+def missing(slots: Sequence[SlotConfig], clients: Sequence[Client], needed: int | None) -> str | None:
+    """Return why the simulation does not start; None: it can.
+
+    Args:
+        slots: The agents'.
+        clients: Those in these slots.
+        needed: How many; None: one for every slot without a bot.
+    """
+    reasons = []
+    if unready := [client.key for client in clients if not client.ready]:  # P-10
+        reasons.append(f"not ready: {', '.join(unready[:8])}{'…' if len(unready) > 8 else ''}")
+    held = {client.key for client in clients}
+    empty = [slot.key for slot in slots if slot.key not in held and not slot.bot]
+    if needed is not None:
+        if len(clients) < needed:
+            reasons.append(f"{len(clients)} of {needed} clients are registered")
+    elif empty:
+        reasons.append(f"open: {', '.join(empty[:8])}{'…' if len(empty) > 8 else ''}")
+    elif not clients:
+        reasons.append("nobody is registered")
+    return "; ".join(reasons) or None
 
 
 class Board:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections import Counter, OrderedDict, deque
-from decimal import Decimal
-from typing import TypeAlias
+from collections import Counter, deque
 
 from bridge.errors import PacketError
 from bridge.perlert.guard import Address
 from bridge.perlert.lobby import Outgoing
+from bridge.perlert.player_run import LobbyChanged, PlayerEvent, PlayerRun, RunStarted, Said, Stepped
 from bridge.perlert.protocol import packet, profile
 from bridge.perlert.protocol.codec import parse_decimal
 from bridge.perlert.stats import Stats
@@ -24,7 +23,6 @@ __all__ = ["TRANSITIONS", "Event", "LobbyChanged", "Player", "PlayerConfig", "Ru
 
 _MOST_SLOTS = 1024
 _MOST_EVENTS = 1024
-_MOST_KNOWN = 1024
 
 
 class State(enum.Enum):
@@ -86,108 +84,6 @@ class PlayerConfig:
     """How often the action is sent again while steps come."""
     silence: float = 12.0
     """Without a step for so long, the lobby is believed when it knows of no run. More than the server's linger."""
-
-
-@dataclasses.dataclass(frozen=True)
-class LobbyChanged:
-    """The lobby, which is in `Player.slots`, was told anew."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Said:
-    """The server said something to people."""
-
-    text: str
-
-
-@dataclasses.dataclass(frozen=True)
-class RunStarted:
-    """A run's port is known."""
-
-    port: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Stepped:
-    """What the agent sees of a step."""
-
-    step: int
-    timestamp: int
-    """Milliseconds since 1970 by the server's clock."""
-    observation: str
-    reward: Decimal
-    """The sum since the step before; rewards of lost steps are in it when the server has the profile."""
-    ret: Decimal
-    """The return so far."""
-    done: bool
-    truncated: bool = False
-    lost: bool = False
-    """The end was never seen; the observation is the last that was."""
-    ack: int | None = None
-    """The newest action that the server had applied; None: a plain server."""
-
-
-PlayerEvent: TypeAlias = LobbyChanged | Said | RunStarted | Stepped
-
-
-@dataclasses.dataclass
-class _Run:
-    """What is known of the run at hand."""
-
-    last_step: float
-    """When the newest step came, or the run became known."""
-    stats: Stats = dataclasses.field(default_factory=Stats)
-    newest: tuple[int, int] = (-1, -1)
-    known: OrderedDict[tuple[int, int], None] = dataclasses.field(default_factory=OrderedDict)
-    sent_at: OrderedDict[int, float] = dataclasses.field(default_factory=OrderedDict)
-    acked: int = 0
-    steps: int = 0
-    ret: Decimal = Decimal(0)
-    told: Decimal = Decimal(0)
-    """The return up to the last step that was delivered."""
-    last: packet.Step | None = None
-    gone: int = 0
-    """How often the lobby knew of no run, in a row."""
-
-    def sends(self, seq: int, now: float) -> None:
-        """Note that an action is sent."""
-        self.stats.sent += 1
-        if seq not in self.sent_at:
-            self.sent_at[seq] = now
-            if len(self.sent_at) > _MOST_KNOWN:
-                self.sent_at.popitem(last=False)
-
-    def take(self, message: packet.Step, extra: profile.Extra | None, reward: Decimal, arrived: float) -> bool:
-        """Take a step that was not known; return whether it is newer than all others."""
-        stats, order = self.stats, (message.step, message.timestamp)
-        self.known[order] = None
-        if len(self.known) > _MOST_KNOWN:
-            self.known.popitem(last=False)
-        self.steps += 1
-        if extra is None:
-            self.ret += reward  # a late step's reward, too: it is in no other one
-        if order < self.newest:
-            stats.reordered += 1
-            return False
-        self.newest, self.last, self.gone = order, message, 0
-        stats.arrival(message.timestamp, arrived)
-        if extra is not None:
-            self.ret = extra.ret
-            stats.lost = max(0, extra.sent - self.steps)
-            stats.actions_lost = max(0, stats.sent - extra.got)
-            if extra.ack > self.acked:
-                self.acked = extra.ack
-                if (sent := self.sent_at.get(extra.ack)) is not None:
-                    stats.round_trip(arrived - sent)
-        return True
-
-    def stepped(self, done: bool, truncated: bool, *, lost: bool = False, ack: int | None = None) -> Stepped:
-        """Return what is told of the newest step."""
-        step, before = self.last, self.told
-        assert step is not None
-        self.told = self.ret
-        times = step.step, step.timestamp
-        return Stepped(*times, step.observation, self.ret - before, self.ret, done, truncated, lost, ack)
 
 
 @dataclasses.dataclass
@@ -255,14 +151,13 @@ class Player:
         self.port: int | None = None
         self.seq = 0
         """The number of the newest action."""
-        self._run = _Run(-math.inf)
+        self._run = PlayerRun(-math.inf)
         self._claim = _Claim(ready, former)
         self._default = action
         self._old_ports: deque[int] = deque(maxlen=16)
         self._action: str | None = action
         self._chooses = choose
         self._next_poll = self._next_retry = -math.inf
-        self._next_action = math.inf
 
     @property
     def stats(self) -> Stats:
@@ -483,9 +378,9 @@ class Player:
         if self.port is not None:
             self._old_ports.append(self.port)
         self.port = message.port
-        self._run = _Run(now)
+        self._run = PlayerRun(now)
         self.seq += 1
-        self._next_action = now  # at once: a NAT lets steps through only after we have sent there
+        self._run.next_action = now  # at once: a NAT lets steps through only after we have sent there
         self.events.append(RunStarted(message.port))
 
     def _on_step(self, message: packet.Step, now: float, arrived: float) -> list[Outgoing]:
@@ -516,7 +411,7 @@ class Player:
     def _ended(self) -> None:
         if self.port is not None:
             self._old_ports.append(self.port)
-        self._next_action = math.inf
+        self._run.next_action = math.inf
 
     def _lose(self, now: float) -> None:
         """The run is over and its end can no longer be had."""
@@ -539,7 +434,7 @@ class Player:
             text = profile.action_text(self.token, self.port, self.seq, text)
         run.sends(self.seq, now)
         silent = now - self._run.last_step > self.config.repeat or self.state is State.JOINING
-        self._next_action = now + (self.config.repeat if silent else self.config.keepalive)
+        self._run.next_action = now + (self.config.repeat if silent else self.config.keepalive)
         return [(packet.format_message(packet.Action(self.header, text)), (self.server[0], self.port))]
 
     def _register(self, word: str = "w") -> Outgoing:
@@ -556,10 +451,10 @@ class Player:
         if self.state is State.OVER:
             return out
         if self.state in (State.JOINING, State.PLAYING):
-            if now >= self._next_action:
+            if now >= self._run.next_action:
                 out += self._send_action(now)
                 if not out:
-                    self._next_action = math.inf
+                    self._run.next_action = math.inf
             # Without steps the lobby is asked, too: it has the port while the run is on.
             polls = now >= self._run.last_step + 2 * self.config.poll or not self.settled
         else:
@@ -603,5 +498,5 @@ class Player:
             return math.inf
         if self.state in (State.JOINING, State.PLAYING):
             silent = self._run.last_step + 2 * self.config.poll if self.settled else -math.inf
-            return min(self._next_action, max(self._next_poll, silent))
+            return min(self._run.next_action, max(self._next_poll, silent))
         return min(self._next_poll, self._next_retry)
