@@ -25,7 +25,8 @@ from gymnasium import spaces
 from bridge.perlert import PerlertEnv, serve_perlert
 from bridge.perlert.address import parse_perlert_address
 from bridge.perlert.client import PerlertClient
-from bridge.perlert.player import State, Stepped
+from bridge.perlert.player import State
+from bridge.perlert.player_run import Stepped
 from bridge.perlert.udp import ClientPort
 
 KEY = "0123456789abcdef0123456789abcdef"

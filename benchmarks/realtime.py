@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from bridge import RemoteVectorEnv, make_remote, make_vec_remote, serve_gym
-from bridge.client.session import property_value
+from bridge.client.extensions import property_value
 from bridge.testing import CountingEnv
 
 EPISODE = 600
@@ -152,7 +152,7 @@ def worlds_left(url: str) -> int:
     while True:
         env = make_remote(url)
         env._remote.read_property("server.worlds")
-        count = int(property_value(env._ask("to a property"), url, False)) - 1
+        count = int(property_value(env._reply("to a property"), url, False)) - 1
         env.close()
         if count == 0 or time.monotonic() > deadline:
             return count

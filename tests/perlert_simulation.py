@@ -20,7 +20,8 @@ from gymnasium import spaces
 from bridge.perlert.guard import Address, GuardConfig
 from bridge.perlert.host import Host, Instance
 from bridge.perlert.lobby import Outgoing
-from bridge.perlert.player import Player, Stepped
+from bridge.perlert.player import Player
+from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.packet import Header
 from bridge.perlert.worlds import make_world
 from bridge.testing import Conditions, Link, LocalRuntime

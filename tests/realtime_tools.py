@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bridge.client.events import Event, Joined
 from bridge.client.poller import Poller
 from bridge.client.remote import Delivery, Remote
-from bridge.client.session import Event, Joined
 from bridge.client.step_reader import Batch
 from bridge.client.world_request import WorldRequest
 from bridge.encoding.spaces import Layout

@@ -12,21 +12,9 @@ import gymnasium
 import pytest
 
 import bridge.client.session as module
-from bridge.client.session import (
-    CONNECTING,
-    ONLINE,
-    TRANSITIONS,
-    ClientSession,
-    Joined,
-    Lost,
-    Refused,
-    Replied,
-    State,
-    StepAnswered,
-    Trigger,
-    property_request,
-    property_value,
-)
+from bridge.client.events import Joined, Lost, Refused, Replied, StepAnswered
+from bridge.client.extensions import property_request, property_value
+from bridge.client.session import CONNECTING, ONLINE, TRANSITIONS, ClientSession, State, Trigger
 from bridge.client.world_request import WorldRequest
 from bridge.errors import Code, ConnectionLostError, PeerError, RefusedError, RemoteTimeoutError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb

@@ -19,8 +19,7 @@ import pytest
 
 import bridge
 from bridge import make_remote, make_vec_remote, serve_gym
-from bridge.client import pool, stepper
-from bridge.client import vector_env as remote_vector_env
+from bridge.client import pool, stepper, vector_pool
 from bridge.server.idle_worlds import IdleWorlds
 from bridge.testing import CountingEnv, Proxy, VirtualClock
 from bridge.worlds.scheduling import Scheduler
@@ -150,7 +149,7 @@ def test_time_in_which_a_client_stood_still_is_not_its_servers_fault(monkeypatch
     with serve_gym(Slow) as server:
         envs = make_vec_remote(server.url, timeout=20.0)
         BlockingReset(envs).reset(seed=0)
-        for module in (pool, stepper, remote_vector_env):
+        for module in (pool, vector_pool, stepper):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=monotonic))
         rows, _, _, truncated, _ = envs.step(np.zeros(1, np.int64))
         assert rows[0].tolist() == [1, 1]

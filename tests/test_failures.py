@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from bridge import errors, make_remote, make_vec_remote, serve_gym
+from bridge.client.events import StepAnswered
 from bridge.client.remote import SlotState
 from bridge.testing import CountingEnv, FailingEnv, SlowResetEnv
 from bridge.wrappers import BlockingReset
@@ -339,10 +340,10 @@ def test_a_server_killed_in_the_middle_of_a_step_is_told() -> None:
         remote.reset(seed=1)
         process.send_signal(signal.SIGSTOP)  # the step is under way when the server goes
         os.waitpid(process.pid, os.WUNTRACED)  # none of its threads runs any more
-        remote._remote.step(remote._action_layout.pack_action(0))
+        remote._remote.step(0)
         process.kill()
         with pytest.raises(errors.ConnectionLostError, match="the connection was lost"):
-            remote._await("step", "to a step")
+            remote._pool.wait(remote._remote, StepAnswered, "to a step")
         with pytest.raises(errors.ConnectError):
             remote.reset()  # it tries anew
         remote.close()

@@ -189,6 +189,7 @@ def test_the_last_inbox_does_not_wait_for_a_thread_that_another_one_needs(monkey
         def poll_nowait(self):
             looked.set()
             free.wait(20.0)
+            return 60.0
 
     first, second = Busy(), Busy()
     keeper.add(first)

@@ -6,7 +6,8 @@ import pytest
 from bridge.errors import PacketError, SettingError
 from bridge.perlert import lobby as module
 from bridge.perlert.guard import Guard, GuardConfig
-from bridge.perlert.lobby import Lobby, LobbyConfig, SlotConfig, StartPolicy, State
+from bridge.perlert.lobby import Lobby, LobbyConfig, StartPolicy, State
+from bridge.perlert.lobby_parts import SlotConfig
 from bridge.perlert.protocol.packet import Header, LobbyInfo, Message, Registered, Start, parse_client, parse_server
 from bridge.perlert.protocol.profile import Claim, format_tag, offer_text
 

@@ -4,7 +4,8 @@ from decimal import Decimal
 import pytest
 
 from bridge.perlert import player as module
-from bridge.perlert.player import LobbyChanged, Player, PlayerConfig, RunStarted, Said, State, Stepped
+from bridge.perlert.player import Player, PlayerConfig, State
+from bridge.perlert.player_run import LobbyChanged, RunStarted, Said, Stepped
 from bridge.perlert.protocol.packet import Header, parse_client
 
 H = Header("city", 7)

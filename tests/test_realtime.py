@@ -18,8 +18,8 @@ from gymnasium import spaces
 
 import bridge
 from bridge import RemoteVectorEnv, Server, make_remote, make_vec_remote, serve_gym
+from bridge.client.extensions import property_value
 from bridge.client.remote import SlotState
-from bridge.client.session import property_value
 from bridge.errors import (
     EnvironmentFailedError,
     RefusedError,
@@ -350,7 +350,7 @@ def test_versions_are_known_at_both_ends(serve: Any) -> None:
     envs.close()
     env = make_remote(server.url)
     env._remote.read_property("connection.client_version")
-    assert property_value(env._ask("to a property"), server.url, False) == bridge.__version__
+    assert property_value(env._reply("to a property"), server.url, False) == bridge.__version__
     env.close()
 
 
@@ -396,11 +396,11 @@ def test_diagnostics_are_in_infos_and_properties_and_can_be_switched_off(serve: 
     info = env.step(0)[4]
     assert info == {"frames": 5}
     env._remote.read_property("world.realtime")
-    statistics = property_value(env._ask("to a property"), server.url, True)
+    statistics = property_value(env._reply("to a property"), server.url, True)
     assert statistics["frames"] == 5
     assert {"p50", "p90", "p99", "max"} <= set(statistics["step_time"])
     env._remote.read_property("world.timing")
-    timing = property_value(env._ask("to a property"), server.url, True)
+    timing = property_value(env._reply("to a property"), server.url, True)
     assert (timing["step"]["count"], timing["reset"]["count"]) == (statistics["step_time"]["count"], 1)
     env.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,7 @@ import psutil
 import pytest
 
 from bridge import errors, make_vec_remote, serve_gym
-from bridge.client.reconnect import BREAKER_LOSSES, BREAKER_REST, BREAKER_WINDOW, RemoteRecord
+from bridge.client.remote_record import BREAKER_LOSSES, BREAKER_REST, BREAKER_WINDOW, RemoteRecord
 from bridge.testing import CountingEnv, Proxy
 from bridge.transport import keepalive
 from bridge.wrappers import BlockingReset
@@ -154,6 +155,29 @@ def test_a_connection_that_is_cut_is_made_again(proxied: tuple[Any, Proxy]) -> N
     step_until(envs, lambda: envs.remotes()[0].state == "running")
     add_up(envs)
     envs.close()
+
+
+def test_a_lost_connection_is_made_again_between_calls(
+    proxied: tuple[Any, Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keepalive, "KEEPALIVE", 1.0)  # the thread looks after a tenth of it
+    _, proxy = proxied
+    envs = make_vec_remote(f"grpc://127.0.0.1:{proxy.port}", timeout=20)
+    blocking = BlockingReset(envs)
+    blocking.reset(seed=0)
+    blocking.step(zeros(envs))
+    proxy.cut()
+    # No method is called that looks at a socket: the optimizer may run here.
+    until(lambda: envs.remotes()[0].losses == 1)
+    until(lambda: envs.remotes()[0].state == "resetting")
+    _, _, _, truncated, infos = blocking.step(zeros(envs))
+    assert truncated.tolist() == [True]
+    assert str(proxy.port) in str(infos["error"][0])
+    assert not blocking.step(zeros(envs))[3].any()
+    assert (envs.remotes()[0].state, envs.remotes()[0].episodes_lost) == ("running", 1)
+    add_up(envs)
+    envs.close()
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "bridge-keepalive"])
 
 
 def test_a_half_open_connection_is_found_by_keepalive(

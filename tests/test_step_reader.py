@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from bridge import RemoteEnv, serve_gym
-from bridge.client.session import StepAnswered
+from bridge.client.events import StepAnswered
 from bridge.client.step_reader import Batch
 from bridge.encoding.spaces import Layout
 from bridge.encoding.step_codec import StepAnswer
@@ -44,8 +44,8 @@ def test_both_ways_to_read_an_answer_give_the_same_in_memory_of_its_own(space: s
     with serve_gym(lambda: Sampler(space)) as server:
         env = RemoteEnv(server.url)
         env.reset(seed=0)
-        env._remote.step(env._action_layout.pack_action(1), 1)
-        answer = env._await(StepAnswered, "to a step").message
+        env._remote.step(1)
+        answer = env._pool.wait(env._remote, StepAnswered, "to a step").message
         assert isinstance(answer, StepAnswer), "the codec matches it"
         reader = env._remote.reader
         read = reader.read(answer, 0.0)

@@ -17,9 +17,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrap
 from gymnasium.vector.utils import batch_space, iterate
 
 import bridge.client.joined_world as joined_module
-import bridge.client.pool as pool_module
 import bridge.client.results as results_module
 import bridge.client.stepper as stepper_module
+import bridge.client.vector_pool as pool_module
 from bridge import make_vec_remote, serve_gym
 from bridge.client.results import InfoJoiner
 from bridge.client.session import State
@@ -362,7 +362,7 @@ def test_the_battery_catches_unchecked_stepping_of_finished_slots(monkeypatch: p
 
 
 def test_the_battery_catches_a_step_swallowed_after_a_masked_reset(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = pool_module.Pool.begin
+    begin = pool_module.VectorPool.begin
 
     def forgetful(self: Any, seat: Any, settings: Any, *, reset: bool = True) -> None:
         ended = seat.ended
@@ -376,7 +376,7 @@ def test_the_battery_catches_a_step_swallowed_after_a_masked_reset(monkeypatch: 
         if getattr(seat, "swallow", False):
             seat.remote.session.state, seat.swallow = State.ENDED, False  # so its next step begins an episode once more
 
-    monkeypatch.setattr(pool_module.Pool, "begin", forgetful)
+    monkeypatch.setattr(pool_module.VectorPool, "begin", forgetful)
     monkeypatch.setattr(results_module.Results, "_hand_out", swallowing)
     with pytest.raises(AssertionError):
         play(MAKERS["slots"], "CartPole", NEXT)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorWrapper
 
-from bridge.client.env import checked_timeout
+from bridge.client.options import checked_timeout
 from bridge.client.results import Results
 from bridge.client.stepper import Received
 from bridge.client.vector_env import RemoteVectorEnv, make_vec_remote
@@ -65,11 +65,10 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
             modes = ", ".join(f"{mode} ({mode.value!r})" for mode in AutoresetMode)
             raise SettingError(f"expected autoreset_mode to be one of {modes}, got {autoreset_mode!r}") from None
         self._own_timeout = timeout
-        self._timeout = env.pool.timeout if timeout is None else checked_timeout(timeout)
+        self._timeout = env.timeout if timeout is None else checked_timeout(timeout)
         self.metadata = {**env.metadata, "autoreset_mode": self._mode}
         self._finished: Array = np.zeros(env.num_envs, np.bool_)
         self._reset_mask: Array | None = None
-        self._stepped: Results | None = None
 
     @property
     def autoreset_mode(self) -> AutoresetMode:
@@ -121,12 +120,9 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
         slot_options: Sequence[dict[str, Any]] | None = None,
     ) -> None:
         """Send what `reset` sends; `reset_wait` gathers. `slot_options` are further options of each slot's own."""
-        with self.env.exclusive("reset"):
-            self.env.begin_reset(seed, options, slot_options)
-            mask = (options or {}).get("reset_mask")
-            self._reset_mask = np.ones(self.num_envs, np.bool_) if mask is None else np.array(mask)
-            self._stepped = None
-            self.env.pend("reset")
+        self.env.reset_async(seed=seed, options=options, slot_options=slot_options)
+        mask = (options or {}).get("reset_mask")
+        self._reset_mask = np.ones(self.num_envs, np.bool_) if mask is None else np.array(mask)
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Return what `reset` returns, after `reset_async`.
@@ -138,12 +134,8 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
             RemoteTimeoutError: A slot has no observation yet; `reset_wait` can be called again.
             NothingPendingError: There was no `reset_async`.
         """
-        with self.env.gathering("reset"):
-            results = self.env.stepper.finish_all(self._timeout if timeout is None else timeout)
-            results.fill_last()
-            if self._reset_mask is not None:
-                self._finished &= ~self._reset_mask
-            return results.batched(), self.env.merged_infos(results)
+        results = self.wait_for_all("reset", timeout)
+        return results.batched(), results.merged_infos()
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Apply an action in every slot; the autoreset mode says what becomes of one whose episode ended.
@@ -165,15 +157,12 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
 
     def step_async(self, actions: Any) -> None:
         """Send what `step` sends; `step_wait` gathers."""
-        with self.env.exclusive("step"):
-            if self._mode is AutoresetMode.DISABLED and self._finished.any():
-                raise ResetNeededError(
-                    f"expected slots in an episode, but those of {np.flatnonzero(self._finished).tolist()} have ended; "
-                    "call reset(options={'reset_mask': terminations | truncations})"
-                )
-            self.env.stepper.begin_step(actions)
-            self._stepped = None
-            self.env.pend("step")
+        if self._mode is AutoresetMode.DISABLED and self._finished.any():
+            raise ResetNeededError(
+                f"expected slots in an episode, but those of {np.flatnonzero(self._finished).tolist()} have ended; "
+                "call reset(options={'reset_mask': terminations | truncations})"
+            )
+        self.env.step_async(actions)
 
     def step_wait(self, timeout: float | None = None) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Return what `step` returns, after `step_async`.
@@ -185,15 +174,29 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
             RemoteTimeoutError: A slot has no observation yet; `step_wait` can be called again, or everything be reset.
             NothingPendingError: There was no `step_async`.
         """
-        with self.env.gathering("step"):
-            results, begun = self.finish_step(self._timeout if timeout is None else timeout)
-            if begun is None:
-                infos = self.env.merged_infos(results)
-            else:
-                infos = results.same_step_infos(begun, self._finished)
-                results.take(begun, self._finished)
-            batch = results.batch
-            return results.batched(), batch.rewards, batch.terminations, batch.truncations, infos
+        results = self.wait_for_all("step", timeout)
+        batch = results.batch
+        return results.batched(), batch.rewards, batch.terminations, batch.truncations, results.merged_infos()
+
+    def wait_for_all(self, pending: Literal["reset", "step"], timeout: float | None = None) -> Results:
+        """Wait for what `reset_async` or `step_async` asked for, and note whose episodes ended.
+
+        Args:
+            pending: The asynchronous call.
+            timeout: Seconds; None: as long as `reset` and `step` wait.
+
+        Raises:
+            RemoteTimeoutError: A slot has no observation yet; this method can be called again.
+            NothingPendingError: That call is not pending.
+        """
+        seconds = self._timeout if timeout is None else timeout
+        same_step = pending == "step" and self._mode is AutoresetMode.SAME_STEP
+        results = self.env.wait_for_all(pending, seconds, same_step=same_step)
+        if pending == "step":
+            self._finished = results.ended
+        elif self._reset_mask is not None:
+            self._finished = self._finished & ~self._reset_mask
+        return results
 
     def send(self, actions: Any, slots: Any = None) -> None:
         """Apply actions to some slots and return at once; as `RemoteVectorEnv.send`."""
@@ -202,35 +205,6 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
     def recv(self, at_least: int = 1) -> Received:
         """Wait until at least this many slots have answered, and return all that have; as `RemoteVectorEnv.recv`."""
         return self.env.recv(at_least)
-
-    def finish_step(self, seconds: float) -> tuple[Results, Results | None]:
-        """Wait for a step's results, and in the mode SAME_STEP for those of the episodes that begin after it.
-
-        Raises:
-            RemoteTimeoutError: Something is not there after `seconds`; what is there is kept.
-        """
-        results = self._stepped
-        if results is None:
-            results = self.env.stepper.finish_all(seconds)
-            results.fill_last()
-            self._finished = results.batch.terminations | results.batch.truncations
-            if self._mode is not AutoresetMode.SAME_STEP or not self._finished.any():
-                return results, None
-            self.env.stepper.begin_next(self._finished)
-            self._stepped = results  # for a wait that times out in between
-        begun = self.env.stepper.finish_all(seconds)
-        self._stepped = None
-        if begun.batch.truncations.any():  # a world was lost in between, with lanes that had not ended
-            begun.fill_last()
-            batch = results.batch
-            batch.truncations |= begun.batch.truncations & ~batch.terminations
-            self._finished |= begun.batch.truncations
-        return results, begun
-
-    @property
-    def finished(self) -> Array:
-        """Which slots' episodes the last step ended, bools `(num_envs,)`."""
-        return np.array(self._finished)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a public method of every environment, or read a public attribute; return a result a slot."""

@@ -60,18 +60,15 @@ class SB3VecEnv(VecEnv):
 
     def reset(self) -> Any:
         """Begin an episode in every slot, with the seeds and options that were set for it; return the observations."""
-        remote = self._envs.env
         if self._stepping:
-            remote.cancel()  # a step that is under way is given up, says the contract
+            self._envs.env.cancel()  # a step that is under way is given up, says the contract
             self._stepping = False
         self._envs.reset_async(self._seeds, slot_options=self._options if any(self._options) else None)
-        with remote.gathering("reset"):
-            results = remote.stepper.finish_all(self._envs.timeout)
-            results.fill_last()
-            self.reset_infos = results.own_infos()
-            self._reset_seeds()
-            self._reset_options()
-            return results.batched()
+        results = self._envs.wait_for_all("reset")
+        self.reset_infos = results.own_infos()
+        self._reset_seeds()
+        self._reset_options()
+        return results.batched()
 
     def step_async(self, actions: Array) -> None:
         """Send the actions."""
@@ -80,22 +77,17 @@ class SB3VecEnv(VecEnv):
 
     def step_wait(self) -> tuple[Any, Array, Array, list[dict[str, Any]]]:
         """Return observations, float32 rewards, dones, each `(num_envs,)`, and a list with each slot's info."""
-        remote = self._envs.env
-        with remote.gathering("step"):
-            results, begun = self._envs.finish_step(self._envs.timeout)
-            self._stepping = False
-            infos = results.own_infos()
-            batch = results.batch
-            dones = batch.terminations | batch.truncations
-            for slot, info in enumerate(infos):
-                info["TimeLimit.truncated"] = bool(batch.truncations[slot] and not batch.terminations[slot])
-            if begun is not None:
-                first = begun.own_infos()
-                for slot in np.flatnonzero(dones).tolist():
-                    infos[slot]["terminal_observation"] = results.row(slot)
-                    self.reset_infos[slot] = first[slot]
-                results.take(begun, dones)
-            return results.batched(), batch.rewards.astype(np.float32), dones, infos
+        results = self._envs.wait_for_all("step")
+        self._stepping = False
+        infos, batch, dones = results.own_infos(), results.batch, results.ended
+        for slot, info in enumerate(infos):
+            info["TimeLimit.truncated"] = bool(batch.truncations[slot] and not batch.terminations[slot])
+        if results.begun is not None:
+            first = results.begun.own_infos()
+            for slot in np.flatnonzero(dones).tolist():
+                infos[slot]["terminal_observation"] = results.row(slot)
+                self.reset_infos[slot] = first[slot]
+        return results.batched(), batch.rewards.astype(np.float32), dones, infos
 
     def close(self) -> None:
         """Leave the worlds and disconnect. May be called twice."""

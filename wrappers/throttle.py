@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from gymnasium.vector import VectorEnv
@@ -51,7 +51,7 @@ class Throttle(Transparent):
         self._start: float | None = None
         self._count = 0
         self._lateness = 0.0
-        self.remote.pacer = self._pace
+        self.remote.stepper.pacer = self._pace
 
     def _pace(self) -> None:
         """Wait for the end of the frame; called when the actions are out."""
@@ -67,16 +67,19 @@ class Throttle(Transparent):
         else:
             self._clock.sleep(due - now)
 
-    def begin_reset(self, *args: Any, **kwargs: Any) -> None:
-        """Send the Resets, and begin to count anew."""
+    def reset_async(self, **kwargs: Any) -> None:
+        """Send the Resets, as `RemoteVectorEnv.reset_async`, and begin the count of frames."""
+        self._begin_count()
+        self.env.reset_async(**kwargs)  # type: ignore[attr-defined]
+
+    def _begin_count(self) -> None:
         self._start, self._count, self._lateness = self._clock.now(), 0, 0.0
-        self.env.begin_reset(*args, **kwargs)  # type: ignore[attr-defined]
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Begin episodes, as the remote environment does, and the count of frames."""
-        self._start, self._count, self._lateness = self._clock.now(), 0, 0.0
+        self._begin_count()
         observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
         return observations, self._report(infos)
 
@@ -85,10 +88,11 @@ class Throttle(Transparent):
         observations, rewards, terminations, truncations, infos = self.env.step(actions)
         return observations, rewards, terminations, truncations, self._report(infos)
 
-    def merged_infos(self, results: Results) -> dict[str, Any]:
-        """Return the infos of a `BlockingReset` around this wrapper."""
-        infos: dict[str, Any] = self.env.merged_infos(results)  # type: ignore[attr-defined]
-        return self._report(infos)
+    def wait_for_all(self, pending: Literal["reset", "step"], timeout: float | None = None, **kwargs: Any) -> Results:
+        """Wait as `RemoteVectorEnv.wait_for_all`; the infos then hold `late`."""
+        results: Results = self.env.wait_for_all(pending, timeout, **kwargs)  # type: ignore[attr-defined]
+        self._report(results.common)
+        return results
 
     def _report(self, infos: dict[str, Any]) -> dict[str, Any]:
         infos["late"] = np.full(self.num_envs, self._lateness)
@@ -97,5 +101,5 @@ class Throttle(Transparent):
 
     def close(self, **kwargs: Any) -> None:
         """Close the environments."""
-        self.remote.pacer = None
+        self.remote.stepper.pacer = None
         super().close(**kwargs)

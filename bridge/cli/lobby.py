@@ -21,6 +21,7 @@ from bridge.errors import PacketError, SettingError
 from bridge.perlert import player
 from bridge.perlert.address import parse_perlert_address
 from bridge.perlert.client import PerlertClient, check_tag
+from bridge.perlert.player_run import LobbyChanged, RunStarted, Said, Stepped
 from bridge.perlert.protocol.codec import Space, TextCodec
 from bridge.perlert.protocol.packet import Action, check_label, format_message
 from bridge.perlert.protocol.profile import parse_tag
@@ -249,11 +250,11 @@ class _Terminal:
         self.see_slot()
         while self.me.events:
             event = self.me.events.popleft()
-            if isinstance(event, player.LobbyChanged):
+            if isinstance(event, LobbyChanged):
                 self.show_slots()
-            elif isinstance(event, player.Said):
+            elif isinstance(event, Said):
                 self.say(f"server: {clean(event.text)}")
-            elif isinstance(event, player.RunStarted):
+            elif isinstance(event, RunStarted):
                 if not self.playing:
                     self.keys.enter_context(self.input.keys())
                 self.playing = True
@@ -274,7 +275,7 @@ class _Terminal:
             self.say(f"{clean(wanted.key)} is taken by {clean(parse_tag(wanted.tag).name) or 'somebody'}")
             self._wanted = self.mine = ""
 
-    def show_step(self, step: player.Stepped) -> None:
+    def show_step(self, step: Stepped) -> None:
         text = f"step {step.step}  reward {step.reward:f}  return {step.ret:f}  obs {clean(step.observation)}"
         if self.input.tty:
             self.output.write("\r\x1b[K" + text[:150])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from types import TracebackType
+from typing import NoReturn
 
 from bridge.errors import ConcurrentUseError
 
@@ -15,15 +16,20 @@ class ConflictDetector:
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
+        """Held inside of the block; what runs in each step acquires it without the cost of two calls."""
+
+    def refuse(self) -> NoReturn:
+        """Raise that another thread holds the lock."""
+        raise ConcurrentUseError(
+            f"another thread is using this {self._what}; give each thread an environment of its own, or hold a lock"
+        )
 
     def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise ConcurrentUseError(
-                f"another thread is using this {self._what}; give each thread an environment of its own, or hold a lock"
-            )
+        if not self.lock.acquire(blocking=False):
+            self.refuse()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._lock.release()
+        self.lock.release()

@@ -2,61 +2,55 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-import queue
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
+from bridge.client.attributes import call_results
 from bridge.client.conflict import ConflictDetector
-from bridge.client.connect import Transport, checked_transport
-from bridge.client.poller import Poller
-from bridge.client.remote import Delivery, Remote, reset_settings
-from bridge.client.session import ONLINE, Joined, Lost, Refused, Replied, State, StepAnswered, property_value
+from bridge.client.connect import Transport
+from bridge.client.events import Joined, Replied, StepAnswered
+from bridge.client.extensions import property_value
+from bridge.client.options import (
+    MAX_MESSAGE_BYTES,
+    TIMEOUT,
+    RemoteOptions,
+    Role,
+    Wait,
+    given_options,
+    is_perlert,
+    refuse_unknown_keywords,
+)
+from bridge.client.pool import Pool
+from bridge.client.resets import reset_settings
+from bridge.client.session import ONLINE, State
 from bridge.client.step_reader import Transition
-from bridge.client.world_request import WorldInfo, WorldRequest
-from bridge.encoding import values
-from bridge.encoding.spaces import Layout
+from bridge.client.world_request import WorldInfo
 from bridge.errors import (
     AlreadyPendingError,
     ClosedError,
     ConnectionLostError,
-    PeerError,
     RemoteError,
     RemoteTimeoutError,
     ResetNeededError,
     SettingError,
-    TensorError,
 )
 from bridge.forks import forget_in_child
-from bridge.pb import bridge_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.transport.credentials import ClientCredentials, Pem, TokenLike
+from bridge.transport.credentials import Pem, TokenLike
 
-__all__ = ["MAX_MESSAGE_BYTES", "TIMEOUT", "RemoteEnv", "RolloutStep", "make_remote", "remote_metadata", "remote_spec"]
+__all__ = ["RemoteEnv", "RolloutStep", "make_remote", "remote_metadata", "remote_spec"]
 
-TIMEOUT = 60.0
-"""Seconds that a client waits for an answer unless told otherwise."""
-MAX_MESSAGE_BYTES = 512 * 1024 * 1024
-"""Bytes in a request or answer that a client takes unless told otherwise."""
-
-
-Role: TypeAlias = Literal["player", "spectator"]
-"""Who a client is in a real-time world."""
-Wait: TypeAlias = Literal["now", "next_frame"]
-"""What a real-time world waits for before it answers."""
 _WHY_RESET: Mapping[State, str] = {
     State.JOINED: "no episode has begun, or the last one was given up",
     State.OFFLINE: "it is a copy, or this process was forked, and has no connection yet",
     State.ENDED: "the episode has ended",
     State.LOST: "the connection was lost",
 }
-_Awaited = TypeVar("_Awaited", Joined, StepAnswered, Replied)
 
 
 class RolloutStep(NamedTuple):
@@ -90,26 +84,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
 
     Args:
         url: The server's URL; its path may name the environment, its query further CreateWorld settings.
-        env_id: The environment, where the server has several.
-        env_kwargs: For the environment's constructor.
-        render_mode: The render mode to make it with; frames come by `render()`.
-        agent: The agent to join as, in a world of several; None: the first that is free.
-        timeout: Seconds to wait for any answer.
-        max_message_bytes: The largest request or answer, in bytes.
-        transport: What to speak gRPC with: `http2`, our own HTTP/2, which is faster; or `grpcio`, the library, for
-            proxies and servers that our own does not get along with.
-        token: What the server wants to see; None: that of `token_file`, or else of the environment variable
-            `BRIDGE_TOKEN`.
-        token_file: A file that holds the token.
-        tls_ca: For `grpcs://`: the authorities of the server's certificate, the path or the bytes of a
-            PEM file; None: those of the system.
-        tls_certificate: For a server that asks for one: the client's certificate, PEM.
-        tls_key: The key of `tls_certificate`, PEM.
-        env: A function that makes the environment: sent to the server, which executes it if it was started with
-            `allow_env_factories=True`. `env_kwargs` are its arguments.
-        role: In a real-time world: `player`, or `spectator`, whose actions and resets change nothing.
-        wait: In a real-time world: `now`, or `next_frame`, for one decision a frame.
-        diagnostics: In a real-time world: whether infos carry `latency` (U-11).
+        keywords: Those of `make_remote`.
 
     Raises:
         AddressError: The URL cannot be read.
@@ -122,84 +97,44 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         "render_modes": ["rgb_array", "rgb_array_list", "ansi", "ansi_list", "depth_array", "rgbd_tuple"]
     }
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        env_id: str | None = None,
-        env_kwargs: Mapping[str, Any] | None = None,
-        render_mode: str | None = None,
-        agent: str | None = None,
-        timeout: float = TIMEOUT,
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
-        transport: Transport = "http2",
-        token: TokenLike | None = None,
-        token_file: str | os.PathLike[str] | None = None,
-        tls_ca: Pem | None = None,
-        tls_certificate: Pem | None = None,
-        tls_key: Pem | None = None,
-        env: Callable[..., Any] | None = None,
-        role: Role | None = None,
-        wait: Wait | None = None,
-        diagnostics: bool = True,
-    ) -> None:
+    def __init__(self, url: str, **keywords: Any) -> None:
+        options = RemoteOptions(**keywords)
         self._conflicts = ConflictDetector("environment")
-        self._timeout = checked_timeout(timeout)
-        self._poller: Poller[Delivery] = Poller()
-        self._transport = checked_transport(transport)
-        credentials = ClientCredentials.of(
-            token=token, token_file=token_file, tls_ca=tls_ca, tls_certificate=tls_certificate, tls_key=tls_key
-        )
-        place = {"role": role, "wait": wait}
-        world_request = WorldRequest.of(
-            url, env_id, render_mode, env_kwargs, agent, place, diagnostics, credentials=credentials, env=env
-        )
-        self._remote = Remote(world_request, self._poller, max_message_bytes, transport)
+        self._pool = Pool(options.timeout, options.max_message_bytes, options.transport)
+        self._remote = self._pool.new_remote(options.request(url))
         self._closed = False
         self._rollout: object | None = None
-        kwargs = {
-            "env_id": env_id,
-            "env_kwargs": env_kwargs,
-            "agent": agent,
-            "timeout": timeout,
-            "max_message_bytes": max_message_bytes,
-            "transport": None if transport == "http2" else transport,
-            **credentials.keywords(),
-            "env": env,
-            **place,
-            "diagnostics": None if diagnostics else False,
-        }
-        kwargs = {key: value for key, value in kwargs.items() if value is not None}
         self._connect()
         world_info = self._world_info()
         self.observation_space = world_info.observation_space
         self.action_space = world_info.action_space
         self.metadata = remote_metadata(world_info)
-        self.render_mode = render_mode or world_info.render_mode
-        self.spec = remote_spec("bridge.client.env:RemoteEnv", {"url": url, **kwargs}, world_info, self.render_mode)
-        self.spec.max_episode_steps = (world_info.spec or {}).get("max_episode_steps")
-        self._action_layout = Layout(world_info.action_space, "action")
+        self.render_mode = options.render_mode or world_info.render_mode
+        spec = remote_spec(
+            "bridge.client.env:RemoteEnv", {"url": url, **options.keywords()}, world_info, self.render_mode
+        )
+        spec.max_episode_steps = (world_info.spec or {}).get("max_episode_steps")
+        self.spec = spec
         forget_in_child(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy needs: it connects anew, to a world of its own where this one had been made one."""
-        state = {key: value for key, value in self.__dict__.items() if key not in ("_conflicts", "_poller", "_remote")}
-        return {**state, "_parts": self._remote.parts()}
+        state = {key: value for key, value in self.__dict__.items() if key not in ("_conflicts", "_pool", "_remote")}
+        return {**state, "_parts": (self._pool.parts(), self._remote.request, self._remote.info)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
-        parts = state.pop("_parts")
+        pool, request, info = state.pop("_parts")
         self.__dict__.update(state)
         self._conflicts = ConflictDetector("environment")
-        self._poller = Poller()
-        self._remote = Remote.of_parts(parts, self._poller, self._transport)
+        self._pool = Pool(*pool)
+        self._remote = self._pool.new_remote(request, info)
         forget_in_child(self)
 
     def after_fork(self) -> None:
         """Leave the connection to the parent process; the next call makes one for this process."""
         self._conflicts = ConflictDetector("environment")
-        self._poller = Poller()
-        self._remote.disown(self._poller)
+        self._pool.disown([self._remote])
 
     @property
     def url(self) -> str:
@@ -225,36 +160,20 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     def _connect(self) -> None:
         self._remote.open()
         try:
-            self._await(Joined, "to join a world")
+            self._pool.wait(self._remote, Joined, "to join a world")
         except RemoteError:
             self._remote.close(0.5)
             raise
-        if self._world_info().lanes is not None:
-            lanes = self._world_info().lanes
+        lanes = self._world_info().lanes
+        if lanes is not None:
             self._remote.close(0.5)
             raise SettingError(
                 f"{self.url} is a world of {lanes} lanes; use make_vec_remote for it, or ask for ?num_envs=1"
             )
 
-    def _await(self, kind: type[_Awaited], purpose: str) -> _Awaited:
-        """Wait for the one answer that is outstanding."""
-        deadline = time.monotonic() + self._timeout
-        while True:
-            try:
-                remote, number, what = self._poller.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                late = self._remote.late(purpose, self._timeout)
-                self._remote.give_up(late)
-                raise late from None
-            event = remote.receive(number, what)
-            if isinstance(event, (Lost, Refused, Replied)) and event.error is not None:
-                raise event.error
-            if isinstance(event, kind):
-                return event
-
     def _await_step(self, purpose: str) -> Transition:
-        answer = self._await(StepAnswered, purpose)
-        return answer.reader.read(answer.message, self._remote.now())
+        message, reader = self._pool.wait(self._remote, StepAnswered, purpose)
+        return reader.read(message, self._remote.now())
 
     @property
     def _running(self) -> bool:
@@ -309,16 +228,17 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             InvalidActionError: It is not in the action space; nothing was sent.
             ResetNeededError: No episode is running.
         """
-        with self._conflicts:
+        if not self._conflicts.lock.acquire(blocking=False):
+            self._conflicts.refuse()
+        try:
             remote = self._remote
             if self._closed or self._rollout is not None or remote.session.state is not State.RUNNING:
                 self._refuse_step()
-            world = remote.world
-            request = world.known_step(action)
-            if request is None:
-                request = world.write_step(self._action_layout.pack_action(action), action)
-            remote.send_step(request)
-            return self._await_step("to a step")
+            remote.step(action)
+            message, reader = self._pool.wait(remote, StepAnswered, "to a step")
+            return reader.read(message, remote.now())
+        finally:
+            self._conflicts.lock.release()
 
     def rollout(self, actions: Iterable[Any], *, window: int = 32) -> Iterator[RolloutStep]:
         """Send Steps ahead of their answers, and yield the answers in order, across the ends of episodes (D-25).
@@ -358,7 +278,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
                         break
                     with self._conflicts:
                         self._require_rollout(token)
-                        self._remote.step(self._action_layout.pack_action(action))
+                        self._remote.step(action)
                     sent.append(action)
                 if not sent:
                     return
@@ -389,8 +309,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
                 "rollout",
             )
 
-    def _ask(self, purpose: str) -> pb.EnvironmentResponse:
-        return self._await(Replied, purpose).message
+    def _reply(self, purpose: str) -> pb.EnvironmentResponse:
+        return self._pool.wait(self._remote, Replied, purpose).message
 
     def _require_remote(self) -> None:
         self._require_open()
@@ -405,7 +325,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         with self._conflicts:
             self._require_remote()
             self._remote.read_property("world.frame")
-            frames = property_value(self._ask("to render"), self.url, True)
+            frames = property_value(self._reply("to render"), self.url, True)
             return frames[0]
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -422,7 +342,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         with self._conflicts:
             self._require_remote()
             self._remote.call(name, args, kwargs)
-            return call_results(self._ask(f"to the call of {name}"), self.url)[0]
+            return call_results(self._reply(f"to the call of {name}"), self.url)[0]
 
     def get_attr(self, name: str) -> Any:
         """Read a public attribute of the remote environment."""
@@ -433,7 +353,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         with self._conflicts:
             self._require_remote()
             self._remote.write_property(f"world.attributes.{name}", [value])
-            self._ask(f"to setting {name}")
+            self._reply(f"to setting {name}")
 
     def close(self) -> None:
         """Leave the world, which goes where it was made for this environment, and disconnect. May be called twice."""
@@ -484,9 +404,30 @@ def make_remote(
         >>> observation.shape
         (4,)
 
-    `url` is `grpc://HOST:PORT`, optionally with the environment id as its path; or `perlert://HOST:PORT/NAME:NUMBER`,
-    which gives a `bridge.perlert.PerlertEnv`. The keywords are those of `RemoteEnv`; with a `perlert://` URL those of
-    `bridge.perlert.make_perlert_env` too.
+    Args:
+        url: `grpc://HOST:PORT`; its path may name the environment, its query further CreateWorld settings. Or
+            `perlert://HOST:PORT/NAME:NUMBER`, which gives a `bridge.perlert.PerlertEnv`.
+        env_id: The environment, where the server has several.
+        env_kwargs: Arguments of the environment's constructor.
+        render_mode: The render mode to make it with; frames come by `render()`.
+        agent: The agent to join as, in a world of several; None: the first that is free.
+        timeout: Seconds to wait for any answer.
+        max_message_bytes: The largest request or answer, in bytes.
+        transport: What to speak gRPC with: `http2`, our own HTTP/2, which is faster; or `grpcio`, the library, for
+            proxies and servers that our own does not get along with.
+        token: The token that the server expects; None: that of `token_file`, or else of the environment variable
+            `BRIDGE_TOKEN`.
+        token_file: A file that holds the token.
+        tls_ca: For `grpcs://`: the authorities of the server's certificate, the path or the bytes of a PEM file; None:
+            those of the system.
+        tls_certificate: The client's certificate, PEM, for a server that asks for one.
+        tls_key: The key of `tls_certificate`, PEM.
+        env: A function that makes the environment: sent to the server, which executes it if it was started with
+            `allow_env_factories=True`. `env_kwargs` are its arguments.
+        role: In a real-time world: `player`, or `spectator`, whose actions and resets change nothing.
+        wait: In a real-time world: `now`, or `next_frame`, for one decision a frame.
+        diagnostics: In a real-time world: whether infos carry `latency`.
+        perlert: With a `perlert://` URL: the keywords of `bridge.perlert.make_perlert_env`.
 
     Raises:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError: As `RemoteEnv`.
@@ -500,30 +441,6 @@ def make_remote(
         return make_perlert_env(url, **given_options(make_remote, options), **perlert)  # type: ignore[return-value]
     refuse_unknown_keywords("make_remote", perlert)
     return RemoteEnv(url, **options)
-
-
-def given_options(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords of a call that differ from their defaults."""
-    parameters = inspect.signature(function).parameters
-    return {key: value for key, value in options.items() if value is not parameters[key].default}
-
-
-def refuse_unknown_keywords(function: str, keywords: Mapping[str, Any]) -> None:
-    """Raise TypeError, as Python does, where there are any."""
-    for name in keywords:
-        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
-
-
-def is_perlert(url: Any) -> bool:
-    """Tell whether a URL is of the datagram protocol, which has environments of its own."""
-    return isinstance(url, str) and url.strip().startswith("perlert://")
-
-
-def checked_timeout(timeout: Any) -> float:
-    """Return a timeout in seconds, or raise SettingError where it is none."""
-    if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or not timeout > 0:
-        raise SettingError(f"expected timeout to be a positive number of seconds, got {timeout!r}")
-    return float(timeout)
 
 
 def remote_metadata(world_info: WorldInfo) -> dict[str, Any]:
@@ -547,12 +464,3 @@ def remote_spec(
         nondeterministic=bool(registered.get("nondeterministic", False)),
         kwargs=kwargs,
     )
-
-
-def call_results(message: pb.EnvironmentResponse, url: str) -> list[Any]:
-    """Return the results of a method call, one a lane."""
-    try:
-        response = bridge_pb2.CallResponse.FromString(message.extension.value)
-        return [values.from_value(result) for result in response.results]
-    except (TensorError, ValueError) as error:
-        raise PeerError(url, f"the result of a call cannot be read: {error}") from error

@@ -90,6 +90,8 @@ class JoinedWorld:
             # Other servers write their messages in another way.
             order = [(uid, observations[uid]) for uid in self.reader.wanted]
             self.codec = StepCodec.make([(uid, actions[uid]) for uid in self._action_uids], order)
+        self.form = None if self.codec is None or lanes is not None else self.codec.form
+        """What worlds have in common whose Steps `write_steps` may write together; None: nothing."""
         self._known: dict[Any, bytes] = {}
         self.first_step = self._write_first_step()
         """The Step without an action, by which an episode begins."""
@@ -104,6 +106,7 @@ class JoinedWorld:
         if self.realtime is not None:
             self.realtime.wait_for_all()
             self.first_step = self._write_first_step()
+            self._known.clear()
 
     def salvage(self, message: StepMessage | None) -> None:
         """Keep the ends of episodes out of a Step's answer that nobody will read."""
@@ -115,12 +118,24 @@ class JoinedWorld:
 
     # Writing Steps
 
-    def write_step(self, arrays: Sequence[Array], action: Any = None) -> bytes:
-        """Return the Step with the arrays of an action's tensors; that of an integer `action` is remembered."""
+    def write_action(self, action: Any) -> bytes:
+        """Return the Step with an action of a single environment. That of an integer is remembered.
+
+        Raises:
+            InvalidActionError: It is not in the action space.
+        """
+        integer = type(action) in _INTEGERS
+        if integer and (known := self._known.get(action)) is not None:
+            return known
+        data = self.write_step(self._action_layout.pack_action(action))
+        if integer and len(self._known) < _MOST_KNOWN:
+            self._known[action] = data
+        return data
+
+    def write_step(self, arrays: Sequence[Array]) -> bytes:
+        """Return the Step with the arrays of an action's tensors."""
         data = self.codec.write_request(arrays) if self.codec is not None else None
         if data is not None:
-            if type(action) in _INTEGERS and len(self._known) < _MOST_KNOWN:
-                self._known[action] = data
             return data
         request = pb.EnvironmentRequest()
         for uid, array in zip(self._action_uids, arrays, strict=True):
@@ -128,10 +143,6 @@ class JoinedWorld:
         request.step.SetInParent()
         # Two serialized messages in a row are their merged one: what is constant was serialized at the join.
         return self.first_step + request.SerializeToString()
-
-    def known_step(self, action: Any) -> bytes | None:
-        """Return the Step with an integer action that was written before; None: it was not."""
-        return self._known.get(action) if type(action) in _INTEGERS else None
 
     def write_columns(self, columns: Sequence[Column], slot: int) -> bytes:
         """Return the Step with the actions of this world's slots, from `slot` on."""
@@ -144,11 +155,6 @@ class JoinedWorld:
             return None
         whole = len(slots) == len(arrays[0])
         return self.codec.write_requests(arrays if whole else [array[list(slots)] for array in arrays])
-
-    @property
-    def form(self) -> object | None:
-        """What worlds have in common whose Steps `write_steps` may write together; None: nothing."""
-        return None if self.codec is None or self.info.lanes is not None else self.codec.form
 
     def write_act(self, columns: Sequence[Column], slot: int) -> bytes:
         """Return the Step that leaves actions in a real-time world, and asks for nothing but times."""

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import queue
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from bridge.client.attributes import call_results
 from bridge.client.conflict import ConflictDetector
-from bridge.client.connect import Transport, checked_transport
-from bridge.client.env import MAX_MESSAGE_BYTES, TIMEOUT, Wait, call_results, checked_timeout, remote_metadata
-from bridge.client.poller import Poller
-from bridge.client.remote import Delivery, Remote, close_remotes, reset_settings
-from bridge.client.session import Joined, Lost, Refused, Replied, StepAnswered, property_value
+from bridge.client.connect import Transport
+from bridge.client.env import remote_metadata
+from bridge.client.events import Joined, Replied, StepAnswered
+from bridge.client.extensions import property_value
+from bridge.client.options import MAX_MESSAGE_BYTES, TIMEOUT, RemoteOptions, Wait
+from bridge.client.pool import Pool
+from bridge.client.remote import Remote
+from bridge.client.resets import reset_settings
 from bridge.client.step_reader import Transition
-from bridge.client.world_request import WorldInfo, WorldRequest
-from bridge.encoding.spaces import Layout
+from bridge.client.world_request import WorldInfo
 from bridge.errors import (
     ClosedError,
     Code,
@@ -30,7 +32,8 @@ from bridge.errors import (
     SettingError,
 )
 from bridge.forks import forget_in_child
-from bridge.transport.credentials import ClientCredentials, Pem, TokenLike
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.transport.credentials import Pem, TokenLike
 
 try:
     from pettingzoo import ParallelEnv
@@ -42,7 +45,8 @@ except ImportError as error:
 __all__ = ["RemoteParallelEnv", "make_parallel_remote"]
 
 
-_Awaited = TypeVar("_Awaited", Joined, StepAnswered, Replied)
+_Result = TypeVar("_Result")
+_Awaited = TypeVar("_Awaited", Joined, StepAnswered)
 
 
 class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
@@ -56,20 +60,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
 
     Args:
         url: The server's URL; `?world=NAME` joins a world that exists, else one is made.
-        env_kwargs: For the environment's constructor.
-        render_mode: The render mode to make it with.
-        timeout: Seconds to wait for any answer.
-        max_message_bytes: The largest request or answer, in bytes.
-        transport: What to speak gRPC with: `http2` or `grpcio`, as for `make_remote`.
-        token: What the server wants to see; None: that of `token_file`, or else of the environment variable
-            `BRIDGE_TOKEN`.
-        token_file: A file that holds the token.
-        tls_ca: For `grpcs://`: the authorities of the server's certificate, PEM; None: those of the system.
-        tls_certificate: For a server that asks for one: the client's certificate, PEM.
-        tls_key: The key of `tls_certificate`, PEM.
-        wait: In a real-time world: `now`, or `next_frame`, for one decision a frame: each step returns with a frame
-            that used its actions.
-        diagnostics: In a real-time world: whether infos carry `latency`.
+        keywords: Those of `make_parallel_remote`.
 
     Raises:
         ConnectError: Nobody listens there.
@@ -77,39 +68,16 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         SettingError: The server has no world of several agents.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        env_kwargs: Mapping[str, Any] | None = None,
-        render_mode: str | None = None,
-        timeout: float = TIMEOUT,
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
-        transport: Transport = "http2",
-        token: TokenLike | None = None,
-        token_file: str | os.PathLike[str] | None = None,
-        tls_ca: Pem | None = None,
-        tls_certificate: Pem | None = None,
-        tls_key: Pem | None = None,
-        wait: Wait | None = None,
-        diagnostics: bool = True,
-    ) -> None:
+    def __init__(self, url: str, **keywords: Any) -> None:
+        options = RemoteOptions(**keywords)
         self._conflicts = ConflictDetector("environment")
-        self._timeout = checked_timeout(timeout)
         self._url = url
         self._closed = False
         self._started = False
-        self._max_message_bytes = max_message_bytes
-        self._poller: Poller[Delivery] = Poller()
-        self._transport = checked_transport(transport)
-        credentials = ClientCredentials.of(
-            token=token, token_file=token_file, tls_ca=tls_ca, tls_certificate=tls_certificate, tls_key=tls_key
-        )
-        self._world_request = WorldRequest.of(
-            url, None, render_mode, env_kwargs, None, {"wait": wait}, diagnostics, credentials=credentials
-        )
+        self._pool = Pool(options.timeout, options.max_message_bytes, options.transport)
+        self._world_request = options.request(url)
         self._remotes: dict[str, Remote] = {}
-        self._by_remote: dict[Remote, str] = {}
+        self._all: list[Remote] = []
         self.agents: list[str] = []
         try:
             self._connect()
@@ -122,20 +90,14 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         self.action_spaces = {name: fact.action_space for name, fact in world_info.items()}
         first = next(iter(world_info.values()))
         self.metadata = remote_metadata(first)
-        self.render_mode = render_mode or first.render_mode
-        self._action_layouts = {name: Layout(space, "action") for name, space in self.action_spaces.items()}
+        self.render_mode = options.render_mode or first.render_mode
         forget_in_child(self)
 
     def after_fork(self) -> None:
         """Leave the connections to the parent process; the next `reset` makes some for this process."""
         self._conflicts = ConflictDetector("environment")
-        self._poller = Poller()
         self._started = False
-        for remote in self._by_remote:
-            remote.disown(self._poller)
-
-    def _remote(self, request: WorldRequest) -> Remote:
-        return Remote(request, self._poller, self._max_message_bytes, self._transport)
+        self._pool.disown(self._all)
 
     def _world_info(self, remote: Remote) -> WorldInfo:
         if remote.info is None:
@@ -144,11 +106,11 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
 
     def _connect(self) -> None:
         """Join as the first free agent, ask it for the others' names, and join as them."""
-        first = self._remote(self._world_request)
-        self._by_remote = {first: ""}
+        first = self._pool.new_remote(self._world_request)
+        self._all = [first]
         first.open()
         try:
-            self._gather([first], Joined, "to join a world")
+            self._pool.wait(first, Joined, "to join a world")
             name, names = self._read(first, "agent", False), self._read(first, "agents", True)
         except RefusedError as error:
             first.close(0.5)
@@ -163,52 +125,39 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         address = dataclasses.replace(self._world_request.address, world=first.session.world_name, settings=())
         place = dataclasses.replace(self._world_request, address=address, render_mode=None, env_kwargs={})
         self._remotes = {
-            agent: first if agent == name else self._remote(dataclasses.replace(place, agent=agent)) for agent in names
+            agent: first if agent == name else self._pool.new_remote(dataclasses.replace(place, agent=agent))
+            for agent in names
         }
-        self._by_remote = {remote: agent for agent, remote in self._remotes.items()}
-        others = [remote for remote in self._remotes.values() if remote is not first]
-        for remote in others:
+        self._all = [first, *(remote for remote in self._remotes.values() if remote is not first)]
+        others = {agent: remote for agent, remote in self._remotes.items() if remote is not first}
+        for remote in others.values():
             remote.open()
         self._gather(others, Joined, "to join a world")
 
     def _read(self, remote: Remote, key: str, encoded: bool) -> Any:
         remote.read_property(f"world.{key}")
-        return self._answer(remote, lambda message: property_value(message, self._url, encoded))
+        return self._reply(remote, lambda message: property_value(message, self._url, encoded))
 
-    def _answer(self, remote: Remote, read: Any) -> Any:
-        message = self._gather([remote], Replied, "to a question")[self._by_remote[remote]].message
-        return read(message)
+    def _reply(self, remote: Remote, read: Callable[[pb.EnvironmentResponse], _Result]) -> _Result:
+        try:
+            return read(self._pool.wait(remote, Replied, "to a question").message)
+        except RemoteTimeoutError:
+            self._disconnect(0.0)
+            raise
 
     def _gather(
-        self, remotes: Iterable[Remote], kind: type[_Awaited], purpose: str, *, tolerate: int | None = None
+        self, remotes: Mapping[str, Remote], kind: type[_Awaited], purpose: str, *, tolerate: int | None = None
     ) -> dict[str, _Awaited]:
-        """Wait for an answer from each of some remotes; one refused with the code `tolerate` is left out."""
-        deadline = time.monotonic() + self._timeout
-        waiting = set(remotes)
-        found: dict[str, _Awaited] = {}
-        while waiting:
-            try:
-                remote, number, what = self._poller.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                late = ", ".join(self._by_remote[remote] or "the first agent" for remote in waiting)
-                self._disconnect(0.0)
-                raise RemoteTimeoutError(
-                    self._url, f"no answer {purpose} within {self._timeout:g} s for {late}"
-                ) from None
-            event = remote.receive(number, what)
-            if event is None or remote not in waiting:
-                continue
-            if isinstance(event, (Lost, Refused, Replied)) and event.error is not None:
-                if isinstance(event.error, RefusedError) and event.error.code == tolerate:
-                    waiting.discard(remote)
-                    continue
-                if isinstance(event, Lost):
-                    self._started = False
-                raise event.error
-            if isinstance(event, kind):
-                waiting.discard(remote)
-                found[self._by_remote[remote]] = event
-        return found
+        """Wait for an answer from each of some agents' remotes; one refused with the code `tolerate` is left out."""
+        try:
+            found = self._pool.wait_for_all(remotes.values(), kind, purpose, tolerate=tolerate)
+        except RemoteTimeoutError:
+            self._disconnect(0.0)
+            raise
+        except RemoteError:
+            self._started = self._started and all(remote.connected for remote in remotes.values())
+            raise
+        return {name: found[remote] for name, remote in remotes.items() if remote in found}
 
     def observation_space(self, agent: str) -> Any:
         """Return an agent's observation space, always the same object."""
@@ -239,7 +188,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
             self._started = False
             for name, remote in self._remotes.items():
                 remote.begin(settings if name == self.possible_agents[0] else {})
-            answers = self._gather(self._remotes.values(), StepAnswered, "to reset", tolerate=Code.FAILED_PRECONDITION)
+            answers = self._gather(self._remotes, StepAnswered, "to reset", tolerate=Code.FAILED_PRECONDITION)
             self._started = True
             self.agents = [name for name in self.possible_agents if name in answers]
             read = {name: self._transition(name, answers[name]) for name in self.agents}
@@ -267,10 +216,10 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
             missing = [name for name in self.agents if name not in actions]
             if missing:
                 raise InvalidActionError(f"expected an action for each of {self.agents}, got none for {missing}")
-            packed = {name: self._action_layouts[name].pack_action(actions[name]) for name in self.agents}
-            for name, arrays in packed.items():
-                self._remotes[name].step(arrays)
-            answers = self._gather([self._remotes[name] for name in packed], StepAnswered, "to a step")
+            packed = {name: self._remotes[name].world.write_action(actions[name]) for name in self.agents}
+            for name, request in packed.items():
+                self._remotes[name].send_step(request)
+            answers = self._gather({name: self._remotes[name] for name in packed}, StepAnswered, "to a step")
             read = {name: self._transition(name, answers[name]) for name in packed}
             self.agents = [name for name, t in read.items() if not (t[2] or t[3])]
             parts: tuple[dict[str, Any], ...] = tuple({name: t[i] for name, t in read.items()} for i in range(5))
@@ -300,7 +249,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         with self._conflicts:
             remote = self._any_remote()
             remote.call(name, args, kwargs)
-            return self._answer(remote, lambda message: call_results(message, self._url)[0])
+            return self._reply(remote, lambda message: call_results(message, self._url)[0])
 
     def state(self) -> Any:
         """Return the environment's global state, where it has one."""
@@ -315,26 +264,54 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
     def _disconnect(self, timeout: float) -> None:
         self._started = False
         deadline = time.monotonic() + timeout
-        makers = [remote for remote in self._by_remote if remote.request is self._world_request]
-        close_remotes([remote for remote in self._by_remote if remote not in makers], timeout)
-        close_remotes(makers, max(0.0, deadline - time.monotonic()))  # last: it destroys the world
+        makers = self._all[:1]
+        self._pool.close(self._all[1:], timeout)
+        self._pool.close(makers, max(0.0, deadline - time.monotonic()))  # last: it destroys the world
 
     def __del__(self) -> None:
-        for remote in getattr(self, "_by_remote", ()):
+        for remote in getattr(self, "_all", ()):
             remote.close(0.0)
 
     def __repr__(self) -> str:
         return f"<RemoteParallelEnv {self._url}>"
 
 
-def make_parallel_remote(url: str, **kwargs: Any) -> RemoteParallelEnv:
+def make_parallel_remote(
+    url: str,
+    *,
+    env_kwargs: Mapping[str, Any] | None = None,
+    render_mode: str | None = None,
+    timeout: float = TIMEOUT,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    transport: Transport = "http2",
+    token: TokenLike | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    tls_ca: Pem | None = None,
+    tls_certificate: Pem | None = None,
+    tls_key: Pem | None = None,
+    wait: Wait | None = None,
+    diagnostics: bool = True,
+) -> RemoteParallelEnv:
     """Connect to a remote world of several agents as all of them.
 
     Args:
         url: `grpc://HOST:PORT`, or with `?world=NAME` for a world that exists.
-        kwargs: As for `RemoteParallelEnv`: `env_kwargs`, `render_mode`, `timeout`, `token`, `transport` and so on.
+        env_kwargs: For the environment's constructor.
+        render_mode: The render mode to make it with.
+        timeout: Seconds to wait for any answer.
+        max_message_bytes: The largest request or answer, in bytes.
+        transport: What to speak gRPC with: `http2` or `grpcio`, as for `make_remote`.
+        token: The token that the server expects; None: that of `token_file`, or else of the environment variable
+            `BRIDGE_TOKEN`.
+        token_file: A file that holds the token.
+        tls_ca: For `grpcs://`: the authorities of the server's certificate, PEM; None: those of the system.
+        tls_certificate: For a server that asks for one: the client's certificate, PEM.
+        tls_key: The key of `tls_certificate`, PEM.
+        wait: In a real-time world: `now`, or `next_frame`, for one decision a frame: each step returns with a frame
+            that used its actions.
+        diagnostics: In a real-time world: whether infos carry `latency`.
 
     Raises:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError: As `RemoteParallelEnv`.
     """
-    return RemoteParallelEnv(url, **kwargs)
+    return RemoteParallelEnv(**locals())

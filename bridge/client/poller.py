@@ -180,15 +180,19 @@ class Poller(Generic[T]):
         if not self._registered:
             keepalive.remove(self)
 
-    def poll_nowait(self) -> None:
-        """Serve the sockets that are ready and check keepalives, unless another thread does so now."""
-        if not self.lock.acquire(blocking=False):
-            return
-        try:
-            self._poll(0.0)
-            self._check_keepalives()
-        finally:
-            self.lock.release()
+    def poll_nowait(self) -> float:
+        """Serve the sockets that are ready and check keepalives, unless another thread does so now.
+
+        Returns:
+            The seconds until the next look.
+        """
+        if self.lock.acquire(blocking=False):
+            try:
+                self._poll(0.0)
+                self._check_keepalives()
+            finally:
+                self.lock.release()
+        return keepalive.period()
 
     def _check_keepalives(self) -> None:
         self._check_at = time.monotonic() + keepalive.period()

@@ -1,69 +1,29 @@
-"""The one component of a client that waits: deadlines, retries, spares, loss, questions and closing.
+"""What a client waits with: remotes that deliver to one poller, and the wait for their answers.
 
-A pool has members, each a remote and the slots that it fills. The caller's thread drives the sockets inside calls; the
-keepalive thread that all pools of the process share drives them in between.
+`Pool` is enough for one remote environment, or for the agents of one world, whose failures are the caller's.
+`bridge.client.vector_pool` adds what a vector environment needs: retries, spares, and slots that come and go.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import queue
-import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable
+from typing import TypeVar
 
-from bridge.client.members import SPARE, Member
+from bridge.client.events import Event, Joined, Lost, Refused, Replied, StepAnswered
 from bridge.client.poller import Poller
-from bridge.client.remote import Delivery, Remote, SlotState, close_remotes
-from bridge.client.session import ENDED_CODES, Event, Joined, Lost, Refused, Replied, StepAnswered
+from bridge.client.remote import Delivery, Remote, close_remotes
 from bridge.client.world_request import WorldInfo, WorldRequest
-from bridge.errors import (
-    ClosedError,
-    ConnectionLostError,
-    EnvironmentFailedError,
-    NothingPendingError,
-    PeerError,
-    RefusedError,
-    RemoteError,
-    RemoteTimeoutError,
-    SettingError,
-)
-from bridge.logs import SafeLog
-from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.errors import RefusedError, RemoteTimeoutError
 
 __all__ = ["Pool"]
 
-_BACKOFF = (0.1, 10.0)
-# If we did not poll for this many seconds, deadlines are extended by the gap: nobody else is to blame.
-_POLL_GAP = 1.0
-_RESET_ATTEMPTS = 3
-_jitter = random.Random()
-
-_log = SafeLog(__name__)
-
-
-@dataclasses.dataclass
-class Question:
-    """Requests for a property or a call that are outstanding."""
-
-    purpose: str
-    missing: dict[int, Member]
-    """Those that have not answered, by their first slot."""
-    answers: dict[int, pb.EnvironmentResponse] = dataclasses.field(default_factory=dict)
-    """What came, by the first slot."""
-    failure: RemoteError | None = None
-    """The first refusal, or loss."""
-
-
-def _pause(failures: int) -> float:
-    """Seconds until the next attempt: doubling, with jitter so that many clients do not come at once."""
-    least, most = _BACKOFF
-    return min(most, least * 2.0 ** min(failures - 1, 10)) * _jitter.uniform(0.5, 1.5)
+_Awaited = TypeVar("_Awaited", Joined, StepAnswered, Replied)
 
 
 class Pool:
-    """The remotes of a vector environment, which come, go and answer by themselves.
+    """Remotes of one owner, and the wait for their answers.
 
     Args:
         timeout: Seconds to wait for any answer.
@@ -73,388 +33,103 @@ class Pool:
 
     def __init__(self, timeout: float, max_message_bytes: int, transport: str) -> None:
         self.timeout = timeout
-        self.members: list[Member] = []
-        """Those that fill slots, in the slots' order."""
-        self.spares: list[Member] = []
-        """Those that stand by."""
-        self.member_at: list[Member] = []
-        """The member of each slot."""
-        self.num_envs = 0
-        """The number of slots."""
-        self.shared = False
-        """Whether some remotes are in the same place."""
-        self.waits_for_lanes = False
-        """Whether real-time worlds of lanes answer only when every lane has an observation."""
-        self.has_errors = False
-        """Whether a member may have an error."""
-        self.question: Question | None = None
-        """What `ask_members` asked, until `replies` has taken the answers."""
-        self.polled_at = time.monotonic()
-        """When events were handled last."""
         self.poller: Poller[Delivery] = Poller()
         self._max_message_bytes = max_message_bytes
         self._transport = transport
-        self._member_of: dict[Remote, Member] = {}
 
-    # Copies and forked processes
+    def parts(self) -> tuple[float, int, str]:
+        """Return the arguments that make an equal pool, in another process too."""
+        return self.timeout, self._max_message_bytes, self._transport
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What a copy needs: its remotes connect anew."""
-        everybody = (*self.members, *self.spares)
-        kept = ("timeout", "num_envs", "shared", "waits_for_lanes", "_max_message_bytes", "_transport")
-        state = {key: self.__dict__[key] for key in kept}
-        return {**state, "parts": [(member.remote.parts(), member.start, member.lanes) for member in everybody]}
+    def new_remote(self, request: WorldRequest, info: WorldInfo | None = None, *, shared: bool = False) -> Remote:
+        """Make a remote that delivers to this pool, without connecting it.
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        state = dict(state)
-        parts = state.pop("parts")
-        Pool.__init__(self, state["timeout"], state["_max_message_bytes"], state["_transport"])
-        self.__dict__.update(state)
-        remotes = [Remote.of_parts(part, self.poller, self._transport, shared=self.shared) for part, _, _ in parts]
-        if self.waits_for_lanes:
-            for remote in remotes:
-                remote.session.wait_for_all()
-        self._adopt([Member(remote, start, lanes) for remote, (_, start, lanes) in zip(remotes, parts, strict=True)])
+        Args:
+            request: The world wanted.
+            info: What is known of the world already; None: nothing.
+            shared: Whether there are other remotes to the same place.
+        """
+        return Remote(request, self.poller, self._max_message_bytes, self._transport, shared=shared, info=info)
 
-    def after_fork(self) -> None:
-        """Leave the connections to the parent process; the next `check_deadlines` makes some."""
-        self.poller = Poller()
-        everybody = (*self.members, *self.spares)
-        for member in everybody:
-            member.remote.disown(self.poller)
-        self._adopt([Member(member.remote, member.start, member.lanes) for member in everybody])
+    def wait(self, remote: Remote, kind: type[_Awaited], purpose: str) -> _Awaited:
+        """Wait for the one answer of a remote that is outstanding.
 
-    def _adopt(self, everybody: list[Member]) -> None:
-        """Begin with members that have no connection."""
-        self.members = [member for member in everybody if member.start != SPARE]
-        self.spares = [member for member in everybody if member.start == SPARE]
-        self.member_at = [member for member in self.members for _ in range(member.lanes)]
-        self._member_of = {member.remote: member for member in everybody}
-        self.has_errors, self.question = True, None
+        Args:
+            remote: Whose answer.
+            kind: The event that it is to be.
+            purpose: What was asked, for the error: "to reset".
 
-    # Connecting
-
-    def connect_all(self, requests: list[WorldRequest], num_envs: int | None) -> None:
-        """Join a world for each world_request, all at once, and further ones where `num_envs` asks for more slots."""
-        if num_envs is not None and (not isinstance(num_envs, int) or isinstance(num_envs, bool) or num_envs < 1):
-            raise SettingError(f"expected num_envs to be a positive integer, got {num_envs!r}")
-        places = {(world_request.address.scheme, world_request.address.target) for world_request in requests}
-        self.shared = len(places) < max(len(requests), num_envs or 0)
-        self._add_members(requests)
-        if num_envs is None:
-            return
-        have = sum(member.lanes for member in self.members)
-        if have < num_envs and (num_envs - have) % have == 0:
-            self._add_members(requests * ((num_envs - have) // have))
-        elif have != num_envs:
-            lanes = ", ".join(f"{member.remote.url} ({member.lanes})" for member in self.members)
-            raise SettingError(
-                f"num_envs={num_envs} is no multiple of the {have} slots that the URLs give: {lanes}. "
-                "A world of N lanes fills N slots"
-            )
-
-    def _add_members(self, requests: list[WorldRequest]) -> None:
-        first = len(self.members)
-        for world_request in requests:
-            member = self._new_member(world_request, 0)
-            self.members.append(member)
-            self._member_of[member.remote] = member
-            member.remote.open()
-        new = self.members[first:]
+        Raises:
+            RemoteTimeoutError: It did not come within `timeout` seconds; the connection is given up.
+            RemoteError: The remote refused, or was lost.
+        """
         deadline = time.monotonic() + self.timeout
-        while any(member.state is SlotState.CONNECTING for member in new):
-            answer, source = self.next_event(deadline)
-            if source is None:
-                late = [member.remote for member in new if member.state is SlotState.CONNECTING]
-                reason = late[0].late("to join a world", self.timeout).reason
-                raise RemoteTimeoutError(", ".join(remote.url for remote in late), reason)
-            if answer is None:
-                continue
-            if isinstance(answer, Lost):
-                raise answer.error
-        start = self.members[first - 1].slots.stop if first else 0
-        for member in new:
-            member.start, member.lanes = start, member.remote.slots
-            start += member.lanes
-            self._check_spaces(member)
-        self.num_envs = start
-        self.member_at = [member for member in self.members for _ in range(member.lanes)]
-
-    def _new_member(self, world_request: WorldRequest, start: int) -> Member:
-        return Member(
-            Remote(world_request, self.poller, self._max_message_bytes, self._transport, shared=self.shared), start, 1
-        )
-
-    def add_spare(self, world_request: WorldRequest) -> None:
-        """Connect a world that stands by, without waiting for it."""
-        spare = self._new_member(world_request, SPARE)
-        self.spares.append(spare)
-        self._member_of[spare.remote] = spare
-        self._open(spare)
-
-    def _open(self, member: Member) -> None:
-        """Start to connect."""
-        member.remote.session.deadline = time.monotonic() + self.timeout
-        member.remote.open()
-
-    def _replace(self, member: Member) -> bool:
-        """Let a spare that stands ready take over the slots of a remote that is lost; return whether there was one."""
-        for spare in self.spares:
-            if spare.idle and spare.lanes == member.lanes and spare.single == member.single:
-                member.remote, spare.remote = spare.remote, member.remote
-                if self.waits_for_lanes:
-                    member.remote.session.wait_for_all()
-                self._member_of[member.remote], self._member_of[spare.remote] = member, spare
-                spare.error, spare.failures = member.error, member.failures
-                spare.retry_at, member.failures = member.retry_at, 0
-                _log.warning("%s takes over the slots of %s", member.remote.url, spare.remote.url)
-                return True
-        return False
-
-    def _check_spaces(self, member: Member) -> None:
-        mine, first = member.remote.info, self.world_info()
-        if mine is None or (mine.observation_space, mine.action_space) != (first.observation_space, first.action_space):
-            got = (mine.observation_space, mine.action_space) if mine else None
-            raise SettingError(
-                f"{member.remote.url} has the spaces {got}, but {self.members[0].remote.url} has "
-                f"{(first.observation_space, first.action_space)}; one vector environment takes worlds of equal spaces"
-            )
-
-    def world_info(self) -> WorldInfo:
-        """Return what is known of the worlds, whose spaces are equal."""
-        world_info = self.members[0].remote.info
-        if world_info is None:
-            raise ClosedError("this vector environment never joined a world")
-        return world_info
-
-    # What comes in
-
-    def next_event(self, deadline: float) -> tuple[Event | None, Member | None]:
-        """Take one delivery; (None, None) once the deadline has passed."""
-        try:
-            remote, number, what = self.poller.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            return None, None
-        return remote.receive(number, what), self._member_of[remote]
-
-    def _next_event_nowait(self) -> tuple[Event | None, Member | None]:
-        """Take one delivery that is here already; (None, None): there is none."""
-        try:
-            remote, number, what = self.poller.get_nowait()
-        except queue.Empty:
-            return None, None
-        return remote.receive(number, what), self._member_of[remote]
-
-    def _handle(self, event: Event, member: Member) -> None:
-        """Let an event change the member that it came for."""
-        if member.start == SPARE:
-            self._handle_spare(event, member)
-        elif isinstance(event, StepAnswered):
-            member.answer = event.message
-            if not member.stepping:  # the first observation of an episode
-                member.failures, member.settings = 0, None
-                member.remote.record.back(time.monotonic())
-        elif isinstance(event, Joined):
-            if self._fits(member, "it came back as another environment"):
-                self._begin_in_new_world(member)
-        elif isinstance(event, Refused):
-            self.has_errors = True
-            member.error = event.error
-            member.abandon_step()
-            member.remote.session.abandon_episode()
-            member.failures += 1
-            member.retry_at = time.monotonic() + (_pause(member.failures - 1) if member.failures > 1 else 0.0)
-        elif isinstance(event, Lost):
-            self.lose(member, event)
-
-    def _fits(self, member: Member, complaint: str) -> bool:
-        """Tell whether what was joined has the spaces of the others; where it has not, it is lost."""
-        try:
-            self._check_spaces(member)
-        except SettingError as error:
-            lost = member.remote.give_up(PeerError(member.remote.url, f"{complaint}: {error}"))
-            self.lose(member, dataclasses.replace(lost, established=False))
-            return False
-        return True
-
-    def _handle_spare(self, event: Event, spare: Member) -> None:
-        """Let an event change a spare. One that is in a world stands ready."""
-        if isinstance(event, Joined):
-            spare.lanes = spare.remote.slots
-            if self._fits(spare, "it is no spare"):
-                spare.failures = 0
-                spare.remote.record.back(time.monotonic())
-        elif isinstance(event, Lost):
-            self.lose(spare, event)
-
-    def lose(self, member: Member, event: Lost) -> None:
-        """Take note that a member's stream was lost; `check_deadlines` connects it again after a pause."""
-        self.has_errors = True
-        member.abandon_step()
-        member.error = event.error
-        member.remote.salvage(member.answer)
-        member.answer = None
-        member.failures += 1
-        member.retry_at = member.remote.record.lost(
-            time.monotonic(), _pause(member.failures), str(event.error), established=event.established
-        )
-
-    def begin(self, member: Member, settings: Mapping[str, pb.Tensor] | None, *, reset: bool = True) -> None:
-        """Ask for a member's next episode."""
-        member.abandon_step()
-        member.settings = settings
-        member.remote.salvage(member.answer)
-        member.answer = None
-        member.remote.session.deadline = time.monotonic() + self.timeout
-        member.remote.begin(settings, reset=reset)
-
-    def _begin_in_new_world(self, member: Member) -> None:
-        """Ask for the first episode in a world that is new, and so has no lanes to leave as they are."""
-        self.begin(member, {key: value for key, value in (member.settings or {}).items() if key != "reset_mask"})
-
-    def check_deadlines(self, now: float) -> None:
-        """Try again what is due, and give up what is late."""
-        for member in self.members:
-            if member.cut_off:
-                continue  # whoever steps is told first
-            if member.state is SlotState.LOST:
-                if self.spares and self._replace(member):
-                    self._begin_in_new_world(member)
-                elif now >= member.retry_at:
-                    self._open(member)
-            elif member.idle:
-                if now >= member.retry_at:
-                    self.begin(member, member.settings)
-            elif not member.settled:
-                self._give_up_if_late(member, now)
-        for spare in self.spares:
-            if spare.state is SlotState.LOST and now >= spare.retry_at:
-                self._open(spare)
-            elif spare.state is SlotState.CONNECTING:
-                self._give_up_if_late(spare, now)
-
-    def _give_up_if_late(self, member: Member, now: float) -> None:
-        asked = {SlotState.CONNECTING: "connecting", SlotState.RESETTING: "a reset"}.get(member.state, "a step")
-        lost = member.remote.tick(now, lambda: member.remote.late(f"to {asked}", self.timeout))
-        if lost is not None:
-            self.lose(member, lost)
-
-    def _extend_deadlines(self, now: float) -> float:
-        """If we did not poll for a while, extend the deadlines by the gap; return it."""
-        missed, self.polled_at = max(0.0, now - self.polled_at - _POLL_GAP), now
-        if missed:
-            for member in (*self.members, *self.spares):
-                member.remote.session.deadline += missed
-        return missed
-
-    def drain(self) -> None:
-        """Handle what has come, without waiting."""
-        self._extend_deadlines(time.monotonic())
         while True:
-            answer, member = self.next_event(0.0)
-            if member is None:
-                return
-            if answer is not None:
-                self._handle(answer, member)
+            try:
+                source, number, what = self.poller.get(deadline - time.monotonic())
+            except queue.Empty:
+                late = remote.late(purpose, self.timeout)
+                remote.give_up(late)
+                raise late from None
+            event = source.receive(number, what)
+            if source is not remote:
+                if event is not None:
+                    self._on_other_event(source, event)
+            elif isinstance(event, kind):
+                if isinstance(event, Replied) and event.error is not None:
+                    raise event.error
+                return event
+            elif isinstance(event, (Lost, Refused, Replied)) and event.error is not None:
+                raise event.error
 
-    # Gathering
+    def wait_for_all(
+        self, remotes: Iterable[Remote], kind: type[_Awaited], purpose: str, *, tolerate: int | None = None
+    ) -> dict[Remote, _Awaited]:
+        """Wait for an answer from each of some remotes, whichever comes first.
 
-    def gather(self, enough: Callable[[], bool], deadline: float) -> bool:
-        """Handle deliveries until `enough`, or until the deadline; return whether it is enough."""
-        now = time.monotonic()
-        done = enough()
-        if done or now >= deadline:
-            self.drain()
-            done = enough()
-        check_at = now + 0.02
-        while not done:
-            now = time.monotonic()
-            deadline += self._extend_deadlines(now)
-            if now >= check_at or now >= deadline:
-                self.check_deadlines(now)
-                check_at = now + 0.02
-            if now >= deadline:
-                return False
-            # Wakes for what is due in between: a retry, or an answer that is late.
-            answer, member = self.next_event(min(deadline, now + 0.1))
-            while member is not None:
-                if answer is not None:
-                    self._handle(answer, member)
-                answer, member = self._next_event_nowait()
-            done = enough()
-        return True
+        Args:
+            remotes: Whose answers.
+            kind: The event that each is to be.
+            purpose: What was asked, for the error.
+            tolerate: The code of refusals that do not raise; such remotes are not in the result.
 
-    def raise_permanent_error(self) -> None:
-        """Raise what no waiting mends: settings that are refused, an environment that fails in every reset."""
-        for member in self.members:
-            if member.state is SlotState.RESETTING and isinstance(member.error, RefusedError) and not member.in_episode:
-                if member.error.code in ENDED_CODES:
-                    continue  # another world was made since
-                if isinstance(member.error, EnvironmentFailedError) and member.failures < _RESET_ATTEMPTS:
-                    continue
-                error, member.error, member.failures, member.settings = member.error, None, 0, None
-                raise error
-        self.has_errors = any(member.error is not None for member in self.members)
-
-    # Questions
-
-    def ask_members(self, purpose: str, members: Sequence[Member], send: Callable[[Member], None]) -> None:
-        """Send one request to each of some remotes; `_answers` waits for what they say."""
-        self.drain()
-        for member in members:
-            if not member.remote.connected or member.state is SlotState.CONNECTING:
-                raise ConnectionLostError(
-                    member.remote.url, f"no {purpose} while it is {member.state.name.lower()}: {member.error}"
-                )
-        for member in members:
-            send(member)
-        self.question = Question(purpose, {member.start: member for member in members})
-
-    def replies(self, timeout: float | None = None) -> list[tuple[Member, pb.EnvironmentResponse]]:
-        """Wait for all answers to the question; after the environment's own timeout those that are late are lost."""
-        question = self.question
-        if question is None:
-            raise NothingPendingError("nothing was asked", "call")
-        missing = question.missing
-        deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
+        Raises:
+            RemoteTimeoutError: Some did not come within `timeout` seconds; it names their URLs.
+            RemoteError: A remote refused, or was lost.
+        """
+        deadline = time.monotonic() + self.timeout
+        missing = dict.fromkeys(remotes)
+        found: dict[Remote, _Awaited] = {}
         while missing:
-            answer, source = self.next_event(deadline)
-            if source is None:
-                error = self._late_answers(question, timeout)
-                raise error
-            if answer is None:
+            try:
+                source, number, what = self.poller.get(deadline - time.monotonic())
+            except queue.Empty:
+                urls = ", ".join(dict.fromkeys(remote.url for remote in missing))
+                reason = next(iter(missing)).late(purpose, self.timeout).reason
+                raise RemoteTimeoutError(urls, reason) from None
+            event = source.receive(number, what)
+            if event is None:
                 continue
-            if isinstance(answer, Replied):
-                if missing.pop(source.start, None) is not None:
-                    question.answers[source.start] = answer.message
-                question.failure = question.failure or answer.error
-                continue
-            self._handle(answer, source)
-            if isinstance(answer, Lost) and missing.pop(source.start, None) is not None:
-                question.failure = question.failure or answer.error
-        self.question = None
-        if question.failure is not None:
-            raise question.failure
-        return [(member, question.answers[member.start]) for member in self.members if member.start in question.answers]
+            if source not in missing:
+                self._on_other_event(source, event)
+            elif isinstance(event, kind) and not (isinstance(event, Replied) and event.error):
+                del missing[source]
+                found[source] = event
+            elif isinstance(event, (Lost, Refused, Replied)) and event.error is not None:
+                if not isinstance(event.error, RefusedError) or event.error.code != tolerate:
+                    raise event.error
+                del missing[source]
+        return found
 
-    def _late_answers(self, question: Question, timeout: float | None) -> RemoteTimeoutError:
-        late = list(question.missing.values())
-        urls = ", ".join(member.remote.url for member in late)
-        if timeout is not None:
-            return RemoteTimeoutError(urls, f"no answer to {question.purpose} within {timeout:g} s")
-        reason = f"no answer to {question.purpose} within {self.timeout:g} s"
-        for member in late:
-            self.lose(member, member.remote.give_up(RemoteTimeoutError(member.remote.url, reason)))
-        self.question = None
-        return RemoteTimeoutError(urls, reason)
+    def _on_other_event(self, remote: Remote, event: Event) -> None:
+        """Handle what came from a remote that nobody waits for."""
 
-    def abandon_question(self) -> None:
-        """Drop the answers that are still to come."""
-        if self.question is not None:
-            for member in self.question.missing.values():
-                member.remote.session.abandon_questions()
-            self.question = None
+    def disown(self, remotes: Iterable[Remote]) -> None:
+        """In a forked process: leave the connections of remotes to the parent process, untouched."""
+        self.poller = Poller()
+        for remote in remotes:
+            remote.disown(self.poller)
 
-    def close(self, timeout: float) -> None:
-        """Leave all worlds and disconnect, within `timeout` seconds in all."""
-        close_remotes([member.remote for member in (*self.members, *self.spares)], timeout)
+    def close(self, remotes: Iterable[Remote], timeout: float) -> None:
+        """Leave the worlds of remotes and end their connections, within `timeout` seconds in all."""
+        close_remotes(list(remotes), timeout)

@@ -10,10 +10,12 @@ from gymnasium.vector import VectorEnv
 
 from bridge.client.infos import lane_info, merge_lanes
 from bridge.client.members import Member
-from bridge.client.pool import Pool
 from bridge.client.realtime import merge_latency
+from bridge.client.session import State
 from bridge.client.step_reader import Batch, StepMessage
-from bridge.encoding.spaces import Layout
+from bridge.client.vector_pool import VectorPool
+from bridge.encoding import values
+from bridge.encoding.spaces import Column, Layout
 from bridge.encoding.step_codec import StepAnswer
 from bridge.encoding.tensors import Array
 from bridge.errors import ConnectionLostError, RemoteError, TensorError
@@ -59,7 +61,7 @@ class Results:
         layout: Of the observations.
     """
 
-    def __init__(self, pool: Pool, layout: Layout) -> None:
+    def __init__(self, pool: VectorPool, layout: Layout) -> None:
         self.batch = Batch.empty(layout, pool.num_envs)
         """Columns and flags over all slots; the columns of slots that are not `valid` hold nothing."""
         self.valid: Array = np.zeros(pool.num_envs, np.bool_)
@@ -68,6 +70,10 @@ class Results:
         """The infos as they came: a dict a slot, or of arrays over a world's lanes."""
         self.errors: dict[int, RemoteError] = {}
         """Why an episode was cut off, by slot."""
+        self.common: dict[str, Any] = {}
+        """Infos of all slots that do not come from the remotes: arrays `(num_envs,)`."""
+        self.begun: Results | None = None
+        """The first observations of episodes that began in this very step (SAME_STEP); None: none did."""
         self._pool = pool
         self._layout = layout
         stacked = self._stack_answers()
@@ -85,8 +91,8 @@ class Results:
         alike: dict[Any, list[tuple[Member, StepAnswer]]] = {}
         if len(self._pool.members) > 1 and all(isinstance(column, np.ndarray) for column in self.batch.columns):
             for member in self._pool.members:
-                answer = member.answer
-                if type(answer) is StepAnswer and member.single:
+                answer, info = member.answer, member.remote.session.info
+                if type(answer) is StepAnswer and info is not None and info.lanes is None:
                     alike.setdefault(answer.template, []).append((member, answer))
         done: set[int] = set()
         for group in alike.values():
@@ -107,7 +113,8 @@ class Results:
             self._pool.lose(member, member.remote.give_up(error))
             self._cut_off(member)
             return
-        resetting = member.remote.realtime.resetting if member.remote.realtime is not None else None
+        realtime = member.remote.realtime
+        resetting = None if realtime is None else realtime.resetting
         self.valid[member.slots] = True if resetting is None else ~resetting
         self.infos.append((member, info))
 
@@ -125,23 +132,27 @@ class Results:
 
     # Forms
 
+    @property
+    def ended(self) -> Array:
+        """Which slots' episodes ended, bools `(num_envs,)`."""
+        return self.batch.terminations | self.batch.truncations
+
     def merged_infos(self) -> dict[str, Any]:
         """Return the infos by Gymnasium's rules: arrays over the slots with `_key` masks."""
-        if (
-            len(self._pool.members) == 1
-            and self.infos
-            and isinstance(self.infos[0][1], dict)
-            and not self._pool.members[0].single
-        ):
-            return self.infos[0][1]
+        return {**(self._merged() if self.begun is None else self._same_step_infos(self.begun)), **self.common}
+
+    def _merged(self) -> dict[str, Any]:
+        if len(self._pool.members) == 1 and not self._pool.members[0].single and self.infos:
+            info = self.infos[0][1]
+            if isinstance(info, dict):
+                return info
         joiner = InfoJoiner(self._pool.num_envs)
         for slot, error in self.errors.items():
             joiner.add({"error": str(error)}, slot)
         times: list[tuple[int, Any]] = []
-        only_single = all(member.single for member, _ in self.infos)
-        for member, info in self.infos:
-            if not info:
-                continue
+        filled = [(member, info) for member, info in self.infos if info]
+        only_single = all(member.single for member, _ in self.infos) if filled else True
+        for member, info in filled:
             if member.single:
                 if only_single and member.remote.realtime is not None and "latency" in info:
                     times.append((member.start, info["latency"]))
@@ -165,25 +176,16 @@ class Results:
             own[slot]["error"] = str(error)
         return own
 
-    def same_step_infos(self, begun: Results, ended: Array) -> dict[str, Any]:
+    def _same_step_infos(self, begun: Results) -> dict[str, Any]:
         """Return the infos of a step after which slots that ended began their next episodes at once."""
         joiner = InfoJoiner(self._pool.num_envs)
-        last, first = self.own_infos(), begun.own_infos()
+        last, first, ended = self.own_infos(), begun.own_infos(), self.ended
         for slot in range(self._pool.num_envs):
             if ended[slot]:
                 final = self.row(slot)
                 joiner.add({"final_obs": final, "final_info": last[slot]}, slot)
             joiner.add(first[slot] if ended[slot] else last[slot], slot)
         return joiner.infos
-
-    def take(self, begun: Results, ended: Array) -> None:
-        """Put the first observations of slots that ended in the place of their last ones."""
-        for column, new in zip(self.batch.columns, begun.batch.columns, strict=True):
-            if isinstance(column, np.ndarray):
-                column[ended] = np.asarray(new)[ended]
-            else:
-                for slot in np.flatnonzero(ended):
-                    column[slot] = new[slot]
 
     def fill_last(self) -> None:
         """Give slots without a new observation the one that they had last: those cut off, and those not asked.
@@ -206,8 +208,23 @@ class Results:
         return self._layout.row(self.batch.columns, slot)
 
     def batched(self) -> Any:
-        """Return the observations of all slots as Gymnasium batches them."""
-        return self._layout.batch(self.batch.columns)
+        """Return the observations of all slots as Gymnasium batches them; of an episode that began, its first one."""
+        columns = self.batch.columns
+        if self.begun is not None:
+            columns = [
+                _replaced(column, new, self.ended)
+                for column, new in zip(columns, self.begun.batch.columns, strict=True)
+            ]
+        return self._layout.batch(columns)
+
+
+def _replaced(column: Column, new: Column, slots: Array) -> Column:
+    """Return a column with the items of another one in some slots."""
+    if isinstance(column, np.ndarray):
+        mixed: Array = column.copy()
+        mixed[slots] = np.asarray(new)[slots]
+        return mixed
+    return [new[slot] if slots[slot] else item for slot, item in enumerate(column)]
 
 
 def hand_over(
@@ -230,14 +247,15 @@ def hand_over(
     Raises:
         PeerError: The answer cannot be read.
     """
+    remote = member.remote
     if stacked and isinstance(message, StepAnswer):
-        info = member.remote.reader.read_info(message)
+        info = {} if message.info == values.EMPTY_DICT else remote.reader.read_info(message)
     else:
-        info = member.remote.reader.read_into(message, batch, position, member.remote.now())
+        info = remote.reader.read_into(message, batch, position, remote.now())
     member.last, member.answer = message, None
     if member.stepping:
-        member.remote.record.steps_received += member.lanes
+        remote.record.steps_received += member.lanes
     member.stepping = False
     member.error = None
-    member.in_episode = not member.ended
+    member.in_episode = remote.session.state is not State.ENDED
     return info

@@ -12,16 +12,16 @@ import enum
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from bridge.client.events import Event, Joined, Lost, Refused, Replied, StepAnswered
+from bridge.client.extensions import property_request, property_value
 from bridge.client.joined_world import JoinedWorld, changes_of
-from bridge.client.step_reader import StepMessage, StepReader
+from bridge.client.step_reader import StepMessage
 from bridge.client.world_request import WorldInfo, WorldRequest
-from bridge.encoding.names import PROPERTY_REQUEST_URL
-from bridge.encoding.properties import read_encoded
-from bridge.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.encoding.tensors import pack_tensor
 from bridge.errors import (
     Code,
     EnvironmentFailedError,
@@ -33,23 +33,13 @@ from bridge.errors import (
     TensorError,
 )
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.pb import properties_pb2
 
 __all__ = [
     "ENDED_CODES",
     "TRANSITIONS",
     "ClientSession",
-    "Event",
-    "Joined",
-    "Lost",
-    "Refused",
-    "Replied",
     "State",
-    "StepAnswered",
     "Trigger",
-    "extension",
-    "property_request",
-    "property_value",
 ]
 
 ENDED_CODES = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
@@ -148,51 +138,6 @@ ONLINE = frozenset({State.JOINED, State.RESETTING, State.RUNNING, State.ENDED})
 """In a world."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Joined:
-    """The world was joined; `ClientSession.world` says what it is."""
-
-
-class StepAnswered(NamedTuple):
-    """A Step of the present episode was answered."""
-
-    message: StepMessage
-    """The answer."""
-    reader: StepReader
-    """Reads it."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Refused:
-    """A Reset or Step of the present episode was refused; the stream goes on."""
-
-    error: RemoteError
-    """Why."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Replied:
-    """A question was answered: a property, or a method call."""
-
-    message: pb.EnvironmentResponse
-    """The answer."""
-    error: RefusedError | None
-    """What the answer says, where it is an error."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Lost:
-    """The stream ended, the peer broke the protocol, or an answer is late. Nothing more comes."""
-
-    error: RemoteError
-    """Why."""
-    established: bool
-    """Whether a world had been joined."""
-
-
-Event: TypeAlias = Joined | StepAnswered | Refused | Replied | Lost
-
-
 class _Kind(enum.Enum):
     """A request's kind, by what its answer is for."""
 
@@ -253,7 +198,8 @@ class ClientSession:
         self._url = request.address.url
         self.info = info
         """What is known of the world, also of one that was left; None: nothing yet."""
-        self._out: list[bytes] = []
+        self.outgoing: list[bytes] = []
+        """Requests that `data_to_send` returns; a driver may take them from here, and clear it."""
         self._pending: deque[_Pending] = deque()
         self._episode = 0
         self._questions_abandoned = 0
@@ -283,18 +229,19 @@ class ClientSession:
 
     def data_to_send(self) -> list[bytes]:
         """Return the requests made since the last call, each serialized."""
-        out, self._out = self._out, []
+        out, self.outgoing = self.outgoing, []
         return out
 
     def _send(self, kind: _Kind, request: pb.EnvironmentRequest | bytes, now: float) -> None:
         data = request if isinstance(request, bytes) else request.SerializeToString()
         if len(data) > self._max_message_bytes:  # not sent, so it gets no answer
-            raise SettingError(
-                f"a request of {len(data)} bytes is larger than max_message_bytes={self._max_message_bytes}"
-            )
-        self._out.append(data)
+            raise self._too_large(len(data))
+        self.outgoing.append(data)
         number = self._questions_abandoned if kind is _Kind.QUESTION else self._episode
         self._pending.append(_Pending(kind, number, now))
+
+    def _too_large(self, size: int) -> SettingError:
+        return SettingError(f"a request of {size} bytes is larger than max_message_bytes={self._max_message_bytes}")
 
     def connect(self, now: float) -> None:
         """Begin a new stream: create the world and join it, or join the one that exists.
@@ -303,7 +250,7 @@ class ClientSession:
             SettingError: A setting cannot be sent.
         """
         self._pending.clear()
-        self._out.clear()
+        self.outgoing.clear()
         self._created, self.error = None, None
         name = self.request.address.world
         if name is not None:
@@ -343,7 +290,10 @@ class ClientSession:
         """Ask for a Step that `JoinedWorld` wrote."""
         if self.state not in ONLINE:
             self._require_world()
-        self._send(_Kind.STEP, request, now)
+        if len(request) > self._max_message_bytes:  # not sent, so it gets no answer
+            raise self._too_large(len(request))
+        self.outgoing.append(request)
+        self._pending.append(_Pending(_Kind.STEP, self._episode, now))
 
     def act(self, request: bytes, now: float) -> None:
         """Leave actions in a real-time world; a later Step asks what came of them."""
@@ -443,7 +393,7 @@ class ClientSession:
         self.state = State.OFFLINE
         self._created = None
         self._pending.clear()
-        self._out.clear()
+        self.outgoing.clear()
 
     def _refusal(self, message: pb.EnvironmentResponse) -> RefusedError:
         status = message.error
@@ -597,36 +547,3 @@ class ClientSession:
         _Kind.ACT: _on_act,
         _Kind.QUESTION: _on_reply,
     }
-
-
-def extension(url: str, body: Any) -> pb.EnvironmentRequest:
-    """Return a request that holds a message of an extension."""
-    request = pb.EnvironmentRequest()
-    request.extension.type_url = url
-    request.extension.value = body.SerializeToString()
-    return request
-
-
-def property_request(key: str) -> pb.EnvironmentRequest:
-    """Return the request for a property's value."""
-    body = properties_pb2.PropertyRequest(read_property=properties_pb2.ReadPropertyRequest(key=key))
-    return extension(PROPERTY_REQUEST_URL, body)
-
-
-def property_value(message: pb.EnvironmentResponse, url: str, encoded: bool) -> Any:
-    """Return the value that the answer to `property_request` holds.
-
-    Args:
-        message: The answer.
-        url: For the error.
-        encoded: Whether the property is of the values codec.
-
-    Raises:
-        PeerError: It cannot be read.
-    """
-    try:
-        response = properties_pb2.PropertyResponse.FromString(message.extension.value)
-        tensor = response.read_property.value
-        return read_encoded(tensor) if encoded else unpack_tensor(tensor)[()]
-    except (DecodeError, TensorError) as error:
-        raise PeerError(url, f"its property cannot be read: {error}") from error

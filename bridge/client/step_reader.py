@@ -65,6 +65,8 @@ class StepReader:
         self._leaves = tuple(leaves)
         self._uids = uids
         self._realtime = realtime
+        # Whether an observation is the very array of its tensor.
+        self._is_array = layout.is_array
         self.lanes = layout.lanes
         self.wanted = [uid for uid, _ in leaves] + [uids[name] for name in SIGNALS if name in uids]
         """The UIDs to ask for, but for those of a real-time world."""
@@ -81,10 +83,14 @@ class StepReader:
         """
         try:
             if isinstance(message, StepAnswer):
-                *arrays, reward, _, truncated = message.values()
+                *arrays, reward, _, truncated = message.template.values(message.data, message.start)
                 # They may share memory with the message; protobuf's are the caller's already.
-                observation = self._layout.unpack([np.array(array) for array in arrays])
-                return observation, reward, message.state == pb.TERMINATED, truncated, self.read_info(message)
+                if self._is_array:
+                    observation = np.array(arrays[0])
+                else:
+                    observation = self._layout.unpack([np.array(array) for array in arrays])
+                info = {} if message.info == values.EMPTY_DICT else self.read_info(message)
+                return observation, reward, message.state == pb.TERMINATED, truncated, info
             tensors, reward, terminated, truncated, info = self._read_tensors(message, now)
             return self._layout.unpack(tensors), float(reward), bool(terminated), bool(truncated), info
         except (TensorError, KeyError, ValueError) as error:

@@ -11,10 +11,12 @@ import numpy as np
 
 from bridge.client.infos import merge_lanes
 from bridge.client.members import Member
-from bridge.client.pool import Pool
-from bridge.client.remote import SlotState, reset_settings
+from bridge.client.remote import SlotState
+from bridge.client.resets import check_mask, reset_settings, spread_seeds
 from bridge.client.results import InfoJoiner, Results, hand_over
+from bridge.client.session import State
 from bridge.client.step_reader import Batch
+from bridge.client.vector_pool import VectorPool
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array, pack_tensor
 from bridge.errors import AlreadyPendingError, RemoteError, RemoteTimeoutError, ResetNeededError, SettingError
@@ -37,7 +39,7 @@ class Stepper:
         action_layout: Of one environment.
     """
 
-    def __init__(self, pool: Pool, observation_layout: Layout, action_layout: Layout) -> None:
+    def __init__(self, pool: VectorPool, observation_layout: Layout, action_layout: Layout) -> None:
         self.pool = pool
         self.pacer: Callable[[], None] | None = None
         """Called in each step between the sending of actions and the request for what came of them."""
@@ -47,12 +49,13 @@ class Stepper:
 
     def begin_anew(self) -> None:
         """Have no episodes, as in a copy."""
-        self.was_reset = False
-        """Whether `begin_reset` was called."""
+        self.pool.started = False
         self._sent = False
         """Whether answers to `send` may be outstanding."""
         self._all_running = False
         """Whether every slot has given what was asked of it, and is in an episode."""
+        self._stepped: Results | None = None
+        """The results of a step whose slots that ended begin their next episodes."""
 
     def begin_reset(
         self,
@@ -60,7 +63,7 @@ class Stepper:
         options: Mapping[str, Any] | None,
         slot_options: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
-        """Check and send the Resets; what `reset_async` does without its bookkeeping.
+        """Check and send the Resets.
 
         Args:
             seed: As for `reset`.
@@ -75,11 +78,11 @@ class Stepper:
         mask = given.pop("reset_mask", None)
         if mask is not None:
             check_mask(mask, self.pool.num_envs)
-        self._all_running = False
+        self._all_running, self._stepped = False, None
         self.pool.drain()
         plans: list[tuple[Member, Mapping[str, pb.Tensor]]] = []
         for member in self.pool.members:
-            chosen = None if mask is None or not self.was_reset else mask[member.slots]
+            chosen = None if mask is None or not self.pool.started else mask[member.slots]
             if chosen is not None and not chosen.any():
                 if member.waiting:
                     raise AlreadyPendingError(
@@ -110,12 +113,13 @@ class Stepper:
             else:
                 self.pool.begin(member, settings)
         self.pool.check_deadlines(time.monotonic())
-        self.was_reset = True
+        self.pool.started = True
 
     def begin_step(self, actions: Any) -> None:
-        """Check and send the Steps; what `step_async` does without its bookkeeping."""
-        if not self.was_reset:
+        """Check and send the Steps."""
+        if not self.pool.started:
             raise ResetNeededError("expected reset() before the first step()")
+        self._stepped = None
         if self._sent:
             if any(member.stepping for member in self.pool.members):
                 raise AlreadyPendingError("step while answers to send are outstanding; take them by recv first", "recv")
@@ -133,21 +137,29 @@ class Stepper:
         """Send the Steps of members, each with its actions' first row in `columns`; finished ones begin anew."""
         self._all_running = False
         now = time.monotonic()
-        running = [item for item in plan if item[0].state is SlotState.RUNNING and item[0].answer is None]
+        running: list[tuple[Member, int]] = []
+        ended: list[Member] = []
+        for member, position in plan:
+            state = member.remote.session.state
+            if state is State.RUNNING and member.answer is None:
+                running.append((member, position))
+            elif state is State.ENDED and member.answer is None:
+                ended.append(member)
         written = self._write_steps(running, columns)
+        deadline = now + self.pool.timeout
         with self.pool.poller.corked() if self.pool.shared else nullcontext():
+            for member in ended:
+                self.pool.begin(member, None, reset=False)
             for member, position in running:
-                if member.ended:
-                    self.pool.begin(member, None, reset=False)
-                    continue
+                remote = member.remote
                 member.stepping = True
-                member.remote.record.steps_asked += member.lanes
-                member.remote.session.deadline = now + self.pool.timeout
+                remote.record.steps_asked += member.lanes
+                remote.session.deadline = deadline
                 if (request := written.get(position)) is not None:
-                    member.remote.send_step(request)
-                    continue
-                acted = self.pacer is not None and member.remote.realtime is not None
-                member.remote.step_columns(None if acted else columns, position)
+                    remote.send_step(request)
+                else:
+                    acted = self.pacer is not None and remote.realtime is not None
+                    remote.step_columns(None if acted else columns, position)
         if len(running) < len(self.pool.members) or self.pool.spares or self.pool.has_errors:
             self.pool.check_deadlines(now)
 
@@ -156,9 +168,9 @@ class Stepper:
         alike: dict[Any, list[tuple[Member, int]]] = {}
         if len(plan) > 1:
             for item in plan:
-                form = None if item[0].ended else item[0].remote.world.form
-                if form is not None:
-                    alike.setdefault(form, []).append(item)
+                world = item[0].remote.session.world
+                if world is not None and world.form is not None:
+                    alike.setdefault(world.form, []).append(item)
         written: dict[int, bytes] = {}
         for items in alike.values():
             if len(items) > 1:
@@ -198,7 +210,7 @@ class Stepper:
             )
         return self.take_results()
 
-    def begin_next(self, ended: Array) -> None:
+    def _begin_next(self, ended: Array) -> None:
         """Begin the next episode of slots that ended, in this very step."""
         for member in self.pool.members:
             chosen = ended[member.slots]
@@ -212,14 +224,35 @@ class Stepper:
                     settings["restart"] = pack_tensor(False)  # their next episodes run already
                 self.pool.begin(member, settings)
 
-    def finish_all(self, timeout: float) -> Results:
-        """Wait until every slot has an observation, but for those that are cut off in this very step.
+    def wait_for_all(self, timeout: float, *, same_step: bool = False) -> Results:
+        """Wait until every slot has an observation; one that was cut off in this very step gives its last one.
+
+        Args:
+            timeout: Seconds.
+            same_step: Whether slots whose episodes ended begin the next ones now, and are waited for:
+                `Results.begun` holds what they begin with.
 
         Raises:
-            RemoteTimeoutError: Some have none after `timeout` seconds; it names their URLs.
+            RemoteTimeoutError: Some have none after `timeout` seconds; it names their URLs. What has come is kept.
             EnvironmentFailedError: A remote environment fails in every attempt to reset it.
         """
+        results = self._stepped
+        if results is None:
+            results = self._gather_all(timeout)
+            results.fill_last()
+            if not same_step or not results.ended.any():
+                return results
+            self._begin_next(results.ended)
+            self._stepped = results  # for a wait that times out in between
+        begun = self._gather_all(timeout)
+        self._stepped = None
+        if begun.batch.truncations.any():  # a world was lost in between, with lanes that had not ended
+            begun.fill_last()
+            results.batch.truncations |= begun.batch.truncations & ~results.batch.terminations
+        results.begun = begun
+        return results
 
+    def _gather_all(self, timeout: float) -> Results:
         members = self.pool.members
         first = 0
 
@@ -255,7 +288,7 @@ class Stepper:
 
     def send(self, actions: Any, slots: Any) -> None:
         """Do what `RemoteVectorEnv.send` says."""
-        if not self.was_reset:
+        if not self.pool.started:
             raise ResetNeededError("expected reset() before the first send()")
         order = _checked_slots(slots, self.pool.num_envs)
         plan = self._plan(order)
@@ -289,7 +322,7 @@ class Stepper:
 
     def recv(self, at_least: int) -> Received:
         """Do what `RemoteVectorEnv.recv` says."""
-        if not self.was_reset:
+        if not self.pool.started:
             raise ResetNeededError("expected reset() before recv()")
         if not isinstance(at_least, (int, np.integer)) or isinstance(at_least, bool) or at_least < 1:
             raise SettingError(f"expected at_least to be a positive number of slots, got {at_least!r}")
@@ -376,27 +409,3 @@ def _checked_slots(slots: Any, num_envs: int) -> list[int]:
     if len(set(order)) != len(order) or min(order) < 0 or max(order) >= num_envs:
         raise SettingError(f"expected different slots from 0 to {num_envs - 1}, got {order}")
     return order
-
-
-def spread_seeds(seed: Any, num_envs: int) -> list[int | None]:
-    """Return a seed, or None, for each slot, by Gymnasium's rules."""
-    if seed is None:
-        return [None] * num_envs
-    if isinstance(seed, (int, np.integer)):
-        return [int(seed) + slot for slot in range(num_envs)]
-    seeds = list(seed)
-    if len(seeds) != num_envs:
-        raise SettingError(f"expected one seed for each of the {num_envs} slots, got {len(seeds)}")
-    return seeds
-
-
-def check_mask(mask: Any, num_envs: int) -> None:
-    """Check a reset mask as Gymnasium's vector environments do."""
-    if not isinstance(mask, np.ndarray):
-        raise TypeError(f"expected options['reset_mask'] to be a NumPy array, got {type(mask).__name__}")
-    if mask.shape != (num_envs,):
-        raise SettingError(f"expected options['reset_mask'] to have the shape ({num_envs},), got {mask.shape}")
-    if mask.dtype != np.bool_:
-        raise TypeError(f"expected options['reset_mask'] to be of bools, got {mask.dtype}")
-    if not mask.any():
-        raise SettingError(f"expected options['reset_mask'] to hold a True, got {mask}")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from gymnasium import Space
@@ -15,76 +13,40 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from bridge.client.conflict import ConflictDetector
-from bridge.client.connect import Transport, checked_transport
-from bridge.client.env import (
+from bridge.client.attributes import SlotAttributes
+from bridge.client.connect import Transport
+from bridge.client.endpoints import Directory, EndpointWatch, as_directory
+from bridge.client.env import remote_metadata, remote_spec
+from bridge.client.joining import join_directory, join_urls
+from bridge.client.options import (
     MAX_MESSAGE_BYTES,
     TIMEOUT,
+    RemoteOptions,
     Role,
     Wait,
-    call_results,
-    checked_timeout,
     given_options,
     is_perlert,
     refuse_unknown_keywords,
-    remote_metadata,
-    remote_spec,
 )
-from bridge.client.members import SPARE, Member
-from bridge.client.pool import Pool
-from bridge.client.reconnect import RemoteReport
-from bridge.client.remote import SlotState
+from bridge.client.placement import Placement
+from bridge.client.remote_record import RemoteReport
+from bridge.client.reports import remote_reports, seconds_away, slot_states
 from bridge.client.results import Results
-from bridge.client.session import property_value
 from bridge.client.stepper import Received, Stepper
+from bridge.client.turns import Turns
+from bridge.client.vector_pool import VectorPool
 from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.encoding.random_state import generator_of
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array
-from bridge.errors import (
-    AlreadyPendingError,
-    ClosedError,
-    Code,
-    NothingPendingError,
-    RefusedError,
-    RemoteTimeoutError,
-    SettingError,
-)
+from bridge.errors import Code, RefusedError, SettingError
 from bridge.forks import forget_in_child
-from bridge.logs import SafeLog
-from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.transport.credentials import ClientCredentials, Pem, TokenLike
+from bridge.transport.credentials import Pem, TokenLike
 
-__all__ = ["RemoteVectorEnv", "make_vec_remote"]
-
-# Seconds that `step` and `reset` wait where no slot has an observation: a loop over them does not spin.
-_PACE = 0.02
-_RESET_ATTEMPTS = 3
+__all__ = ["VECTOR_ENTRY_POINT", "RemoteVectorEnv", "make_vec_remote"]
 
 VECTOR_ENTRY_POINT = "bridge.wrappers.blocking_reset:make_blocking"
-
-_log = SafeLog(__name__)
-
-
-class _Turn(AbstractContextManager[None]):
-    """A call of a vector environment, during which there may be no other."""
-
-    def __init__(self, envs: RemoteVectorEnv, call: str, pending: str | None) -> None:
-        self._envs, self._call, self._pending = envs, call, pending
-
-    def __enter__(self) -> None:
-        self._envs.take_turn(self._call, self._pending)
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self._envs.end_turn()
-
-
-class _Gathering(_Turn):
-    """One that takes the answers of an asynchronous call."""
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self._envs.gathered(error)
-        self._envs.end_turn()
+"""What `gymnasium.make_vec(envs.spec)` calls."""
 
 
 class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
@@ -103,33 +65,13 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
     `slot_state`, an int64 array of `SlotState`.
 
     Args:
-        urls: A server's URL for each world; or one URL, of which as many worlds are made as `num_envs` asks for. A
-        world of N lanes
-            fills N slots.
+        urls: A server's URL for each world; or one URL, of which as many worlds are made as `num_envs` asks for; or a
+            directory, as for `make_vec_remote`. A world of N lanes fills N slots.
         num_envs: The number of slots; None: what the URLs give, a world each.
-        env_id: The environment, where a server has several.
-        env_kwargs: For the environment's constructor.
-        render_mode: The render mode to make it with.
-        agent: In a world of several agents, which of them each URL is joined as; with one URL and a list, a slot for
-            each agent of that list. The URLs name a world that exists, `?world=NAME`. None: the first that is free.
-        timeout: Seconds to wait for any answer.
-        max_message_bytes: The largest request or answer, in bytes.
-        transport: What to speak gRPC with: `http2`, our own HTTP/2, which is faster; or `grpcio`, the library, for
-            proxies and servers that our own does not get along with.
-        token: What the server wants to see; None: that of `token_file`, or else of the environment variable
-            `BRIDGE_TOKEN`.
-        token_file: A file that holds the token.
-        tls_ca: For `grpcs://`: the authorities of the server's certificate, the path or the bytes of a
-            PEM file; None: those of the system.
-        tls_certificate: For a server that asks for one: the client's certificate, PEM.
-        tls_key: The key of `tls_certificate`, PEM.
-        env: A function that makes the environment: sent to the server, which executes it if it was started with
-            `allow_env_factories=True`. `env_kwargs` are its arguments.
+        agent: In worlds of several agents, which of them each URL is joined as, as for `make_vec_remote`.
         spares: URLs of further servers, whose worlds stand ready and take over the slots of remotes that are lost.
             Where there are more `urls` than `num_envs`, those beyond are spares too.
-        role: In a real-time world: `player`, or `spectator`, whose actions and resets change nothing.
-        wait: In a real-time world: `now`, or `next_frame`, for one decision a frame.
-        diagnostics: In a real-time world: whether infos carry `latency` (U-11).
+        keywords: The others of `make_vec_remote`.
 
     Raises:
         AddressError: A URL cannot be read.
@@ -140,79 +82,52 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def __init__(
         self,
-        urls: str | Sequence[str],
+        urls: str | Sequence[str] | Directory,
         *,
         num_envs: int | None = None,
-        env_id: str | None = None,
-        env_kwargs: Mapping[str, Any] | None = None,
-        render_mode: str | None = None,
         agent: str | Sequence[str] | None = None,
-        timeout: float = TIMEOUT,
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
-        transport: Transport = "http2",
-        token: TokenLike | None = None,
-        token_file: str | os.PathLike[str] | None = None,
-        tls_ca: Pem | None = None,
-        tls_certificate: Pem | None = None,
-        tls_key: Pem | None = None,
-        env: Callable[..., Any] | None = None,
         spares: str | Sequence[str] = (),
-        role: Role | None = None,
-        wait: Wait | None = None,
-        diagnostics: bool = True,
+        **keywords: Any,
     ) -> None:
+        options = RemoteOptions(**keywords)
         self.closed = False
-        self._begin_anew()
-        self.pool = Pool(checked_timeout(timeout), max_message_bytes, checked_transport(transport))
+        self.pool = VectorPool(options.timeout, options.max_message_bytes, options.transport)
         """What waits for the remotes."""
-        credentials = ClientCredentials.of(
-            token=token, token_file=token_file, tls_ca=tls_ca, tls_certificate=tls_certificate, tls_key=tls_key
-        )
-        place = {"role": role, "wait": wait}
-
-        def request_for(url: str, agent: str | None = None) -> WorldRequest:
-            return WorldRequest.of(
-                url, env_id, render_mode, env_kwargs, agent, place, diagnostics, credentials=credentials, env=env
-            )
-
-        requests = [request_for(url, name) for url, name in with_agents(checked_urls(urls), agent)]
+        self._begin_anew()
+        directory = as_directory(urls)
         spares = [spares] if isinstance(spares, str) else list(spares)
-        world_info = self._connect(requests, [request_for(url) for url in spares], num_envs)
+        standing_by = [options.request(url) for url in spares]
+        if directory is not None:
+            placement = Placement(EndpointWatch(directory), options.request)
+            world_info = self._connect(lambda: join_directory(self.pool, placement, num_envs), standing_by)
+        else:
+            if not isinstance(urls, str):
+                urls = checked_urls(urls)
+            requests = [options.request(url, name) for url, name in with_agents(checked_urls(urls), agent)]
+            if isinstance(num_envs, int) and 0 < num_envs < len(requests):
+                requests, standing_by = requests[:num_envs], requests[num_envs:] + standing_by
+            world_info = self._connect(lambda: join_urls(self.pool, requests, num_envs), standing_by)
         self.metadata = {**remote_metadata(world_info), "autoreset_mode": AutoresetMode.NEXT_STEP}
-        self.render_mode = render_mode or world_info.render_mode
-        kwargs = {
-            "urls": urls if isinstance(urls, str) else list(urls),
-            "num_envs": self.num_envs,
-            "env_id": env_id,
-            "env_kwargs": env_kwargs,
-            "agent": agent if agent is None or isinstance(agent, str) else list(agent),
-            "timeout": timeout,
-            "max_message_bytes": max_message_bytes,
-            "transport": None if transport == "http2" else transport,
-            **credentials.keywords(),
-            "env": env,
-            "spares": spares or None,
-            **place,
-            "diagnostics": None if diagnostics else False,
-        }
-        given = {key: value for key, value in kwargs.items() if value is not None}
+        self.render_mode = options.render_mode or world_info.render_mode
+        given = {"urls": urls, "num_envs": self.num_envs, **options.keywords()}
+        if agent is not None:
+            given["agent"] = agent if isinstance(agent, str) else list(agent)
+        if spares:
+            given["spares"] = spares
         self.spec: EnvSpec | None = remote_spec(None, given, world_info, self.render_mode)
         self.spec.vector_entry_point = VECTOR_ENTRY_POINT
         self.spec.kwargs["vectorization_mode"] = "vector_entry_point"
         forget_in_child(self)
 
-    def _connect(
-        self, requests: list[WorldRequest], standing_by: list[WorldRequest], num_envs: int | None
-    ) -> WorldInfo:
+    def _connect(self, connect: Callable[[], None], standing_by: list[WorldRequest]) -> WorldInfo:
         """Join the worlds, and learn their spaces."""
-        if isinstance(num_envs, int) and 0 < num_envs < len(requests):
-            requests, standing_by = requests[:num_envs], requests[num_envs:] + standing_by
         try:
-            self.pool.connect_all(requests, num_envs)
-            for world_request in standing_by:
-                self.pool.add_spare(world_request)
+            with self.pool.turn:
+                connect()
+                for world_request in standing_by:
+                    self.pool.add_spare(world_request)
         except BaseException:
-            self.pool.close(0.5)
+            self.pool.close_all(0.5)
             raise
         world_info = self.pool.world_info()
         self.num_envs = self.pool.num_envs
@@ -229,7 +144,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy needs: its remotes connect anew in its first `reset`."""
-        return {key: value for key, value in self.__dict__.items() if key != "_conflicts"}
+        return {key: value for key, value in self.__dict__.items() if key not in ("_turns", "_attributes")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -244,14 +159,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """Have nothing pending, and no episodes."""
-        self._conflicts = ConflictDetector("vector environment")
-        self._pending: str | None = None
-        """The asynchronous call that was begun: `reset`, `step` or `call`."""
-        self._timed_out = False
-        """Whether a wait for it timed out."""
-
-    # Connecting
+        """Have no call pending."""
+        self._attributes = SlotAttributes(self.pool)
+        self._turns = Turns(self.pool.turn, self._attributes.abandon, closed=self.closed)
 
     # The contract of VectorEnv
 
@@ -268,8 +178,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         Returns:
             A tuple with an observation, or None, for each slot; and the infos.
         """
-        with self.exclusive("reset"):
-            self.begin_reset(seed, options)
+        with self._turns.exclusive("reset"):
+            self.stepper.begin_reset(seed, options)
             return self._as_universe(self.stepper.take_results())[::4]  # what comes from here on, the first step gives
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
@@ -290,31 +200,56 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         return self.step_wait()
 
     def reset_async(
-        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+        slot_options: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
-        """Send what `reset` sends; `reset_wait` gathers."""
-        with self.exclusive("reset"):
-            self.begin_reset(seed, options)
-            self._pending = "reset"
+        """Send what `reset` sends; `reset_wait` gathers. `slot_options` are further options of each slot's own."""
+        with self._turns.exclusive("reset", begins="reset"):
+            self.stepper.begin_reset(seed, options, slot_options)
 
     def reset_wait(self) -> tuple[Any, dict[str, Any]]:
         """Return what has come since `reset_async`."""
-        with self.exclusive("reset_wait", "reset"):
-            self._pending = None
+        with self._turns.waiting("reset"):
             self.pool.drain()
             return self._as_universe(self.stepper.take_results())[::4]
 
     def step_async(self, actions: Any) -> None:
         """Send what `step` sends; `step_wait` gathers."""
-        with self.exclusive("step"):
+        with self._turns.exclusive("step", begins="step"):
             self.stepper.begin_step(actions)
-            self._pending = "step"
 
     def step_wait(self) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Wait for the slots that are in an episode, each within `timeout`, and return what has come."""
-        with self.exclusive("step_wait", "step"):
-            self._pending = None
+        with self._turns.waiting("step"):
             return self._as_universe(self.stepper.finish_step())
+
+    def wait_for_all(
+        self, pending: Literal["reset", "step"], timeout: float | None = None, *, same_step: bool = False
+    ) -> Results:
+        """Wait, after `reset_async` or `step_async`, until every slot has an observation.
+
+        A slot whose remote was lost is truncated, with the last observation that it had. `BlockingReset` and
+        `SB3VecEnv` stand on this method.
+
+        Args:
+            pending: The asynchronous call.
+            timeout: Seconds; None: the environment's own timeout.
+            same_step: Whether slots whose episodes ended begin the next ones now; `Results.begun` holds what they
+                begin with.
+
+        Raises:
+            RemoteTimeoutError: A slot has no observation yet; this method can be called again, and goes on.
+            NothingPendingError: That call is not pending.
+        """
+        with self._turns.waiting(pending):
+            return self.stepper.wait_for_all(self.pool.timeout if timeout is None else timeout, same_step=same_step)
+
+    def cancel(self) -> None:
+        """Let the next `reset` give up an asynchronous call that is pending, without a wait for it."""
+        self._turns.cancel()
 
     def send(self, actions: Any, slots: Any = None) -> None:
         """Apply actions to some slots and return at once; `recv` takes the answers, whichever come first.
@@ -340,7 +275,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             AlreadyPendingError: A slot has an action already whose answer was not taken; nothing was sent.
             ResetNeededError: `reset` was never called.
         """
-        with self.exclusive("send"):
+        with self._turns.exclusive("send"):
             self.stepper.send(actions, slots)
 
     def recv(self, at_least: int = 1) -> Received:
@@ -358,149 +293,53 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             RemoteTimeoutError: Too few answered within `timeout` seconds; their answers stay for the next call.
             SettingError: Fewer answers are coming than `at_least`.
         """
-        with self.exclusive("recv"):
+        with self._turns.exclusive("recv"):
             return self.stepper.recv(at_least)
-
-    def exclusive(self, call: str, pending: str | None = None) -> AbstractContextManager[None]:
-        """Keep other threads out, and refuse a call out of turn.
-
-        Args:
-            call: The method's name.
-            pending: The asynchronous call that it must follow; None: none may be pending.
-        """
-        return _Turn(self, call, pending)
-
-    def gathering(self, pending: str) -> AbstractContextManager[None]:
-        """Gather what an asynchronous call asked for; after a timeout it stays pending, so `*_wait` can go on."""
-        return _Gathering(self, f"{pending}_wait", pending)
-
-    def take_turn(self, call: str, pending: str | None) -> None:
-        """Do what `exclusive` begins with."""
-        self._conflicts.__enter__()
-        try:
-            if self.closed:
-                raise ClosedError(f"{call} on a closed vector environment; make a new one")
-            if pending is None and self._pending is not None:
-                if not self._timed_out or (call != "reset" and self._pending != "call"):
-                    remedy = f"call {self._pending}_wait" + (" again, or reset" if self._timed_out else " first")
-                    raise AlreadyPendingError(f"{call} while a {self._pending} is pending; {remedy}", self._pending)
-                self._abandon()
-            elif self._pending != pending:
-                raise NothingPendingError(f"expected {pending}_async before {call}", str(pending))
-        except BaseException:
-            self.end_turn()
-            raise
-
-    def end_turn(self) -> None:
-        """Let other threads in."""
-        self._conflicts.__exit__(None, None, None)
-
-    def gathered(self, error: BaseException | None) -> None:
-        """Note how `gathering` ended."""
-        self._timed_out = isinstance(error, RemoteTimeoutError)
-        if not self._timed_out:
-            self._pending = None
-
-    def pend(self, call: str) -> None:
-        """Note that an asynchronous call was begun."""
-        self._pending = call
-
-    def cancel(self) -> None:
-        """Let a `reset` give up what is pending, without a wait for it."""
-        self._timed_out = self._pending is not None
-
-    def _abandon(self) -> None:
-        """Give up a call that timed out: what still comes of it belongs to nothing any more."""
-        self.pool.abandon_question()
-        self._pending, self._timed_out = None, False
-
-    def begin_reset(
-        self,
-        seed: int | Sequence[int | None] | None,
-        options: Mapping[str, Any] | None,
-        slot_options: Sequence[Mapping[str, Any]] | None = None,
-    ) -> None:
-        """Check and send the Resets, as `Stepper.begin_reset`."""
-        self.stepper.begin_reset(seed, options, slot_options)
-
-    @property
-    def pacer(self) -> Callable[[], None] | None:
-        """Called in each step between the sending of actions and the request for what came of them."""
-        return self.stepper.pacer
-
-    @pacer.setter
-    def pacer(self, pacer: Callable[[], None] | None) -> None:
-        self.stepper.pacer = pacer
 
     # The forms of results
 
-    def merged_infos(self, results: Results) -> dict[str, Any]:
-        """Return the infos by Gymnasium's rules: arrays over the slots with `_key` masks."""
-        return results.merged_infos()
-
     def _as_universe(self, results: Results) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         rows = tuple(results.row(slot) if results.valid[slot] else None for slot in range(self.num_envs))
-        infos = self.merged_infos(results)
+        infos = results.merged_infos()
         infos["n"] = tuple(results.own_infos())
         infos["slot_state"] = self.slot_states
-        if any(member.remote.record.away_since is not None for member in self.pool.members):
-            infos["seconds_away"] = self._seconds_away()
+        away = seconds_away(self.pool.members, self.num_envs)
+        if away is not None:
+            infos["seconds_away"] = away
         batch = results.batch
         return rows, batch.rewards, batch.terminations, batch.truncations, infos
 
     @property
     def slot_states(self) -> Array:
         """Where each slot is: an int64 array `(num_envs,)` of `SlotState`."""
-        states = np.empty(self.num_envs, np.int64)
-        for member in self.pool.members:
-            states[member.slots] = member.state
-            if member.state is SlotState.RUNNING and member.remote.realtime is not None:
-                resetting = member.remote.realtime.resetting
-                if resetting is not None:
-                    states[member.slots][resetting] = SlotState.RESETTING
-        return states
-
-    def _seconds_away(self) -> Array:
-        now, away = time.monotonic(), np.zeros(self.num_envs)
-        for member in self.pool.members:
-            since = member.remote.record.away_since
-            away[member.slots] = 0.0 if since is None else now - since
-        return away
+        return slot_states(self.pool.members, self.num_envs)
 
     def remotes(self) -> tuple[RemoteReport, ...]:
         """Say how each remote is, spares last: which are away, since when and why, and what that has cost."""
-        now = time.monotonic()
-        return tuple(
-            member.remote.record.report(
-                now,
-                member.remote.url,
-                () if member.start == SPARE else tuple(range(member.start, member.start + member.lanes)),
-                "spare" if member.start == SPARE and member.idle else member.state.name.lower(),
-            )
-            for member in (*self.pool.members, *self.pool.spares)
-        )
+        return remote_reports(self.pool.everybody())
 
     def wait_for_lanes(self) -> None:
         """Have real-time worlds of lanes answer only when every lane has an observation."""
-        self.pool.waits_for_lanes = True
-        for member in self.pool.members:
-            member.remote.session.wait_for_all()
+        self.pool.wait_for_lanes()
+
+    @property
+    def timeout(self) -> float:
+        """Seconds to wait for any answer."""
+        return self.pool.timeout
+
+    def _infos(self) -> list[WorldInfo | None]:
+        """Return what is known of each slot's world."""
+        return [member.remote.info for member in self.pool.member_at]
 
     @property
     def fps(self) -> float | None:
         """Frames a second of the real-time worlds, of the fastest where they differ; None: they wait for actions."""
-        rates = [
-            member.remote.info.fps for member in self.pool.members if member.remote.info and member.remote.info.fps
-        ]
-        return max(rates, default=None)
+        return max((info.fps for info in self._infos() if info and info.fps), default=None)
 
     @property
     def server_versions(self) -> tuple[str | None, ...]:
         """The version of each slot's server, None for one that is not ours (U-12)."""
-        versions = [(member.lanes, member.remote.info) for member in self.pool.members]
-        return tuple(
-            world_info.server_version if world_info else None for lanes, world_info in versions for _ in range(lanes)
-        )
+        return tuple(info.server_version if info else None for info in self._infos())
 
     def latency_summary(self) -> tuple[dict[str, Any], ...]:
         """Return for each remote `url`, and percentiles of `round_trip` and `observation_age` in seconds (U-11)."""
@@ -513,15 +352,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
     @property
     def urls(self) -> tuple[str, ...]:
         """The URL of each slot's remote."""
-        return tuple(member.remote.url for member in self.pool.members for _ in range(member.lanes))
+        return tuple(member.remote.url for member in self.pool.member_at)
 
     # Calls
-
-    def _ask_all(self, send: Callable[[Member], None], purpose: str) -> list[tuple[Member, pb.EnvironmentResponse]]:
-        """Send one request to every remote and wait for all answers."""
-        with self.exclusive(purpose):
-            self.pool.ask_members(purpose, self.pool.members, send)
-            return self.pool.replies()
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a public method of every environment, or read a public attribute; return a result a slot.
@@ -531,16 +364,14 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         """
         if name == "render" and not args and not kwargs:
             return self.render()
-        answers = self._ask_all(lambda member: member.remote.call(name, args, kwargs), f"call of {name}")
-        return tuple(result for member, message in answers for result in call_results(message, member.remote.url))
+        with self._turns.exclusive(f"call of {name}"):
+            self._attributes.begin_call(name, args, kwargs)
+            return self._attributes.call_results()
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Send what `call` sends; `call_wait` gathers."""
-        with self.exclusive("call"):
-            self.pool.ask_members(
-                f"call of {name}", self.pool.members, lambda member: member.remote.call(name, args, kwargs)
-            )
-            self._pending = "call"
+        with self._turns.exclusive("call", begins="call"):
+            self._attributes.begin_call(name, args, kwargs)
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Return the results of `call_async`, one a slot.
@@ -554,14 +385,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             RemoteTimeoutError: Some have not answered; it names their URLs.
             NothingPendingError: There was no `call_async`.
         """
-        with self.gathering("call"):
-            try:
-                answers = self.pool.replies(timeout)
-            except RemoteTimeoutError:
-                if self.pool.question is None:
-                    self._pending = None
-                raise
-            return tuple(result for member, message in answers for result in call_results(message, member.remote.url))
+        with self._turns.waiting("call", ends=lambda: not self._attributes.asking):
+            return self._attributes.call_results(timeout)
 
     def call_at(self, slots: Sequence[int], name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a public method in some slots alone, or read a public attribute; results in the order of `slots`.
@@ -570,33 +395,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             SettingError: A slot is out of range.
             RefusedError: As `call`; or the lanes of a world can only be called all together.
         """
-        lanes = self._lanes_of(slots)
-        with self.exclusive(f"call of {name}"):
-            self.pool.ask_members(
-                f"call of {name}",
-                [member for member in self.pool.members if member.start in lanes],
-                lambda member: member.remote.call(
-                    name, args, kwargs, () if len(lanes[member.start]) == member.lanes else lanes[member.start]
-                ),
-            )
-            answers = self.pool.replies()
-        found: dict[int, Any] = {}
-        for member, message in answers:
-            for lane, result in zip(lanes[member.start], call_results(message, member.remote.url), strict=True):
-                found[member.start + lane] = result
-        return tuple(found[slot] for slot in slots)
-
-    def _lanes_of(self, slots: Sequence[int]) -> dict[int, list[int]]:
-        """Return the lanes of each member, by its first slot, that are among some slots."""
-        for slot in slots:
-            if not 0 <= slot < self.num_envs:
-                raise SettingError(f"expected slots from 0 to {self.num_envs - 1}, got {slot!r}")
-        chosen = set(slots)
-        lanes = {
-            member.start: [lane for lane in range(member.lanes) if member.start + lane in chosen]
-            for member in self.pool.members
-        }
-        return {start: found for start, found in lanes.items() if found}
+        with self._turns.exclusive(f"call of {name}"):
+            return self._attributes.call_at(slots, name, args, kwargs)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Read a public attribute of every environment; the spaces and generators as copies."""
@@ -617,41 +417,25 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         items = list(values) if isinstance(values, (list, tuple)) else [values] * self.num_envs
         if len(items) != self.num_envs:
             raise SettingError(f"expected {self.num_envs} values, one for each slot, got {len(items)}")
-        self._ask_all(
-            lambda member: member.remote.write_property(f"world.attributes.{name}", items[member.slots]),
-            f"setting of {name}",
-        )
+        with self._turns.exclusive(f"setting of {name}"):
+            self._attributes.set(name, items)
 
     def set_attr_at(self, slots: Sequence[int], name: str, value: Any) -> None:
         """Set a public attribute of some slots to one value; the other lanes of their worlds keep theirs."""
-        lanes = self._lanes_of(slots)
-        partial = any(len(lanes[member.start]) < member.lanes for member in self.pool.members if member.start in lanes)
-        before = self.get_attr(name) if partial else (None,) * self.num_envs
+        before = self.get_attr(name) if self._attributes.splits_worlds(slots) else (None,) * self.num_envs
         items = [value if slot in set(slots) else before[slot] for slot in range(self.num_envs)]
-        with self.exclusive(f"setting of {name}"):
-            self.pool.ask_members(
-                f"setting of {name}",
-                [member for member in self.pool.members if member.start in lanes],
-                lambda member: member.remote.write_property(f"world.attributes.{name}", items[member.slots]),
-            )
-            self.pool.replies()
+        with self._turns.exclusive(f"setting of {name}"):
+            self._attributes.set(name, items, slots)
 
     def wrapper_classes(self) -> tuple[list[str], ...]:
         """Return the classes of each slot's wrappers as `module:name`, base classes too; none where nobody can tell."""
-        try:
-            answers = self._ask_all(lambda member: member.remote.read_property("world.wrappers"), "world.wrappers")
-        except RefusedError:
-            return ([],) * self.num_envs
-        names = [(member, property_value(message, member.remote.url, True)) for member, message in answers]
-        return tuple(found for member, found in names for _ in range(member.lanes))
+        with self._turns.exclusive("world.wrappers"):
+            return self._attributes.wrapper_classes()
 
     def _read_property(self, key: str) -> list[Any]:
         """Read a property that has a value for each lane; return one for each slot."""
-        answers = self._ask_all(lambda member: member.remote.read_property(key), key)
-        found: list[Any] = []
-        for member, message in answers:
-            found.extend(property_value(message, member.remote.url, True))
-        return found
+        with self._turns.exclusive(key):
+            return [value for _, found in self._attributes.read_property(key) for value in found]
 
     @property  # type: ignore[misc]
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
@@ -669,12 +453,12 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Leave the worlds and disconnect; worlds that were made for this environment go."""
-        with self._conflicts:
-            self.pool.close(2.0)
+        with self._turns.closing():
+            self.pool.close_all(2.0)
 
     def __del__(self) -> None:
         if "pool" in self.__dict__ and not self.closed:  # else __init__ was never called, or raised early
-            self.pool.close(0.0)
+            self.pool.close_all(0.0)
 
 
 def checked_urls(urls: Any) -> list[str]:
@@ -696,7 +480,7 @@ def with_agents(urls: list[str], agent: str | Sequence[str] | None) -> list[tupl
 
 
 def make_vec_remote(
-    urls: str | Sequence[str],
+    urls: str | Sequence[str] | Directory,
     *,
     num_envs: int | None = None,
     env_id: str | None = None,
@@ -730,16 +514,40 @@ def make_vec_remote(
         >>> observations.shape
         (3, 4)
 
-    `urls` holds a URL for each world, or is one URL of which `num_envs` slots are made. `perlert://` URLs are a slot
-    each and do not mix with others; they give a `bridge.perlert.PerlertVectorEnv`. The keywords are those of
-    `RemoteVectorEnv`; with `perlert://` URLs those of `bridge.perlert.PerlertVectorEnv` too.
+    Args:
+        urls: A server's URL for each world; or one URL, of which `num_envs` slots are made. A world of N lanes fills N
+            slots. Or a directory of servers that come and go, over which the worlds are spread: `file:///PATH`, a file
+            with a URL a line; `grpc+dns://HOST:PORT`, every address of a name; or an object with a method
+            `endpoints`, as `bridge.client.endpoints.Directory`. `perlert://` URLs are a slot each and do not mix with
+            others; they give a `bridge.perlert.PerlertVectorEnv`.
+        num_envs: The number of slots; None: what the URLs give, a world each.
+        env_id: The environment, where a server has several.
+        env_kwargs: Arguments of the environment's constructor.
+        render_mode: The render mode to make it with.
+        agent: In a world of several agents, which of them each URL is joined as; with one URL and a list, a slot for
+            each agent of that list. The URLs name a world that exists, `?world=NAME`. None: the first that is free.
+        timeout: Seconds to wait for any answer.
+        max_message_bytes: The largest request or answer, in bytes.
+        transport: What to speak gRPC with, as for `make_remote`.
+        token: The token that the servers expect, as for `make_remote`.
+        token_file: A file that holds the token.
+        tls_ca: For `grpcs://`: the authorities of the servers' certificates, as for `make_remote`.
+        tls_certificate: The client's certificate, PEM, for a server that asks for one.
+        tls_key: The key of `tls_certificate`, PEM.
+        env: A function that makes the environment, sent to the servers, as for `make_remote`.
+        spares: URLs of further servers, whose worlds stand ready and take over the slots of remotes that are lost.
+            Where there are more `urls` than `num_envs`, those beyond are spares too.
+        role: In a real-time world: `player`, or `spectator`, whose actions and resets change nothing.
+        wait: In a real-time world: `now`, or `next_frame`, for one decision a frame.
+        diagnostics: In a real-time world: whether infos carry `latency`.
+        perlert: With `perlert://` URLs: the keywords of `bridge.perlert.PerlertVectorEnv`.
 
     Raises:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError, SettingError: As `RemoteVectorEnv`.
         TypeError: There is no such keyword.
     """
     options = {key: value for key, value in locals().items() if key not in ("urls", "perlert")}
-    kinds = {is_perlert(url) for url in checked_urls(urls)}
+    kinds = {False} if as_directory(urls) is not None else {is_perlert(url) for url in checked_urls(urls)}
     if len(kinds) > 1:
         raise SettingError(f"expected perlert:// URLs alone or none of them, got a mixture: {urls!r:.200}")
     if kinds == {True}:
@@ -747,6 +555,6 @@ def make_vec_remote(
 
         # The declared type is that of every other URL; PerlertVectorEnv is this one's.
         given = given_options(make_vec_remote, options)
-        return PerlertVectorEnv(urls, **given, **perlert)  # type: ignore[return-value]
+        return PerlertVectorEnv(urls, **given, **perlert)  # type: ignore[return-value,arg-type]
     refuse_unknown_keywords("make_vec_remote", perlert)
     return RemoteVectorEnv(urls, **options)

@@ -218,6 +218,9 @@ class Layout:
         self.leaves = tuple(leaves)
         self.specs = tuple(leaf.lane_spec or leaf.spec for leaf in self.leaves)
         self.single = len(self.leaves) == 1 and not self.leaves[0].path
+        first = self.leaves[0] if self.single else None
+        self.is_array = first is not None and first.kind == "array" and first.spec.dtype == first.space.dtype
+        """Whether a sample is the very array of its tensor: `unpack` changes nothing."""
 
     def pack(self, sample: Any, *, rounding: bool = False) -> list[Array]:
         """Cut a sample, or a batch of `lanes` samples, into the arrays of its tensors.

@@ -90,9 +90,7 @@ class _Hole:
     most: int
     """The largest byte, where they are."""
     scalar: Callable[[Any], bytes] | None
-    """Makes the bytes of a Python float or bool; None: of none."""
-    number: Callable[[bytes | bytearray, int], Any] | None
-    """Reads a Python float or bool; None: it is another array."""
+    """Makes the bytes of a Python float or bool; None: it is another array."""
 
     def array(self, data: bytes | bytearray, start: int) -> Array:
         """Return the tensor, where the first constant is at `start`; it may share memory."""
@@ -102,19 +100,10 @@ class _Hole:
         return array.reshape(self.shape)
 
 
-def _read_float(data: bytes | bytearray, start: int) -> float:
-    number: float = _DOUBLE.unpack_from(data, start)[0]
-    return number
-
-
-def _read_bool(data: bytes | bytearray, start: int) -> bool:
-    return data[start] == 1
-
-
-# Scalars that are written from Python's own and read as such.
-_SCALARS: Mapping[str, tuple[Callable[[Any], bytes], Callable[[bytes | bytearray, int], Any]]] = {
-    np.dtype("<f8").str: (_DOUBLE.pack, _read_float),
-    np.dtype(np.bool_).str: (_SMALL.__getitem__, _read_bool),
+# Scalars that are written from Python's own float or bool, and read as such.
+_SCALARS: Mapping[str, Callable[[Any], bytes]] = {
+    np.dtype("<f8").str: _DOUBLE.pack,
+    np.dtype(np.bool_).str: _SMALL.__getitem__,
 }
 
 
@@ -140,19 +129,17 @@ class _Template:
             stored = spec.dtype if width else _BYTE
             most = 1 if spec.dtype.kind == "b" else 127
             kind = spec.dtype.str if spec.shape == () else ""
-            scalar, number = _SCALARS.get(kind, (None, None))
-            holes.append(
-                _Hole(before, offset, size, count, spec.shape, spec.dtype, stored, not width, most, scalar, number)
-            )
+            scalar = _SCALARS.get(kind)
+            holes.append(_Hole(before, offset, size, count, spec.shape, spec.dtype, stored, not width, most, scalar))
             offset += size
             before = shape
         self.holes = tuple(holes)
         self.tail = before
         self.size = offset + len(before)
         # A byte from 128 on would belong to a longer varint, and a bool is 0 or 1 when written by anybody sane.
-        self._many = [hole for hole in holes if hole.one_byte and hole.count > _MANY]  # looked at in another way
+        self.many = [hole for hole in holes if hole.one_byte and hole.count > _MANY]  # looked at in another way
         elements = (b"[\\x00-\\x%02x]" % hole.most if hole.one_byte and hole.count <= _MANY else b"." for hole in holes)
-        self._pattern = re.compile(
+        self.pattern = re.compile(
             b"".join(
                 re.escape(hole.before) + element + b"{%d}" % hole.size
                 for hole, element in zip(holes, elements, strict=True)
@@ -204,9 +191,11 @@ class _Template:
 
     def matches(self, data: bytes | bytearray, start: int) -> bool:
         """Whether the entries are in `data`, from `start` on, to the byte."""
-        if self._pattern.match(data, start) is None:
-            return False
-        for hole in self._many:
+        return self.pattern.match(data, start) is not None and self.many_match(data, start)
+
+    def many_match(self, data: bytes | bytearray, start: int) -> bool:
+        """Whether the holes that `pattern` does not look into hold elements that are written in one byte."""
+        for hole in self.many:
             stored = data[start + hole.offset : start + hole.offset + hole.size]
             if not stored.isascii() or (hole.dtype.kind == "b" and stored.translate(None, b"\0\1")):
                 return False
@@ -214,10 +203,18 @@ class _Template:
 
     def values(self, data: bytes | bytearray, start: int) -> list[Any]:
         """Return the tensors of a match as `read`, but those of one float or bool as Python's own."""
-        return [
-            hole.array(data, start) if hole.number is None else hole.number(data, start + hole.offset)
-            for hole in self.holes
-        ]
+        found: list[Any] = []
+        for hole in self.holes:  # in one function: it runs in each step of a single environment
+            if hole.scalar is None:
+                array = np.frombuffer(data, hole.stored, hole.count, start + hole.offset)
+                if hole.one_byte:
+                    array = array.view(hole.dtype) if hole.dtype.kind == "b" else array.astype(hole.dtype)
+                found.append(array.reshape(hole.shape))
+            elif hole.one_byte:
+                found.append(data[start + hole.offset] == 1)
+            else:
+                found.append(_DOUBLE.unpack_from(data, start + hole.offset)[0])
+        return found
 
     def read_many(self, answers: Sequence[StepAnswer]) -> list[Array]:
         """Return the tensors of matches of this template, stacked along a new first dimension."""
@@ -316,12 +313,16 @@ class StepCodec:
         if observations and observations[-1][1].shape == (-1,):
             self._info_uid = observations[-1][0]
             observations = observations[:-1]
+        self.has_info = self._info_uid > 0
+        """Whether the last observation is the info."""
         self._actions = _template(_REQUEST_ENTRY, actions)
         self._observations = _template(_RESPONSE_ENTRY, observations)
         # Two serialized messages in a row are their merged one.
         self._request_head = self.first + b"\x1a" + _varint(self._actions.size)
         self._request_size = len(self._request_head) + self._actions.size
         self._blank_request: Array = np.frombuffer(self._request_head + self._actions.blank(), _BYTE)
+        self.form: object = (self._request_head, self._actions)
+        """What two codecs have in common whose requests are written in the same way."""
         self._last_info = (b"", self._write_info(b""))
         self._last_size = (-1, b"")
 
@@ -337,11 +338,6 @@ class StepCodec:
             return None
         return cls(actions, observations)
 
-    @property
-    def has_info(self) -> bool:
-        """Whether the last observation is the info."""
-        return self._info_uid > 0
-
     def write_request(self, arrays: Sequence[Array]) -> bytes | None:
         """Return the Step with these actions; None: one has no fixed size, such as an integer over 127."""
         parts: list[bytes | memoryview] = [self._request_head]
@@ -350,11 +346,6 @@ class StepCodec:
     def write_requests(self, columns: Sequence[Array]) -> list[bytes] | None:
         """Return, for each row of the columns, the Step with these actions; None: `write_request` is to do it."""
         return self._actions.write_many(self._blank_request, columns)
-
-    @property
-    def form(self) -> tuple[bytes, object]:
-        """What two codecs have in common whose requests are written in the same way."""
-        return self._request_head, self._actions
 
     def read_request(self, data: bytes | bytearray) -> list[Array] | None:
         """Return the actions of a Step, sharing memory with `data`; None: protobuf must read it."""
@@ -402,14 +393,20 @@ class StepCodec:
         """Match a response; None: protobuf must read it."""
         if not data.startswith(b"\x1a"):
             return None
-        size, start = _read_varint(data, 1)
+        if len(data) > 1 and data[1] < 128:
+            size, start = data[1], 2
+        else:
+            size, start = _read_varint(data, 1)
         if start < 0 or start + size != len(data) or size < 2 + self._observations.size or data[start] != 8:
             return None
         state = data[start + 1]
         start += 2
-        if not 1 <= state <= 3 or not self._observations.matches(data, start):
+        template = self._observations
+        if not 1 <= state <= 3 or template.pattern.match(data, start) is None:
             return None
-        stop = start + self._observations.size
+        if template.many and not template.many_match(data, start):
+            return None
+        stop = start + template.size
         if not self._info_uid:
             return StepAnswer(data, start, state, None, self._observations) if stop == len(data) else None
         rest = bytes(memoryview(data)[stop:])

@@ -18,9 +18,10 @@ from google.protobuf.message import DecodeError
 from bridge.errors import TensorError
 from bridge.pb import bridge_pb2 as pb
 
-__all__ = ["decode", "encode", "encode_info", "from_value", "to_value"]
+__all__ = ["EMPTY_DICT", "decode", "encode", "encode_info", "from_value", "to_value"]
 
-_EMPTY_DICT = pb.Value(dict=pb.Value.Dict()).SerializeToString()
+EMPTY_DICT = pb.Value(dict=pb.Value.Dict()).SerializeToString()
+"""What `encode` gives for an empty dict."""
 # Dtype kinds whose elements are plain bytes: bool, integers, floats, complex, fixed text and bytes, dates and spans.
 _PLAIN_KINDS = "biufcUSMm"
 # What `numpy.dtype.str` gives for them; NumPy would evaluate other text.
@@ -51,7 +52,7 @@ def encode_info(info: Mapping[str, Any] | list[Mapping[str, Any]], warned: set[s
         warned: The paths that a warning was given for; grows.
     """
     if not info:
-        return _EMPTY_DICT
+        return EMPTY_DICT
     message = pb.Value()
     _fill(message, info, "info", 0, warned)
     return message.SerializeToString()
@@ -63,7 +64,7 @@ def decode(data: bytes) -> Any:
     Raises:
         TensorError: The bytes are not such a value.
     """
-    if data == _EMPTY_DICT:
+    if data == EMPTY_DICT:
         return {}
     try:
         message = pb.Value.FromString(data)

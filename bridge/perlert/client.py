@@ -26,6 +26,7 @@ from bridge.errors import (
 )
 from bridge.perlert import player
 from bridge.perlert.address import PerlertAddress, parse_perlert_address
+from bridge.perlert.player_run import Said, Stepped
 from bridge.perlert.protocol.cipher import ClientSeal, check_key
 from bridge.perlert.protocol.codec import Space, TextCodec
 from bridge.perlert.protocol.packet import MAX_MESSAGE, Slot, check_label
@@ -176,9 +177,9 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
         self._episode = False
         self._asked = False
         self._deadline = 0.0
-        self._held: list[player.Stepped] = []
+        self._held: list[Stepped] = []
         """Steps that came and whose rewards `step` has not returned."""
-        self._last: player.Stepped | None = None
+        self._last: Stepped | None = None
         self._told = Decimal(0)
         """The return that `step` has given out."""
         self._client = PerlertClient(
@@ -293,13 +294,13 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
         if time.monotonic() >= self._deadline:
             raise RemoteTimeoutError(self.url, f"{what} within the deadline: {self._client.player.waits_for()}")
 
-    def _events(self) -> list[player.Stepped]:
+    def _events(self) -> list[Stepped]:
         found = []
         while self._client.player.events:
             event = self._client.player.events.popleft()
-            if isinstance(event, player.Stepped):
+            if isinstance(event, Stepped):
                 found.append(event)
-            elif isinstance(event, player.Said):
+            elif isinstance(event, Said):
                 self.messages = [*self.messages[-99:], event.text]
         return found
 
@@ -417,7 +418,7 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
         terminated = self._last.done and not self._last.truncated
         return observation, reward, terminated, self._last.truncated, self._info(max(skipped, 0))
 
-    def _observation(self, step: player.Stepped) -> Any:
+    def _observation(self, step: Stepped) -> Any:
         try:
             return self._observations.decode(step.observation, check=False)
         except PacketError as error:

@@ -16,6 +16,7 @@ from bridge.errors import PacketError, RequestError, SettingError, UnsupportedSp
 from bridge.logs import SafeLog
 from bridge.perlert import lobby, rollout
 from bridge.perlert.guard import Address, Guard, GuardConfig
+from bridge.perlert.lobby_parts import Client, SlotConfig
 from bridge.perlert.protocol import packet, profile
 from bridge.perlert.protocol.codec import TextCodec
 from bridge.worlds.realtime.multi_agent import Frame, RealtimeMultiAgentWorld
@@ -97,8 +98,8 @@ class Instance:
         self._texts = {key: self._prepare(key) for key in agents}
         self._players = {key: world.enter(name) for key, name in self._names.items()}
         first = next(iter(agents))
-        slots = [lobby.SlotConfig(key, kind, bot=key in self._bots) for key, kind in agents.items()]
-        slots += [lobby.SlotConfig(f"spectator{i}", "spectator", watches=first) for i in range(spectators)]
+        slots = [SlotConfig(key, kind, bot=key in self._bots) for key, kind in agents.items()]
+        slots += [SlotConfig(f"spectator{i}", "spectator", watches=first) for i in range(spectators)]
         self.lobby = lobby.Lobby(
             header, slots, host.guard, policy=policy, config=lobby_config, offer=self._offer, moved=self._moved
         )
@@ -154,7 +155,7 @@ class Instance:
         if run.state is not rollout.State.RUNNING:
             self.tick()
 
-    def _moved(self, old: Address, client: lobby.Client | None) -> None:
+    def _moved(self, old: Address, client: Client | None) -> None:
         for run in self.rollouts():
             if client is not None:
                 run.move(old, client.address, client.token)
@@ -267,7 +268,7 @@ class Instance:
         """Take an action of a client; raises PacketError."""
         self._players[key].act(self._texts[key].actions.decode(text))
 
-    def _player(self, client: lobby.Client) -> rollout.Player:
+    def _player(self, client: Client) -> rollout.Player:
         watches = self.lobby.slots[client.key].watches
         return rollout.Player(
             client.address, watches or client.key, client.token, watches is not None, client.action_seq

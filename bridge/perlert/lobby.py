@@ -19,7 +19,7 @@ from bridge.perlert.guard import Address, Guard
 from bridge.perlert.lobby_parts import Board, Client, Countdown, Patience, SlotConfig, listed, missing
 from bridge.perlert.protocol import packet, profile
 
-__all__ = ["TRANSITIONS", "Client", "Event", "Lobby", "LobbyConfig", "Outgoing", "SlotConfig", "StartPolicy", "State"]
+__all__ = ["TRANSITIONS", "Event", "Lobby", "LobbyConfig", "Outgoing", "StartPolicy", "State"]
 
 Outgoing: TypeAlias = tuple[bytes, Address]
 

@@ -14,12 +14,12 @@ from collections import Counter, deque
 from bridge.errors import PacketError
 from bridge.perlert.guard import Address
 from bridge.perlert.lobby import Outgoing
-from bridge.perlert.player_run import LobbyChanged, PlayerEvent, PlayerRun, RunStarted, Said, Stepped
+from bridge.perlert.player_run import LobbyChanged, PlayerEvent, PlayerRun, RunStarted, Said
 from bridge.perlert.protocol import packet, profile
 from bridge.perlert.protocol.codec import parse_decimal
 from bridge.perlert.stats import Stats
 
-__all__ = ["TRANSITIONS", "Event", "LobbyChanged", "Player", "PlayerConfig", "RunStarted", "Said", "State", "Stepped"]
+__all__ = ["TRANSITIONS", "Event", "Player", "PlayerConfig", "State"]
 
 _MOST_SLOTS = 1024
 _MOST_EVENTS = 1024

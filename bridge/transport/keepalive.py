@@ -1,7 +1,7 @@
 """The thread that looks after connections while their owners do something else, such as training.
 
-It answers the signs of life that servers ask for, and asks for theirs. There is one for the process, and none while no
-connection needs it.
+It answers the keepalive pings of servers, sends ours, and lets pools reconnect what they lost. There is one for the
+process, and none while no connection needs it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def period() -> float:
 
 
 class _Pollable(Protocol):
-    def poll_nowait(self) -> None:
-        """Look after what is there, without waiting."""
+    def poll_nowait(self) -> float:
+        """Look after what is there, without waiting; return the seconds until the next look."""
 
 
 class _Keeper:
@@ -38,10 +38,14 @@ class _Keeper:
         self._change = threading.Condition()
         self._all: weakref.WeakSet[_Pollable] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
+        self._added = False
 
     def add(self, poller: _Pollable) -> None:
         with self._change:
+            if poller in self._all:
+                return
             self._all.add(poller)
+            self._added = True  # it may be due before the others are
             self._change.notify_all()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="bridge-keepalive", daemon=True)
@@ -60,20 +64,21 @@ class _Keeper:
         thread.join(2 * period())
 
     def _run(self) -> None:
+        wait = period()
         while True:
             with self._change:
-                self._change.wait_for(lambda: not self._all, period())
+                self._change.wait_for(lambda: not self._all or self._added, wait)
+                self._added = False
                 if not self._all:
                     self._thread = None
                     self._change.notify_all()
                     return
-            self._look()
+            wait = self._look()
 
-    def _look(self) -> None:
+    def _look(self) -> float:
         with self._change:
             everybody = tuple(self._all)
-        for poller in everybody:
-            poller.poll_nowait()
+        return min((poller.poll_nowait() for poller in everybody), default=period())
 
     def after_fork(self) -> None:
         """Begin anew in the forked process, where the thread is not."""

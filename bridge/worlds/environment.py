@@ -208,18 +208,18 @@ class LocalLane(LocalEnv):
 
     def __init__(self, vector: LocalVectorEnv, lane: int) -> None:
         self._vector, self._lane = vector, lane
-        self._executor, self._own_executor = vector._executor, False
+        self._executor, self._own_executor = vector._executor, False  # noqa: SLF001 - a part of it
         self.times = vector.times
         self.observation_space, self.action_space = vector.observation_space, vector.action_space
 
     @property
     def _env(self) -> Any:  # type: ignore[override]
-        vector = self._vector._env
+        vector = self._vector._env  # noqa: SLF001 - a part of it
         return None if vector is None else vector.envs[self._lane]
 
     @property
     def _closed(self) -> RequestError:  # type: ignore[override]
-        return self._vector._closed
+        return self._vector._closed  # noqa: SLF001 - a part of it
 
 
 class LocalVectorEnv(LocalBase[Any]):

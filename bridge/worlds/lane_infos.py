@@ -27,7 +27,7 @@ def collect_infos(env: VectorEnv[Any, Any, Any]) -> bool:
             infos[lane] = info
         return infos
 
-    env._add_info = keep  # type: ignore[method-assign,assignment]
+    env._add_info = keep  # type: ignore[method-assign,assignment]  # noqa: SLF001 - Gymnasium's hook for it
     return True
 
 
@@ -46,7 +46,7 @@ def join_infos(infos: Mapping[int, Mapping[str, Any]], lanes: int) -> dict[str, 
     joiner.num_envs = lanes
     joined: dict[str, Any] = {}
     for lane, info in infos.items():
-        joined = joiner._add_info(joined, dict(info), lane)
+        joined = joiner._add_info(joined, dict(info), lane)  # noqa: SLF001 - its rules are the ones to follow
     return joined
 
 

@@ -18,6 +18,8 @@ from typing import Any, Generic, Protocol, TypeVar
 __all__ = ["Executor", "Pending", "Runtime", "Scheduler", "Task", "Timer", "gather"]
 
 T = TypeVar("T")
+# Cancelled timers that may wait until they are due, however few timers there are.
+_MOST_CANCELLED = 100
 
 
 class Pending(Generic[T]):
@@ -75,14 +77,17 @@ class Pending(Generic[T]):
 class Timer:
     """A call that is due at some time; `cancel` keeps it from being made."""
 
-    __slots__ = ("callback",)
+    __slots__ = ("_scheduler", "callback")
 
-    def __init__(self, callback: Callable[[], None]) -> None:
+    def __init__(self, callback: Callable[[], None], scheduler: Scheduler) -> None:
         self.callback: Callable[[], None] | None = callback
+        self._scheduler = scheduler
 
     def cancel(self) -> None:
-        """Do not make the call."""
-        self.callback = None
+        """Do not make the call. May be called twice, or too late."""
+        if self.callback is not None:
+            self.callback = None
+            self._scheduler.timer_cancelled()
 
 
 class Task:
@@ -170,6 +175,7 @@ class Scheduler:
         self.timers: list[tuple[float, int, Timer]] = []
         """A heap of timers, some of them cancelled; the first is due first."""
         self._numbers = itertools.count()
+        self._cancelled = 0
         self.is_inside: Callable[[], bool] = lambda: False
         """Whether the calling thread is the one that calls the environments, and so must not wait for the scheduler."""
 
@@ -187,9 +193,17 @@ class Scheduler:
 
     def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
         """Call a function at a time, in seconds of `now()`."""
-        timer = Timer(callback)
+        timer = Timer(callback, self)
         heapq.heappush(self.timers, (when, next(self._numbers), timer))
         return timer
+
+    def timer_cancelled(self) -> None:
+        """Count a cancelled timer. Once most of many are, they are removed, long before they would have been due."""
+        self._cancelled += 1
+        if self._cancelled > _MOST_CANCELLED and 2 * self._cancelled > len(self.timers):
+            self.timers[:] = [item for item in self.timers if item[2].callback is not None]
+            heapq.heapify(self.timers)
+            self._cancelled = 0
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
         """Call a function after so many seconds."""
@@ -208,6 +222,7 @@ class Scheduler:
         timers = self.timers
         while timers and timers[0][2].callback is None:
             heapq.heappop(timers)
+            self._cancelled -= 1
         return timers[0][0] if timers else None
 
     def run(self) -> None:
@@ -217,7 +232,8 @@ class Scheduler:
                 break
             self.ready.popleft()()
         while (due := self.next_due()) is not None and due <= self.now():
-            callback = heapq.heappop(self.timers)[2].callback
+            timer = heapq.heappop(self.timers)[2]
+            callback, timer.callback = timer.callback, None  # so that `cancel` does not count it
             if callback is not None:
                 callback()
 

@@ -68,7 +68,7 @@ class Isolated:
         answer = await self.process.ask(b"c", request.SerializeToString(), f"call of {request.name}")
         return bridge_pb2.CallResponse.FromString(answer)
 
-    async def _ask(self, kind: bytes, payload: Any, where: str) -> Any:
+    async def ask(self, kind: bytes, payload: Any, where: str) -> Any:
         """Have the environment reset or stepped, and time it."""
         began = time.perf_counter()
         try:
@@ -106,13 +106,13 @@ class IsolatedLane:
 
     async def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, Any]:
         """Reset the environment; the infos of lanes are joined already."""
-        observation, info = await self._owner._ask(b"r", [self._lane, seed, options], "reset")
+        observation, info = await self._owner.ask(b"r", [self._lane, seed, options], "reset")
         return self._observations.unpack(observation), values.decode(info)
 
     async def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
         """Step the environment; the infos of lanes are joined already."""
         arrays = self._actions.pack(action, rounding=True)
-        observation, reward, terminated, truncated, info = await self._owner._ask(b"s", [self._lane, arrays], "step")
+        observation, reward, terminated, truncated, info = await self._owner.ask(b"s", [self._lane, arrays], "step")
         return self._observations.unpack(observation), reward, terminated, truncated, values.decode(info)
 
 
@@ -176,7 +176,7 @@ class IsolatedParallelEnv(Isolated):
 
     async def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any, list[Any]]:
         """Reset the environment; return observations and infos by agent, and the agents that are alive."""
-        parts = self._read(await self._ask(b"r", [seed, options], "reset"))
+        parts = self._read(await self.ask(b"r", [seed, options], "reset"))
         return parts[0], parts[4], parts[5]
 
     async def step(self, actions: Mapping[Any, Any]) -> tuple[Any, ...]:
@@ -185,7 +185,7 @@ class IsolatedParallelEnv(Isolated):
             [self._numbers[agent], self._layouts[agent][1].pack(action, rounding=True)]
             for agent, action in actions.items()
         ]
-        return self._read(await self._ask(b"s", packed, "step"))
+        return self._read(await self.ask(b"s", packed, "step"))
 
     def _read(self, answer: Any) -> tuple[Any, ...]:
         alive, rows = answer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from bridge.encoding.properties import ENCODED, TEXT, Property, PropertyTree
@@ -30,7 +30,7 @@ class Members:
         }
         """Observation and action space of each agent, by its name."""
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[str]:
         """Iterate over the names, in the environment's order."""
         return iter(self.ids)
 

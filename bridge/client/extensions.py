@@ -1,0 +1,49 @@
+"""Requests that travel in `EnvironmentRequest.extension`, and what their answers hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from bridge.encoding.names import PROPERTY_REQUEST_URL
+from bridge.encoding.properties import read_encoded
+from bridge.encoding.tensors import unpack_tensor
+from bridge.errors import PeerError, TensorError
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.pb import properties_pb2
+
+__all__ = ["extension", "property_request", "property_value"]
+
+
+def extension(url: str, body: Any) -> pb.EnvironmentRequest:
+    """Return a request that holds a message of an extension."""
+    request = pb.EnvironmentRequest()
+    request.extension.type_url = url
+    request.extension.value = body.SerializeToString()
+    return request
+
+
+def property_request(key: str) -> pb.EnvironmentRequest:
+    """Return the request for a property's value."""
+    body = properties_pb2.PropertyRequest(read_property=properties_pb2.ReadPropertyRequest(key=key))
+    return extension(PROPERTY_REQUEST_URL, body)
+
+
+def property_value(message: pb.EnvironmentResponse, url: str, encoded: bool) -> Any:
+    """Return the value that the answer to `property_request` holds.
+
+    Args:
+        message: The answer.
+        url: For the error.
+        encoded: Whether the property is of the values codec.
+
+    Raises:
+        PeerError: It cannot be read.
+    """
+    try:
+        response = properties_pb2.PropertyResponse.FromString(message.extension.value)
+        tensor = response.read_property.value
+        return read_encoded(tensor) if encoded else unpack_tensor(tensor)[()]
+    except (DecodeError, TensorError) as error:
+        raise PeerError(url, f"its property cannot be read: {error}") from error

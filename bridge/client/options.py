@@ -1,0 +1,150 @@
+"""The keywords that `make_remote`, `make_vec_remote` and `make_parallel_remote` have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias
+
+from bridge.client.connect import Transport, checked_transport
+from bridge.client.world_request import WorldRequest
+from bridge.errors import SettingError
+from bridge.transport.credentials import ClientCredentials, Pem, TokenLike
+
+__all__ = [
+    "MAX_MESSAGE_BYTES",
+    "TIMEOUT",
+    "RemoteOptions",
+    "Role",
+    "Wait",
+    "checked_timeout",
+    "given_options",
+    "is_perlert",
+    "refuse_unknown_keywords",
+]
+
+TIMEOUT = 60.0
+"""Seconds that a client waits for an answer by default."""
+MAX_MESSAGE_BYTES = 512 * 1024 * 1024
+"""Bytes in a request or answer that a client takes by default."""
+
+Role: TypeAlias = Literal["player", "spectator"]
+"""Who a client is in a real-time world."""
+Wait: TypeAlias = Literal["now", "next_frame"]
+"""What a real-time world waits for before it answers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoteOptions:
+    """Which environment to ask a server for, and how to speak with it.
+
+    Raises:
+        SettingError: A value is not one of those that it can be.
+    """
+
+    env_id: str | None = None
+    """The environment, where the server has several."""
+    env_kwargs: Mapping[str, Any] | None = None
+    """Arguments of the environment's constructor."""
+    render_mode: str | None = None
+    """The render mode to make it with."""
+    agent: str | None = None
+    """The agent to join as, in a world of several; None: the first that is free."""
+    timeout: float = TIMEOUT
+    """Seconds to wait for any answer."""
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    """The largest request or answer, in bytes."""
+    transport: Transport = "http2"
+    """`http2`, our own HTTP/2, which is faster; or `grpcio`, the library."""
+    token: TokenLike | None = None
+    """The token that the server expects; None: that of `token_file`, or of the variable `BRIDGE_TOKEN`."""
+    token_file: str | os.PathLike[str] | None = None
+    """A file that holds the token."""
+    tls_ca: Pem | None = None
+    """PEM, a path or bytes: the authorities of the server's certificate; None: those of the system."""
+    tls_certificate: Pem | None = None
+    """PEM: the client's certificate, for a server that asks for one."""
+    tls_key: Pem | None = None
+    """PEM: the key of `tls_certificate`."""
+    env: Callable[..., Any] | None = None
+    """A function that makes the environment, sent to the server; `env_kwargs` are its arguments."""
+    role: Role | None = None
+    """In a real-time world: `player`, or `spectator`, whose actions and resets change nothing."""
+    wait: Wait | None = None
+    """In a real-time world: `now`, or `next_frame`, for one decision a frame."""
+    diagnostics: bool = True
+    """In a real-time world: whether infos carry `latency` (U-11)."""
+    credentials: ClientCredentials = dataclasses.field(init=False, repr=False)
+    """What `token`, `token_file` and the TLS options hold."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "timeout", checked_timeout(self.timeout))
+        checked_transport(self.transport)
+        credentials = ClientCredentials.of(
+            token=self.token,
+            token_file=self.token_file,
+            tls_ca=self.tls_ca,
+            tls_certificate=self.tls_certificate,
+            tls_key=self.tls_key,
+        )
+        object.__setattr__(self, "credentials", credentials)
+        for name in ("token", "token_file"):  # kept where it does not print
+            object.__setattr__(self, name, None)
+
+    def request(self, url: str, agent: str | None = None) -> WorldRequest:
+        """Return the request for a world at `url`.
+
+        Args:
+            url: Where.
+            agent: The agent to join as; None: that of these options.
+
+        Raises:
+            AddressError: The URL cannot be read.
+            SettingError: It contradicts these options.
+        """
+        return WorldRequest.of(
+            url,
+            self.env_id,
+            self.render_mode,
+            self.env_kwargs,
+            agent or self.agent,
+            {"role": self.role, "wait": self.wait},
+            self.diagnostics,
+            credentials=self.credentials,
+            env=self.env,
+        )
+
+    def keywords(self) -> dict[str, Any]:
+        """Return the keywords that make equal options, but for defaults and `render_mode`; no token prints."""
+        found: dict[str, Any] = {"timeout": self.timeout, "max_message_bytes": self.max_message_bytes}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.init and field.name != "render_mode" and value is not field.default:
+                found[field.name] = value
+        return {**found, **self.credentials.keywords()}
+
+
+def given_options(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of a call that differ from their defaults."""
+    parameters = inspect.signature(function).parameters
+    return {key: value for key, value in options.items() if value is not parameters[key].default}
+
+
+def refuse_unknown_keywords(function: str, keywords: Mapping[str, Any]) -> None:
+    """Raise TypeError, as Python does, where there are any."""
+    for name in keywords:
+        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+
+
+def is_perlert(url: Any) -> bool:
+    """Tell whether a URL is of the datagram protocol, which has environments of its own."""
+    return isinstance(url, str) and url.strip().startswith("perlert://")
+
+
+def checked_timeout(timeout: Any) -> float:
+    """Return a timeout in seconds, or raise SettingError where it is none."""
+    if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or not timeout > 0:
+        raise SettingError(f"expected timeout to be a positive number of seconds, got {timeout!r}")
+    return float(timeout)
