@@ -360,13 +360,6 @@ class Lobby:
         if client is not None:
             client.part, client.told = 0, self._board.version
 
-    def _tell_all(self, now: float, out: list[Outgoing]) -> None:
-        for client in self.clients.values():
-            if client.told != self._board.version:
-                self._inform(client.address, now, out, client)
-        self._informed = self._board.version
-        self._told_at = now
-
     def say(self, text: str, now: float) -> list[Outgoing]:
         """Send a message for people to every registered client."""
         out: list[Outgoing] = []
@@ -413,7 +406,10 @@ class Lobby:
         starting = self.state is State.COUNTDOWN and self._countdown.is_over(now)
         # The lobby is told before the start, in a storm too; otherwise at most every `coalesce` seconds.
         if self._behind() and (starting or now >= self._told_at + self.config.coalesce):
-            self._tell_all(now, out)
+            for client in self.clients.values():
+                if client.told != self._board.version:
+                    self._inform(client.address, now, out, client)
+            self._informed, self._told_at = self._board.version, now
         said: str | None
         if starting:
             self._follow(Event.COUNTDOWN_OVER)
@@ -490,6 +486,5 @@ class Lobby:
         for client in self.clients.values():
             client.ready = False
             client.heard = now  # the time to say that it is ready again
-        if self.clients:
-            self._board.alter()
+        self._board.alter()
         return self.tick(now)
