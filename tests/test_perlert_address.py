@@ -4,7 +4,7 @@ import pytest
 
 from bridge.errors import AddressError
 from bridge.perlert.address import parse_perlert_address
-from bridge.perlert.packet import Header
+from bridge.perlert.protocol.packet import Header
 
 
 def test_a_url_says_host_port_and_instance():

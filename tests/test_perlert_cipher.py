@@ -5,18 +5,25 @@ import pytest
 pytest.importorskip("cryptography")
 
 from bridge.errors import SettingError
-from bridge.perlert.cipher import OVERHEAD, ClientSeal, ServerSeal, check_key
-from bridge.perlert.packet import MAX_DATAGRAM, MAX_MESSAGE
+from bridge.perlert.protocol import cipher
+from bridge.perlert.protocol.cipher import OVERHEAD, UP_OVERHEAD, ClientSeal, ServerSeal, check_key
+from bridge.perlert.protocol.packet import MAX_DATAGRAM, MAX_MESSAGE
 
 KEY = b"0123456789abcdef"
 ANN, EVE = ("10.0.0.1", 1), ("10.0.0.2", 2)
 
 
-def joined(key=KEY, address=ANN):
-    server, client = ServerSeal(KEY), ClientSeal(key)
+def shake(server, client, address=ANN):
+    """Let a client's HELLO be answered."""
     opened = server.open(client.hello(), address)
     assert opened.message is None
     client.open(opened.reply)
+    assert not client.wants_hello
+
+
+def joined(key=KEY, address=ANN):
+    server, client = ServerSeal(KEY), ClientSeal(key)
+    shake(server, client, address)
     return server, client
 
 
@@ -25,10 +32,25 @@ def test_messages_pass_both_ways_and_are_not_readable():
     server, client = joined()
     sealed = client.seal(b"city:7;lobby")
     assert b"city" not in sealed
-    assert len(sealed) == len(b"city:7;lobby") + OVERHEAD
+    assert len(sealed) == len(b"city:7;lobby") + UP_OVERHEAD
     assert server.open(sealed, ANN).message == b"city:7;lobby"
-    assert client.open(server.seal(b"city:7;registered=agent0", ANN)) == b"city:7;registered=agent0"
+    answer = server.seal(b"city:7;registered=agent0", ANN)
+    assert len(answer) == len(b"city:7;registered=agent0") + OVERHEAD
+    assert client.open(answer) == b"city:7;registered=agent0"
     assert MAX_MESSAGE + OVERHEAD <= MAX_DATAGRAM
+
+
+def test_a_datagram_of_one_port_opens_at_no_other_one():
+    # The run is in the authenticated data, so nothing of one run is taken in another.
+    server, client = joined()
+    assert server.open(client.seal(b"city:7;lobby"), ANN).message
+    action = client.seal(b"city:7;action=1", 40000)
+    for port in (None, 40001):
+        assert server.open(action, ANN, port).message is None
+    assert server.open(action, ANN, 40000).message == b"city:7;action=1"
+    step = server.seal(b"x", ANN, 40000)
+    assert client.open(step, 40001) is None
+    assert client.open(step, 40000) == b"x"
 
 
 def test_nothing_is_taken_twice_and_order_does_not_matter():
@@ -60,7 +82,7 @@ def test_a_changed_datagram_is_dropped_and_costs_its_number_nothing():
     assert server.open(sealed, ANN).message == b"city:7;lobby"
 
 
-def test_without_the_key_nothing_is_answered():
+def test_without_the_key_nothing_is_opened():
     server = ServerSeal(KEY)
     for datagram in (
         ClientSeal(b"another key, 16b").hello(),
@@ -68,11 +90,12 @@ def test_without_the_key_nothing_is_answered():
         b"",
         b"\x01",
         b"\x02" * 60,
-        b"\x03" * 60,
+        b"\x03" * 48,
         os.urandom(99),
     ):
         opened = server.open(datagram, ANN)
-        assert (opened.message, opened.reply) == (None, None)
+        assert opened.message is None
+        assert opened.reply is None or datagram[:1] == b"\x03"
 
 
 def test_what_was_recorded_does_not_open_after_a_restart_or_elsewhere():
@@ -91,35 +114,95 @@ def test_what_was_recorded_does_not_open_after_a_restart_or_elsewhere():
     assert [server.open(server.seal(b"x", ANN), ANN).message for _ in range(5)] == [None] * 5
 
 
-def test_a_hello_again_leaves_the_connection_as_it_is():
+def test_old_connections_of_an_address_are_never_opened_again():
+    server, client = joined()
+    hello, first = client.hello(), [client.seal(b"%d" % number) for number in range(5)]
+    assert server.open(first[0], ANN).message == b"0"
+    again = ClientSeal(KEY)
+    shake(server, again)
+    assert server.open(again.seal(b"new"), ANN).message == b"new"
+    server.open(hello, ANN)
+    for sealed in first:  # those that never came, too
+        assert server.open(sealed, ANN).message is None
+    assert server.open(again.seal(b"newer"), ANN).message == b"newer"
+
+
+def test_hellos_that_come_again_change_nothing():
     server, client = joined()
     hello = client.hello()
     assert server.open(client.seal(b"1"), ANN).message == b"1"
-    other = ClientSeal(KEY)
-    server.open(other.hello(), ANN)
-    server.open(hello, ANN)
+    for _ in range(10):
+        client.open(server.open(ClientSeal(KEY).hello(), ANN).reply)
+        client.open(server.open(hello, ANN).reply)
     assert server.open(client.seal(b"2"), ANN).message == b"2"
     assert client.open(server.seal(b"3", ANN)) == b"3"
+    # Nor in the midst of another handshake.
+    other = ClientSeal(KEY)
+    reply = server.open(other.hello(), ANN).reply
+    server.open(hello, ANN)
+    other.open(reply)
+    assert server.open(other.seal(b"4"), ANN).message == b"4"
+
+
+def test_a_server_that_began_anew_has_its_clients_say_hello_again():
+    server, client = joined()
+    assert server.open(client.seal(b"1"), ANN).message == b"1"
+    restarted = ServerSeal(KEY)
+    refused = restarted.open(client.seal(b"2"), ANN)
+    assert refused.message is None
+    assert len(refused.reply) <= 3 * len(client.seal(b"2"))
+    client.open(refused.reply)
+    assert client.wants_hello
+    shake(restarted, client)
+    assert restarted.open(client.seal(b"3"), ANN).message == b"3"
+    assert client.open(restarted.seal(b"4", ANN)) == b"4"
+
+
+def test_a_rejection_that_is_old_or_forged_changes_nothing():
+    _, client = joined()
+    restarted = ServerSeal(KEY)
+    old = restarted.open(client.seal(b"x"), ANN).reply
+    client.open(old)
+    shake(restarted, client)
+    client.open(old)
+    assert not client.wants_hello
+    # Of something that the client never sent:
+    client.open(restarted.open(b"\x03" + os.urandom(60), ANN).reply)
+    client.open(b"\x05" + os.urandom(44))
+    assert not client.wants_hello
 
 
 def test_a_client_that_comes_again_from_the_same_port_gets_a_new_connection():
     server, client = joined()
     assert server.open(client.seal(b"1"), ANN).message == b"1"
     again = ClientSeal(KEY)
-    again.open(server.open(again.hello(), ANN).reply)
+    shake(server, again)
     assert server.open(again.seal(b"2"), ANN).message == b"2"
     assert again.open(server.seal(b"3", ANN)) == b"3"
     assert server.open(client.seal(b"4"), ANN).message is None
 
 
+def test_a_connection_that_was_forgotten_is_not_opened_by_what_was_recorded(monkeypatch):
+    monkeypatch.setattr(cipher, "_MAX_CONNECTIONS", 2)
+    server, client = joined()
+    recorded = client.seal(b"1")
+    assert server.open(recorded, ANN).message == b"1"
+    for number in range(2):
+        other = ClientSeal(KEY)
+        shake(server, other, ("10.0.0.9", number))
+        assert server.open(other.seal(b"x"), ("10.0.0.9", number)).message == b"x"
+    assert server.seal(b"x", ANN) is None
+    assert server.open(recorded, ANN).message is None
+
+
 def test_a_forged_challenge_is_not_taken():
     client = ClientSeal(KEY)
     client.open(b"\x02" + os.urandom(60))
-    assert not client.ready
+    assert client.wants_hello
     other = ClientSeal(KEY)
     challenge = ServerSeal(KEY).open(other.hello(), ANN).reply
     client.open(challenge)
-    assert not client.ready
+    assert client.wants_hello
     assert client.seal(b"x") is None
 
 

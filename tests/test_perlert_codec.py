@@ -8,16 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import InvalidActionError, PacketError, UnsupportedSpaceError
-from bridge.perlert.codec import (
-    TextCodec,
-    decimal_text,
-    default_action,
-    parse_decimal,
-    space_from_text,
-    space_to_text,
+from bridge.perlert.protocol.codec import TextCodec, decimal_text, parse_decimal
+from bridge.perlert.protocol.profile import (
+    Claim,
+    Extra,
+    action_text,
+    extra_text,
+    format_tag,
+    offer_text,
+    parse_extra,
+    parse_offer,
+    parse_tag,
+    spaces_text,
+    split_action,
 )
-from bridge.perlert.profile import Extra, extra_text, offer_text, parse_extra, parse_offer, split_action, split_tag
 
+TOKEN = "00ff00ff00ff"
 SPACES = [
     spaces.Box(-1, 1, (3,)),
     spaces.Box(np.array([-4.8, -np.inf], np.float32), np.array([4.8, np.inf], np.float32)),
@@ -167,8 +173,9 @@ def test_a_space_without_a_text_form_is_refused_with_the_remedy(space):
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_a_space_travels_as_text_exactly(space):
-    back = space_from_text(space_to_text(space))
+def test_a_space_travels_in_an_offer_exactly(space):
+    offer = parse_offer(offer_text(TOKEN, fps=30.0, decimals=6, spaces=spaces_text(space, spaces.Discrete(3))))
+    back = offer.observation_space
     assert back == space
     assert type(back) is type(space)
     if isinstance(space, spaces.Box):
@@ -179,53 +186,53 @@ def test_a_space_travels_as_text_exactly(space):
         assert list(back.spaces) == list(space.spaces)
 
 
+BOX = '{"type":"Box","shape":%s,"dtype":%s,"low":%s,"high":1,"bounded_below":true,"bounded_above":true}'
+
+
 @pytest.mark.parametrize(
     "text",
     [
-        "",
         "{}",
         "[]",
-        "null",
-        '{"box":[1000000000],"low":0,"high":1}',
-        '{"box":[2],"low":[0],"high":1}',
-        '{"discrete":0}',
-        '{"discrete":"x"}',
-        '{"multi_discrete":[]}',
-        '{"multi_binary":-1}',
-        '{"box":[2],"low":"nan","high":1}',
-        '{"dict":[]}',
-        '{"discrete":2,"dtype":"object"}',
-        '{"dict":' * 9 + '{"discrete":2}' + "}" * 9,
+        "7",
+        BOX % ("[100000000]", '"float32"', "0"),
+        BOX % ("[2]", '"float32"', "[0]"),
+        BOX % ("[2]", '"float32"', '"nan"'),
+        BOX % ("[2]", '"V100000000"', "0"),
+        BOX % ("[1,1,1,1,1,1,1,1,1]", '"float32"', "0"),
+        '{"type":"Discrete","n":0,"start":0,"dtype":"int64"}',
+        '{"type":"Discrete","n":"x","start":0,"dtype":"int64"}',
+        '{"type":"Discrete","n":2,"start":0,"dtype":"object"}',
+        '{"type":"MultiBinary","n":-1}',
+        '{"type":"MultiBinary","n":1000000000}',
+        '{"type":"MultiDiscrete","shape":[0],"dtype":"int64","nvec":[],"start":[]}',
+        '{"type":"Text","min_length":0,"max_length":1000000,"charset":"a"}',
+        '{"type":"Dict","sort_keys":true,"spaces":[]}',
+        '{"type":"Dict","sort_keys":true,"spaces":' * 99 + "[]" + "}" * 99,
     ],
 )
-def test_a_peers_text_that_is_no_space_is_refused(text):
-    with pytest.raises(PacketError):
-        space_from_text(text)
-
-
-@pytest.mark.parametrize("space", SPACES, ids=str)
-def test_the_default_action_is_in_the_space(space):
-    assert space.contains(default_action(space))
-
-
-def test_the_default_action_is_the_nearest_to_zero():
-    assert default_action(spaces.Box(2, 3, (1,))) == 2
-    assert default_action(spaces.Discrete(3, start=5)) == 5
+def test_a_peers_text_that_is_no_space_is_refused_and_takes_no_memory(text):
+    assert parse_offer(f'bridge/1 {{"token":"{TOKEN}","observation":{text}}}') is None
 
 
 def test_the_profiles_fields_read_back():
-    offer = parse_offer(
-        offer_text("00ff00ff00ff", fps=30.0, decimals=6, spaces=(spaces.Box(-1, 1, (2,)), spaces.Discrete(3)))
-    )
-    assert (offer.token, offer.fps, offer.decimals, offer.complete) == ("00ff00ff00ff", 30.0, 6, True)
+    told = spaces_text(spaces.Box(-1, 1, (2,)), spaces.Discrete(3))
+    offer = parse_offer(offer_text(TOKEN, seq=7, slot="agent0", fps=30.0, decimals=6, spaces=told))
+    assert (offer.token, offer.seq, offer.slot, offer.fps, offer.decimals) == (TOKEN, 7, "agent0", 30.0, 6)
     assert (offer.observation_space, offer.action_space) == (spaces.Box(-1, 1, (2,)), spaces.Discrete(3))
-    assert not parse_offer(offer_text("00ff00ff00ff")).complete
-    extra = Extra(3, 4, 5, Decimal("-1.25"), "truncated", "00ff00ff00ff")
+    assert parse_offer(offer_text(TOKEN)).fps is None
+    extra = Extra(TOKEN, 3, 4, 5, Decimal("-1.25"), "truncated")
     assert parse_extra(extra_text(extra)) == extra
-    assert split_tag("joe+b1") == ("joe", True, None)
-    assert split_tag("joe+b1.00ff") == ("joe", True, "00ff")
-    assert split_tag("joe") == ("joe", False, None)
-    assert split_action("00ff00ff00ff,7,1,2") == ("00ff00ff00ff", 7, "1,2")
+    for claim in (
+        Claim("joe"),
+        Claim("joe", True),
+        Claim("joe", True, TOKEN, 7, "r"),
+        Claim("", True, TOKEN, 7, "l", "ff00ff00ff00"),
+    ):
+        assert parse_tag(format_tag(claim)) == claim
+    assert parse_tag("joe+b1.00ff.1.r") == Claim("joe+b1.00ff.1.r")
+    assert len(format_tag(Claim("x" * 23, True, TOKEN, 10**9 - 1, "r", TOKEN)).encode()) <= 64
+    assert split_action(action_text(TOKEN, 40000, 7, "1,2")) == (TOKEN, 40000, 7, "1,2")
     assert split_action("1,2") is None
 
 
@@ -233,7 +240,7 @@ def test_the_profiles_fields_read_back():
 def test_no_text_of_a_peer_raises_out_of_the_profile(text):
     parse_extra(text)
     split_action(text)
-    split_tag(text)
+    parse_tag(text)
     parse_offer(text)
     parse_offer("bridge/1 {" + text)
     parse_offer('bridge/1 {"token":"00ff00ff","observation":' + text + "}")

@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge.perlert import guard, lobby, packet, player, rollout
+from bridge.perlert import guard, lobby, player, rollout
+from bridge.perlert.protocol import packet
 
 DOCS = Path(__file__).parent.parent / "docs" / "perlert.md"
 

@@ -1,8 +1,8 @@
 """The draft's example session, and clients written from the draft alone: plain UDP sockets, nothing of ours."""
 
 import re
-import socket
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,11 +10,15 @@ from gymnasium import spaces
 
 from bridge.perlert import LobbyConfig, PerlertEnv, serve_perlert
 from bridge.perlert.guard import Guard
-from bridge.perlert.lobby import Lobby, SlotConfig, State
-from bridge.perlert.packet import Header
-from bridge.perlert.player import Player, Stepped
+from bridge.perlert.lobby import Lobby, State
+from bridge.perlert.lobby_parts import SlotConfig
+from bridge.perlert.player import Player
+from bridge.perlert.player_run import Stepped
+from bridge.perlert.protocol.packet import Header, parse_client
 from bridge.perlert.rollout import Player as Seated
 from bridge.perlert.rollout import Result, Rollout, RolloutConfig
+from tests import draft_peers
+from tests.draft_peers import PlainClient, PlainServer
 
 # Figure 1 of draft-perlert-wg-00: (from the client?, datagram)
 SESSION = [
@@ -41,7 +45,7 @@ LOBBY, ROLLOUT = ("10.0.0.2", 32322), ("10.0.0.2", 32323)
 def test_the_drafts_example_session_runs_datagram_for_datagram_on_the_server():
     # P-7 asks for one datagram that the figure leaves out: the lobby, after the registration.
     guard = Guard()
-    lobby = Lobby(H, [SlotConfig("agent0", "citizen", bot=True)], guard, new_token=lambda: "0" * 12)
+    lobby = Lobby(H, [SlotConfig("agent0", "citizen", bot=True)], guard)
     run = None
     answers = []
     frames = [("45", 0), ("47", 0), ("48", 1), ("49", 0), ("51", 1)]
@@ -50,10 +54,15 @@ def test_the_drafts_example_session_runs_datagram_for_datagram_on_the_server():
         if from_client:
             assert answers == [], "the server says nothing else"
             now += 0.5
-            out = (run or lobby).receive(text.encode(), CLIENT, now)
+            if run is None:
+                assert guard.heard(CLIENT, text.encode(), now)
+                out = lobby.handle(parse_client(text.encode()), CLIENT, len(text), now)
+            else:
+                out = run.receive(text.encode(), CLIENT, now)
             if lobby.state is State.STARTING:
                 out += lobby.started(32323, now)
-                run = Rollout(H, guard, lambda key, action: action, config=RolloutConfig(fps=1), now=now)
+                acted = {}
+                run = Rollout(H, 32323, guard, acted.__setitem__, config=RolloutConfig(fps=1), now=now)
                 run.join(Seated(CLIENT, "agent0"), now)
             answers = [datagram.decode() for datagram, address in out if address == CLIENT]
             if "register=" in text:
@@ -62,8 +71,7 @@ def test_the_drafts_example_session_runs_datagram_for_datagram_on_the_server():
         if run is not None and not answers:
             stamp = int(text.split(":")[2])
             observation, reward = frames.pop(0)
-            assert run.frame_due(stamp / 1000)
-            assert run.actions() == {"agent0": "walk"}
+            assert acted == {"agent0": "walk"}
             out = run.frame({"agent0": Result(observation, reward, terminated=not frames)}, stamp / 1000)
             # STEP: constant in the figure, counted by us.
             answers = [re.sub(r"^(city:7:\d+):\d+;", r"\1:0;", datagram.decode()) for datagram, _ in out]
@@ -95,57 +103,6 @@ def test_the_drafts_example_session_runs_datagram_for_datagram_on_the_client():
         ("51", 1, True),
     ]
     assert steps[-1].ret == 2
-
-
-class PlainClient:
-    """What somebody would write who has read the draft and nothing else."""
-
-    def __init__(self, port, header, key, tag):
-        self.lobby, self.header, self.key, self.tag = ("127.0.0.1", port), header, key, tag
-        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self.socket.bind(("127.0.0.1", 0))
-        self.socket.settimeout(30.0)
-        self.steps = []
-        self.lobbies = []
-
-    def say(self, text, address=None):
-        self.socket.sendto(f"{self.header};{text}".encode(), address or self.lobby)
-
-    def hear(self, *starts):
-        while True:
-            data, source = self.socket.recvfrom(2048)
-            text = data.decode("utf-8")
-            head, _, body = text.partition(";")
-            if "=open," in body or "=close," in body:
-                self.lobbies.append(body)
-                if "lobby" in starts:
-                    return head, body, source
-            for start in starts:
-                if body.startswith(start):
-                    assert source[1] == self.lobby[1] or start == "obs="  # P-12
-                    return head, body, source
-
-    def play(self, policy):
-        self.say("lobby")
-        assert f"{self.key}=open" in self.hear("lobby")[1]
-        self.say(f"register={self.key},{self.tag}")
-        self.hear("registered=" + self.key)
-        self.say(f"ready={self.key},true")
-        _, body, _ = self.hear("start=port:")
-        rollout = ("127.0.0.1", int(body.removeprefix("start=port:")))
-        self.say(f"action={policy(None)}", rollout)
-        while True:
-            head, body, source = self.hear("obs=")
-            assert source == rollout  # P-13
-            fields = dict(field.partition("=")[::2] for field in body.split(";"))
-            observation = [float(number) for number in fields["obs"].split(",")]
-            self.steps.append((int(head.split(":")[3]), observation, float(fields["reward"]), fields["done"]))
-            if fields["done"] == "true":
-                return sum(reward for _, _, reward, _ in self.steps)
-            self.say(f"action={policy(observation)}", rollout)
-
-    def close(self):
-        self.socket.close()
 
 
 def test_a_client_written_from_the_draft_alone_plays_cartpole():
@@ -264,42 +221,12 @@ def test_a_real_pettingzoo_environment_is_played_by_two_clients_of_ours():
 
 
 def test_our_client_plays_on_a_server_that_knows_the_draft_only():
-    """A server as plain as can be, for one client."""
-    server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    rollout = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    for sock in server, rollout:
-        sock.bind(("127.0.0.1", 0))
-        sock.settimeout(30.0)
-    actions = []
-
-    def serve():
-        ready, tag = "not_ready", None
-        while True:
-            data, client = server.recvfrom(512)
-            body = data.decode().partition(";")[2]
-            if body.startswith("register="):
-                tag, ready = body.partition(",")[2], "not_ready"
-                server.sendto(b"city:7;registered=agent0", client)
-            elif body.startswith("ready="):
-                ready = "ready" if body.endswith("true") else "not_ready"
-            status = f"close,citizen,{tag},{ready}" if tag else "open,citizen,cpu,ready"
-            server.sendto(f"city:7;agent0={status}".encode(), client)
-            if ready == "ready":
-                break
-        server.sendto(f"city:7;start=port:{rollout.getsockname()[1]}".encode(), client)
-        for number in range(5):
-            data, client = rollout.recvfrom(512)
-            actions.append(data.decode())
-            done = "true" if number == 4 else "false"
-            rollout.sendto(
-                f"city:7:{1590853116323 + number}:0;obs={number},0.5;reward=1.5;done={done}".encode(), client
-            )
-
-    thread = threading.Thread(target=serve)
+    server = PlainServer("city:7")
+    thread = threading.Thread(target=server.serve)
     thread.start()
     try:
         env = PerlertEnv(
-            f"perlert://127.0.0.1:{server.getsockname()[1]}/city:7",
+            f"perlert://127.0.0.1:{server.port}/city:7",
             observation_space=spaces.Box(-10, 10, (2,)),
             action_space=spaces.Box(-10, 10, (2,)),
         )
@@ -313,13 +240,31 @@ def test_our_client_plays_on_a_server_that_knows_the_draft_only():
         thread.join(10.0)
     finally:
         server.close()
-        rollout.close()
     assert not thread.is_alive()
     assert observation.tolist() == [4.0, 0.5]
     assert total == info["return"] == 7.5
     assert info["ack"] is None
-    assert actions[0] == "city:7;action=0,0"
-    assert actions[1] == "city:7;action=5,6.78"
+    assert server.actions[0] == "city:7;action=0,0"
+    assert server.actions[1] == "city:7;action=5,6.78"
+
+
+def test_a_plain_client_plays_on_a_plain_server():
+    server = PlainServer("city:7")
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    client = PlainClient(server.port, "city:7", "agent0", "patrick")
+    try:
+        assert client.play(lambda seen: "5,6.78") == 7.5
+        thread.join(10.0)
+    finally:
+        client.close()
+        server.close()
+
+
+def test_the_peers_of_these_tests_import_nothing_of_the_package():
+    source = Path(draft_peers.__file__).read_text()
+    names = re.findall(r"^\s*(?:import|from) ([a-z_.]+)", source, re.M)
+    assert names == ["socket"]
 
 
 def test_the_lobbys_port_answers_while_and_after_a_run():

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import PacketError
-from bridge.perlert.packet import (
+from bridge.perlert.protocol.packet import (
     MAX_MESSAGE,
     RESERVED_KEYS,
     Action,

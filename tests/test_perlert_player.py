@@ -1,10 +1,12 @@
+import re
 from decimal import Decimal
 
 import pytest
 
 from bridge.perlert import player as module
-from bridge.perlert.packet import Header, parse_client
-from bridge.perlert.player import LobbyChanged, Player, PlayerConfig, RunStarted, Said, State, Stepped
+from bridge.perlert.player import Player, PlayerConfig, State
+from bridge.perlert.player_run import LobbyChanged, RunStarted, Said, Stepped
+from bridge.perlert.protocol.packet import Header, parse_client
 
 H = Header("city", 7)
 SERVER = ("192.0.2.1", 32322)
@@ -45,7 +47,7 @@ def test_a_client_asks_registers_is_ready_and_acts_at_once():
     player.receive(MINE % b"ready", SERVER, 0.3)
     player.receive(b"city:7;message=Simulation will start...", SERVER, 0.3)
     assert sent(player.receive(b"city:7;start=port:32323", SERVER, 0.4), ROLLOUT) == ["city:7;action=0"]
-    assert [type(event) for event in player.events] == [LobbyChanged, LobbyChanged, Said, RunStarted]
+    assert [type(event) for event in player.events] == [LobbyChanged, Said, RunStarted]
 
 
 @pytest.mark.parametrize("until", ["slots", "registered", "confirmed", "started"])
@@ -148,24 +150,125 @@ def test_done_is_delivered_exactly_once():
     assert player.wake() == float("inf")
 
 
+TOKEN = "00112233aabb"
+
+
+def offered(**settings):
+    """A client of ours that has registered with its token."""
+    player = make(use_profile=True, **settings)
+    player.tick(0.0)
+    player.receive(OPEN, SERVER, 0.0)
+    player.receive(f'city:7;message=bridge/1 {{"token":"{TOKEN}"}}'.encode(), SERVER, 0.1)
+    player.receive(b"city:7;registered=agent0", SERVER, 0.2)
+    told = f'{{"token":"{TOKEN}","seq":1,"slot":"agent0","fps":30.0,"decimals":6}}'
+    player.receive(f"city:7;message=bridge/1 {told}".encode(), SERVER, 0.2)
+    return player
+
+
+def in_run(**settings):
+    player = offered(**settings)
+    player.receive(MINE % b"ready", SERVER, 0.3)
+    player.receive(b"city:7;start=port:32323", SERVER, 0.4)
+    assert player.state is State.JOINING
+    return player
+
+
+def test_a_client_of_ours_registers_with_its_token_and_says_there_that_it_is_ready():
+    player = make(use_profile=True)
+    player.tick(0.0)
+    assert sent(player.receive(OPEN, SERVER, 0.0)) == ["city:7;register=agent0,joe+b1"]
+    out = player.receive(f'city:7;message=bridge/1 {{"token":"{TOKEN}"}}'.encode(), SERVER, 0.1)
+    assert sent(out) == [f"city:7;register=agent0,joe+b1.{TOKEN}.1.w"]
+    player.receive(b"city:7;registered=agent0", SERVER, 0.2)
+    told = f'{{"token":"{TOKEN}","seq":1,"slot":"agent0","fps":30.0,"decimals":6}}'
+    out = player.receive(f"city:7;message=bridge/1 {told}".encode(), SERVER, 0.2)
+    assert sent(out) == [f"city:7;register=agent0,joe+b1.{TOKEN}.2.r"]
+    assert not player.plain
+    assert player.token == TOKEN
+
+
+def test_a_server_that_confirms_before_it_told_a_token_is_a_plain_one():
+    player = make(use_profile=True)
+    player.tick(0.0)
+    player.receive(OPEN, SERVER, 0.0)
+    out = player.receive(b"city:7;registered=agent0", SERVER, 0.1)
+    assert player.plain
+    assert sent(out) == ["city:7;ready=agent0,true"]
+
+
+def test_a_tag_is_a_hint_and_the_confirmation_is_the_proof():
+    player = offered()
+    assert player.state is State.WAITING
+    # Another client of the same tag in the slot, and our registrations are no longer confirmed.
+    for now in (1.0, 2.0, 3.0):
+        player.receive(MINE % b"ready", SERVER, now)
+        assert player.state is State.WAITING
+    player.receive(MINE % b"ready", SERVER, 3.5)
+    assert player.state is State.REGISTERING
+    player.receive(MINE % b"ready", SERVER, 7.0)
+    assert player.waits_for() == "no slot is open"
+
+
 def test_returns_of_lost_steps_are_recovered_from_the_profile():
-    player = playing(use_profile=True)
-    player.offer = module.profile.Offer("00112233aabb", complete=True)
+    player = in_run()
     for number, ret, sent_count in ((0, "0", 1), (1, "0.1", 2), (5, "-3.7", 6), (9, "2.25", 10)):
-        player.receive(step(number, extra=f";extra=ack:{number},got:3,sent:{sent_count},ret:{ret}"), ROLLOUT, 1.0)
+        extra = f";extra=token:{TOKEN},ack:3,got:3,sent:{sent_count},ret:{ret}"
+        player.receive(step(number, extra=extra), ROLLOUT, 1.0)
     assert [s.reward for s in stepped(player)] == [Decimal(r) for r in ("0", "0.1", "-3.8", "5.95")]
     assert player.stats.lost == 6
 
 
-def test_actions_are_numbered_and_carry_the_token_and_the_round_trip_is_measured():
-    player = playing(use_profile=True)
-    player.receive(step(0, extra=";extra=ack:0,got:0,sent:1,ret:0,token:00112233aabb"), ROLLOUT, 1.0)
-    assert sent(player.act("5", 2.0), ROLLOUT) == [f"city:7;action=00112233aabb,{player.seq},5"]
-    player.receive(step(1, extra=f";extra=ack:{player.seq},got:1,sent:2,ret:0"), ROLLOUT, 2.25)
+def test_actions_carry_token_run_and_number_and_the_round_trip_is_measured_to_the_arrival():
+    player = in_run()
+    extra = f";extra=token:{TOKEN},ack:%d,got:0,sent:%d,ret:0"
+    player.receive(step(0, extra=extra % (0, 1)), ROLLOUT, 1.0)
+    assert sent(player.act("5", 2.0), ROLLOUT) == [f"city:7;action={TOKEN},32323,{player.seq},5"]
+    # It lay in the buffer for 30 s, because the agent thought.
+    player.receive(step(1, extra=extra % (player.seq, 2)), ROLLOUT, 32.25, 2.25)
     assert player.stats.rtt_last == pytest.approx(0.25)
     first = player.seq
-    player.act("6", 3.0)
+    player.act("6", 33.0)
     assert player.seq == first + 1
+
+
+def test_nobody_who_does_not_know_the_token_ends_an_episode():
+    player = in_run()
+    player.receive(step(0, extra=f";extra=token:{TOKEN},ack:0,got:0,sent:1,ret:0"), ROLLOUT, 1.0)
+    player.receive(step(1, done="true"), ROLLOUT, 1.1)
+    player.receive(step(1, done="true", extra=";extra=token:" + "f" * 12 + ",ack:0,got:0,sent:1,ret:0"), ROLLOUT, 1.2)
+    assert player.state is State.PLAYING
+    assert player.stats.stale == 2
+    # Nor is another token taken, as long as the server is there.
+    player.receive(b'city:7;message=bridge/1 {"token":"ffffffffffff"}', SERVER, 1.3)
+    assert player.token == TOKEN
+
+
+def test_a_server_that_began_anew_has_told_another_token():
+    player = offered()
+    for now in (1.0, 2.0):
+        player.receive(b'city:7;message=bridge/1 {"token":"ffffffffffff"}', SERVER, now)
+        assert player.token == TOKEN
+    out = player.receive(b'city:7;message=bridge/1 {"token":"ffffffffffff"}', SERVER, 4.0)
+    assert player.token == "ffffffffffff"
+    assert any("+b1.ffffffffffff." in text for text in sent(out))
+
+
+def test_a_client_that_leaves_says_so_with_its_token():
+    player = in_run()
+    out = sent(player.leave())
+    assert len(out) == 2
+    assert all(re.fullmatch(rf"city:7;register=agent0,joe\+b1\.{TOKEN}\.\d+\.l", text) for text in out)
+
+
+def test_what_a_hostile_server_tells_is_bounded():
+    player = make()
+    player.tick(0.0)
+    for number in range(3000):
+        slots = ";".join(f"a{number}_{i}=open,k,x,ready" for i in range(40))
+        player.receive(f"city:7;{slots}".encode(), SERVER, 0.0)
+        player.receive(f"city:7;message={number}".encode(), SERVER, 0.0)
+    assert len(player.slots) <= 1024
+    assert len(player.events) <= 1024
 
 
 def test_a_plain_servers_client_sends_plain_actions():

@@ -5,8 +5,8 @@ import pytest
 from bridge.errors import PacketError, SettingError
 from bridge.perlert import rollout as module
 from bridge.perlert.guard import Guard, GuardConfig
-from bridge.perlert.packet import Header, parse_server
-from bridge.perlert.profile import parse_extra
+from bridge.perlert.protocol.packet import Header, parse_server
+from bridge.perlert.protocol.profile import parse_extra
 from bridge.perlert.rollout import Player, Result, Rollout, RolloutConfig, State
 
 H = Header("city", 7)
@@ -20,8 +20,19 @@ def decode(key, text):
     return int(text)
 
 
+class Recorded(Rollout):
+    """A rollout that keeps the newest action of each slot."""
+
+    def __init__(self, *arguments, **settings):
+        self.acted = {}
+        super().__init__(*arguments, self._keep, **settings)
+
+    def _keep(self, key, text):
+        self.acted[key] = decode(key, text)
+
+
 def make(*players, now=0.0, guard=None, **config):
-    run = Rollout(H, Guard(guard), decode, config=RolloutConfig(**config), epoch=1_000_000.0, now=now)
+    run = Recorded(H, 40000, Guard(guard), config=RolloutConfig(**config), epoch=1_000_000.0, now=now)
     for player in players or (Player(ANN, "agent0"),):
         run.join(player, now)
     return run
@@ -30,7 +41,6 @@ def make(*players, now=0.0, guard=None, **config):
 def begin(run, now=0.0):
     for address in run.players:
         run.receive(b"city:7;action=0", address, now)
-    assert run.frame_due(now)
 
 
 def steps(out, address=ANN):
@@ -41,7 +51,6 @@ def frames(run, count, *, fps, start=0.0, reward=1.0, last=False):
     out = []
     for number in range(count):
         now = start + number / fps
-        assert run.frame_due(now + 1e-6)
         done = last and number == count - 1
         out += run.frame({"agent0": Result(str(number), reward, terminated=done)}, now)
     return out
@@ -50,16 +59,16 @@ def frames(run, count, *, fps, start=0.0, reward=1.0, last=False):
 def test_the_last_valid_action_is_fed_until_a_new_one_comes():
     # P-27
     run = make()
-    assert run.actions() == {}
+    assert run.acted == {}
     run.receive(b"city:7;action=walk", ANN, 0.0)
-    assert run.actions() == {}
+    assert run.acted == {}
     assert run.counts["invalid action"] == 1
     run.receive(b"city:7;action=3", ANN, 0.1)
     for now in (0.2, 5.0):
         run.receive(b"city:7;action=walk", ANN, now)
-        assert run.actions() == {"agent0": 3}
+        assert run.acted == {"agent0": 3}
     run.receive(b"city:7;action=4", ANN, 6.0)
-    assert run.actions() == {"agent0": 4}
+    assert run.acted == {"agent0": 4}
 
 
 def test_several_clients_act_in_one_simulation_each_in_its_slot():
@@ -68,9 +77,8 @@ def test_several_clients_act_in_one_simulation_each_in_its_slot():
     run.receive(b"city:7;action=1", ANN, 0.0)
     run.receive(b"city:7;action=2", BOB, 0.0)
     run.receive(b"city:7;action=9", FAR, 0.0)
-    assert run.actions() == {"agent0": 1, "agent1": 2}
+    assert run.acted == {"agent0": 1, "agent1": 2}
     assert run.counts["not in this run"] == 1
-    assert run.frame_due(0.0)
     out = run.frame({"agent0": Result("a", 1), "agent1": Result("b", 2, terminated=True)}, 0.0)
     assert [(s.observation, s.reward, s.done) for s in steps(out, ANN)] == [("a", "1", False)]
     assert [(s.observation, s.reward, s.done) for s in steps(out, BOB)] == [("b", "2", True)]
@@ -81,7 +89,7 @@ def test_the_same_address_with_another_port_is_nobody():
     # P-11: a client is known by its source port.
     run = make()
     run.receive(b"city:7;action=3", (ANN[0], ANN[1] + 1), 0.0)
-    assert run.actions() == {}
+    assert run.acted == {}
 
 
 def test_steps_are_numbered_from_zero_and_stamped_in_milliseconds():
@@ -123,8 +131,7 @@ def test_rewards_of_steps_that_were_not_sent_are_in_the_next_one():
 
 
 def test_a_step_that_the_byte_budget_held_back_is_rewarded_later():
-    run = make(Player(FAR, "agent0"), gather=0.0, fps=10)
-    assert run.frame_due(0.0)
+    run = make(Player(FAR, "agent0"), fps=10)
     assert run.frame({"agent0": Result("1", 5.0)}, 0.0) == []
     run.receive(b"city:7;action=1", FAR, 0.05)
     (step,) = steps(run.frame({"agent0": Result("2", 2.0)}, 0.1), FAR)
@@ -201,46 +208,76 @@ def test_the_end_waits_for_the_rate_and_is_sent_then():
 def test_only_newer_actions_with_the_right_token_are_applied():
     run = make(Player(ANN, "agent0", token=TOKEN))
     for seq, value in ((3, 30), (2, 20), (3, 31), (5, 50), (4, 40)):
-        run.receive(f"city:7;action={TOKEN},{seq},{value}".encode(), ANN, 0.0)
-    assert run.actions() == {"agent0": 50}
+        run.receive(f"city:7;action={TOKEN},40000,{seq},{value}".encode(), ANN, 0.0)
+    assert run.acted == {"agent0": 50}
     assert run.counts["stale action"] == 3
     # Injected without the token, or replayed from another run's token:
-    for text in ("7", "ffffffffffff,9,7", f"{TOKEN},x,7", f"{TOKEN},9"):
+    for text in ("7", "ffffffffffff,40000,9,7", f"{TOKEN},40000,x,7", f"{TOKEN},9", f"{TOKEN},9,7"):
         run.receive(f"city:7;action={text}".encode(), ANN, 0.0)
-    assert run.actions() == {"agent0": 50}
-    assert run.counts["action without token"] == 4
+    assert run.acted == {"agent0": 50}
+    assert run.counts["action without token"] == 5
 
 
 def test_an_invalid_action_is_not_acknowledged_and_the_last_one_stays():
     # P-27
     run = make(Player(ANN, "agent0", token=TOKEN))
-    run.receive(f"city:7;action={TOKEN},1,5".encode(), ANN, 0.0)
-    run.receive(f"city:7;action={TOKEN},2,walk".encode(), ANN, 0.0)
-    assert run.actions() == {"agent0": 5}
-    assert run.frame_due(0.0)
+    run.receive(f"city:7;action={TOKEN},40000,1,5".encode(), ANN, 0.0)
+    run.receive(f"city:7;action={TOKEN},40000,2,walk".encode(), ANN, 0.0)
+    assert run.acted == {"agent0": 5}
     (step,) = steps(run.frame({"agent0": Result("1", 0)}, 0.0))
     extra = parse_extra(step.extra)
     assert (extra.ack, extra.got, extra.sent) == (1, 2, 1)
 
 
-def test_a_plain_client_gets_no_extra_and_a_client_of_ours_its_token_until_it_uses_it():
+def test_a_plain_client_gets_no_extra_and_a_client_of_ours_its_token_with_the_counts():
     # P-25
     run = make(Player(ANN, "agent0"), Player(BOB, "agent0", token=TOKEN))
-    begin(run)
+    run.receive(b"city:7;action=0", ANN, 0.0)
+    run.receive(f"city:7;action={TOKEN},40000,1,walk".encode(), BOB, 0.0)
     out = run.frame({"agent0": Result("1", 2.5)}, 0.0)
     assert steps(out, ANN)[0].extra is None
-    assert steps(out, BOB)[0].extra == f"ack:0,got:0,sent:1,ret:2.5,token:{TOKEN}"
-    run.receive(f"city:7;action={TOKEN},1,5".encode(), BOB, 0.0)
+    assert steps(out, BOB)[0].extra == f"token:{TOKEN},ack:0,got:1,sent:1,ret:2.5"
+    run.receive(f"city:7;action={TOKEN},40000,1,5".encode(), BOB, 0.0)
     out = run.frame({"agent0": Result("1", 0.25, truncated=True)}, 1.0)
-    assert steps(out, BOB)[0].extra == "ack:1,got:1,sent:2,ret:2.75,end:truncated"
+    assert steps(out, BOB)[0].extra == f"token:{TOKEN},ack:1,got:2,sent:2,ret:2.75,end:truncated"
+
+
+def test_an_action_of_another_run_is_not_applied():
+    run = make(Player(ANN, "agent0", token=TOKEN, seq=7))
+    run.receive(f"city:7;action={TOKEN},39999,8,5".encode(), ANN, 0.0)
+    assert run.counts["action of another run"] == 1
+    run.receive(f"city:7;action={TOKEN},40000,7,5".encode(), ANN, 0.0)
+    assert run.counts["stale action"] == 1
+    assert run.acted == {}
+    run.receive(f"city:7;action={TOKEN},40000,8,5".encode(), ANN, 0.0)
+    assert run.acted == {"agent0": 5}
+
+
+def test_a_contact_without_the_token_is_none():
+    run = make(Player(ANN, "agent0", token=TOKEN), abandoned=60.0)
+    for datagram in (b"city:7;lobby", b"city:7;action=5", b"city:7;action=" + b"0" * 12 + b",40000,9,5"):
+        run.receive(datagram, ANN, 30.0)
+    player = run.players[ANN]
+    assert (player.here, player.heard) == (False, 0.0)
+
+
+def test_a_client_that_leaves_ends_no_other_ones_run_and_its_slot_is_the_servers():
+    run = make(Player(ANN, "agent0"), Player(BOB, "agent1"))
+    begin(run)
+    assert run.leave(BOB) == "agent1"
+    assert run.taken() == {"agent0"}
+    assert run.state is State.RUNNING
+    run.leave(ANN)
+    assert run.state is State.LINGERING
+    run.tick(0.0)
+    assert run.state is State.CLOSED
 
 
 def test_a_spectators_actions_are_ignored_and_it_sees_the_steps():
     run = make(Player(ANN, "agent0"), Player(BOB, "agent0", watching=True))
     run.receive(b"city:7;action=1", ANN, 0.0)
     run.receive(b"city:7;action=2", BOB, 0.0)
-    assert run.actions() == {"agent0": 1}
-    assert run.frame_due(0.0)
+    assert run.acted == {"agent0": 1}
     assert steps(run.frame({"agent0": Result("1", 1)}, 0.0), BOB)[0].reward == "1"
 
 
@@ -250,35 +287,6 @@ def test_who_joins_late_is_not_rewarded_for_what_was_before():
     frames(run, 3, fps=10, reward=1.0)
     run.join(Player(BOB, "agent0", watching=True), 0.25)
     assert steps(run.frame({"agent0": Result("1", 5)}, 0.3), BOB)[0].reward == "5"
-
-
-def test_the_first_frame_waits_for_everybody_but_not_for_ever():
-    run = make(Player(ANN, "agent0"), Player(BOB, "agent1"), gather=1.0)
-    run.receive(b"city:7;action=1", ANN, 0.2)
-    assert not run.frame_due(0.5)
-    assert run.wake() == 1.0
-    assert run.frame_due(1.0)
-    here = make(Player(ANN, "agent0"), Player(BOB, "agent1"), gather=1.0)
-    here.receive(b"city:7;action=1", ANN, 0.2)
-    here.receive(b"city:7;lobby", BOB, 0.3)
-    assert here.wake() <= 0.3
-    assert here.frame_due(0.3)
-
-
-def test_a_late_simulation_catches_up_and_a_very_late_one_goes_on_from_there():
-    run = make(fps=10, catch_up=0.5)
-    begin(run)
-    run.frame({"agent0": Result("1", 0)}, 0.0)
-    out = []
-    for _ in range(3):
-        assert run.frame_due(0.35)
-        out += run.frame({"agent0": Result("1", 0)}, 0.35)
-    assert run.counts["late frames"] == 2
-    assert len(out) == 3
-    assert not run.frame_due(0.35)
-    assert run.wake() == pytest.approx(0.4)
-    run.frame({"agent0": Result("1", 0)}, 1.75)
-    assert run.wake() == pytest.approx(1.85)
 
 
 def test_an_end_that_is_declared_is_a_step_of_its_own():
@@ -317,20 +325,30 @@ def test_a_reward_that_cannot_be_sent_is_an_error_of_the_environment(reward):
 def test_a_datagram_that_means_nothing_is_counted_and_does_nothing(datagram):
     run = make()
     assert run.receive(datagram, ANN, 0.0) == []
-    assert run.actions() == {}
+    assert run.acted == {}
     assert run.counts["malformed"] + run.counts["other instance"] == 1
 
 
-def test_a_spoofed_player_is_sent_no_stream():
-    run = make(Player(FAR, "agent0"), fps=30, gather=0.0, abandoned=60)
-    assert run.frame_due(0.0)
-    run.guard.heard(FAR, 90, 0.0)  # what it said in the lobby
-    out = frames(run, 100, fps=30, last=True)
-    now = 4.0
+def test_a_spoofed_player_is_sent_a_kilobyte_a_second_as_long_as_it_says_something():
+    run = make(Player(FAR, "agent0"), fps=30, abandoned=60)
+    run.guard.heard(FAR, b"x" * 90, 0.0)  # what it said in the lobby
+    out = frames(run, 1000, fps=30, last=True)
+    now = 34.0
     while run.state is not State.CLOSED:
         now = max(now, run.wake())
         out += run.tick(now)
-    assert sum(len(datagram) for datagram, _ in out) <= 3 * 90
+    assert sum(len(datagram) for datagram, _ in out) <= 1000 * 6
+
+
+def test_a_plain_client_that_plays_far_away_is_sent_most_of_its_steps():
+    run = make(Player(FAR, "agent0"), fps=30)
+    run.guard.heard(FAR, b"city:7;register=agent0,x", 0.0)
+    out = []
+    for number in range(300):
+        run.receive(b"city:7;action=1", FAR, number / 30)
+        out += run.frame({"agent0": Result("0.12345,6.78901,-0.1234,5.678901", 1.0)}, number / 30 + 0.01)
+    assert len(out) > 120
+    assert sum(float(step.reward) for step in steps(out, FAR)) > 290
 
 
 def test_a_storm_of_contacts_after_the_end_is_answered_at_the_step_rate():

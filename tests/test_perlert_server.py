@@ -1,15 +1,10 @@
 """Server and environment over real sockets on loopback."""
 
 import gc
-import io
 import os
 import pickle
-import signal
 import socket
-import subprocess
-import sys
 import threading
-import time
 
 import gymnasium
 import numpy as np
@@ -29,8 +24,8 @@ from bridge.errors import (
     UnsupportedSpaceError,
 )
 from bridge.perlert import GuardConfig, LobbyConfig, PerlertEnv, StartPolicy, make_perlert_env, serve_perlert
-from bridge.perlert.udp import _Reader
-from bridge.perlert.worlds import default_name, make_world
+from bridge.perlert.udp import receive
+from bridge.perlert.worlds import default_name
 
 KEY = "0123456789abcdef0123456789abcdef"
 
@@ -338,9 +333,9 @@ def test_a_name_is_made_from_the_id():
     assert default_name(lambda: None) == "world"
     assert default_name(gymnasium.spec("MountainCarContinuous-v0")) == "mountaincarcontinuous"
     with pytest.raises(SettingError, match="callable"):
-        make_world(7)
-    with pytest.raises(SettingError, match=r"gymnasium\.Env or a PettingZoo"):
-        make_world(dict)
+        serve_perlert(7)
+    with pytest.raises(SettingError, match="expected a PettingZoo"):
+        serve_perlert(dict)
 
 
 def test_a_server_that_stops_leaves_no_thread_and_no_socket_and_closes_its_environments():
@@ -381,7 +376,7 @@ def test_a_stop_with_grace_lets_the_run_end():
 def test_junk_on_both_ports_ends_nobodys_run(payload):
     with serve_perlert(lambda: Counter(20), name="count", fps=100) as server, PerlertEnv(server.url) as env:
         env.reset()
-        rollout = env._seat.player.port
+        rollout = env._client.player.port
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
             for _ in range(50):
                 for port in (server.port, rollout):
@@ -400,12 +395,11 @@ def test_a_datagram_that_the_buffer_cuts_is_dropped_and_counted():
     ):
         receiver.bind(("127.0.0.1", 0))
         receiver.settimeout(5.0)
-        reader = _Reader(20)
         for size, kept in ((20, True), (21, False), (1000, False)):
             sender.sendto(b"x" * size, receiver.getsockname())
-            datagram, _ = reader.read(receiver)
+            datagram, address, _ = receive(receiver, 20)
             assert (datagram is not None) == kept
-        assert len(reader._buffer) == 21
+            assert address[0] == "127.0.0.1"
     with serve_perlert(Counter, name="count", fps=100) as server:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
             sender.settimeout(5.0)
@@ -431,177 +425,5 @@ def test_one_source_port_is_kept_for_the_whole_life_of_the_client():
         sources = set()
         for _ in range(2):
             episode(env)
-            sources |= set(server._host.instances[env._seat.address.header].lobby.clients)
-        assert sources == {("127.0.0.1", env._seat.port._socket.getsockname()[1])}
-
-
-SCRIPT = """
-import sys
-from bridge.perlert.server import serve_perlert_until_signal
-serve_perlert_until_signal("CartPole-v1", say=lambda text: print(text, flush=True), fps=60, spectators=1)
-"""
-
-
-def test_served_until_a_signal_and_played_in_the_terminal_through_a_pipe():
-    server = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True)
-    try:
-        url = server.stdout.readline().split()[-1]
-        assert url.startswith("perlert://127.0.0.1:")
-        command = [sys.executable, "-W", "error", "-c", CLI, "lobby", url, "--tag", "joe", "--once"]
-        played = subprocess.run(
-            command, input="slots\nregister agent0\nready\n", capture_output=True, text=True, timeout=60
-        )
-        assert played.returncode == 0, played.stderr
-        assert played.stderr == ""
-        assert " * agent0       cartpole     taken  ready      joe" in played.stdout
-        assert "server: Simulation will start..." in played.stdout
-        assert "the run is over: return " in played.stdout
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(20) == 0
-    finally:
-        if server.poll() is None:
-            server.kill()
-            server.wait()
-        server.stdout.close()
-
-
-CLI = "import sys; from bridge.cli import main; sys.exit(main())"
-
-
-class Keys:
-    """A pipe to type into."""
-
-    def __init__(self):
-        self.read_end, self.write_end = os.pipe()
-        self.file = os.fdopen(self.read_end)
-
-    def type(self, text):
-        os.write(self.write_end, text.encode())
-
-    def close(self):
-        os.close(self.write_end)
-        self.file.close()
-
-
-def wait_for(output, text, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    pause = threading.Event()
-    while text not in output.getvalue():
-        assert time.monotonic() < deadline, f"{text!r} did not come in:\n{output.getvalue()}"
-        pause.wait(0.01)
-
-
-def test_people_play_by_lines_and_a_spectator_sees_the_run():
-    # P-29: people and programs in one simulation.
-    from bridge.perlert.terminal import run_lobby
-
-    with serve_perlert(
-        lambda: Counter(300), name="count", fps=60, max_rate=60, spectators=1, slots={"agent0": "human"}
-    ) as server:
-        keys, watch = Keys(), Keys()
-        output, watched = io.StringIO(), io.StringIO()
-        codes = []
-        people = threading.Thread(
-            target=lambda: codes.append(run_lobby(server.url, tag="ann", source=keys.file, target=output))
-        )
-        spectator = threading.Thread(
-            target=lambda: codes.append(
-                run_lobby(server.url, tag="bob", spectate=True, once=True, source=watch.file, target=watched)
-            )
-        )
-        spectator.start()
-        wait_for(watched, "* spectator0   spectator    taken  ready      bob")
-        people.start()
-        wait_for(output, "agent0       human        open")
-        keys.type("nonsense\nregister agent9\nregister agent0 anna\nready\n")
-        wait_for(output, "the run starts on port")
-        keys.type("0.25,-0.5\naction 9,9\n")
-        wait_for(output, "not an action: expected a value of Box")
-        wait_for(output, "the run is over: return 150")
-        assert "there is no slot 'agent9'; the slots are agent0, spectator0" in output.getvalue()
-        assert "commands:" in output.getvalue()
-        assert "taken  ready      anna" in output.getvalue()
-        keys.type("quit\n")
-        people.join(10.0)
-        spectator.join(10.0)
-        keys.close()
-        watch.close()
-        assert codes == [0, 0]
-        assert not people.is_alive()
-        assert "last:0.25,-0.5" in watched.getvalue()
-        assert "the run is over: return 150" in watched.getvalue()
-
-
-def test_a_slot_and_a_lobby_that_are_not_there_are_named():
-    from bridge.perlert.terminal import run_lobby
-
-    with serve_perlert(lambda: Counter(5), name="count") as server:
-        keys, output = Keys(), io.StringIO()
-        assert run_lobby(server.url, agent="zzz", source=keys.file, target=output) == 1
-        assert output.getvalue().endswith("there is no slot 'zzz'; the slots are agent0\n")
-        other = server.url.replace("/count:0", "/nope:0")
-        assert run_lobby(other, answer_within=0.2, source=keys.file, target=output) == 1
-        assert "no lobby nope:0 answered at" in output.getvalue()
-        assert "is that the lobby's name and number" in output.getvalue()
-        keys.close()
-
-
-def test_a_peers_text_cannot_command_the_terminal():
-    from bridge.perlert.terminal import clean
-
-    assert clean("a\x1b[2Jb\r\n\u202ec") == "a\N{REPLACEMENT CHARACTER}[2Jb" + "\N{REPLACEMENT CHARACTER}" * 3 + "c"
-
-
-def test_keys_mean_actions():
-    from bridge.perlert.terminal import key_actions
-
-    two = key_actions(spaces.Discrete(2))
-    assert (two["\x1b[D"], two["\x1b[C"], two["0"], two["1"], two["a"], two["d"]) == ("0", "1", "0", "1", "0", "1")
-    four = key_actions(spaces.Discrete(4))
-    assert [four[key] for key in ("\x1b[D", "\x1b[B", "\x1b[C", "\x1b[A")] == ["0", "1", "2", "3"]
-    assert key_actions(spaces.Discrete(3, start=-1))["\x1b[C"] == "1"
-    assert key_actions(spaces.Box(-1, 1)) == {}
-
-
-def test_in_a_terminal_single_keys_play_and_the_terminal_is_put_back():
-    pty = pytest.importorskip("pty")
-    import termios
-
-    from bridge.perlert.terminal import run_lobby
-
-    with serve_perlert("CartPole-v1", fps=60) as server:
-        controller, terminal = pty.openpty()
-        before = termios.tcgetattr(terminal)
-        output = io.StringIO()
-        codes = []
-        with os.fdopen(terminal, "r") as source:
-            player = threading.Thread(
-                target=lambda: codes.append(
-                    run_lobby(server.url, agent="agent0", once=True, source=source, target=output)
-                )
-            )
-            player.start()
-            wait_for(output, "taken")
-            os.write(controller, b"ready\n")
-            wait_for(output, "arrow keys or digits")
-            for _ in range(5):
-                os.write(controller, b"\x1b[C\x1b[D1")
-            wait_for(output, "the run is over")
-            player.join(10.0)
-            assert not player.is_alive()
-            assert termios.tcgetattr(terminal) == before
-        os.close(controller)
-        assert codes == [0]
-
-
-def test_a_lobby_that_does_not_answer_is_told_and_the_exit_status_says_so(monkeypatch):
-    from bridge.perlert import terminal
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
-        silent.bind(("127.0.0.1", 0))
-        url = f"perlert://127.0.0.1:{silent.getsockname()[1]}/cartpole:0"
-        keys, output = Keys(), io.StringIO()
-        code = terminal.run_lobby(url, source=keys.file, target=output, answer_within=0.3)
-        keys.close()
-    assert code == 1
-    assert "no lobby cartpole:0 answered at 127.0.0.1:" in output.getvalue()
+            sources |= set(server.host.instances[env._client.address.header].lobby.clients)
+        assert sources == {("127.0.0.1", env._client.port._socket.getsockname()[1])}

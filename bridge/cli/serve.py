@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any
 
+from bridge.cli.lobby import read_key
 from bridge.cli.program import OK, say
 from bridge.cli.target import Target, find_target
 from bridge.errors import SettingError
@@ -33,6 +34,7 @@ __all__ = ["SERVED_AT", "announce", "read_pairs", "register", "serve_options"]
 
 SERVED_AT = " served at "
 """In the first line of output: what stands between the environment and its URLs, which are separated by spaces."""
+_PERLERT_OPTIONS = ("perlert_key_file", "spectators", "bots")
 _READ = {"int": int, "float": float, "str": str}
 _KIND = {True: "an environment of several agents", False: "a Gymnasium environment"}
 
@@ -69,6 +71,18 @@ def register(commands: Any) -> None:
         type=int,
         metavar="PORT",
         help="serve in real time over PERLERT (UDP) instead of gRPC, with the lobby on this port; 0: any free port",
+    )
+    parser.add_argument(
+        "--perlert-key-file", type=Path, metavar="PATH", help="with --perlert: a file with the pre-shared key"
+    )
+    parser.add_argument(
+        "--spectators", type=int, metavar="N", help="with --perlert: so many slots for clients that only watch"
+    )
+    parser.add_argument(
+        "--bots",
+        nargs="*",
+        metavar="KEY",
+        help="with --perlert: slots that a random policy plays while nobody holds them; without keys all",
     )
     parser.add_argument(
         "--exit-on-eof",
@@ -193,19 +207,26 @@ def _logging(verbose: int, quiet: bool) -> Iterator[None]:
 def _serve(arguments: argparse.Namespace, keywords: dict[str, Any]) -> int:
     target = find_target(arguments.env)
     if arguments.perlert is not None:
-        return _run_perlert(target, arguments.perlert, keywords)
+        return _run_perlert(target, keywords, arguments)
+    for name in _PERLERT_OPTIONS:
+        if getattr(arguments, name) is not None:
+            raise SettingError(f"--{name.replace('_', '-')} is for --perlert PORT: give that too")
     serve: Callable[..., Server] = serve_parallel if target.several_agents else serve_gym
     _refuse(keywords, _keywords(serve), f"for {arguments.env[0]}, {_KIND[target.several_agents]}")
     sys.setswitchinterval(SWITCH_INTERVAL)
     with _sigterm_as_interrupt():
         server = serve(target.env, start=False, **keywords)
-        try:
+
+        def started() -> None:
+            announce(server, arguments.env, kind, credentials)
             if arguments.exit_on_eof:
                 threading.Thread(target=_stop_on_eof, args=(server,), daemon=True).start()
+
+        try:
             lanes = keywords.get("num_envs", 1) > 1 or keywords.get("vectorization_mode", "sync") != "sync"
             credentials = client_credentials(keywords)
             kind = "agents" if target.several_agents else "lanes" if lanes else "one"
-            server.run(started=lambda: announce(server, arguments.env, kind, credentials))
+            server.run(started=started)
         except KeyboardInterrupt:  # a signal before `run` took over
             server.stop()
         say("stopped: connections and environments are closed")
@@ -220,15 +241,33 @@ def _refuse(keywords: Collection[str], known: Collection[str], why: str) -> None
         raise SettingError(f"{flags} cannot be given {why}")
 
 
-def _run_perlert(target: Target, port: int, keywords: dict[str, Any]) -> int:
-    """Serve over PERLERT until a signal; the options are those of `serve_gym` that it has too."""
-    from bridge.perlert.server import serve_perlert, serve_perlert_until_signal
+def _run_perlert(target: Target, keywords: dict[str, Any], arguments: argparse.Namespace) -> int:
+    """Serve over PERLERT until a signal; the options are those of `serve_gym` that it has too, and its own."""
+    from bridge.perlert.server import serve_perlert
 
     if isinstance(target.env, list):
         raise SettingError(f"expected one environment id with --perlert, got {', '.join(target.env)}")
     known = set(inspect.signature(serve_perlert).parameters) - {"port"}
     _refuse(keywords, known, "with --perlert, which names its own port")
-    serve_perlert_until_signal(target.factory, say=say, port=port, **keywords)
+    key = read_key(arguments.perlert_key_file)
+    if arguments.bots is not None:
+        keywords["bots"] = dict.fromkeys(arguments.bots, "random") if arguments.bots else "random"
+    spectators = arguments.spectators or 0
+    with _sigterm_as_interrupt():
+        server = serve_perlert(target.env, port=arguments.perlert, key=key, spectators=spectators, **keywords)
+        try:
+            for url in server.urls:
+                say(f"serving {url}")
+            option = f" --key-file {arguments.perlert_key_file}" if key is not None else ""
+            say(f"play:   bridge lobby {server.url}{option}")
+            if spectators:
+                say(f"watch:  bridge lobby {server.url}{option} --watch")
+            say(f'agents: bridge.make_remote("{server.url}"{", key=…" if key is not None else ""})')
+            server.wait()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            server.stop()
     return OK
 
 

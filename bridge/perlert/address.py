@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from bridge.errors import AddressError, PacketError
-from bridge.perlert.packet import Header, check_label, parse_header
+from bridge.errors import AddressError
+from bridge.perlert.protocol.packet import Header, check_label, parse_header
 
 __all__ = ["PerlertAddress", "PerlertAddressError", "parse_perlert_address"]
 
@@ -52,36 +52,25 @@ def parse_perlert_address(url: str) -> PerlertAddress:
         raise PerlertAddressError(str(url), f"it is of type {type(url).__name__}, not a string")
     try:
         parts = urlsplit(url.strip())
-        port = parts.port
-    except ValueError as error:
-        raise PerlertAddressError(url, str(error)) from error
-    if parts.scheme != "perlert":
-        raise PerlertAddressError(url, f"the scheme {parts.scheme!r} is not perlert")
-    if not parts.hostname:
-        raise PerlertAddressError(url, "it names no host")
-    if not port:
-        raise PerlertAddressError(url, "it names no port that a client can send to")
-    if parts.username is not None or parts.fragment:
-        raise PerlertAddressError(url, "a user name or a fragment has no meaning")
-    path = unquote(parts.path.lstrip("/"))
-    if not path:
-        raise PerlertAddressError(url, "it names no environment")
-    try:
+        port, path = parts.port, unquote(parts.path.lstrip("/"))
+        wrong = {
+            f"the scheme {parts.scheme!r} is not perlert": parts.scheme != "perlert",
+            "it names no host": not parts.hostname,
+            "it names no port that a client can send to": not port,
+            "a user name or a fragment has no meaning": parts.username is not None or parts.fragment,
+            "it names no environment": not path,
+        }
+        for reason in (reason for reason, is_wrong in wrong.items() if is_wrong):
+            raise PerlertAddressError(url, reason)
         header = parse_header(path if ":" in path else f"{path}:0")
-    except PacketError as error:
-        raise PerlertAddressError(url, str(error)) from error
-    try:
         pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
-    except ValueError as error:
-        raise PerlertAddressError(url, f"the query {parts.query!r} is not of the form name=value&…") from error
-    query = dict(pairs)
-    if len(query) < len(pairs) or query.keys() - {"agent", "tag"}:
-        raise PerlertAddressError(
-            url, f"the query {parts.query!r} gives something else than agent and tag, or one twice"
-        )
-    try:
+        query = dict(pairs)
+        if len(query) < len(pairs) or query.keys() - {"agent", "tag"}:
+            raise ValueError(f"the query {parts.query!r} gives something else than agent and tag, or one twice")
         agent = check_label(query["agent"], "key") if "agent" in query else None
         tag = check_label(query["tag"], "tag", empty=True) if "tag" in query else None
-    except PacketError as error:
+    except PerlertAddressError:
+        raise
+    except ValueError as error:  # PacketError among them
         raise PerlertAddressError(url, str(error)) from error
-    return PerlertAddress(url, parts.hostname, port, header, agent, tag)
+    return PerlertAddress(url, str(parts.hostname), int(port or 0), header, agent, tag)

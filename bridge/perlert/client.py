@@ -8,6 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import gymnasium
@@ -25,15 +26,18 @@ from bridge.errors import (
 )
 from bridge.perlert import player
 from bridge.perlert.address import PerlertAddress, parse_perlert_address
-from bridge.perlert.cipher import ClientSeal, check_key
-from bridge.perlert.codec import Space, TextCodec, default_action
-from bridge.perlert.packet import MAX_MESSAGE, Slot, check_label
+from bridge.perlert.player_run import Said, Stepped
+from bridge.perlert.protocol.cipher import ClientSeal, check_key
+from bridge.perlert.protocol.codec import Space, TextCodec
+from bridge.perlert.protocol.packet import MAX_MESSAGE, Slot, check_label
+from bridge.perlert.protocol.profile import MAX_NAME
 from bridge.perlert.udp import ClientPort
+from bridge.worlds.default_actions import neutral_action
 
-__all__ = ["PerlertEnv", "Seat", "make_perlert_env"]
+__all__ = ["PerlertClient", "PerlertEnv", "check_tag", "make_perlert_env"]
 
 
-class Seat:
+class PerlertClient:
     """A player on a real socket: what `PerlertEnv` and `bridge lobby` share.
 
     Args:
@@ -59,10 +63,10 @@ class Seat:
     ) -> None:
         agent = agent if agent is not None else address.agent
         tag = tag if tag is not None else (address.tag or f"bridge-{secrets.token_hex(3)}")
+        check_tag(tag)
         try:
             if agent is not None:
                 check_label(agent, "key")
-            check_label(tag + "+b1." + "0" * 12, "tag")
         except PacketError as error:
             raise SettingError(str(error)) from error
         seal = ClientSeal(check_key(key)) if key is not None else None
@@ -73,8 +77,9 @@ class Seat:
     def pump(self) -> None:
         """Read what is there and send what is due; does not wait."""
         while (got := self.port.read()) is not None:
-            datagram, sender = got
-            self.port.send(self.player.receive(datagram, sender, time.monotonic()))
+            datagram, sender, age = got
+            now = time.monotonic()
+            self.port.send(self.player.receive(datagram, sender, now, now - age))
         now = time.monotonic()
         if self.player.wake() <= now:
             self.port.send(self.player.tick(now))
@@ -85,12 +90,20 @@ class Seat:
         self.pump()
 
     def close(self) -> None:
-        """Say that we are not ready any more, and close."""
-        try:
+        """Leave the slot, and close; may be called twice."""
+        if not self.port.closed:
             self.port.send(self.player.leave())
-        except ClosedError:
-            return
-        self.port.close()
+            self.port.close()
+
+
+def check_tag(tag: str) -> None:
+    """Raise SettingError unless a client can be called so."""
+    try:
+        check_label(tag, "tag", empty=True)
+        if len(tag.encode()) > MAX_NAME:
+            raise PacketError(f"expected a tag of at most {MAX_NAME} bytes, got {len(tag.encode())}")
+    except PacketError as error:
+        raise SettingError(str(error)) from error
 
 
 class PerlertEnv(gymnasium.Env[Any, Any]):
@@ -112,6 +125,7 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
         observation_space: Needed when the server is none of ours; otherwise the server's is taken.
         action_space: As above.
         key: The pre-shared key.
+        token: The `token` of a client that is gone without having left: its slot, and its run, are taken over.
         use_profile: Offer sequence numbers, acknowledgements and running returns to the server (docs/perlert.md).
         timeout: Seconds that the server may take to answer or to send the next step.
         start_timeout: Seconds that `reset` waits for the simulation's start.
@@ -134,6 +148,7 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
         observation_space: Space | None = None,
         action_space: Space | None = None,
         key: bytes | str | None = None,
+        token: str | None = None,
         use_profile: bool = True,
         timeout: float = 10.0,
         start_timeout: float = 60.0,
@@ -162,16 +177,27 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
         self._episode = False
         self._asked = False
         self._deadline = 0.0
-        self._held: list[player.Stepped] = []
+        self._held: list[Stepped] = []
         """Steps that came and whose rewards `step` has not returned."""
-        self._last: player.Stepped | None = None
-        self._seat = Seat(address, agent=agent, tag=tag, key=key, use_profile=use_profile, ready=False, config=config)
+        self._last: Stepped | None = None
+        self._told = Decimal(0)
+        """The return that `step` has given out."""
+        self._client = PerlertClient(
+            address,
+            agent=agent,
+            tag=tag,
+            key=key,
+            use_profile=use_profile,
+            ready=False,
+            former=token or "",
+            config=config,
+        )
         self.messages: list[str] = []
         """The newest texts from the server for people, at most 100."""
         try:
             self._settle(observation_space, action_space)
         except BaseException:
-            self._seat.close()
+            self._client.close()
             raise
 
     def __getstate__(self) -> dict[str, Any]:
@@ -183,36 +209,41 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
     @property
     def agent(self) -> str | None:
         """The key of the slot that we have."""
-        return self._seat.player.key
+        return self._client.player.key
+
+    @property
+    def token(self) -> str:
+        """What the server knows this client by, for `PerlertEnv(url, token=…)`; empty: it has no profile."""
+        return self._client.player.token
 
     @property
     def slots(self) -> tuple[Slot, ...]:
         """The lobby, as it was last told."""
-        return tuple(self._seat.player.slots.values())
+        return tuple(self._client.player.slots.values())
 
     @property
     def stats(self) -> dict[str, int | float | None]:
         """The network's statistics of this run."""
-        return {**self._seat.player.stats.as_dict(), "cut": self._seat.port.cut}
+        return {**self._client.player.stats.as_dict(), "cut": self._client.port.cut}
 
     def _settle(self, observation_space: Space | None, action_space: Space | None) -> None:
         """Take a slot, and learn the spaces."""
-        me = self._seat.player
+        me = self._client.player
         deadline = time.monotonic() + self._timeout
-        self._seat.pump()
+        self._client.pump()
         while not me.slots:
             self._wait(deadline, ConnectError, "no PERLERT lobby answered")
-        if me.agent is not None and me.agent not in me.slots:
-            # The lobby may come in several datagrams.
-            soon = min(deadline, time.monotonic() + 2.0)
-            while me.agent not in me.slots:
-                if time.monotonic() >= soon:
-                    raise SettingError(f"{self.url}: {me.waits_for()}")
-                self._seat.wait(soon)
+        # The lobby may come in several datagrams.
+        soon = min(deadline, time.monotonic() + 2.0)
+        while me.agent is not None and me.agent not in me.slots:
+            if time.monotonic() >= soon:
+                raise SettingError(f"{self.url}: {me.waits_for()}")
+            self._client.wait(soon)
         while me.state in (player.State.ASKING, player.State.REGISTERING):
             self._wait(deadline, RemoteTimeoutError, "no slot could be had")
-        while me.state is player.State.WAITING and not me.settled and time.monotonic() < deadline:
-            self._seat.wait(deadline)
+        needed = observation_space is None or action_space is None
+        while not me.settled and needed:
+            self._wait(deadline, RemoteTimeoutError, "no spaces were told")
         offer = me.offer
         observation_space = observation_space or (offer.observation_space if offer else None)
         action_space = action_space or (offer.action_space if offer else None)
@@ -226,20 +257,20 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
             self.metadata = {**type(self).metadata, "render_fps": offer.fps}
         self._observations = TextCodec(observation_space)
         self._actions = TextCodec(action_space, named=False, decimals=None)
-        me.set_default(self._actions.encode(default_action(action_space)))
+        me.set_default(self._actions.encode(neutral_action(action_space)))
 
     def _wait(self, deadline: float, error: type[ConnectError] | type[RemoteTimeoutError], what: str) -> None:
         if time.monotonic() >= deadline:
-            raise error(self.url, f"{what} within the deadline: {self._seat.player.waits_for()}")
-        self._seat.wait(deadline)
+            raise error(self.url, f"{what} within the deadline: {self._client.player.waits_for()}")
+        self._client.wait(deadline)
 
     def fileno(self) -> int:
         """Return the socket's number, to wait for several environments together."""
-        return self._seat.port.fileno()
+        return self._client.port.fileno()
 
     def wake(self) -> float:
         """Return when something is due without a datagram, on `time.monotonic`'s clock."""
-        return self._seat.player.wake()
+        return self._client.player.wake()
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -261,15 +292,15 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
 
     def _check_deadline(self, what: str) -> None:
         if time.monotonic() >= self._deadline:
-            raise RemoteTimeoutError(self.url, f"{what} within the deadline: {self._seat.player.waits_for()}")
+            raise RemoteTimeoutError(self.url, f"{what} within the deadline: {self._client.player.waits_for()}")
 
-    def _events(self) -> list[player.Stepped]:
+    def _events(self) -> list[Stepped]:
         found = []
-        while self._seat.player.events:
-            event = self._seat.player.events.popleft()
-            if isinstance(event, player.Stepped):
+        while self._client.player.events:
+            event = self._client.player.events.popleft()
+            if isinstance(event, Stepped):
                 found.append(event)
-            elif isinstance(event, player.Said):
+            elif isinstance(event, Said):
                 self.messages = [*self.messages[-99:], event.text]
         return found
 
@@ -285,7 +316,7 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
         self.begin_reset(seed=seed, options=options)
         with self._exclusive():
             while (result := self._poll_reset()) is None:
-                self._seat.wait(self._deadline)
+                self._client.wait(self._deadline)
             return result
 
     def begin_reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
@@ -309,8 +340,8 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
             return self._poll_reset()
 
     def _poll_reset(self) -> tuple[Any, dict[str, Any]] | None:
-        me = self._seat.player
-        self._seat.pump()
+        me = self._client.player
+        self._client.pump()
         left = self._last is not None and not self._last.done and not self._asked
         if left and me.state in (player.State.PLAYING, player.State.JOINING):  # the last episode was broken off
             self._events()
@@ -320,14 +351,14 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
             self._events()
             self._last, self._asked = None, True
             now = time.monotonic()
-            self._seat.port.send(me.again(now) if me.state is player.State.OVER else me.set_ready(True, now))
+            self._client.port.send(me.again(now) if me.state is player.State.OVER else me.set_ready(True, now))
         steps = self._held or self._events()
         if not steps:
             self._check_deadline("no run started")
             return None
         self._last = steps[-1]
         # What was rewarded before this observation, or a run that is over already, is the first step's.
-        self._held = steps
+        self._held, self._told = steps, Decimal(0)
         self._episode = True
         return self._observation(self._last), self._info(len(steps) - 1)
 
@@ -342,7 +373,7 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
         self.begin_step(action)
         with self._exclusive():
             while (result := self._poll_step()) is None:
-                self._seat.wait(self._deadline)
+                self._client.wait(self._deadline)
             return result
 
     def begin_step(self, action: Any) -> None:
@@ -355,10 +386,10 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
             text = self._actions.encode(action)
             if len(text) > MAX_MESSAGE - 150:
                 raise InvalidActionError(f"expected an action of at most {MAX_MESSAGE - 150} bytes, got {len(text)}")
-            self._seat.pump()
+            self._client.pump()
             self._held += self._events()
             if not (self._held and self._held[-1].done):
-                self._seat.port.send(self._seat.player.act(text, time.monotonic()))
+                self._client.port.send(self._client.player.act(text, time.monotonic()))
             self._deadline = time.monotonic() + self._timeout
 
     def poll_step(self) -> tuple[Any, float, bool, bool, dict[str, Any]] | None:
@@ -371,14 +402,15 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
             return self._poll_step()
 
     def _poll_step(self) -> tuple[Any, float, bool, bool, dict[str, Any]] | None:
-        self._seat.pump()
+        self._client.pump()
         fresh = self._events()
         self._held += fresh
         if not fresh and not (self._held and self._held[-1].done):
             self._check_deadline("no step came")
             return None
         steps, self._held = self._held, []
-        reward = float(sum(step.reward for step in steps))
+        # Of the returns, because the queue of steps is bounded.
+        reward, self._told = float(steps[-1].ret - self._told), steps[-1].ret
         skipped = sum(1 for step in steps if step is not self._last) - 1
         self._last = steps[-1]
         self._episode = not self._last.done
@@ -386,7 +418,7 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
         terminated = self._last.done and not self._last.truncated
         return observation, reward, terminated, self._last.truncated, self._info(max(skipped, 0))
 
-    def _observation(self, step: player.Stepped) -> Any:
+    def _observation(self, step: Stepped) -> Any:
         try:
             return self._observations.decode(step.observation, check=False)
         except PacketError as error:
@@ -394,7 +426,7 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
 
     def _info(self, skipped: int) -> dict[str, Any]:
         assert self._last is not None
-        me = self._seat.player
+        me = self._client.player
         return {
             "step": self._last.step,
             "skipped": skipped,
@@ -411,7 +443,9 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
         if not self._closed:
             self._closed = True
             if os.getpid() == self._pid:
-                self._seat.close()
+                self._client.close()
+            else:  # the parent's slot is not ours to leave
+                self._client.port.close()
 
 
 def make_perlert_env(url: str, *, agent: str | None = None, **settings: Any) -> PerlertEnv:

@@ -1,14 +1,18 @@
 """Who may be sent how much: the defence against spoofed sources and floods. No clock, no socket.
 
-An address that has not been proven is sent at most three bytes for each byte that came from it. It is proven when it
-says something that only the receiver of our datagrams can know: its token, or its rollout's port. Addresses of the
-trusted networks (loopback unless told) cannot be spoofed from outside and count as proven.
+An address is proven by its token, which is sent there and nowhere else, or by the handshake of the pre-shared key. An
+address that is not proven is sent at most the larger of a kilobyte a second, as long as it says something, and three
+times what it sent; and no more than four addresses of a host are. Addresses of the trusted networks (loopback unless
+told) cannot be spoofed from outside and are free.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import hmac
 import ipaddress
+import os
 from collections import Counter, OrderedDict
 from typing import TypeAlias
 
@@ -19,19 +23,28 @@ __all__ = ["Address", "Guard", "GuardConfig"]
 Address: TypeAlias = tuple[str, int]
 """An IP address as text, and a UDP port."""
 
+_LISTENS = 5.0
+"""Seconds after its last datagram for which an address that is not proven has its kilobyte a second."""
+_FORGOTTEN = 15.0
+"""Seconds of silence after which an address that is not proven makes room for another one of its host."""
+
 
 @dataclasses.dataclass(frozen=True)
 class GuardConfig:
     """Limits of one server, all instances together."""
 
     amplification: int = 3
-    """Bytes sent for each byte received from an address that is not proven."""
+    """Bytes sent for each byte received from an address that is not proven, if that is more than the next."""
+    unproven_rate: float = 1000.0
+    """Bytes a second sent to one address that is not proven."""
+    unproven_per_host: int = 4
+    """Addresses of one host that are not proven and are sent anything but an answer to a request for a token."""
     trusted: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
     """Networks whose addresses cannot be spoofed; () trusts none."""
     max_slots_per_host: int | None = None
     """Slots that clients at one IP address may hold; None: 4, and no limit for trusted networks."""
     datagrams_per_second: float = 200.0
-    """Datagrams that are read from one address and port; more are dropped. A second's worth may come at once."""
+    """Datagrams that are read from one address and port, those with its token counted apart; more are dropped."""
     bytes_per_second: float = 8_000_000.0
     """Bytes sent in all; a second's worth may go at once."""
     unproven_bytes_per_second: float = 64_000.0
@@ -40,11 +53,10 @@ class GuardConfig:
     """Addresses that are remembered, of each sort; the one that was silent longest is forgotten."""
 
     def __post_init__(self) -> None:
-        for name in ("amplification", "datagrams_per_second", "bytes_per_second", "max_addresses"):
-            if not getattr(self, name) > 0:
-                raise SettingError(f"expected a positive {name}, got {getattr(self, name)!r}")
-        if self.max_slots_per_host is not None and self.max_slots_per_host < 1:
-            raise SettingError(f"expected max_slots_per_host of 1 or more, or None, got {self.max_slots_per_host!r}")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int | float) and not value > 0:
+                raise SettingError(f"expected a positive {field.name}, got {value!r}")
         for network in self.trusted:
             try:
                 ipaddress.ip_network(network)
@@ -74,23 +86,46 @@ class _Bucket:
 
 @dataclasses.dataclass(slots=True)
 class _Peer:
-    reads: _Bucket
-    credit: int = 0
+    """What is known of an address."""
+
+    plain: _Bucket
+    """Datagrams without its token."""
+    own: _Bucket
+    """Datagrams with its token: a flood of spoofed ones does not touch them."""
+    allowance: _Bucket
+    token: str
+    heard: float
+    credit: float = 0.0
 
 
 class Guard:
-    """The book of bytes."""
+    """The book of bytes.
 
-    def __init__(self, config: GuardConfig | None = None) -> None:
+    Args:
+        config: Limits.
+        secret: What tokens are made with.
+    """
+
+    def __init__(self, config: GuardConfig | None = None, secret: bytes | None = None) -> None:
         self.config = config or GuardConfig()
         self.dropped: Counter[str] = Counter()
         """Datagrams that were not read or not sent, by reason."""
+        self._secret = secret if secret is not None else os.urandom(32)
         self._networks = [ipaddress.ip_network(network) for network in self.config.trusted]
         self._hosts: OrderedDict[str, bool] = OrderedDict()
         self._unproven: OrderedDict[Address, _Peer] = OrderedDict()
+        self._of_host: dict[str, set[Address]] = {}
         self._proven: OrderedDict[Address, _Peer] = OrderedDict()
-        self._all: _Bucket | None = None
-        self._strangers: _Bucket | None = None
+        self._all = _Bucket(self.config.bytes_per_second, 0.0)
+        self._strangers = _Bucket(self.config.unproven_bytes_per_second, 0.0)
+
+    def token(self, address: Address) -> str:
+        """Return the token of an address, which nobody else can know."""
+        peer = self._proven.get(address) or self._unproven.get(address)
+        return peer.token if peer is not None else self._token(address)
+
+    def _token(self, address: Address) -> str:
+        return hmac.digest(self._secret, f"{address[0]} {address[1]}".encode(), hashlib.sha256).hex()[:12]
 
     def trusts(self, host: str) -> bool:
         """Tell whether an IP address is in a trusted network."""
@@ -114,59 +149,114 @@ class Guard:
             return self.config.max_slots_per_host
         return float("inf") if self.trusts(host) else 4
 
-    def _peer(self, address: Address, now: float) -> _Peer:
+    # What came
+
+    def _peer(self, address: Address, now: float) -> _Peer | None:
+        """Return what is known of an address; None: its host has too many that are not proven."""
         for table in (self._proven, self._unproven):
             if address in table:
                 table.move_to_end(address)
                 return table[address]
-        table = self._proven if self.trusts(address[0]) else self._unproven
-        peer = table[address] = _Peer(_Bucket(self.config.datagrams_per_second, now))
+        if trusted := self.trusts(address[0]):
+            table = self._proven
+        else:
+            others = self._of_host.setdefault(address[0], set())
+            if len(others) >= self.config.unproven_per_host:
+                silent = min(others, key=lambda other: self._unproven[other].heard)
+                if now < self._unproven[silent].heard + _FORGOTTEN:
+                    return None
+                self._forget(silent)
+                others = self._of_host.setdefault(address[0], set())
+            others.add(address)
+        rate = self.config.datagrams_per_second
+        table[address] = _Peer(
+            _Bucket(rate, now), _Bucket(rate, now), _Bucket(self.config.unproven_rate, now), self._token(address), now
+        )
         if len(table) > self.config.max_addresses:
-            table.popitem(last=False)
-        return peer
+            if trusted:
+                table.popitem(last=False)
+            else:
+                self._forget(next(iter(table)))
+        return table[address]
 
-    def heard(self, address: Address, size: int, now: float) -> bool:
+    def _forget(self, address: Address) -> _Peer:
+        others = self._of_host[address[0]]
+        others.discard(address)
+        if not others:
+            del self._of_host[address[0]]
+        return self._unproven.pop(address)
+
+    def heard(self, address: Address, datagram: bytes, now: float) -> bool:
         """Book a datagram that came; False: the address sends too many, drop it."""
         peer = self._peer(address, now)
-        peer.credit = min(peer.credit + self.config.amplification * size, 1 << 20)
-        if peer.reads.level(now) < 1:
+        if peer is None:
+            return True  # `answer` alone may reach it
+        if now > peer.heard:
+            # Silence earns nothing: the kilobyte a second is for who is there.
+            peer.allowance.level(min(now, peer.heard + _LISTENS))
+            peer.allowance.time = now
+            peer.heard = now
+        peer.credit = min(peer.credit + self.config.amplification * len(datagram), 1 << 20)
+        bucket = peer.own if peer.token.encode() in datagram else peer.plain
+        if bucket.level(now) < 1:
             self.dropped["flood"] += 1
             return False
-        peer.reads.take(1)
+        bucket.take(1)
         return True
 
     def prove(self, address: Address) -> None:
         """Note that an address receives what is sent to it."""
-        if (peer := self._unproven.pop(address, None)) is not None:
-            self._proven[address] = peer
-            if len(self._proven) > self.config.max_addresses:
-                self._proven.popitem(last=False)
+        if address in self._unproven:
+            self._proven[address] = self._forget(address)
+        elif address not in self._proven:
+            bucket = _Bucket(self.config.datagrams_per_second, 0.0)
+            own = _Bucket(self.config.datagrams_per_second, 0.0)
+            self._proven[address] = _Peer(bucket, own, bucket, self._token(address), 0.0)
+        if len(self._proven) > self.config.max_addresses:
+            self._proven.popitem(last=False)
 
     def proven(self, address: Address) -> bool:
         """Tell whether an address has been proven, or is trusted."""
         return address in self._proven or self.trusts(address[0])
 
-    def credit(self, address: Address) -> float:
-        """Return how many bytes the address may be sent before it is proven."""
-        if self.proven(address):
-            return float("inf")
-        peer = self._unproven.get(address)
-        return peer.credit if peer else 0
+    # What goes
 
     def spend(self, address: Address, size: int, now: float) -> bool:
         """Book a datagram that is about to be sent; False: do not send it."""
-        if self._all is None or self._strangers is None:
-            self._all = _Bucket(self.config.bytes_per_second, now)
-            self._strangers = _Bucket(self.config.unproven_bytes_per_second, now)
-        proven = self.proven(address)
-        if not proven and self.credit(address) < size:
+        if self.proven(address):
+            return self._book(size, now)
+        peer = self._unproven.get(address)
+        if peer is None:
             self.dropped["amplification"] += 1
             return False
-        if self._all.level(now) < size or (not proven and self._strangers.level(now) < size):
+        allowed = peer.allowance.level(min(now, peer.heard + _LISTENS))
+        if max(allowed, peer.credit) < size:
+            self.dropped["amplification"] += 1
+            return False
+        if not self._book(size, now, stranger=True):
+            return False
+        # Each byte counts against both, so that the larger of the two is the limit, and not their sum.
+        peer.allowance.take(size)
+        peer.credit -= size
+        return True
+
+    def answer(self, address: Address, size: int, received: int, now: float) -> bool:
+        """Book a short answer to one datagram, which any address may have: `size` bytes for `received` ones."""
+        if self.proven(address):
+            return self._book(size, now)
+        if size > self.config.amplification * received:
+            self.dropped["amplification"] += 1
+            return False
+        if (peer := self._unproven.get(address)) is not None:
+            peer.allowance.take(size)
+            peer.credit -= size
+        return self._book(size, now, stranger=True)
+
+    def _book(self, size: int, now: float, *, stranger: bool = False) -> bool:
+        if self._all.level(now) < size or (stranger and self._strangers.level(now) < size):
             self.dropped["rate"] += 1
             return False
         self._all.take(size)
-        if not proven:
+        if stranger:
             self._strangers.take(size)
-            self._unproven[address].credit -= size
         return True

@@ -9,18 +9,20 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections import Counter, OrderedDict, deque
-from decimal import Decimal
-from typing import TypeAlias
+from collections import Counter, deque
 
 from bridge.errors import PacketError
-from bridge.perlert import packet, profile
-from bridge.perlert.codec import parse_decimal
 from bridge.perlert.guard import Address
 from bridge.perlert.lobby import Outgoing
+from bridge.perlert.player_run import LobbyChanged, PlayerEvent, PlayerRun, RunStarted, Said
+from bridge.perlert.protocol import packet, profile
+from bridge.perlert.protocol.codec import parse_decimal
 from bridge.perlert.stats import Stats
 
-__all__ = ["TRANSITIONS", "Event", "LobbyChanged", "Player", "PlayerConfig", "RunStarted", "Said", "State", "Stepped"]
+__all__ = ["TRANSITIONS", "Event", "Player", "PlayerConfig", "State"]
+
+_MOST_SLOTS = 1024
+_MOST_EVENTS = 1024
 
 
 class State(enum.Enum):
@@ -74,8 +76,8 @@ class PlayerConfig:
     """How often the lobby is asked."""
     retry: float = 0.4
     """How often a registration or a ready that has not been confirmed is sent again."""
-    offers: int = 8
-    """Registrations without an offer of the profile after which we are ready without one."""
+    ownership: float = 3.0
+    """A slot that the lobby lists as taken, and whose registration is not confirmed for so long, is not ours."""
     repeat: float = 0.2
     """How often the action is sent again while no step comes."""
     keepalive: float = 1.0
@@ -84,48 +86,21 @@ class PlayerConfig:
     """Without a step for so long, the lobby is believed when it knows of no run. More than the server's linger."""
 
 
-@dataclasses.dataclass(frozen=True)
-class LobbyChanged:
-    """The lobby was told anew."""
+@dataclasses.dataclass
+class _Claim:
+    """How far we are with our slot."""
 
-    slots: tuple[packet.Slot, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Said:
-    """The server said something to people."""
-
-    text: str
-
-
-@dataclasses.dataclass(frozen=True)
-class RunStarted:
-    """A run's port is known."""
-
-    port: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Stepped:
-    """What the agent sees of a step, and everything it was rewarded since the one before."""
-
-    step: int
-    timestamp: int
-    """Milliseconds since 1970 by the server's clock."""
-    observation: str
-    reward: Decimal
-    """The sum since the last one of these; rewards of lost steps are in it when the server has the profile."""
-    ret: Decimal
-    """The return so far."""
-    done: bool
-    truncated: bool = False
-    lost: bool = False
-    """The end was never seen; the observation is the last that was."""
-    ack: int | None = None
-    """The newest action that the server had applied; None: a plain server."""
-
-
-PlayerEvent: TypeAlias = LobbyChanged | Said | RunStarted | Stepped
+    wants_ready: bool
+    former: str = ""
+    """The token of our former address, until the slot is ours."""
+    seq: int = 0
+    """The number of the newest registration."""
+    owned_at: float = -math.inf
+    """When the server confirmed our slot last, or we began to ask for it."""
+    confirmed: bool = False
+    """Whether the lobby lists us as ready, or not, as we want to be."""
+    busy: bool = False
+    """Whether the last run goes on for others."""
 
 
 class Player:
@@ -140,6 +115,7 @@ class Player:
         use_profile: Offer the profile to the server.
         ready: Say that we are ready as soon as we have a slot.
         choose: Take a slot by ourselves; False: only the one that `set_agent` names.
+        former: The token of a client whose slot we take over: ours, before we had another address.
         config: Times.
     """
 
@@ -154,45 +130,49 @@ class Player:
         use_profile: bool = True,
         ready: bool = True,
         choose: bool = True,
+        former: str = "",
         config: PlayerConfig | None = None,
     ) -> None:
         self.header, self.server, self.tag, self.agent = header, server, tag, agent
         self.config = config or PlayerConfig()
         self.state = State.ASKING
-        self.events: deque[PlayerEvent] = deque()
+        self.events: deque[PlayerEvent] = deque(maxlen=_MOST_EVENTS)
+        """The oldest go where nobody takes them; `Stepped.ret` still has every reward."""
         self.slots: dict[str, packet.Slot] = {}
         self.key: str | None = None
         """Our slot, or the one that we ask for."""
         self.offer: profile.Offer | None = None
-        self.stats = Stats()
+        self.plain = not use_profile
+        """Whether the server is known to have no profile."""
+        self.said = ""
+        """The last text for people."""
         self.counts: Counter[str] = Counter()
         """Datagrams that changed nothing, by reason, over all runs."""
         self.port: int | None = None
         self.seq = 0
         """The number of the newest action."""
-        self._use_profile, self._wants_ready, self._default = use_profile, ready, action
+        self._run = PlayerRun(-math.inf)
+        self._claim = _Claim(ready, former)
+        self._default = action
         self._old_ports: deque[int] = deque(maxlen=16)
         self._action: str | None = action
         self._chooses = choose
-        self._offers_asked = 0
-        self._confirmed = False
-        self._busy = False
-        self._gone = 0
         self._next_poll = self._next_retry = -math.inf
-        self._next_action = math.inf
-        self._last_step = -math.inf
-        self._newest: tuple[int, int] = (-1, -1)
-        self._known: OrderedDict[tuple[int, int], None] = OrderedDict()
-        self._sent_at: OrderedDict[int, float] = OrderedDict()
-        self._acked = 0
-        self._steps = 0
-        self._ret = self._told = Decimal(0)
-        self._last: packet.Step | None = None
+
+    @property
+    def stats(self) -> Stats:
+        """What was measured in this run."""
+        return self._run.stats
+
+    @property
+    def token(self) -> str:
+        """What the server knows us by; empty: not known, or a plain server."""
+        return self.offer.token if self.offer is not None else ""
 
     @property
     def settled(self) -> bool:
         """Whether everything is known that the server tells before a run: its offer, or that it makes none."""
-        return self._done_offering()
+        return self.plain or (self.offer is not None and self.offer.fps is not None)
 
     # What the user asks for
 
@@ -204,21 +184,21 @@ class Player:
         """Take another slot."""
         self.agent = key
         if self.state in (State.ASKING, State.REGISTERING, State.WAITING):
-            self.state, self.key, self._confirmed = State.ASKING, None, False
+            self.state, self.key, self._claim.confirmed = State.ASKING, None, False
             self._choose(now)
         return self.tick(now)
 
     def set_ready(self, ready: bool, now: float) -> list[Outgoing]:
         """Be ready for the next run, or no longer."""
-        self._wants_ready, self._confirmed, self._next_retry = ready, False, now
+        self._claim.wants_ready, self._claim.confirmed, self._next_retry = ready, False, now
         return self.tick(now)
 
     def again(self, now: float, *, ready: bool = True) -> list[Outgoing]:
         """Go for the next run, after the last one is over."""
         if self.state is State.OVER:
             self._move(Event.AGAIN)
-            self._wants_ready, self._confirmed, self._busy = ready, False, False
-            self._next_poll = self._next_retry = now
+            self._claim.wants_ready, self._claim.confirmed, self._claim.busy = ready, False, False
+            self._next_poll = self._next_retry = self._claim.owned_at = now
             self._action = self._default
         return self.tick(now)
 
@@ -229,25 +209,29 @@ class Player:
         return self._send_action(now)
 
     def leave(self) -> list[Outgoing]:
-        """Say that we are not ready, so that no run starts with us; the registration expires."""
+        """Give the slot up; a server without the profile is told that we are not ready."""
         if self.key is None or self.state is State.ASKING:
             return []
-        return [(packet.format_message(packet.Ready(self.header, self.key, False)), self.server)]
+        if self.plain or not self.token:
+            return [(packet.format_message(packet.Ready(self.header, self.key, False)), self.server)]
+        return [self._register("l")] * 2  # nobody will say it again
 
     def waits_for(self) -> str:
         """Return what is missing, for an error or a display."""
         if not self.slots:
-            return "the lobby has not answered"
+            return f"the lobby has not answered{f', but said: {self.said}' if self.said else ''}"
         if self.state in (State.ASKING, State.REGISTERING):
             if self.agent is not None and self.agent not in self.slots:
                 return f"there is no slot {self.agent!r}; the slots are {', '.join(self.slots)}"
-            if self.agent is not None and not self._mine(self.slots[self.agent]) and not self.slots[self.agent].open:
+            if self.agent is not None and not self.slots[self.agent].open:
                 return f"the slot {self.agent!r} is held by {self.slots[self.agent].tag!r}"
             if all(not slot.open for slot in self.slots.values()):
                 return "no slot is open"
             return "the registration was not answered"
         if self.state is State.WAITING:
-            if self._busy:
+            if not self.settled:
+                return "the server has confirmed the registration, and has not told its spaces yet"
+            if self._claim.busy:
                 return "the last run still goes on for others"
             unready = [key for key, slot in self.slots.items() if not slot.ready]
             if unready:
@@ -257,8 +241,8 @@ class Player:
 
     # Input
 
-    def receive(self, datagram: bytes, sender: Address, now: float) -> list[Outgoing]:
-        """Take a datagram; whatever it holds, nothing is raised."""
+    def receive(self, datagram: bytes, sender: Address, now: float, arrived: float | None = None) -> list[Outgoing]:
+        """Take a datagram, which arrived at `arrived` (None: now); whatever it holds, nothing is raised."""
         if sender[0] != self.server[0] or not (
             sender[1] == self.server[1] or sender[1] == self.port or sender[1] in self._old_ports
         ):
@@ -270,20 +254,19 @@ class Player:
         if message.header != self.header:
             return self._drop("stale", "another instance")
         if isinstance(message, packet.Step):
-            if sender[1] != self.port or self.state not in (State.JOINING, State.PLAYING):
-                if sender[1] == self.port:
-                    self.stats.received += 1
-                    self.stats.duplicates += 1  # done=true again
-                    return []
+            if sender[1] == self.port and self.state in (State.JOINING, State.PLAYING):
+                return self._on_step(message, now, now if arrived is None else arrived)
+            if sender[1] != self.port:
                 return self._drop("stale", "an older run")
-            return self._on_step(message, now)
+            self.stats.received += 1
+            self.stats.duplicates += 1  # done=true again
+            return []
         if sender[1] != self.server[1]:  # P-12
             return self._drop("stale", "not the lobby's port")
         if isinstance(message, packet.LobbyInfo):
             self._on_info(message, now)
         elif isinstance(message, packet.Registered):
-            if message.key == self.key and self.state is State.REGISTERING:
-                self._registered(now)
+            self._on_registered(message, now)
         elif isinstance(message, packet.Message):
             self._on_message(message, now)
         else:
@@ -298,137 +281,129 @@ class Player:
     def _move(self, event: Event) -> None:
         self.state = TRANSITIONS[self.state, event]
 
-    def _mine(self, slot: packet.Slot) -> bool:
-        return not slot.open and slot.tag in (self.tag, profile.profile_tag(self.tag))
+    def _may_be_ours(self, slot: packet.Slot) -> bool:
+        """Tell whether a slot is listed with our tag, which is a hint and no proof."""
+        return not slot.open and profile.parse_tag(slot.tag).name == self.tag
 
     def _choose(self, now: float) -> None:
         key = self.agent
         if key is None and self._chooses:
-            free = [slot for slot in self.slots.values() if slot.open and slot.kind != "spectator"]
+            free = [slot for slot in self.slots.values() if slot.kind != "spectator"]
+            free = [slot for slot in free if slot.open] or [slot for slot in free if self._may_be_ours(slot)]
             # A slot that nobody plays before one that a bot plays.
             free.sort(key=lambda slot: slot.ready)
             key = free[0].key if free else None
-        if key is not None and key in self.slots and (self.slots[key].open or self._mine(self.slots[key])):
+        slot = self.slots.get(key) if key is not None else None
+        if slot is not None and (slot.open or self._claim.former or self._may_be_ours(slot)):
             self.key = key
             self._move(Event.CHOSEN)
-            self._next_retry = now
+            self._next_retry = self._claim.owned_at = now
 
-    def _registered(self, now: float) -> None:
-        self._move(Event.REGISTERED)
-        self._confirmed = False
-        self._next_retry = now + (0 if self._done_offering() else self.config.retry)
+    def _on_registered(self, message: packet.Registered, now: float) -> None:
+        """Take S2, which says that a slot is ours."""
+        if message.key != self.key or self.state not in (State.REGISTERING, State.WAITING):
+            return
+        if not self.token:
+            self.plain = True  # a server with the profile confirms nothing before it has told the token
+        self._own(now)
+
+    def _own(self, now: float) -> None:
+        self._claim.owned_at = now
+        if self.state is State.REGISTERING:
+            self._move(Event.REGISTERED)
+            self._claim.former = ""
+            self._claim.confirmed = False
+            self._next_retry = now if self.settled else now + self.config.retry
 
     def _on_info(self, message: packet.LobbyInfo, now: float) -> None:
-        before = dict(self.slots)
-        self.slots.update((slot.key, slot) for slot in message.slots)
-        if self.slots != before:
-            self.events.append(LobbyChanged(tuple(self.slots.values())))
+        before = len(self.slots), [self.slots.get(slot.key) for slot in message.slots]
+        for slot in message.slots:
+            if slot.key in self.slots or len(self.slots) < _MOST_SLOTS:
+                self.slots[slot.key] = slot
+        changed = before != (len(self.slots), [self.slots.get(slot.key) for slot in message.slots])
+        if changed and not (self.events and isinstance(self.events[-1], LobbyChanged)):
+            self.events.append(LobbyChanged())
         if self.state is State.ASKING:
             self._choose(now)
         own = next((slot for slot in message.slots if slot.key == self.key), None)
         if own is None:
             return
+        unconfirmed = now > self._claim.owned_at + self.config.ownership
         if self.state is State.REGISTERING:
-            if self._mine(own):
-                self._registered(now)
-            elif not own.open:
+            if not own.open and not self._claim.former and (unconfirmed or not self._may_be_ours(own)):
                 self._move(Event.REFUSED)
-                self.slots[own.key] = own
         elif self.state is State.WAITING:
-            if not self._mine(own):
+            if not self._may_be_ours(own) or (unconfirmed and not self.plain):
                 self._move(Event.TAKEN_OUT)
                 self._next_retry = max(self._next_retry, now)
+                self._claim.owned_at = now
             else:
-                self._busy = self._busy and own.ready
-                self._confirmed = own.ready == self._wants_ready and not self._busy
-        elif self.state in (State.JOINING, State.PLAYING) and now >= self._last_step + self.config.silence:
+                self._claim.busy = self._claim.busy and own.ready
+                self._claim.confirmed = own.ready == self._claim.wants_ready and not self._claim.busy
+        elif self.state in (State.JOINING, State.PLAYING) and now >= self._run.last_step + self.config.silence:
             # The lobby answers with the port while the run is on, and then with nobody ready.
-            self._gone += not self._mine(own) or not own.ready
-            if self._gone >= 3:
+            self._run.gone += not self._may_be_ours(own) or not own.ready
+            if self._run.gone >= 3:
                 self._lose(now)
 
     def _on_message(self, message: packet.Message, now: float) -> None:
-        offer = profile.parse_offer(message.text) if self._use_profile else None
+        offer = None if self.plain else profile.parse_offer(message.text)
         if offer is None:
+            self.said = message.text
             self.events.append(Said(message.text))
-        elif self.offer is None or not self.offer.complete or offer.complete:
-            if self.offer is None or not self.offer.complete:  # return the token, or say that we are ready
-                self._next_retry = min(self._next_retry, now)
+            return
+        alive = now < max(self._claim.owned_at + self.config.ownership, self._run.last_step + 2 * self.config.poll)
+        if self.settled and offer.token != self.token and alive:
+            self.counts["another token"] += 1  # a server that began anew confirms nothing by the old one
+            return
+        self._claim.seq = max(self._claim.seq, offer.seq)
+        if self.offer is None:
+            self._claim.owned_at = now  # from here on registrations can be confirmed
+        if offer.token != self.token or not self.settled:
+            self._next_retry = min(self._next_retry, now)  # return the token, or say that we are ready
+        if offer.token != self.token or offer.fps is not None:
             self.offer = offer
+        if offer.slot == self.key and self.state in (State.REGISTERING, State.WAITING):
+            self._own(now)  # it says what S2 says
 
     def _on_start(self, message: packet.Start, now: float) -> None:
         if message.port in self._old_ports:
-            self._busy = self._busy or self.state is State.WAITING
+            self._claim.busy = self._claim.busy or self.state is State.WAITING
             self.counts["an older run's start"] += 1
             return
         if message.port == self.port or (self.state, Event.START) not in TRANSITIONS:
-            self._gone = 0
+            self._run.gone = 0
             return
         self._move(Event.START)
         if self.port is not None:
             self._old_ports.append(self.port)
         self.port = message.port
-        self.stats = Stats()
-        self._newest, self._acked, self._steps, self._gone = (-1, -1), 0, 0, 0
-        self._known.clear()
-        self._sent_at.clear()
-        self._ret = self._told = Decimal(0)
-        self._last = None
-        self._last_step = now
+        self._run = PlayerRun(now)
         self.seq += 1
-        self._next_action = now  # at once: a NAT lets steps through only after we have sent there
+        self._run.next_action = now  # at once: a NAT lets steps through only after we have sent there
         self.events.append(RunStarted(message.port))
 
-    def _on_step(self, message: packet.Step, now: float) -> list[Outgoing]:
-        stats = self.stats
+    def _on_step(self, message: packet.Step, now: float, arrived: float) -> list[Outgoing]:
+        run, stats = self._run, self.stats
         stats.received += 1
-        order = (message.step, message.timestamp)
-        if order in self._known:
+        if (message.step, message.timestamp) in run.known:
             stats.duplicates += 1
             return []
         try:
             reward = parse_decimal(message.reward)
         except PacketError:
             return self._drop("malformed", "malformed")
-        extra = profile.parse_extra(message.extra) if self._use_profile else None
-        if extra is not None and extra.token is not None and self.offer is None:
-            self.offer = profile.Offer(extra.token)
-        self._known[order] = None
-        if len(self._known) > 1024:
-            self._known.popitem(last=False)
-        self._steps += 1
-        if extra is None:
-            self._ret += reward  # a late step's reward, too: it is in no other one
-        if order < self._newest:
-            stats.reordered += 1
+        extra = None if self.plain else profile.parse_extra(message.extra)
+        if self.token and (extra is None or extra.token != self.token):
+            return self._drop("stale", "step without token")  # whoever made it cannot see what is sent to us
+        if not run.take(message, extra, reward, arrived):
             return []
-        self._newest = order
-        self._last_step = now
-        self._gone = 0
-        stats.arrival(message.timestamp, now)
-        if extra is not None:
-            self._ret = extra.ret
-            stats.lost = max(0, extra.sent - self._steps)
-            stats.actions_lost = max(0, stats.sent - extra.got)
-            if extra.ack > self._acked:
-                self._acked = extra.ack
-                if (sent := self._sent_at.get(extra.ack)) is not None:
-                    stats.round_trip(now - sent)
-        self._last = message
+        run.last_step = now
+        ack = extra.ack if extra is not None else None
+        self.seq = max(self.seq, ack or 0)  # this address had another client before
         self._move(Event.DONE if message.done else Event.STEP)
-        self.events.append(
-            Stepped(
-                message.step,
-                message.timestamp,
-                message.observation,
-                self._ret - self._told,
-                self._ret,
-                message.done,
-                truncated=message.done and extra is not None and extra.end == "truncated",
-                ack=extra.ack if extra is not None else None,
-            )
-        )
-        self._told = self._ret
+        truncated = message.done and extra is not None and extra.end == "truncated"
+        self.events.append(run.stepped(message.done, truncated, ack=ack))
         if message.done:
             self._ended()
         return []
@@ -436,56 +411,39 @@ class Player:
     def _ended(self) -> None:
         if self.port is not None:
             self._old_ports.append(self.port)
-        self._next_action = math.inf
+        self._run.next_action = math.inf
 
     def _lose(self, now: float) -> None:
         """The run is over and its end can no longer be had."""
-        if self.state is State.JOINING:
-            self._move(Event.GONE)
-            self._confirmed, self._next_retry = False, now
+        joined = self.state is State.PLAYING
+        self._move(Event.GONE)
+        if joined and self._run.last is not None:
+            self.events.append(self._run.stepped(True, True, lost=True))
+            self._ended()
         else:
-            self._move(Event.GONE)
-            assert self._last is not None
-            self.events.append(
-                Stepped(
-                    *(self._last.step, self._last.timestamp, self._last.observation, self._ret - self._told, self._ret),
-                    done=True,
-                    truncated=True,
-                    lost=True,
-                )
-            )
-            self._told = self._ret
-        self._ended()
+            self._claim.confirmed, self._next_retry, self._claim.owned_at = False, now, now
+            self._ended()
 
     # Output
-
-    def _token(self) -> str | None:
-        return self.offer.token if self.offer is not None else None
-
-    def _done_offering(self) -> bool:
-        complete = self.offer is not None and self.offer.complete
-        return not self._use_profile or complete or self._offers_asked >= self.config.offers
 
     def _send_action(self, now: float) -> list[Outgoing]:
         if self._action is None or self.port is None or self.state not in (State.JOINING, State.PLAYING):
             return []
-        token = self._token()
-        text = profile.action_text(token, self.seq, self._action) if token else self._action
-        datagram = packet.format_message(packet.Action(self.header, text))
-        if self.seq not in self._sent_at:
-            self._sent_at[self.seq] = now
-            if len(self._sent_at) > 1024:
-                self._sent_at.popitem(last=False)
-        self.stats.sent += 1
-        silent = now - self._last_step > self.config.repeat or self.state is State.JOINING
-        self._next_action = now + (self.config.repeat if silent else self.config.keepalive)
-        return [(datagram, (self.server[0], self.port))]
+        run, text = self._run, self._action
+        if self.token and not self.plain:
+            text = profile.action_text(self.token, self.port, self.seq, text)
+        run.sends(self.seq, now)
+        silent = now - self._run.last_step > self.config.repeat or self.state is State.JOINING
+        self._run.next_action = now + (self.config.repeat if silent else self.config.keepalive)
+        return [(packet.format_message(packet.Action(self.header, text)), (self.server[0], self.port))]
 
-    def _register(self) -> Outgoing:
+    def _register(self, word: str = "w") -> Outgoing:
         assert self.key is not None
-        tag = profile.profile_tag(self.tag, self._token()) if self._use_profile else self.tag
-        self._offers_asked += self.state is State.WAITING
-        return packet.format_message(packet.Register(self.header, self.key, tag)), self.server
+        claim = profile.Claim(self.tag, not self.plain)
+        if self.token and not self.plain:
+            self._claim.seq += 1
+            claim = profile.Claim(self.tag, True, self.token, self._claim.seq, word, self._claim.former)
+        return packet.format_message(packet.Register(self.header, self.key, profile.format_tag(claim))), self.server
 
     def tick(self, now: float) -> list[Outgoing]:
         """Do what is due: ask, repeat, keep contact."""
@@ -493,12 +451,12 @@ class Player:
         if self.state is State.OVER:
             return out
         if self.state in (State.JOINING, State.PLAYING):
-            if now >= self._next_action:
+            if now >= self._run.next_action:
                 out += self._send_action(now)
                 if not out:
-                    self._next_action = math.inf
+                    self._run.next_action = math.inf
             # Without steps the lobby is asked, too: it has the port while the run is on.
-            polls = now >= self._last_step + 2 * self.config.poll
+            polls = now >= self._run.last_step + 2 * self.config.poll or not self.settled
         else:
             polls = True
             if now >= self._next_retry:
@@ -506,17 +464,32 @@ class Player:
         if polls and now >= self._next_poll:
             self._next_poll = now + self.config.poll
             out.append((packet.format_message(packet.LobbyRequest(self.header)), self.server))
+            if (
+                self.key is not None
+                and self.state is not State.ASKING
+                and self.token
+                and not self.plain
+                and not any(b";register=" in datagram for datagram, _ in out)
+            ):
+                out.append(self._register_again())  # the slot is kept for who shows the token
         return out
+
+    def _register_again(self) -> Outgoing:
+        ready = self._claim.wants_ready and self.settled and not self._claim.busy
+        return self._register("r" if ready else "w")
 
     def _retry(self, now: float) -> list[Outgoing]:
         self._next_retry = now + self.config.retry
-        if self.state is State.REGISTERING:
-            return [self._register()]
-        if self.state is State.WAITING:
-            if not self._done_offering():
-                return [self._register()]
-            if not self._confirmed and not self._busy and self.key is not None:
-                return [(packet.format_message(packet.Ready(self.header, self.key, self._wants_ready)), self.server)]
+        if self.key is None or self.state is State.ASKING:
+            return []
+        if self.state is State.REGISTERING or not self.settled:
+            return [self._register_again()]
+        if not self._claim.confirmed and not self._claim.busy:
+            if self.plain:
+                return [
+                    (packet.format_message(packet.Ready(self.header, self.key, self._claim.wants_ready)), self.server)
+                ]
+            return [self._register_again()]
         return []
 
     def wake(self) -> float:
@@ -524,5 +497,6 @@ class Player:
         if self.state is State.OVER:
             return math.inf
         if self.state in (State.JOINING, State.PLAYING):
-            return min(self._next_action, max(self._next_poll, self._last_step + 2 * self.config.poll))
+            silent = self._run.last_step + 2 * self.config.poll if self.settled else -math.inf
+            return min(self._run.next_action, max(self._next_poll, silent))
         return min(self._next_poll, self._next_retry)

@@ -1,7 +1,7 @@
 """One run on its rollout port: the newest action of each agent in, steps out to each client. No clock, no socket.
 
-The owner steps the environment: when `frame_due`, it takes `actions()`, steps, and gives `frame` what each agent saw.
-`receive` takes what came to the port, `tick` resends; both return datagrams to send, and `wake()` says when one is due.
+The owner drives the environment, and gives `frame` what each agent saw. `receive` takes what came to the port and hands
+valid actions on, `tick` resends; both return datagrams to send, and `wake()` says when one is due.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal, localcontext
-from typing import Any
 
 from bridge.errors import PacketError, SettingError
-from bridge.perlert import packet, profile
-from bridge.perlert.codec import DECIMALS, decimal_text
 from bridge.perlert.guard import Address, Guard
 from bridge.perlert.lobby import Outgoing
+from bridge.perlert.protocol import packet, profile
+from bridge.perlert.protocol.codec import DECIMALS, decimal_text
 
 __all__ = ["TRANSITIONS", "Event", "Player", "Result", "Rollout", "RolloutConfig", "State"]
 
@@ -27,7 +26,6 @@ __all__ = ["TRANSITIONS", "Event", "Player", "Result", "Rollout", "RolloutConfig
 class State(enum.Enum):
     """Where the run is."""
 
-    GATHERING = "gathering"
     RUNNING = "running"
     LINGERING = "lingering"
     CLOSED = "closed"
@@ -36,14 +34,11 @@ class State(enum.Enum):
 class Event(enum.Enum):
     """What moves it on."""
 
-    BEGIN = "everybody is here, or was waited for long enough"
     ALL_DONE = "every client has done=true"
     LINGERED = "the time to ask again is over"
 
 
 TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.GATHERING, Event.BEGIN): State.RUNNING,
-    (State.GATHERING, Event.ALL_DONE): State.LINGERING,
     (State.RUNNING, Event.ALL_DONE): State.LINGERING,
     (State.LINGERING, Event.LINGERED): State.CLOSED,
 }
@@ -57,14 +52,10 @@ class RolloutConfig:
     """Frames of the simulation a second."""
     max_rate: int = 30
     """S5 a second to one client (P-21); rewards of steps that are not sent are added to the next one."""
-    gather: float = 1.0
-    """Seconds that the first frame waits for every client's first action on the new port."""
     linger: float = 10.0
     """Seconds that the port stays open after a client's done=true (P-17)."""
     resends: tuple[float, ...] = (1.0, 3.0, 7.0)
     """When done=true is sent again unasked, seconds after it."""
-    catch_up: float = 0.5
-    """A simulation that is behind its clock by at most so much catches up frame by frame; beyond, it skips."""
     abandoned: float = 60.0
     """A run whose clients were all silent for so long is ended."""
     decimals: int = DECIMALS
@@ -74,8 +65,8 @@ class RolloutConfig:
         for name in ("fps", "max_rate", "abandoned"):
             if not 0 < getattr(self, name) < math.inf:
                 raise SettingError(f"expected a positive {name}, got {getattr(self, name)!r}")
-        if min(self.gather, self.linger, self.catch_up, self.decimals) < 0:
-            raise SettingError("expected gather, linger, catch_up and decimals of 0 or more")
+        if min(self.linger, self.decimals) < 0:
+            raise SettingError("expected linger and decimals of 0 or more")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,15 +92,14 @@ class Player:
     key: str
     """The slot whose steps it sees."""
     token: str = ""
-    """The profile's token; empty: a plain client."""
+    """What each of its actions carries; empty: a client that knows the draft alone."""
     watching: bool = False
-    """A spectator: its actions are ignored."""
+    """A spectator: its actions are ignored, and it is not waited for."""
+    seq: int = 0
+    """The newest action that was applied, in earlier runs too."""
     here: bool = False
     """Whether it has reached the rollout port."""
     heard: float = -math.inf
-    profiled: bool = False
-    """Whether an action with its token came; from then on no other is taken."""
-    seq: int = 0
     got: int = 0
     sent: int = 0
     ret: Decimal = Decimal(0)
@@ -117,6 +107,7 @@ class Player:
     ret_sent: Decimal = Decimal(0)
     """The return up to the last S5 that was sent."""
     times: deque[float] = dataclasses.field(default_factory=deque)
+    """When S5 were sent in the last second."""
     due: float = -math.inf
     last: bytes = b""
     """The S5 with done=true."""
@@ -131,8 +122,9 @@ class Rollout:
 
     Args:
         header: Which instance.
+        port: Its UDP port, which names it.
         guard: The book of bytes, shared by all of a server.
-        decode: Reads an action of a slot, or raises PacketError; a wrong one is counted and changes nothing.
+        act: Takes the text of an action of a slot, or raises PacketError, which is counted and changes nothing.
         config: Rates and times.
         epoch: Seconds to add to `now` for the wall-clock time since 1970.
         now: The time of the start.
@@ -141,25 +133,27 @@ class Rollout:
     def __init__(
         self,
         header: packet.Header,
+        port: int,
         guard: Guard,
-        decode: Callable[[str, str], Any],
+        act: Callable[[str, str], None],
         *,
         config: RolloutConfig | None = None,
         epoch: float = 0.0,
         now: float,
     ) -> None:
-        self.header, self.guard, self.config, self.epoch = header, guard, config or RolloutConfig(), epoch
-        self.state = State.GATHERING
+        self.header, self.port, self.guard, self.epoch = header, port, guard, epoch
+        self.config = config or RolloutConfig()
+        self.state = State.RUNNING
         self.players: dict[Address, Player] = {}
         self.counts: Counter[str] = Counter()
-        """Datagrams that changed nothing, by reason; late frames, too."""
+        """Datagrams that changed nothing, by reason."""
         self.step = -1
-        self._decode = decode
-        self._actions: dict[str, Any] = {}
+        self._act = act
         self._returns: dict[str, Decimal] = {}
         self._results: dict[str, Result] = {}
         self._begun_at = now
-        self._next_frame = now
+
+    # Clients
 
     def join(self, player: Player, now: float) -> None:
         """Let a client in."""
@@ -167,11 +161,27 @@ class Rollout:
         player.ret = player.ret_sent = self._rounded(player.key)
         self.players[player.address] = player
 
+    def move(self, old: Address, new: Address, token: str) -> None:
+        """Take note that a client has another address."""
+        if (player := self.players.pop(old, None)) is not None:
+            player.address, player.token, player.seq, player.here = new, token, 0, False
+            self.players[new] = player
+
+    def leave(self, address: Address) -> str | None:
+        """Take a client out; return the slot that it played, which does what the server chooses."""
+        player = self.players.pop(address, None)
+        self._settle()
+        return player.key if player is not None and not player.watching else None
+
+    def taken(self) -> set[str]:
+        """Return the slots that clients play."""
+        return {player.key for player in self.players.values() if not player.watching}
+
     # Input
 
     def receive(self, datagram: bytes, sender: Address, now: float) -> list[Outgoing]:
         """Take a datagram that came to the rollout's port; whatever it holds, nothing is raised."""
-        if not self.guard.heard(sender, len(datagram), now):
+        if not self.guard.heard(sender, datagram, now):
             return []
         player = self.players.get(sender)
         if player is None:
@@ -185,58 +195,51 @@ class Rollout:
         if message.header != self.header:
             self.counts["other instance"] += 1
             return []
-        player.heard = now
-        player.here = True
-        self.guard.prove(sender)  # it knows the port
+        text = message.action if isinstance(message, packet.Action) else ""
+        seq = player.seq
+        if player.token:
+            own = self._authenticated(player, text)
+            if own is None:
+                return []
+            seq, text = own
+        player.heard, player.here = now, True
         if player.done_at is not None:
             out: list[Outgoing] = []
             if now <= player.done_at + self.config.linger:
                 self._resend(player, now, out)  # P-18
             return out
-        if isinstance(message, packet.Action):
-            self._act(player, message.action)
-        else:
-            self.counts["not an action"] += 1
+        if text:
+            self._apply(player, seq, text)
         return []
 
-    def _act(self, player: Player, action: str) -> None:
-        parts = profile.split_action(action) if player.token else None
-        if parts is not None and hmac.compare_digest(parts[0], player.token):
-            player.profiled = True
-            player.got += 1
-            if parts[1] <= player.seq:
-                self.counts["stale action"] += 1
-                return
-            value_text, seq = parts[2], parts[1]
-        elif player.profiled:
+    def _authenticated(self, player: Player, action: str) -> tuple[int, str] | None:
+        """Return number and text of an action that is the client's own and of this run; None: it is not."""
+        parts = profile.split_action(action)
+        if parts is None or not hmac.compare_digest(parts[0], player.token):
             self.counts["action without token"] += 1
+            return None
+        if parts[1] != self.port:
+            self.counts["action of another run"] += 1
+            return None
+        player.got += 1
+        return parts[2], parts[3]
+
+    def _apply(self, player: Player, seq: int, text: str) -> None:
+        if player.token and seq <= player.seq:
+            self.counts["stale action"] += 1
             return
-        else:
-            value_text, seq = action, player.seq
         if player.watching:
             player.seq = seq
             self.counts["action of a spectator"] += 1
             return
         try:
-            value = self._decode(player.key, value_text)
+            self._act(player.key, text)
         except PacketError:
             self.counts["invalid action"] += 1  # P-27: the last valid one stays
             return
         player.seq = seq
-        self._actions[player.key] = value
-
-    def actions(self) -> dict[str, Any]:
-        """Return the last valid action of each slot that has one (P-27)."""
-        return dict(self._actions)
 
     # Frames
-
-    def frame_due(self, now: float) -> bool:
-        """Tell whether the environment is to be stepped (or, the first time, its reset observation to be sent)."""
-        if self.state is State.GATHERING and now >= self._gathered_at():
-            self.state = TRANSITIONS[self.state, Event.BEGIN]
-            self._next_frame = now
-        return self.state is State.RUNNING and now >= self._next_frame - 1e-9
 
     def _rounded(self, key: str) -> Decimal:
         with localcontext() as context:
@@ -253,32 +256,25 @@ class Rollout:
             if not abs(result.reward) < 1e20:
                 raise ValueError(f"expected a reward below 1e20, got {result.reward!r}")
         self.step += 1
-        at = self._next_frame  # the planned time, so that a late wake-up does not eat into the rate
-        self._next_frame += 1 / self.config.fps
-        if now > self._next_frame:
-            self.counts["late frames"] += 1
-            if now > self._next_frame + self.config.catch_up:
-                self._next_frame = now + 1 / self.config.fps
-                at = now
         with localcontext() as context:
             context.prec = 400
             for key, result in results.items():
                 self._returns[key] = self._returns.get(key, Decimal(0)) + Decimal(repr(float(result.reward)))
-        self._results = dict(results)
+        self._results |= results
         out: list[Outgoing] = []
         rounded = {key: self._rounded(key) for key in results}
         for player in self.players.values():
-            if player.done_at is None and (known := self._results.get(player.key)) is not None:
+            if player.done_at is None and (known := results.get(player.key)) is not None:
                 player.ret = rounded[player.key]
-                self._show(player, known, at, now, out)
+                self._show(player, known, now, out)
         self._settle()
         return out
 
     def _datagram(self, player: Player, result: Result, now: float, end: str | None) -> bytes:
         extra = None
         if player.token:
-            token = None if player.profiled else player.token
-            extra = profile.extra_text(profile.Extra(player.seq, player.got, player.sent + 1, player.ret, end, token))
+            counts = player.seq, player.got, player.sent + 1
+            extra = profile.extra_text(profile.Extra(player.token, *counts, player.ret, end))
         return packet.format_message(
             packet.Step(
                 self.header,
@@ -291,15 +287,12 @@ class Rollout:
             )
         )
 
-    def _show(self, player: Player, result: Result, at: float, now: float, out: list[Outgoing]) -> None:
+    def _show(self, player: Player, result: Result, now: float, out: list[Outgoing]) -> None:
         if result.done:
             self._finish(player, result, now, out)
-            return
-        if not self._may(player, at):
+        elif not self._may(player, now):
             self.counts["not sent, rate"] += 1
-            return
-        datagram = self._datagram(player, result, now, None)
-        if self._send(player, datagram, at, now, out):
+        elif self._send(player, self._datagram(player, result, now, None), now, out):
             player.sent += 1
             player.ret_sent = player.ret
 
@@ -312,32 +305,38 @@ class Rollout:
         player.resends = [now + after for after in self.config.resends if after <= self.config.linger]
         if not self._resend(player, now, out):
             player.owed = True
-            player.resends.insert(0, max(now, player.due))
+            player.resends.insert(0, max(now, self._next_slot(player)))
 
-    def _may(self, player: Player, at: float) -> bool:
+    def _may(self, player: Player, now: float) -> bool:
         """Tell whether the rate (P-21) lets an S5 go: evenly spread, and never more than `max_rate` in any second."""
-        while player.times and at - player.times[0] > 1 - 1e-6:
+        while player.times and now - player.times[0] > 1 - 1e-6:
             player.times.popleft()
-        return len(player.times) < self.config.max_rate and at >= player.due - 1e-6
+        return len(player.times) < self.config.max_rate and now >= player.due - 1e-6
 
-    def _send(self, player: Player, datagram: bytes, at: float, now: float, out: list[Outgoing]) -> bool:
+    def _next_slot(self, player: Player) -> float:
+        """Return when the rate lets the next S5 go."""
+        full = len(player.times) >= self.config.max_rate
+        return max(player.due, player.times[0] + 1.0) if full else player.due
+
+    def _send(self, player: Player, datagram: bytes, now: float, out: list[Outgoing]) -> bool:
         if not self.guard.spend(player.address, len(datagram), now):
             return False
-        player.times.append(at)
+        player.times.append(now)
         interval = 1 / self.config.max_rate
-        player.due = max(player.due, at - interval / 2) + interval
+        player.due = max(player.due, now - interval / 2) + interval
         out.append((datagram, player.address))
         return True
 
     def _resend(self, player: Player, now: float, out: list[Outgoing]) -> bool:
-        if self._may(player, now) and self._send(player, player.last, now, now, out):
+        if self._may(player, now) and self._send(player, player.last, now, out):
             player.owed = False
             return True
         return False
 
     def _settle(self) -> None:
-        if self.state in (State.GATHERING, State.RUNNING) and all(
-            player.done_at is not None for player in self.players.values()
+        """End when every client that plays has its end; a spectator alone keeps nothing going."""
+        if self.state is State.RUNNING and all(
+            player.done_at is not None or player.watching for player in self.players.values()
         ):
             self.state = TRANSITIONS[self.state, Event.ALL_DONE]
 
@@ -355,24 +354,22 @@ class Rollout:
         self._settle()
         return out
 
-    def remember(self, results: Mapping[str, Result]) -> None:
-        """Note observations that `end` may need for slots that saw no frame yet."""
-        self._results = dict(results)
-
     # Time
 
     def tick(self, now: float) -> list[Outgoing]:
         """Do what is due: resend done=true, give up an abandoned run, close."""
         out: list[Outgoing] = []
-        if self.state in (State.GATHERING, State.RUNNING) and now >= self._heard() + self.config.abandoned:
+        if self.state is State.RUNNING and now >= self._heard() + self.config.abandoned:
             self.counts["abandoned"] += 1
+            out += self.end(now)
+        if self.state is State.LINGERING:  # for spectators of a slot that went on
             out += self.end(now)
         for player in self.players.values():
             if player.resends and now >= player.resends[0]:
                 if self._resend(player, now, out):
                     player.resends.pop(0)
                 else:  # the rate or the budget is used up: a little later
-                    player.resends[0] = max(now + 1 / self.config.max_rate, player.due)
+                    player.resends[0] = max(now + 1 / self.config.max_rate, self._next_slot(player))
             if player.done_at is not None and now > player.done_at + self.config.linger:
                 player.resends.clear()
         if self.state is State.LINGERING and now >= self._closes_at():
@@ -380,28 +377,17 @@ class Rollout:
         return out
 
     def _heard(self) -> float:
-        return max((player.heard for player in self.players.values()), default=self._begun_at)
+        return max((p.heard for p in self.players.values() if not p.watching), default=self._begun_at)
 
     def _closes_at(self) -> float:
         return max(
             (player.done_at for player in self.players.values() if player.done_at is not None), default=self._begun_at
         ) + (self.config.linger if self.players else 0.0)
 
-    def _gathered_at(self) -> float:
-        here = all(player.here for player in self.players.values())
-        return self._begun_at + (0.0 if here else self.config.gather)
-
     def wake(self) -> float:
-        """Return when something is due next: a frame, a resend, the end."""
+        """Return when something is due next: a resend, the end."""
         if self.state is State.CLOSED:
             return math.inf
         times = [player.resends[0] for player in self.players.values() if player.resends]
-        if self.state is State.LINGERING:
-            times.append(self._closes_at())
-        else:
-            times.append(self._heard() + self.config.abandoned)
-        if self.state is State.GATHERING:
-            times.append(self._gathered_at())
-        elif self.state is State.RUNNING:
-            times.append(self._next_frame)
+        times.append(self._closes_at() if self.state is State.LINGERING else self._heard() + self.config.abandoned)
         return min(times)

@@ -3,47 +3,118 @@
 from __future__ import annotations
 
 import dataclasses
-import secrets
-import signal
+import socket
 import threading
 import time
 import types
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
-from bridge.errors import RemoteTimeoutError, SettingError
-from bridge.perlert import lobby, packet, rollout
-from bridge.perlert.cipher import ServerSeal, check_key
-from bridge.perlert.codec import DECIMALS
+from bridge.errors import InvalidActionError, PacketError, RemoteTimeoutError, RequestError, SettingError
+from bridge.logs import SafeLog
+from bridge.perlert import lobby, rollout
 from bridge.perlert.guard import GuardConfig
 from bridge.perlert.host import Host, Instance, Policy
-from bridge.perlert.udp import ServerLoop
-from bridge.perlert.worlds import World, default_name, make_world
+from bridge.perlert.protocol import packet
+from bridge.perlert.protocol.cipher import ServerSeal, check_key
+from bridge.perlert.protocol.codec import DECIMALS, TextCodec
+from bridge.perlert.udp import ServerPorts
+from bridge.perlert.worlds import default_name, make_world, slots_of
+from bridge.server.event_loop import READ, EventLoop
+from bridge.server.serving import ServerRuntime, ServingThread
 from bridge.transport.address import is_loopback
+from bridge.worlds.default_actions import neutral_action
+from bridge.worlds.isolated.world import CALL_TIMEOUT, Isolation
+from bridge.worlds.scheduling import Pending
 
-__all__ = ["PerlertServer", "serve_perlert", "serve_perlert_until_signal"]
+__all__ = ["PerlertServer", "serve_perlert"]
+
+_log = SafeLog(__name__)
+_MOST_GRACE = 1e9
 
 
 class PerlertServer:
     """A running server: a context manager that stops it at the end.
 
-    Attributes:
-        port: The lobby's UDP port.
+    Its environments are called by the thread that serves, one after the other, while a second one answers the network
+    when a call takes long (`bridge.server.serving`).
+
+    Args:
+        ports: The sockets.
+        guard: Limits.
+        publish: Makes the instances; awaited in the thread that serves.
     """
 
-    def __init__(self, loop: ServerLoop, host: Host, worlds: Sequence[World]) -> None:
-        self._loop, self._host, self._worlds = loop, host, worlds
-        self.port = loop.port
+    def __init__(self, ports: ServerPorts, guard: GuardConfig, publish: Callable[[PerlertServer], Any]) -> None:
+        self._ports = ports
+        self.port = ports.port
+        """The lobby's UDP port."""
+        self._loop = EventLoop()
+        self._serving = ServingThread(self._loop)
+        self.runtime = ServerRuntime(self._loop, self._serving)
+        self.host = Host(
+            guard,
+            self._loop.scheduler,
+            self.runtime.executor,
+            send=ports.send,
+            open_port=ports.open_port,
+            close_port=ports.close_port,
+            epoch=time.time() - time.monotonic(),
+        )
+        ports.on_open, ports.on_close = self._watch, self._loop.unregister
+        self._watch(None, ports.sockets[None])
         self._stop_lock = threading.Lock()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._serve, name="bridge-perlert", daemon=True)
+        self._thread.start()
+        try:
+            self._do(publish(self), None)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _do(self, work: Any, deadline: float | None) -> bool:
+        """Run a coroutine in the loop, and wait for its end; return whether it came within the deadline."""
+        ended = threading.Event()
+        problems: list[BaseException | None] = []
+
+        def done(result: None, error: BaseException | None) -> None:
+            problems.append(error)
+            ended.set()
+
+        self._loop.scheduler.call_soon_threadsafe(lambda: self._loop.scheduler.start(work, done))
+        if not ended.wait(deadline):
+            return False
+        if problems[0] is not None:
+            raise problems[0]
+        return True
+
+    def _serve(self) -> None:
+        self._serving.serve()
+        self._loop.close()
+
+    def _watch(self, port: int | None, sock: socket.socket) -> None:
+        self._loop.register(sock, READ, lambda events: self._drain(port))
+
+    def _drain(self, port: int | None) -> None:
+        for datagram, sender in self._ports.drain(port, self.host.guard, self.host.now):
+            try:
+                self.host.receive(port, datagram, sender)
+            except Exception:  # a fault of ours costs one datagram, and not the server
+                self._ports.counts["failed"] += 1
+                _log.exception("a datagram from %s was not handled", sender)
+
+    # What there is
 
     @property
     def urls(self) -> list[str]:
         """The URL of each instance."""
-        name = "localhost" if self._loop.bind_host in ("0.0.0.0", "::", "") else self._loop.bind_host
+        name = "localhost" if self._ports.bind_host in ("0.0.0.0", "::", "") else self._ports.bind_host
         host = f"[{name}]" if ":" in name else name
-        return [f"perlert://{host}:{self.port}/{header}" for header in self._host.instances]
+        return [f"perlert://{host}:{self.port}/{header}" for header in self.host.instances]
 
     @property
     def url(self) -> str:
@@ -53,30 +124,30 @@ class PerlertServer:
     def stats(self) -> dict[str, dict[str, int]]:
         """Return counters by instance (runs, frames, late frames, failures, clients), and of what was dropped."""
         found: dict[str, dict[str, int]] = {}
-        for header, instance in list(self._host.instances.items()):
+        for header, instance in list(self.host.instances.items()):
             found[str(header)] = {
                 "runs": instance.runs,
                 "frames": instance.frames,
                 "late_frames": instance.late_frames,
-                "failures": sum(instance.failures.values()),
+                "failures": instance.failures,
                 "clients": len(instance.lobby.clients),
             }
         dropped: Counter[str] = Counter()
-        for counts in (self._host.guard.dropped, self._host.counts, self._loop.counts):
+        for counts in (self.host.guard.dropped, self.host.counts, self._ports.counts):
             dropped.update(dict(counts))  # a copy: the loop's thread goes on counting
         found["dropped"] = dict(dropped)
         return found
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the server is stopped; return whether it was. `timeout` in seconds; None: for ever.
+    # The end
 
-        Raises:
-            RuntimeError: The loop ended by an error, which is its cause.
-        """
-        ended = self._loop.finished.wait(timeout)
-        if ended and self._loop.failure is not None:
-            raise RuntimeError(f"the server ended by an error: {self._loop.failure!r}") from self._loop.failure
-        return ended
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the server is stopped; return whether it was. `timeout` in seconds; None: for ever."""
+        end = None if timeout is None else time.monotonic() + timeout
+        # A wait without a timeout would keep Python from running signal handlers on some platforms.
+        while not self._serving.finished.wait(0.2 if end is None else max(0.0, min(0.2, end - time.monotonic()))):
+            if end is not None and time.monotonic() >= end:
+                return False
+        return True
 
     def stop(self, grace: float = 0.0) -> None:
         """Stop: runs that are on may go on for `grace` seconds, then every client is sent done=true.
@@ -84,12 +155,36 @@ class PerlertServer:
         Raises:
             RemoteTimeoutError: An environment did not return within 30 seconds more.
         """
-        if not 0 <= grace < 1e9:
+        if not 0 <= grace < _MOST_GRACE:
             raise SettingError(f"expected a grace of 0 seconds or more, got {grace!r}")
         with self._stop_lock:
-            self._loop.stop(grace)
-            if not self._loop.join(grace + 30.0):
-                raise RemoteTimeoutError(self.url, "the environment did not return from its step within 30 seconds")
+            if self._serving.finished.is_set():
+                return
+            self._stopping = True
+            self._do(self._end(grace), grace + 30.0)
+            self._thread.join(30.0)
+            if self._thread.is_alive():
+                raise RemoteTimeoutError(
+                    f"perlert://{self._ports.bind_host}:{self.port}",
+                    "the environment did not return from its call within 30 seconds",
+                )
+
+    async def _end(self, grace: float) -> None:
+        """In the loop: end the runs, send what the rate holds back, close everything."""
+        await self._until(lambda: not self.host.running, grace)
+        self.host.stop()
+        await self._until(lambda: not self.host.owes, 1.0)
+        self._ports.close()
+        for instance in self.host.instances.values():
+            await instance.close()
+        self._serving.finish()
+
+    async def _until(self, ready: Callable[[], bool], seconds: float) -> None:
+        end = self.host.now() + seconds
+        while not ready() and self.host.now() < end:
+            turn: Pending[None] = Pending()
+            self._loop.scheduler.call_later(0.01, partial(turn.set_result, None))
+            await turn
 
     def __enter__(self) -> PerlertServer:
         return self
@@ -110,23 +205,11 @@ def _policy(start: str | int | lobby.StartPolicy, countdown: float) -> lobby.Sta
     raise SettingError(f'expected start="all", a number of clients or a StartPolicy, got {start!r}')
 
 
-def _bots(bots: Any, world: World) -> dict[str, Policy]:
-    if bots is None:
+def _by_slot(given: Any, agents: Mapping[str, str]) -> dict[str, Any]:
+    """Return what is given for each slot, or for all of them, by slot."""
+    if given is None:
         return {}
-    keys = list(world.agents)
-    given = dict(bots) if isinstance(bots, Mapping) else dict.fromkeys(keys, bots)
-    found: dict[str, Policy] = {}
-    for key, policy in given.items():
-        if policy == "random" and key in keys:
-            space = world.spaces(key)[1]
-            found[key] = lambda observation, space=space: space.sample()  # type: ignore[misc]
-        elif callable(policy):
-            found[key] = policy
-        else:
-            raise SettingError(
-                f'expected bots as policies (observation to action) or "random", got {policy!r} for {key!r}'
-            )
-    return found
+    return dict(given) if isinstance(given, Mapping) else dict.fromkeys(agents, given)
 
 
 def serve_perlert(
@@ -148,6 +231,8 @@ def serve_perlert(
     host: str = "127.0.0.1",
     port: int = 0,
     key: bytes | str | None = None,
+    isolation: Literal["process"] | None = None,
+    thread_safe: bool = False,
     guard: GuardConfig | None = None,
     lobby_config: lobby.LobbyConfig | None = None,
     rollout_config: rollout.RolloutConfig | None = None,
@@ -155,8 +240,8 @@ def serve_perlert(
     """Publish environments over PERLERT; starts in the background.
 
     Args:
-        env: A Gymnasium id or EnvSpec, a callable that returns a Gymnasium or PettingZoo parallel environment, or a
-            mapping of names to these.
+        env: A Gymnasium id or EnvSpec, a callable that returns a Gymnasium or PettingZoo environment, or a mapping of
+            names to these.
         name: NAME in the URL; None: made from the id, `cartpole` for `CartPole-v1`.
         instances: How many of each: `cartpole:0`, `cartpole:1`, … on one lobby port, each with an environment of its
             own.
@@ -166,7 +251,7 @@ def serve_perlert(
         default_action: What an agent does until its client's first valid action; a value, or a mapping by key.
         spectators: Slots `spectator0`, … whose clients see the first agent's steps.
         start: "all": when every slot has a ready client or a bot; a number: when so many slots have a ready client.
-            Never while a registered client is not ready.
+            Never while a client in an agent's slot is not ready.
         countdown: Seconds from then to the start, announced by messages.
         fps: Frames a second.
         max_rate: Steps a second that are sent to one client.
@@ -175,12 +260,15 @@ def serve_perlert(
         host: Address to bind to.
         port: The lobby's UDP port; 0: any free one.
         key: A pre-shared key of 16 random bytes or more: all messages are enciphered, and only who has it takes part.
+        isolation: `process` puts each environment in a process of its own, so that a crash or a slow reset of one
+            holds up no other; None: the thread that serves calls them, one after the other.
+        thread_safe: The environments may be called at the same time: each has a thread of its own.
         guard: Limits against floods and spoofed addresses.
         lobby_config: Times of the lobby.
         rollout_config: Times of the runs; its fps, max_rate and decimals are those of the keywords.
 
     Raises:
-        SettingError: A keyword has a value that cannot be served.
+        SettingError: A keyword has a value that cannot be served, or the environment cannot be made.
         UnsupportedSpaceError: A space has no text form, or an observation may be longer than a datagram.
     """
     if not isinstance(instances, int) or instances < 1:
@@ -195,84 +283,95 @@ def serve_perlert(
         named = {name if name is not None else default_name(env): env}
     if not named:
         raise SettingError("expected one environment or more, got an empty mapping")
-    run_config = dataclasses.replace(
+    config = dataclasses.replace(
         rollout_config or rollout.RolloutConfig(), fps=float(fps), max_rate=max_rate, decimals=decimals
     )
+    policy = _policy(start, countdown)
+    own_process = Isolation.of(isolation, CALL_TIMEOUT, None)
     guard = guard or GuardConfig(datagrams_per_second=max(200.0, 4 * fps))
-    seal = ServerSeal(check_key(key)) if key is not None else None
+    ports = ServerPorts(host, port, ServerSeal(check_key(key)) if key is not None else None)
     if not is_loopback(host) and key is None:
         warnings.warn(
-            f"serve_perlert on {host!r} without key=: everybody who can send to it can take part, and addresses can be "
-            "spoofed; give a pre-shared key, or tunnel it",
+            f"serve_perlert on {host!r} without key=: everybody who can send to it can take part, and whoever sees the "
+            "packets can act for others; give a pre-shared key, or tunnel it",
             stacklevel=2,
         )
-    loop = ServerLoop(host, port, seal)
-    worlds: list[World] = []
-    try:
-        the_host = Host(guard, open_port=loop.open_port, close_port=loop.close_port)
-        for label, maker in named.items():
-            for number in range(instances):
-                world = make_world(maker, env_kwargs, slots)
-                worlds.append(world)
-                defaults = default_action
-                if default_action is not None and not (
-                    isinstance(default_action, Mapping) and set(default_action) <= set(world.agents)
-                ):
-                    defaults = dict.fromkeys(world.agents, default_action)
-                the_host.add(
-                    Instance(
-                        packet.Header(packet.check_label(label, "name"), number),
-                        world,
-                        the_host.guard,
-                        open_port=the_host.open_port,
-                        close_port=the_host.close_port,
-                        new_token=lambda: secrets.token_hex(6),
-                        bots=_bots(bots, world),
-                        spectators=spectators,
-                        policy=_policy(start, countdown),
-                        lobby_config=lobby_config,
-                        rollout_config=run_config,
-                        default_actions=defaults,
-                        seed=None if seed is None else seed + number,
-                        epoch=time.time() - time.monotonic(),
-                    )
-                )
-    except BaseException:
-        loop.close_unstarted()
-        for world in worlds:
-            world.close()
-        raise
 
-    def close_worlds() -> None:
-        for world in worlds:
-            world.close()
-
-    loop.start(the_host, close_worlds)
-    return PerlertServer(loop, the_host, worlds)
+    publish = partial(
+        _publish,
+        named=named,
+        instances=instances,
+        make={"kwargs": dict(env_kwargs or {}), "fps": fps, "isolation": own_process, "thread_safe": thread_safe},
+        slots=slots,
+        bots=bots,
+        default_action=default_action,
+        seed=seed,
+        settings={
+            "spectators": spectators,
+            "policy": policy,
+            "lobby_config": lobby_config,
+            "rollout_config": config,
+        },
+    )
+    return PerlertServer(ports, guard, publish)
 
 
-def serve_perlert_until_signal(
-    env: Any, *, say: Callable[[str], None] = print, grace: float = 0.0, **settings: Any
+async def _publish(
+    server: PerlertServer,
+    named: Mapping[str, Any],
+    instances: int,
+    make: Mapping[str, Any],
+    slots: Any,
+    bots: Any,
+    default_action: Any,
+    seed: int | None,
+    settings: Mapping[str, Any],
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C, for `bridge serve ENV_ID --perlert PORT`; say the URLs and how to connect.
+    """Make the environments, and publish them."""
+    for label, number in [(label, number) for label in named for number in range(instances)]:
+        header = packet.Header(packet.check_label(label, "name"), number)
+        defaults: dict[str, Any] = {}
+        given = None if default_action is None else partial(_default_action, defaults)
+        try:
+            world = await make_world(
+                named[label], runtime=server.runtime, name=str(header), default_action=given, **make
+            )
+        except RequestError as error:
+            raise SettingError(f"cannot make the environment of {header}: {error}") from error
+        try:
+            agents = slots_of(list(world.members), default_name(named[label]), slots)
+            defaults.update(_defaults(default_action, agents, world))
+            first = None if seed is None else seed + number
+            server.host.add(
+                Instance(header, world, agents, server.host, bots=_by_slot(bots, agents), seed=first, **settings)
+            )
+        except BaseException:
+            await world.close()
+            raise
 
-    Args:
-        env: As for `serve_perlert`.
-        say: Takes lines for people.
-        grace: Seconds that runs may go on after the signal.
-        settings: Keywords of `serve_perlert`.
+
+def _default_action(defaults: Mapping[str, Any], agent: Any, observation: Any, space: Any) -> Any:
+    """Return what an agent does that nobody plays."""
+    return defaults[str(agent)] if str(agent) in defaults else neutral_action(space)
+
+
+def _defaults(given: Any, agents: Mapping[str, str], world: Any) -> dict[str, Any]:
+    """Return the default action of each agent by its name, read from what a slot's text would be.
+
+    Raises:
+        SettingError: It is for a slot that does not exist, or not an element of the action space.
     """
-    stopped = threading.Event()
-    previous = {number: signal.signal(number, lambda *_: stopped.set()) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        with serve_perlert(env, **settings) as server:
-            for url in server.urls:
-                say(f"serving {url}")
-            say(f"play:   bridge lobby {server.url}")
-            say(f'agents: bridge.make_remote("{server.url}")')
-            while not stopped.is_set() and not server.wait(0.2):
-                pass
-            server.stop(grace)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    if isinstance(given, Mapping) and not set(given) & set(agents):
+        given = dict.fromkeys(agents, given)  # an action of a Dict space
+    found = {}
+    names = dict(zip(agents, world.members, strict=True))
+    for key, action in _by_slot(given, agents).items():
+        if key not in names:
+            raise SettingError(f"expected default_action for slots of {', '.join(agents)}, got {key!r}")
+        space = world.members.spaces[names[key]][1]
+        codec = TextCodec(space, named=False, decimals=None)
+        try:
+            found[names[key]] = codec.decode(codec.encode(action))
+        except (InvalidActionError, PacketError) as error:
+            raise SettingError(f"expected a default_action of {space} for {key}, got {action!r}") from error
+    return found

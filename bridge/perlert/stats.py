@@ -28,7 +28,8 @@ class Stats:
     stale: int = 0
     """Datagrams of an older run, another instance or another sender: dropped."""
     rtt: float | None = None
-    """From an action to the first step that acknowledges it, smoothed; it includes the wait for the next frame."""
+    """From an action to the arrival of the first step that acknowledges it, smoothed; the wait for the next frame is
+    in it."""
     rtt_last: float | None = None
     rtt_min: float | None = None
     jitter: float | None = None
@@ -44,9 +45,9 @@ class Stats:
         self.rtt_min = seconds if self.rtt_min is None else min(self.rtt_min, seconds)
         self.rtt = seconds if self.rtt is None else self.rtt + (seconds - self.rtt) / 8
 
-    def arrival(self, timestamp: int, now: float) -> None:
+    def arrival(self, timestamp: int, arrived: float) -> None:
         """Note when a step arrived that was sent at `timestamp` (milliseconds of the server's clock)."""
-        transit = now - timestamp / 1000
+        transit = arrived - timestamp / 1000
         if self._transit is not None:
             change = abs(transit - self._transit)
             self.jitter = (self.jitter or 0.0) + (change - (self.jitter or 0.0)) / 16
@@ -56,8 +57,4 @@ class Stats:
 
     def as_dict(self) -> dict[str, int | float | None]:
         """Return the values by name."""
-        return {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if not field.name.startswith("_")
-        }
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if not f.name.startswith("_")}

@@ -1,4 +1,4 @@
-"""The only file with sockets: the server's loop and the client's port."""
+"""The only file with sockets: the server's ports and the client's one."""
 
 from __future__ import annotations
 
@@ -6,51 +6,50 @@ import contextlib
 import errno
 import ipaddress
 import math
-import selectors
+import select
 import socket
-import threading
+import struct
+import sys
 import time
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable
 
 from bridge.errors import ClosedError, ConnectError, SettingError
-from bridge.perlert.cipher import ClientSeal, ServerSeal
-from bridge.perlert.guard import Address
-from bridge.perlert.host import Host, Send
-from bridge.perlert.packet import MAX_DATAGRAM
+from bridge.perlert.guard import Address, Guard
+from bridge.perlert.protocol.cipher import ClientSeal, ServerSeal
+from bridge.perlert.protocol.packet import MAX_DATAGRAM
 
-__all__ = ["ClientPort", "ServerLoop"]
+__all__ = ["ClientPort", "ServerPorts", "receive"]
 
 CLIENT_BUFFER = 1472
 """Bytes; a foreign server may fill an Ethernet frame."""
 _BATCH = 64
 _UNREACHABLE = {errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EMSGSIZE}
+_LINUX = sys.platform.startswith("linux")
+# Python names these constants of Linux only from 3.14 on.
+_IP_PKTINFO: int = getattr(socket, "IP_PKTINFO", 8)
+_SO_TIMESTAMPNS: int = getattr(socket, "SO_TIMESTAMPNS", 35)
+_MAX_PEERS = 4096
+
+_Ancillary = list[tuple[int, int, bytes]]
 
 
-def _address(raw: tuple[object, ...]) -> Address:
-    return str(raw[0]), int(raw[1])  # type: ignore[call-overload]
+def receive(sock: socket.socket, size: int) -> tuple[bytes | None, Address, _Ancillary] | None:
+    """Read a datagram into a fixed buffer (P-19).
 
-
-class _Reader:
-    """Reads datagrams into one fixed buffer, as small as it can be (P-19), and drops those that were cut."""
-
-    def __init__(self, size: int) -> None:
-        # One byte more than may come: a datagram that fills it was longer, or is one byte too long.
-        self._buffer = bytearray(size + 1)
-
-    def read(self, sock: socket.socket) -> tuple[bytes | None, Address] | None:
-        """Return (datagram or None when it was too long, sender); None: nothing is there."""
-        try:
-            size, raw = sock.recvfrom_into(self._buffer)
-        except (BlockingIOError, InterruptedError):
-            return None
-        except OSError as error:
-            if error.errno in _UNREACHABLE:  # of an earlier datagram of ours; on some systems, a cut one
-                return None, ("", 0)
-            raise
-        if size == len(self._buffer):
-            return None, _address(raw)
-        return bytes(self._buffer[:size]), _address(raw)
+    Returns:
+        The datagram, or None where it was longer than `size` bytes; its sender; what the system tells of it. None:
+        there is no datagram.
+    """
+    try:
+        datagram, ancillary, flags, raw = sock.recvmsg(size, 128)
+    except (BlockingIOError, InterruptedError):
+        return None
+    except OSError as error:
+        if error.errno in _UNREACHABLE:  # of an earlier datagram of ours
+            return None, ("", 0), []
+        raise
+    return None if flags & socket.MSG_TRUNC else datagram, (str(raw[0]), int(raw[1])), ancillary
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -62,6 +61,10 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         sock.setblocking(False)
         sock.bind(address)
+        if _LINUX and family == socket.AF_INET:
+            sock.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
+        elif _LINUX:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
     except OSError as error:
         sock.close()
         raise SettingError(
@@ -70,8 +73,8 @@ def _bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-class ServerLoop:
-    """Runs a host on real sockets, in one thread.
+class ServerPorts:
+    """The lobby's port and those of the rollouts. Who is asked at one of several addresses answers from that one.
 
     Args:
         host: The IP address or name to bind to.
@@ -86,136 +89,83 @@ class ServerLoop:
         self.bind_host, self._seal = host, seal
         self.counts: Counter[str] = Counter()
         """Datagrams dropped here, by reason."""
-        self._selector = selectors.DefaultSelector()
-        self._lobby = _bind(host, port)
-        self.port: int = self._lobby.getsockname()[1]
-        self._rollouts: dict[int, socket.socket] = {}
-        self._reader = _Reader(MAX_DATAGRAM)
-        self._selector.register(self._lobby, selectors.EVENT_READ, None)
-        self._wakeup, self._waker = socket.socketpair()
-        self._wakeup.setblocking(False)
-        self._waker.setblocking(False)
-        self._selector.register(self._wakeup, selectors.EVENT_READ, "wake")
-        self._deadline: float | None = None
-        self._thread: threading.Thread | None = None
-        self.failure: BaseException | None = None
-        """What ended the loop, if something did."""
-        self.finished = threading.Event()
+        self.on_open: Callable[[int | None, socket.socket], None] = lambda port, sock: None
+        """Called with each port that is opened."""
+        self.on_close: Callable[[socket.socket], None] = lambda sock: None
+        lobby = _bind(host, port)
+        self.port: int = lobby.getsockname()[1]
+        self.sockets: dict[int | None, socket.socket] = {None: lobby}
+        self._asked: OrderedDict[Address, tuple[int, int, bytes]] = OrderedDict()
+        """Which of our addresses each client sent to, as `sendmsg` takes it."""
 
     def open_port(self) -> int:
-        """Open a rollout port; called by the host, in the loop's thread."""
+        """Open a rollout port; return its number."""
         sock = _bind(self.bind_host, 0)
         port: int = sock.getsockname()[1]
-        self._rollouts[port] = sock
-        self._selector.register(sock, selectors.EVENT_READ, port)
+        self.sockets[port] = sock
+        self.on_open(port, sock)
         return port
 
-    def close_port(self, port: int) -> None:
-        """Close a rollout port."""
-        sock = self._rollouts.pop(port)
-        self._selector.unregister(sock)
+    def close_port(self, port: int | None) -> None:
+        """Close a port."""
+        sock = self.sockets.pop(port)
+        self.on_close(sock)
         sock.close()
 
-    def start(self, host: Host, on_close: Callable[[], None]) -> None:
-        """Begin, in the background. `on_close` is called at the end, in the loop's thread."""
-        self._thread = threading.Thread(target=self._main, args=(host, on_close), name="perlert", daemon=True)
-        self._thread.start()
+    def close(self) -> None:
+        """Close all ports."""
+        for port in list(self.sockets):
+            self.close_port(port)
 
-    def stop(self, grace: float) -> None:
-        """End the loop: at once when no run is on, otherwise when it is over, at most `grace` seconds from now."""
-        self._deadline = time.monotonic() + grace
-        with contextlib.suppress(OSError):
-            self._waker.send(b"x")
-
-    def join(self, timeout: float | None) -> bool:
-        """Wait for the loop's end; return whether it came."""
-        if self._thread is not None:
-            self._thread.join(timeout)
-            return not self._thread.is_alive()
-        return True
-
-    def close_unstarted(self) -> None:
-        """Close the sockets of a loop that was never started."""
-        self._close()
-
-    def _main(self, host: Host, on_close: Callable[[], None]) -> None:
-        try:
-            self._run(host)
-        except BaseException as error:  # kept for whoever waits: `PerlertServer.wait` raises it
-            self.failure = error
-        finally:
-            try:
-                on_close()
-            finally:
-                self._close()
-                self.finished.set()
-
-    def _close(self) -> None:
-        self._selector.close()
-        for sock in (self._lobby, self._wakeup, self._waker, *self._rollouts.values()):
-            sock.close()
-
-    def _run(self, host: Host) -> None:
-        while True:
-            now = time.monotonic()
-            if self._deadline is not None and (not host.running or now >= self._deadline):
-                self._send(host.stop(now))
-                self._settle(host, now + 1.0)
-                return
-            wake = host.wake()
-            if wake <= now:
-                self._send(host.tick(now))
-                wake = host.wake()
-            if self._deadline is not None:
-                wake = min(wake, self._deadline)
-            timeout = None if wake == math.inf else max(0.0, wake - time.monotonic())
-            for key, _ in self._selector.select(timeout):
-                if key.data == "wake":
-                    with contextlib.suppress(BlockingIOError):
-                        self._wakeup.recv(64)
-                else:
-                    self._drain(host, key.fileobj, key.data)  # type: ignore[arg-type]
-
-    def _settle(self, host: Host, deadline: float) -> None:
-        """Send the last steps that the rate still holds back."""
-        while host.owes and (now := time.monotonic()) < deadline:
-            time.sleep(max(0.0, min(host.wake(), deadline) - now))
-            self._send(host.tick(time.monotonic()))
-
-    def _drain(self, host: Host, sock: socket.socket, port: int | None) -> None:
-        # A flood must not keep the frames waiting.
+    def drain(self, port: int | None, guard: Guard, now: Callable[[], float]) -> Iterable[tuple[bytes, Address]]:
+        """Give the messages that have come to a port, not so many that a flood keeps the frames waiting."""
         for _ in range(_BATCH):
-            got = self._reader.read(sock)
-            if got is None:
+            sock = self.sockets.get(port)
+            got = receive(sock, MAX_DATAGRAM) if sock is not None else None
+            if sock is None or got is None:
                 return
-            datagram, sender = got
+            datagram, sender, ancillary = got
             if datagram is None:
                 self.counts["cut"] += 1
                 continue
+            self._note(sender, ancillary)
             if self._seal is not None:
-                now = time.monotonic()
-                if not host.guard.heard(sender, len(datagram), now):
-                    continue
-                opened = self._seal.open(datagram, sender)
-                if opened.reply is not None and host.guard.spend(sender, len(opened.reply), now):
-                    self._put(sock, opened.reply, sender)
+                opened = self._seal.open(datagram, sender, port)
                 if opened.message is None:
                     self.counts["not sealed"] += opened.reply is None
+                    heard, reply = guard.heard(sender, datagram, now()), opened.reply
+                    if heard and reply is not None and guard.answer(sender, len(reply), len(datagram), now()):
+                        self._put(sock, reply, sender)
                     continue
-                host.guard.prove(sender)  # it has the key and our challenge
+                guard.prove(sender)  # it has the key and our challenge
                 datagram = opened.message
-            self._send(host.receive(port, datagram, sender, time.monotonic()))
+            yield datagram, sender
 
-    def _send(self, out: list[Send]) -> None:
-        for port, datagram, address in out:
-            sock = self._lobby if port is None else self._rollouts.get(port)
-            sealed = self._seal.seal(datagram, address) if self._seal is not None else datagram
-            if sock is not None and sealed is not None:
-                self._put(sock, sealed, address)
+    def _note(self, sender: Address, ancillary: _Ancillary) -> None:
+        """Remember which of our addresses a client sent to (P-12: the answer leaves from there)."""
+        for level, kind, data in ancillary:
+            if level == socket.IPPROTO_IP and kind == _IP_PKTINFO:
+                # in_pktinfo: interface, local address, destination. To be sent from the local address.
+                self._asked[sender] = level, kind, struct.pack("=i4s4s", 0, data[4:8], bytes(4))
+            elif level == socket.IPPROTO_IPV6 and kind == socket.IPV6_PKTINFO:
+                self._asked[sender] = level, kind, data
+            else:
+                continue
+            self._asked.move_to_end(sender)
+            if len(self._asked) > _MAX_PEERS:
+                self._asked.popitem(last=False)
+
+    def send(self, port: int | None, message: bytes, address: Address) -> None:
+        """Send a message from a port."""
+        sock = self.sockets.get(port)
+        sealed = self._seal.seal(message, address, port) if self._seal is not None else message
+        if sock is not None and sealed is not None:
+            self._put(sock, sealed, address)
 
     def _put(self, sock: socket.socket, datagram: bytes, address: Address) -> None:
+        asked = self._asked.get(address)
         try:
-            sock.sendto(datagram, address)
+            sock.sendmsg([datagram], [asked] if asked else [], 0, address)
         except OSError:  # a full buffer, no route: as good as lost on the way
             self.counts["not sent"] += 1
 
@@ -242,69 +192,88 @@ class ClientPort:
         except OSError as error:
             raise ConnectError(url, f"the host {host!r} has no address: {error}") from error
         self._socket.setblocking(False)
+        if _LINUX:
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         wide = "0.0.0.0" if family == socket.AF_INET else "::"
-        self._socket.bind((address[0] if ipaddress.ip_address(address[0]).is_loopback else wide, 0))
-        self.server = _address(address)
+        self._socket.bind(
+            ("127.0.0.1" if ipaddress.ip_address(address[0]).is_loopback and family == socket.AF_INET else wide, 0)
+        )
+        self.server: Address = (str(address[0]), int(address[1]))
         self.cut = 0
         """Datagrams that were longer than the receive buffer."""
-        self._reader = _Reader(CLIENT_BUFFER)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._socket, selectors.EVENT_READ)
         self._seal = seal
         self._hello_at = -math.inf
         self._held: deque[tuple[bytes, Address]] = deque(maxlen=4)
-        self._closed = False
+        self.closed = False
 
     def fileno(self) -> int:
         """Return the socket's number, to wait for it together with others."""
         return self._socket.fileno()
 
-    def send(self, out: list[tuple[bytes, Address]]) -> None:
+    def _port(self, address: Address) -> int | None:
+        return None if address[1] == self.server[1] else address[1]
+
+    def send(self, out: Iterable[tuple[bytes, Address]]) -> None:
         """Send; what the network does not take is as good as lost on the way."""
-        if self._closed:
+        if self.closed:
             raise ClosedError("expected an open environment, got a closed one; make a new one")
-        for datagram, address in out:
+        for message, address in out:
+            datagram: bytes | None = message
             if self._seal is not None:
-                sealed = self._seal.seal(datagram)
-                if sealed is None:
-                    self._held.append((datagram, address))  # until the server has answered
-                    now = time.monotonic()
-                    if now < self._hello_at + 0.3:
-                        continue
-                    self._hello_at = now
-                    # The messages themselves are repeated until they work; so is this.
-                    sealed, address = self._seal.hello(), self.server
-                datagram = sealed
+                self._say_hello()
+                datagram = self._seal.seal(message, self._port(address))
+            if datagram is None:
+                self._held.append((message, address))  # until the server has answered
+                continue
             with contextlib.suppress(OSError):
                 self._socket.sendto(datagram, address)
 
+    def _say_hello(self) -> None:
+        # The messages themselves are repeated until they work; so is this.
+        if self._seal is not None and self._seal.wants_hello and (now := time.monotonic()) >= self._hello_at + 0.3:
+            self._hello_at = now
+            with contextlib.suppress(OSError):
+                self._socket.sendto(self._seal.hello(), self.server)
+
     def wait(self, timeout: float) -> None:
         """Wait for a datagram, at most so many seconds."""
-        self._selector.select(max(0.0, timeout))
+        with contextlib.suppress(ValueError):
+            select.select([self._socket], [], [], max(0.0, timeout))
 
-    def read(self) -> tuple[bytes, Address] | None:
-        """Return (message, sender) of a datagram that is there; None: none is."""
-        if self._closed:
+    def read(self) -> tuple[bytes, Address, float] | None:
+        """Return a message that is there, its sender, and how many seconds ago it arrived; None: none is there."""
+        if self.closed:
             raise ClosedError("expected an open environment, got a closed one; make a new one")
-        while (got := self._reader.read(self._socket)) is not None:
-            datagram, sender = got
+        while (got := receive(self._socket, CLIENT_BUFFER)) is not None:
+            datagram, sender, ancillary = got
             if datagram is None:
-                self.cut += 1
+                self.cut += bool(sender[1])
                 continue
             if self._seal is not None:
-                message = self._seal.open(datagram)
-                if self._held and self._seal.ready:
-                    held, self._held = list(self._held), deque(maxlen=4)
-                    self.send(held)
+                message = self._seal.open(datagram, self._port(sender))
                 if message is None:
+                    if self._held and not self._seal.wants_hello:
+                        held, self._held = list(self._held), deque(maxlen=4)
+                        self.send(held)
+                    elif self._seal.wants_hello:
+                        self._say_hello()
                     continue
                 datagram = message
-            return datagram, sender
+            return datagram, sender, _age(ancillary)
         return None
 
     def close(self) -> None:
         """Close; may be called twice."""
-        if not self._closed:
-            self._closed = True
-            self._selector.close()
-            self._socket.close()
+        self.closed = True
+        self._socket.close()
+
+
+def _age(ancillary: _Ancillary) -> float:
+    """Return how long ago a datagram arrived, as the system noted it; 0 where it did not."""
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS and len(data) >= 16:
+            seconds, nanoseconds = struct.unpack("=qq" if len(data) == 16 else "@ll", data[:16])
+            # Only a difference of two readings of the same clock is taken.
+            age: float = time.clock_gettime(time.CLOCK_REALTIME) - seconds - nanoseconds / 1e9
+            return max(0.0, min(60.0, age))
+    return 0.0

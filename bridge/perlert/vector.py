@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import enum
 import selectors
 import time
@@ -26,6 +27,15 @@ class SlotState(enum.IntEnum):
     RESETTING = 1
     RUNNING = 2
     LOST = 3
+
+
+@dataclasses.dataclass
+class _Results:
+    """What a call returns, by slot."""
+
+    observations: list[Any]
+    infos: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    errors: dict[int, str] = dataclasses.field(default_factory=dict)
 
 
 class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
@@ -81,41 +91,35 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
         if self.closed:
             raise ClosedError("expected an open environment, got a closed one; make a new one")
 
-    def _results(self, errors: dict[int, str]) -> tuple[list[Any], dict[str, Any]]:
-        infos: dict[str, Any] = {"slot_state": np.array(self._states, np.int64)}
-        if errors:
-            infos["error"] = np.array([errors.get(slot) for slot in range(self.num_envs)], object)
-            infos["_error"] = np.array([slot in errors for slot in range(self.num_envs)])
-        return [None] * self.num_envs, infos
-
-    def _begin(self, slot: int, errors: dict[int, str]) -> None:
+    def _begin(self, slot: int, results: _Results) -> None:
+        """Let a slot go for its next run."""
         try:
             self.envs[slot].begin_reset()
             self._states[slot] = SlotState.RESETTING
         except RemoteError as error:
             self._states[slot] = SlotState.LOST
-            errors[slot] = str(error)
+            results.errors[slot] = str(error)
 
-    def _try_begun(
-        self, slot: int, observations: list[Any], infos: dict[str, Any], errors: dict[int, str]
-    ) -> dict[str, Any]:
+    def _look(self, slot: int, results: _Results) -> None:
         """Deliver the first observation of a slot whose run has begun."""
         try:
             begun = self.envs[slot].poll_reset()
         except RemoteError as error:
-            errors[slot] = str(error)
-            self._begin(slot, errors)  # another deadline
-            return infos
+            results.errors[slot] = str(error)
+            self._begin(slot, results)  # another deadline
+            return
         if begun is not None:
-            observations[slot] = begun[0]
+            results.observations[slot], results.infos[slot] = begun
             self._states[slot] = SlotState.RUNNING
-            infos = self._add_info(infos, begun[1], slot)
-        return infos
 
-    def _wait(self, slots: Sequence[int], until: float) -> None:
-        """Wait for a datagram to any slot, or until something is due."""
-        wake = min((self.envs[slot].wake() for slot in slots), default=until)
-        self._selector.select(max(0.0, min(wake, until) - time.monotonic()))
+    def _infos(self, results: _Results) -> dict[str, Any]:
+        infos: dict[str, Any] = {"slot_state": np.array(self._states, np.int64)}
+        for slot, info in results.infos.items():
+            infos = self._add_info(infos, info, slot)
+        if results.errors:
+            infos["error"] = np.array([results.errors.get(slot) for slot in range(self.num_envs)], object)
+            infos["_error"] = np.array([slot in results.errors for slot in range(self.num_envs)])
+        return infos
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -132,16 +136,15 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
             raise SettingError(
                 f"expected no options but reset_mask, a bool array ({self.num_envs},), got {options or mask!r}"
             )
-        errors: dict[int, str] = {}
-        for slot in np.flatnonzero(mask).tolist():
+        results = _Results([None] * self.num_envs)
+        slots = np.flatnonzero(mask).tolist()
+        for slot in slots:
             self._ended[slot] = False
-            self._begin(slot, errors)
-        observations, infos = self._results(errors)
-        for slot in np.flatnonzero(mask).tolist():
+            self._begin(slot, results)
+        for slot in slots:
             if self._states[slot] is SlotState.RESETTING:
-                infos = self._try_begun(slot, observations, infos, errors)
-        infos["slot_state"] = np.array(self._states, np.int64)
-        return tuple(observations), infos
+                self._look(slot, results)
+        return tuple(results.observations), self._infos(results)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Act in the slots that are in a run and wait for the next step of each; the others are looked after.
@@ -159,44 +162,39 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
         self._check_open()
         if all(state is SlotState.CONNECTING for state in self._states):
             raise ResetNeededError("expected reset() before the first step()")
-        errors: dict[int, str] = {}
-        rewards = np.zeros(self.num_envs)
-        terminations, truncations = np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.bool_)
+        results = _Results([None] * self.num_envs)
+        rewards, flags = np.zeros(self.num_envs), np.zeros((2, self.num_envs), np.bool_)
         waiting = set()
         for slot, action in enumerate(iterate(self.action_space, actions)):
             if self._ended[slot] or self._states[slot] is SlotState.LOST:
                 self._ended[slot] = False
-                self._begin(slot, errors)
+                self._begin(slot, results)
             elif self._states[slot] is SlotState.RUNNING:
                 self.envs[slot].begin_step(action)
                 waiting.add(slot)
-        observations, infos = self._results(errors)
         idle_until = time.monotonic() + 0.1
         while True:
             for slot in sorted(waiting):
                 try:
-                    result = self.envs[slot].poll_step()
+                    stepped = self.envs[slot].poll_step()
                 except RemoteError as error:
-                    errors[slot] = str(error)
-                    truncations[slot], self._states[slot] = True, SlotState.LOST
+                    results.errors[slot] = str(error)
+                    flags[1, slot], self._states[slot] = True, SlotState.LOST
                     waiting.discard(slot)
                     continue
-                if result is not None:
+                if stepped is not None:
                     waiting.discard(slot)
-                    observations[slot], rewards[slot], terminations[slot], truncations[slot], info = result
-                    self._ended[slot] = bool(terminations[slot] or truncations[slot])
-                    infos = self._add_info(infos, info, slot)
+                    results.observations[slot], rewards[slot], *ends, results.infos[slot] = stepped
+                    flags[:, slot], self._ended[slot] = ends, any(ends)
             for slot, state in enumerate(self._states):
                 if state is SlotState.RESETTING:
-                    infos = self._try_begun(slot, observations, infos, errors)
-            if not waiting and (any(seen is not None for seen in observations) or time.monotonic() >= idle_until):
-                break
-            self._wait(range(self.num_envs), idle_until if not waiting else time.monotonic() + 0.5)
-        if errors:
-            infos["error"] = np.array([errors.get(slot) for slot in range(self.num_envs)], object)
-            infos["_error"] = np.array([slot in errors for slot in range(self.num_envs)])
-        infos["slot_state"] = np.array(self._states, np.int64)
-        return tuple(observations), rewards, terminations, truncations, infos
+                    self._look(slot, results)
+            any_seen = any(seen is not None for seen in results.observations)
+            if not waiting and (any_seen or time.monotonic() >= idle_until):
+                return tuple(results.observations), rewards, *flags, self._infos(results)
+            until = idle_until if not waiting else time.monotonic() + 0.5
+            wake = min(until, *(env.wake() for env in self.envs))
+            self._selector.select(max(0.0, wake - time.monotonic()))
 
     def close_extras(self, **kwargs: Any) -> None:
         """Leave all slots and close their sockets."""

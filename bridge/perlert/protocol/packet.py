@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import NoReturn, TypeAlias
+from typing import TypeAlias
 
 from bridge.errors import PacketError
 
@@ -43,6 +43,7 @@ __all__ = [
     "parse_client",
     "parse_header",
     "parse_server",
+    "slot_text",
 ]
 
 MAX_DATAGRAM = 1200
@@ -61,12 +62,10 @@ _BOOLEANS = {"true": True, "false": False}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Header:
-    """Which environment, and which instance of it."""
+    """Which environment, and which instance of it, from 0."""
 
     name: str
-    """The environment's name on the server, e.g. `cartpole`."""
     number: int
-    """The instance, from 0."""
 
     def __str__(self) -> str:
         return f"{self.name}:{self.number}"
@@ -81,56 +80,47 @@ class LobbyRequest:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Register:
-    """C2: put me into this slot."""
+    """C2: put me into this slot; the tag, which may be empty, is what the client calls itself."""
 
     header: Header
     key: str
-    """The slot."""
     tag: str
-    """What the client calls itself; may be empty."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ready:
-    """C3: I am ready, or no longer."""
+    """C3: I am ready, or no longer; the key is the client's own slot."""
 
     header: Header
     key: str
-    """The client's own slot."""
     ready: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Action:
-    """C4: what to do from now on."""
+    """C4: what to do from now on, free text without `:`, `;` and `=` (P-2)."""
 
     header: Header
     action: str
-    """Free text without `:`, `;` and `=` (P-2)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Slot:
-    """One slot of a lobby."""
+    """One slot of a lobby: its name, whether a client may take it, its sort (P-3), who is in it, whether ready."""
 
     key: str
-    """Its name, e.g. `agent0`."""
     open: bool
-    """Whether a client may take it."""
     kind: str
-    """Free text that tells slots apart, e.g. `citizen` (P-3)."""
     tag: str
-    """Who is in it; empty when nobody is."""
     ready: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LobbyInfo:
-    """S1: the slots."""
+    """S1: the slots, one or more."""
 
     header: Header
     slots: tuple[Slot, ...]
-    """One or more."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -143,25 +133,23 @@ class Registered:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Message:
-    """S3: a text for people."""
+    """S3: a text for people, the rest of the datagram, any character."""
 
     header: Header
     text: str
-    """The rest of the datagram, any character."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Start:
-    """S4: the simulation is about to start on this port."""
+    """S4: the simulation is about to start on this UDP port, 1 to 65535."""
 
     header: Header
     port: int
-    """A UDP port, 1 to 65535."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Step:
-    """S5: what one agent sees of one step."""
+    """S5: what one agent sees of one step; texts without `;` and `=` (P-4, P-5, P-6)."""
 
     header: Header
     timestamp: int
@@ -169,20 +157,22 @@ class Step:
     step: int
     """The step's number, from 0."""
     observation: str
-    """Free text without `;` and `=` (P-4)."""
     reward: str
-    """Free text without `;` and `=` (P-5); ours is a decimal, the sum since the last S5 that was sent."""
+    """Ours is a decimal, the sum since the last S5 that was sent."""
     done: bool
     extra: str | None = None
-    """Free text without `;` and `=` (P-6), optional (P-25)."""
+    """Optional (P-25)."""
 
 
 ClientMessage: TypeAlias = LobbyRequest | Register | Ready | Action
 ServerMessage: TypeAlias = LobbyInfo | Registered | Message | Start | Step
 
 
-def _refuse(expected: str, came: str) -> NoReturn:
-    raise PacketError(f"expected {expected}, got {came[:80]!r}")
+def _refusal(expected: str, came: str) -> PacketError:
+    return PacketError(f"expected {expected}, got {came[:80]!r}")
+
+
+# Fields, checked the same way whether they are read or written
 
 
 def check_label(text: str, what: str, *, empty: bool = False) -> str:
@@ -195,44 +185,64 @@ def check_label(text: str, what: str, *, empty: bool = False) -> str:
     if not text and not empty:
         raise PacketError(f"expected a {what}, got an empty text")
     if _BANNED_IN_LABEL.search(text):
-        raise PacketError(f"expected a {what} without `:`, `;`, `,`, `=` and control characters, got {text[:80]!r}")
-    try:
-        size = len(text.encode())
-    except UnicodeEncodeError as error:
-        raise PacketError(f"expected a {what} that UTF-8 can hold, got {text[:80]!r}") from error
-    if size > MAX_FIELD:
+        raise _refusal(f"a {what} without `:`, `;`, `,`, `=` and control characters", text)
+    if (size := len(_encode(text))) > MAX_FIELD:
         raise PacketError(f"expected a {what} of at most {MAX_FIELD} bytes, got {size}")
     if what == "key" and text in RESERVED_KEYS:
         raise PacketError(f"expected a key that is none of {', '.join(sorted(RESERVED_KEYS))}, got {text!r}")
     return text
 
 
-def _free(text: str, what: str, banned: str) -> str:
-    for character in banned:
-        if character in text:
-            raise PacketError(f"expected {what} without {' '.join(banned)}, got {text[:80]!r}")
-    if not text:
+def _encode(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise _refusal("text that UTF-8 can hold", text) from error
+
+
+def _free(text: str, what: str, banned: str, *, empty: bool = False) -> str:
+    if not empty and not text:
         raise PacketError(f"expected {what}, got an empty text")
+    if any(character in text for character in banned):
+        raise _refusal(f"{what} without {' '.join(banned)}", text)
     return text
 
 
 def _integer(text: str, what: str) -> int:
     if not _NUMBER.match(text):
-        _refuse(f"{what} as a non-negative integer", text)
+        raise _refusal(f"{what} as a non-negative integer", text)
     return int(text)
+
+
+def _port(number: int) -> int:
+    if not 1 <= number <= 65535:
+        raise PacketError(f"expected a port from 1 to 65535, got {number}")
+    return number
+
+
+def _slots(slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
+    if not slots or len({slot.key for slot in slots}) < len(slots):
+        raise PacketError("expected one slot or more, each key once, got none or one twice")
+    return slots
 
 
 def _boolean(text: str) -> bool:
     if text not in _BOOLEANS:
-        _refuse("true or false", text)
+        raise _refusal("true or false", text)
     return _BOOLEANS[text]
 
 
-def _decode(datagram: bytes) -> str:
+# Reading
+
+
+def _split(datagram: bytes) -> tuple[str, str]:
     try:
-        return datagram.decode("utf-8", "strict")
+        head, semicolon, rest = datagram.decode("utf-8", "strict").partition(";")
     except UnicodeDecodeError as error:
         raise PacketError(f"expected UTF-8, got a datagram with {error.reason} at byte {error.start}") from error
+    if not semicolon:
+        raise _refusal("`NAME:NUMBER;` and a message", head)
+    return head, rest
 
 
 def parse_header(text: str) -> Header:
@@ -243,7 +253,7 @@ def parse_header(text: str) -> Header:
     """
     name, colon, number = text.partition(":")
     if not colon:
-        _refuse("NAME:NUMBER", text)
+        raise _refusal("NAME:NUMBER", text)
     return Header(check_label(name, "name"), _integer(number, "the instance's number"))
 
 
@@ -253,9 +263,7 @@ def parse_client(datagram: bytes) -> ClientMessage:
     Raises:
         PacketError: It is none of them.
     """
-    head, semicolon, rest = _decode(datagram).partition(";")
-    if not semicolon:
-        _refuse("`NAME:NUMBER;` and a message", head)
+    head, rest = _split(datagram)
     header = parse_header(head)
     if rest == "lobby":
         return LobbyRequest(header)
@@ -265,55 +273,41 @@ def parse_client(datagram: bytes) -> ClientMessage:
     if equals and word in ("register", "ready"):
         key, comma, last = value.partition(",")
         if not comma:
-            _refuse(f"{word}=KEY,{'TAG' if word == 'register' else 'true|false'}", rest)
+            raise _refusal(f"{word}=KEY,{'TAG' if word == 'register' else 'true|false'}", rest)
         check_label(key, "key")
         if word == "ready":
             return Ready(header, key, _boolean(last))
         return Register(header, key, check_label(last, "tag", empty=True))
-    _refuse("lobby, register=, ready= or action=", rest)
+    raise _refusal("lobby, register=, ready= or action=", rest)
 
 
 def _slot(text: str) -> Slot:
     key, equals, value = text.partition("=")
     parts = value.split(",")
-    if not equals or len(parts) != 4:
-        _refuse("KEY=open|close,KIND,TAG,ready|not_ready", text)
+    if not equals or len(parts) != 4 or parts[0] not in ("open", "close") or parts[3] not in ("ready", "not_ready"):
+        raise _refusal("KEY=open|close,KIND,TAG,ready|not_ready", text)
     status, kind, tag, ready = parts
-    if status not in ("open", "close"):
-        _refuse("open or close", status)
-    if ready not in ("ready", "not_ready"):
-        _refuse("ready or not_ready", ready)
-    return Slot(
-        check_label(key, "key"),
-        status == "open",
-        check_label(kind, "kind", empty=True),
-        check_label(tag, "tag", empty=True),
-        ready == "ready",
-    )
+    check_label(kind, "kind", empty=True)
+    check_label(tag, "tag", empty=True)
+    return Slot(check_label(key, "key"), status == "open", kind, tag, ready == "ready")
 
 
 def _step(head: str, rest: str) -> Step:
     name, number, timestamp, step = head.split(":")
-    header = Header(check_label(name, "name"), _integer(number, "the instance's number"))
     fields = rest.split(";")
     values = []
     for word, what in (("obs", "an observation"), ("reward", "a reward"), ("done", "true or false")):
         field = fields.pop(0) if fields else ""
         if not field.startswith(word + "="):
-            _refuse(f"{word}=", field)
+            raise _refusal(f"{word}=", field)
         values.append(_free(field[len(word) + 1 :], what, "="))  # P-4, P-5; `;` is the separator
-    extra = None
-    for field in fields:  # what stands after `done` and is not known is ignored
-        if field.startswith("extra="):
-            if extra is not None:
-                _refuse("one extra=", field)
-            extra = field[len("extra=") :]
-            if "=" in extra:
-                _refuse("extra without =", extra)  # P-6
+    extras = [field for field in fields if field.startswith("extra=")]  # what is not known is ignored
+    if len(extras) > 1:
+        raise _refusal("one extra=", rest)
+    extra = _free(extras[0][len("extra=") :], "extra", "=", empty=True) if extras else None  # P-6
     observation, reward, done = values
-    return Step(
-        header, _integer(timestamp, "a timestamp"), _integer(step, "a step"), observation, reward, _boolean(done), extra
-    )
+    times = _integer(timestamp, "a timestamp"), _integer(step, "a step")
+    return Step(parse_header(f"{name}:{number}"), *times, observation, reward, _boolean(done), extra)
 
 
 def parse_server(datagram: bytes) -> ServerMessage:
@@ -322,9 +316,7 @@ def parse_server(datagram: bytes) -> ServerMessage:
     Raises:
         PacketError: It is none of them.
     """
-    head, semicolon, rest = _decode(datagram).partition(";")
-    if not semicolon:
-        _refuse("`NAME:NUMBER;` and a message", head)
+    head, rest = _split(datagram)
     if head.count(":") == 3:
         return _step(head, rest)
     header = parse_header(head)
@@ -336,24 +328,21 @@ def parse_server(datagram: bytes) -> ServerMessage:
     if equals and word == "start":
         prefix, colon, number = value.partition(":")
         if prefix != "port" or not colon:
-            _refuse("start=port:PORT", rest)
-        port = _integer(number, "a port")
-        if not 1 <= port <= 65535:
-            _refuse("a port from 1 to 65535", number)
-        return Start(header, port)
-    slots = tuple(_slot(text) for text in rest.removesuffix(";").split(";"))  # P-24: with or without the last `;`
-    if len({slot.key for slot in slots}) < len(slots):
-        _refuse("each key once", rest)
-    return LobbyInfo(header, slots)
+            raise _refusal("start=port:PORT", rest)
+        return Start(header, _port(_integer(number, "a port")))
+    return LobbyInfo(header, _slots(tuple(map(_slot, rest.removesuffix(";").split(";")))))  # P-24
 
 
-def _slot_text(slot: Slot) -> str:
+# Writing
+
+
+def slot_text(slot: Slot) -> str:
+    """Return a slot as S1 lists it."""
     check_label(slot.key, "key")
     check_label(slot.kind, "kind", empty=True)
     check_label(slot.tag, "tag", empty=True)
-    return (
-        f"{slot.key}={'open' if slot.open else 'close'},{slot.kind},{slot.tag},{'ready' if slot.ready else 'not_ready'}"
-    )
+    status, ready = "open" if slot.open else "close", "ready" if slot.ready else "not_ready"
+    return f"{slot.key}={status},{slot.kind},{slot.tag},{ready}"
 
 
 def _number(value: int, what: str) -> int:
@@ -363,38 +352,29 @@ def _number(value: int, what: str) -> int:
 
 
 def _body(message: ClientMessage | ServerMessage) -> str:
-    if isinstance(message, LobbyRequest):
-        return ";lobby"
-    if isinstance(message, Register):
-        return f";register={check_label(message.key, 'key')},{check_label(message.tag, 'tag', empty=True)}"
-    if isinstance(message, Ready):
-        return f";ready={check_label(message.key, 'key')},{'true' if message.ready else 'false'}"
-    if isinstance(message, Action):
-        return f";action={_free(message.action, 'an action', ':;=')}"
-    if isinstance(message, LobbyInfo):
-        if not message.slots:
-            raise PacketError("expected one slot or more, got none")
-        if len({slot.key for slot in message.slots}) < len(message.slots):
-            raise PacketError("expected each key once, got a lobby that lists one twice")
-        return ";" + ";".join(map(_slot_text, message.slots))
-    if isinstance(message, Registered):
-        return f";registered={check_label(message.key, 'key')}"
-    if isinstance(message, Message):
-        return f";message={message.text}"
-    if isinstance(message, Start):
-        if not 1 <= message.port <= 65535:
-            raise PacketError(f"expected a port from 1 to 65535, got {message.port}")
-        return f";start=port:{message.port}"
-    text = (
+    match message:
+        case LobbyRequest():
+            return ";lobby"
+        case Register(_, key, tag):
+            return f";register={check_label(key, 'key')},{check_label(tag, 'tag', empty=True)}"
+        case Ready(_, key, ready):
+            return f";ready={check_label(key, 'key')},{str(ready).lower()}"
+        case Action(_, action):
+            return f";action={_free(action, 'an action', ':;=')}"
+        case LobbyInfo(_, slots):
+            return ";" + ";".join(map(slot_text, _slots(slots)))
+        case Registered(_, key):
+            return f";registered={check_label(key, 'key')}"
+        case Message(_, text):
+            return f";message={text}"
+        case Start(_, port):
+            return f";start=port:{_port(port)}"
+    extra = "" if message.extra is None else f";extra={_free(message.extra, 'extra', ';=', empty=True)}"
+    return (
         f":{_number(message.timestamp, 'a timestamp')}:{_number(message.step, 'a step')}"
         f";obs={_free(message.observation, 'an observation', ';=')}"
-        f";reward={_free(message.reward, 'a reward', ';=')};done={'true' if message.done else 'false'}"
+        f";reward={_free(message.reward, 'a reward', ';=')};done={str(message.done).lower()}{extra}"
     )
-    if message.extra is not None:
-        if ";" in message.extra or "=" in message.extra:
-            raise PacketError(f"expected extra without ; =, got {message.extra[:80]!r}")
-        text += f";extra={message.extra}"
-    return text
 
 
 def format_message(message: ClientMessage | ServerMessage) -> bytes:
@@ -406,10 +386,7 @@ def format_message(message: ClientMessage | ServerMessage) -> bytes:
     """
     header = message.header
     text = f"{check_label(header.name, 'name')}:{_number(header.number, 'a number')}{_body(message)}"
-    try:
-        datagram = text.encode()
-    except UnicodeEncodeError as error:
-        raise PacketError(f"expected text that UTF-8 can hold, got {text[:80]!r}") from error
+    datagram = _encode(text)
     if len(datagram) > MAX_MESSAGE:
         raise PacketError(f"expected a message of at most {MAX_MESSAGE} bytes, got {len(datagram)}: {text[:80]!r}…")
     return datagram

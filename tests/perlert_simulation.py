@@ -9,23 +9,22 @@ simulation.run(60.0, until=lambda: all(player.finished for player in players))
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from gymnasium import spaces
 
-from bridge.perlert.codec import Space
 from bridge.perlert.guard import Address, GuardConfig
-from bridge.perlert.host import Host, Instance, Send
+from bridge.perlert.host import Host, Instance
 from bridge.perlert.lobby import Outgoing
-from bridge.perlert.packet import Header
-from bridge.perlert.player import Player, Stepped
-from bridge.perlert.worlds import Seen
-
-__all__ = ["CountWorld", "Simulation", "Visitor"]
+from bridge.perlert.player import Player
+from bridge.perlert.player_run import Stepped
+from bridge.perlert.protocol.packet import Header
+from bridge.perlert.worlds import make_world
+from bridge.testing import Conditions, Link, LocalRuntime
 
 LOBBY_PORT = 32322
 SERVER = "192.0.2.1"
@@ -37,48 +36,47 @@ class CountWorld:
     `applied` holds for each episode each agent's actions, `returns` its rewards.
     """
 
+    metadata: dict[str, Any] = {}  # noqa: RUF012
+    render_mode = None
+
     def __init__(self, agents: int = 1, length: int = 10, seed: int = 0) -> None:
-        self.agents: dict[str, str] = {f"agent{i}": "counter" for i in range(agents)}
+        self.possible_agents = [f"agent{i}" for i in range(agents)]
+        self.agents: list[str] = []
         self.length = length
         self.applied: list[dict[str, list[int]]] = []
         self.returns: list[dict[str, list[float]]] = []
         self._random = random.Random(seed)
         self._step = 0
-        self._alive: list[str] = []
 
-    def spaces(self, key: str) -> tuple[Space, Space]:
-        """Return Box (2,) and Discrete(100000)."""
-        return spaces.Box(-1e6, 1e6, (2,)), spaces.Discrete(100_000)
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Box(-1e6, 1e6, (2,))
 
-    def reset(self, seed: int | None) -> dict[str, Any]:
-        """Begin an episode."""
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(100_000)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         self._step = 0
-        self._alive = list(self.agents)
+        self.agents = list(self.possible_agents)
         self.applied.append({key: [] for key in self.agents})
         self.returns.append({key: [] for key in self.agents})
-        return {key: [0.0, 0.0] for key in self.agents}
+        return {key: [0.0, 0.0] for key in self.agents}, {}
 
-    def step(self, actions: Mapping[str, Any]) -> dict[str, Seen]:
-        """Count on."""
+    def step(self, actions: Mapping[str, Any]) -> tuple[Any, ...]:
         self._step += 1
-        seen: dict[str, Seen] = {}
-        for number, key in enumerate(self.agents):
-            if key in self._alive:
+        seen, rewards, ended, cut = {}, {}, {}, {}
+        for number, key in enumerate(self.possible_agents):
+            if key in self.agents:
                 self.applied[-1][key].append(int(actions[key]))
-                reward = round(self._random.uniform(-2, 2), 3)
-                self.returns[-1][key].append(reward)
+                rewards[key] = round(self._random.uniform(-2, 2), 3)
+                self.returns[-1][key].append(rewards[key])
                 over = self._step >= max(self.length - number, 1)
-                seen[key] = ([float(self._step), float(actions[key])], reward, over and number % 2 == 0, over)
-                if over:
-                    self._alive.remove(key)
-        return seen
-
-    def alive(self) -> Sequence[str]:
-        """Return who still counts."""
-        return list(self._alive)
+                seen[key] = [float(self._step), float(actions[key])]
+                ended[key], cut[key] = over and number % 2 == 0, over
+        self.agents = [key for key in self.agents if not cut[key]]
+        return seen, rewards, ended, cut, {}
 
     def close(self) -> None:
-        """Nothing is held."""
+        pass
 
 
 @dataclasses.dataclass
@@ -93,7 +91,6 @@ class Visitor:
 
     @property
     def finished(self) -> bool:
-        """Whether it has seen the end of its last run."""
         return len(self.steps) > self.runs
 
 
@@ -118,30 +115,32 @@ class Simulation:
         guard: GuardConfig | None = None,
     ) -> None:
         self.random = random.Random(seed)
-        self.loss, self.duplicate, self.delay = loss, duplicate, delay
         self.now = 1000.0
+        conditions = Conditions(delay=delay[0], jitter=delay[1] - delay[0], loss=loss, duplicate=duplicate)
+        self.link: Link[tuple[bytes, Address, Address]] = Link(conditions, np.random.default_rng(seed))
         self.visitors: dict[Address, Visitor] = {}
         self.sent_bytes: dict[Address, int] = {}
         """Bytes that the host sent to each address."""
         self.drop: Callable[[bytes, Address, Address], bool] = lambda datagram, source, target: False
         """Loses further datagrams: (datagram, source, target)."""
         self._ports = itertools.count(40_000)
-        self._queue: list[tuple[float, int, bytes, Address, Address]] = []
-        self._order = itertools.count()
-        self.host = Host(guard, open_port=lambda: next(self._ports), close_port=lambda port: None)
+        self.runtime = LocalRuntime(lambda: self.now)
+        self.host = Host(
+            guard,
+            self.runtime.scheduler,
+            self.runtime.executor,
+            send=self._from_host,
+            open_port=lambda: next(self._ports),
+            close_port=lambda port: None,
+            epoch=1.6e9,
+        )
 
     def publish(self, header: Header, world: Any, **settings: Any) -> Instance:
         """Publish a world; keywords are those of `Instance`."""
-        instance = Instance(
-            header,
-            world,
-            self.host.guard,
-            open_port=self.host.open_port,
-            close_port=self.host.close_port,
-            new_token=lambda: f"{self.random.getrandbits(48):012x}",
-            epoch=1.6e9,
-            **settings,
-        )
+        fps = settings["rollout_config"].fps if "rollout_config" in settings else 30.0
+        made = self.runtime.run(make_world(lambda: world, {}, self.runtime, str(header), fps=fps))
+        agents = dict.fromkeys(world.possible_agents, "counter")
+        instance = Instance(header, made, agents, self.host, **settings)
         self.host.add(instance)
         return instance
 
@@ -156,16 +155,12 @@ class Simulation:
 
     def send(self, datagram: bytes, source: Address, target: Address) -> None:
         """Put a datagram on the link."""
-        if self.drop(datagram, source, target) or self.random.random() < self.loss:
-            return
-        for _ in range(2 if self.random.random() < self.duplicate else 1):
-            at = self.now + self.random.uniform(*self.delay)
-            heapq.heappush(self._queue, (at, next(self._order), datagram, source, target))
+        if not self.drop(datagram, source, target):
+            self.link.send(self.now, (datagram, source, target))
 
-    def _from_host(self, out: Sequence[Send]) -> None:
-        for port, datagram, address in out:
-            self.sent_bytes[address] = self.sent_bytes.get(address, 0) + len(datagram)
-            self.send(datagram, (SERVER, port or LOBBY_PORT), address)
+    def _from_host(self, port: int | None, datagram: bytes, address: Address) -> None:
+        self.sent_bytes[address] = self.sent_bytes.get(address, 0) + len(datagram)
+        self.send(datagram, (SERVER, port or LOBBY_PORT), address)
 
     def _from_player(self, visitor: Visitor, out: Sequence[Outgoing]) -> None:
         for datagram, address in out:
@@ -184,27 +179,33 @@ class Simulation:
     def deliver(self, datagram: bytes, source: Address, target: Address) -> None:
         """Hand a datagram over, now."""
         if target[0] == SERVER:
-            port = None if target[1] == LOBBY_PORT else target[1]
-            self._from_host(self.host.receive(port, datagram, source, self.now))
+            self.host.receive(None if target[1] == LOBBY_PORT else target[1], datagram, source)
+            self._turn()
         elif (visitor := self.visitors.get(target)) is not None:
             self._from_player(visitor, visitor.player.receive(datagram, source, self.now))
+
+    def _turn(self) -> None:
+        """Let the host do what is ready and due."""
+        scheduler = self.runtime.scheduler
+        scheduler.run()
+        while scheduler.ready:
+            scheduler.run()
 
     def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
         """Let time pass; return whether `until` came true before it was over."""
         end = self.now + seconds
         while not until():
             wakes = [visitor.player.wake() for visitor in self.visitors.values() if not visitor.finished]
-            at = min([self.host.wake(), *wakes, *([self._queue[0][0]] if self._queue else [])])
+            wakes += [at for at in (self.runtime.scheduler.next_due(), self.link.next_arrival()) if at is not None]
+            at = min(wakes, default=end + 1)
             if at > end:
                 self.now = end
                 return until()
             self.now = max(self.now, at)
-            while self._queue and self._queue[0][0] <= self.now:
-                _, _, datagram, source, target = heapq.heappop(self._queue)
+            for datagram, source, target in self.link.receive(self.now):
                 self.deliver(datagram, source, target)
             for visitor in self.visitors.values():
                 if not visitor.finished and visitor.player.wake() <= self.now:
                     self._from_player(visitor, visitor.player.tick(self.now))
-            if self.host.wake() <= self.now:
-                self._from_host(self.host.tick(self.now))
+            self._turn()
         return True

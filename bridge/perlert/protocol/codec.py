@@ -12,7 +12,6 @@ the digits that give the same float back.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -24,16 +23,7 @@ from gymnasium import spaces
 
 from bridge.errors import InvalidActionError, PacketError, UnsupportedSpaceError
 
-__all__ = [
-    "DECIMALS",
-    "LIMIT",
-    "TextCodec",
-    "decimal_text",
-    "default_action",
-    "parse_decimal",
-    "space_from_text",
-    "space_to_text",
-]
+__all__ = ["DECIMALS", "LIMIT", "Space", "TextCodec", "decimal_text", "parse_decimal"]
 
 DECIMALS = 6
 """Decimal places of an observation's floats and of rewards, unless told."""
@@ -45,7 +35,6 @@ Space: TypeAlias = spaces.Space[Any]
 _DECIMAL = re.compile(r"-?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?\Z", re.ASCII)
 _INTEGER = re.compile(r"-?[0-9]{1,20}\Z", re.ASCII)
 _BANNED = re.compile(r"[:;,=.\x00-\x1f\x7f]")
-_MAX_ELEMENTS = 1200
 
 
 def parse_decimal(text: str) -> Decimal:
@@ -279,121 +268,3 @@ class TextCodec:
                 target = target.setdefault(name, {})
             target[leaf.path[-1]] = value
         return result
-
-
-def default_action(space: Space) -> Any:
-    """Return what is done until somebody acts: zeros, or the nearest that the bounds allow; Discrete's first value."""
-    if isinstance(space, spaces.Dict):
-        return {name: default_action(part) for name, part in space.spaces.items()}
-    if isinstance(space, spaces.Discrete):
-        return space.dtype.type(space.start)
-    if isinstance(space, spaces.MultiDiscrete):
-        return space.start.astype(space.dtype)
-    if isinstance(space, spaces.MultiBinary):
-        return np.zeros(space.shape, space.dtype)
-    if isinstance(space, spaces.Box):
-        zero = np.zeros(space.shape, space.dtype)
-        return np.asarray(np.clip(zero, space.low, space.high), space.dtype)
-    raise UnsupportedSpaceError(f"expected a Box, Discrete, MultiDiscrete, MultiBinary or Dict, got {space}")
-
-
-def _bound_items(bound: Any) -> Any:
-    def short(item: Any) -> Any:
-        if np.isinf(item):
-            return "inf" if item > 0 else "-inf"
-        # The shortest text of the dtype, not of float64.
-        return int(item) if np.dtype(bound.dtype).kind != "f" else float(_exact_text(item))
-
-    flat = [short(item) for item in bound.reshape(-1)]
-    return flat[0] if all(item == flat[0] for item in flat) else flat
-
-
-def _plain(space: Space) -> dict[str, Any]:
-    if isinstance(space, spaces.Dict):
-        # Pairs, because a JSON object's order is nobody's promise.
-        return {"dict": [[name, _plain(part)] for name, part in space.spaces.items()]}
-    if isinstance(space, spaces.Discrete):
-        text: dict[str, Any] = {"discrete": int(space.n)}
-        if space.start:
-            text["start"] = int(space.start)
-        kind = "int64"
-    elif isinstance(space, spaces.MultiDiscrete):
-        text = {"multi_discrete": space.nvec.tolist()}
-        if space.start.any():
-            text["start"] = space.start.tolist()
-        kind = "int64"
-    elif isinstance(space, spaces.MultiBinary):
-        return {"multi_binary": space.n if isinstance(space.n, int) else list(space.shape)}
-    else:
-        assert isinstance(space, spaces.Box)
-        text = {"box": list(space.shape), "low": _bound_items(space.low), "high": _bound_items(space.high)}
-        kind = "float32"
-    if str(np.dtype(space.dtype)) != kind:
-        text["dtype"] = str(np.dtype(space.dtype))
-    return text
-
-
-def space_to_text(space: Space) -> str:
-    """Write a space as JSON, as short as it can be.
-
-    Raises:
-        UnsupportedSpaceError: A space that has no text codec.
-    """
-    _leaves(space)
-    return json.dumps(_plain(space), separators=(",", ":"), ensure_ascii=False)
-
-
-def _shape(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list) or not all(type(item) is int and 0 < item <= _MAX_ELEMENTS for item in value):
-        raise PacketError(f"expected a shape, got {value!r}")
-    if len(value) > 8 or math.prod(value) > _MAX_ELEMENTS:
-        raise PacketError(f"expected at most {_MAX_ELEMENTS} elements, got the shape {value!r}")
-    return tuple(value)
-
-
-def _bound(value: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    items = value if isinstance(value, list) else [value] * math.prod(shape)
-    if len(items) != math.prod(shape):
-        raise PacketError(f"expected {math.prod(shape)} bounds, got {len(items)}")
-    for item in items:
-        if type(item) not in (int, float) and item not in ("inf", "-inf"):
-            raise PacketError(f"expected a bound, got {item!r}")
-    return np.array([float(item) if dtype.kind == "f" else int(item) for item in items], dtype).reshape(shape)
-
-
-def _build(text: Any, depth: int = 0) -> Space:
-    if not isinstance(text, dict) or depth > 4:
-        raise PacketError(f"expected a space, got {text!r:.80}")
-    dtype = np.dtype(text.get("dtype", "float32" if "box" in text else "int64"))
-    if dtype.kind not in "iufb":
-        raise PacketError(f"expected a dtype of numbers, got {dtype}")
-    if "dict" in text:
-        return spaces.Dict({str(name): _build(part, depth + 1) for name, part in text["dict"]})
-    if "discrete" in text:
-        return spaces.Discrete(text["discrete"], start=text.get("start", 0), dtype=dtype.type)
-    if "multi_discrete" in text:
-        return spaces.MultiDiscrete(text["multi_discrete"], start=text.get("start"), dtype=dtype.type)
-    if "multi_binary" in text:
-        count = text["multi_binary"]
-        shape = _shape(count if isinstance(count, list) else [count])
-        return spaces.MultiBinary(list(shape) if isinstance(count, list) else count)
-    shape = _shape(text["box"])
-    return spaces.Box(_bound(text["low"], shape, dtype), _bound(text["high"], shape, dtype), shape, dtype.type)
-
-
-def space_from_text(text: str) -> Space:
-    """Read what `space_to_text` wrote.
-
-    Raises:
-        PacketError: It is nothing of that kind.
-    """
-    try:
-        space = _build(json.loads(text))
-        _leaves(space)
-    except PacketError:
-        raise
-    except (
-        Exception
-    ) as error:  # whatever the peer wrote, in JSON, numpy or gymnasium: it is the peer's text that is wrong
-        raise PacketError(f"expected a space, got {text[:80]!r}: {error}") from error
-    return space

@@ -1,0 +1,120 @@
+"""What a client knows of a run, and what it tells its user. No clock, no socket."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import OrderedDict
+from decimal import Decimal
+from typing import TypeAlias
+
+from bridge.perlert.protocol import packet, profile
+from bridge.perlert.stats import Stats
+
+__all__ = ["LobbyChanged", "PlayerEvent", "PlayerRun", "RunStarted", "Said", "Stepped"]
+
+_MOST_KNOWN = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class LobbyChanged:
+    """The lobby, which is in `Player.slots`, was told anew."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """The server said something to people."""
+
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class RunStarted:
+    """A run's port is known."""
+
+    port: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Stepped:
+    """What the agent sees of a step."""
+
+    step: int
+    timestamp: int
+    """Milliseconds since 1970 by the server's clock."""
+    observation: str
+    reward: Decimal
+    """The sum since the step before; rewards of lost steps are in it when the server has the profile."""
+    ret: Decimal
+    """The return so far."""
+    done: bool
+    truncated: bool = False
+    lost: bool = False
+    """The end was never seen; the observation is the last that was."""
+    ack: int | None = None
+    """The newest action that the server had applied; None: a plain server."""
+
+
+PlayerEvent: TypeAlias = LobbyChanged | Said | RunStarted | Stepped
+
+
+@dataclasses.dataclass
+class PlayerRun:
+    """What is known of the run at hand."""
+
+    last_step: float
+    """When the newest step came, or the run became known."""
+    stats: Stats = dataclasses.field(default_factory=Stats)
+    newest: tuple[int, int] = (-1, -1)
+    known: OrderedDict[tuple[int, int], None] = dataclasses.field(default_factory=OrderedDict)
+    sent_at: OrderedDict[int, float] = dataclasses.field(default_factory=OrderedDict)
+    acked: int = 0
+    steps: int = 0
+    ret: Decimal = Decimal(0)
+    told: Decimal = Decimal(0)
+    """The return up to the last step that was delivered."""
+    last: packet.Step | None = None
+    next_action: float = math.inf
+    """When an action is to be sent again."""
+    gone: int = 0
+    """How often the lobby knew of no run, in a row."""
+
+    def sends(self, seq: int, now: float) -> None:
+        """Note that an action is sent."""
+        self.stats.sent += 1
+        if seq not in self.sent_at:
+            self.sent_at[seq] = now
+            if len(self.sent_at) > _MOST_KNOWN:
+                self.sent_at.popitem(last=False)
+
+    def take(self, message: packet.Step, extra: profile.Extra | None, reward: Decimal, arrived: float) -> bool:
+        """Take a step that was not known; return whether it is newer than all others."""
+        stats, order = self.stats, (message.step, message.timestamp)
+        self.known[order] = None
+        if len(self.known) > _MOST_KNOWN:
+            self.known.popitem(last=False)
+        self.steps += 1
+        if extra is None:
+            self.ret += reward  # a late step's reward, too: it is in no other one
+        if order < self.newest:
+            stats.reordered += 1
+            return False
+        self.newest, self.last, self.gone = order, message, 0
+        stats.arrival(message.timestamp, arrived)
+        if extra is not None:
+            self.ret = extra.ret
+            stats.lost = max(0, extra.sent - self.steps)
+            stats.actions_lost = max(0, stats.sent - extra.got)
+            if extra.ack > self.acked:
+                self.acked = extra.ack
+                if (sent := self.sent_at.get(extra.ack)) is not None:
+                    stats.round_trip(arrived - sent)
+        return True
+
+    def stepped(self, done: bool, truncated: bool, *, lost: bool = False, ack: int | None = None) -> Stepped:
+        """Return what is told of the newest step."""
+        step, before = self.last, self.told
+        assert step is not None
+        self.told = self.ret
+        times = step.step, step.timestamp
+        return Stepped(*times, step.observation, self.ret - before, self.ret, done, truncated, lost, ack)

@@ -1,0 +1,248 @@
+"""Messages ciphered with a pre-shared key (P-26): authenticated, and no datagram is taken twice. No socket.
+
+    HELLO      1 | nonce 12 | seal(K0, client id 16, padding 32)                      client → server
+    CHALLENGE  2 | nonce 12 | seal(K0, number 8, server id 16; bound to the client id)
+    UP         3 | client id 16 | number 8 | counter 8 | seal(K1, message; bound to these and the port)
+    DOWN       4 | counter 8 | seal(K2, message; bound to these and the port)
+    REJECT     5 | nonce 12 | seal(K0, the last 16 bytes of the datagram that was refused)
+
+`seal` is ChaCha20-Poly1305. K0 comes from the pre-shared key by HKDF-SHA256, K1 and K2 from it and both ids. The port
+is the rollout's, 0 for the lobby's: a run's datagrams open in no other run. Within a connection a window of counters
+refuses what has been seen.
+
+The server keeps nothing for a HELLO: the server id is a MAC of the client's address and id and of the challenge's
+number, by a secret of this server, so UP alone opens a connection, and only one whose number is above the last
+one's. So HELLOs that are replayed change nothing, and what was recorded opens nothing. A datagram that opens nowhere is
+answered with a REJECT, which makes the client that sent it, and nobody else, say HELLO again: after a restart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import hmac
+import os
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any
+
+from bridge.errors import SettingError
+from bridge.perlert.guard import Address
+
+__all__ = ["OVERHEAD", "UP_OVERHEAD", "ClientSeal", "Opened", "ServerSeal", "check_key"]
+
+OVERHEAD = 25
+"""Bytes that a message of the server grows by."""
+UP_OVERHEAD = 49
+"""Bytes that a message of a client grows by."""
+
+_HELLO, _CHALLENGE, _UP, _DOWN, _REJECT = (bytes([kind]) for kind in range(1, 6))
+_HEAD = 33
+_WINDOW = 1024
+_MAX_CONNECTIONS = 4096
+
+
+def check_key(key: bytes | str) -> bytes:
+    """Return the key as bytes.
+
+    Raises:
+        SettingError: It is shorter than 16 bytes, or the package `cryptography` is missing.
+    """
+    if not isinstance(key, bytes | str):
+        raise SettingError(f"expected a key of bytes or str, got {type(key).__name__}")
+    raw = key.encode() if isinstance(key, str) else key
+    if len(raw) < 16:
+        raise SettingError(
+            f"expected a key of 16 random bytes or more, got {len(raw)}; make one with "
+            'python -c "import secrets; print(secrets.token_hex(16))"'
+        )
+    try:
+        import cryptography  # noqa: F401
+    except ImportError as error:
+        raise SettingError(
+            "a pre-shared key needs the package cryptography: pip install 'gymnasium-bridge[perlert]'"
+        ) from error
+    return raw
+
+
+def _derive(key: bytes, salt: bytes, purpose: bytes) -> Any:
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    return ChaCha20Poly1305(HKDF(hashes.SHA256(), 32, salt, b"perlert " + purpose).derive(key))
+
+
+def _open(cipher: Any, nonce: bytes, sealed: bytes, bound: bytes) -> bytes | None:
+    from cryptography.exceptions import InvalidTag
+
+    try:
+        return bytes(cipher.decrypt(nonce, sealed, bound))
+    except (InvalidTag, ValueError):
+        return None
+
+
+def _bound(head: bytes, port: int | None) -> bytes:
+    return head + (port or 0).to_bytes(2, "big")
+
+
+class _Channel:
+    """One connection's two directions, from one end's view."""
+
+    def __init__(self, key: bytes, ids: bytes, *, is_server: bool) -> None:
+        up, down = (_derive(key, ids, way) for way in (b"up", b"down"))
+        self._out, self._in = (down, up) if is_server else (up, down)
+        self._counter = 0
+        self._highest = -1
+        self._seen = 0
+
+    def seal(self, head: bytes, message: bytes, port: int | None) -> bytes:
+        """Return `head` with a counter, and the message sealed."""
+        head += self._counter.to_bytes(8, "big")
+        self._counter += 1
+        return head + bytes(self._out.encrypt(bytes(4) + head[-8:], message, _bound(head, port)))
+
+    def open(self, head: bytes, sealed: bytes, port: int | None) -> bytes | None:
+        """Return the message; `head` ends with the counter."""
+        counter = int.from_bytes(head[-8:], "big")
+        behind = self._highest - counter
+        if behind >= _WINDOW or (behind >= 0 and self._seen >> behind & 1):
+            return None  # seen, or too old to know
+        message = _open(self._in, bytes(4) + head[-8:], sealed, _bound(head, port))
+        if message is None:
+            return None
+        if behind < 0:
+            self._seen = (self._seen << min(-behind, _WINDOW) | 1) & ((1 << _WINDOW) - 1)
+            self._highest = counter
+        else:
+            self._seen |= 1 << behind
+        return message
+
+    def knows(self, head: bytes) -> bool:
+        """Tell whether a datagram with this counter was opened, or is too old to know."""
+        behind = self._highest - int.from_bytes(head[-8:], "big")
+        return behind >= _WINDOW or (behind >= 0 and bool(self._seen >> behind & 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """What became of a datagram."""
+
+    message: bytes | None = None
+    """The message in it."""
+    reply: bytes | None = None
+    """What to send back."""
+
+
+class ServerSeal:
+    """The server's end, for all clients and all of its ports.
+
+    Args:
+        key: The pre-shared key.
+        random: Makes so many unguessable bytes.
+    """
+
+    def __init__(self, key: bytes, random: Callable[[int], bytes] = os.urandom) -> None:
+        self._key, self._random = key, random
+        self._first = _derive(key, b"", b"hello")
+        self._secret = random(32)
+        self._number = 0
+        self._forgotten = 0
+        """The highest number of a connection that was forgotten: none up to it is taken again."""
+        self._channels: OrderedDict[Address, tuple[bytes, _Channel]] = OrderedDict()
+
+    def _server_id(self, ids: bytes, sender: Address) -> bytes:
+        return hmac.digest(self._secret, ids + repr(sender).encode(), hashlib.sha256)[:16]
+
+    def _sealed(self, kind: bytes, text: bytes, bound: bytes) -> bytes:
+        nonce = self._random(12)
+        return kind + nonce + bytes(self._first.encrypt(nonce, text, bound))
+
+    def open(self, datagram: bytes, sender: Address, port: int | None = None) -> Opened:
+        """Take a datagram that came to the lobby (None) or to a rollout's port."""
+        if datagram[:1] == _HELLO:
+            plain = _open(self._first, datagram[1:13], datagram[13:], b"hello")
+            if plain is None or len(plain) != 48:
+                return Opened()
+            self._number += 1
+            number = self._number.to_bytes(8, "big")
+            server_id = self._server_id(plain[:16] + number, sender)
+            return Opened(reply=self._sealed(_CHALLENGE, number + server_id, b"challenge" + plain[:16]))
+        if datagram[:1] != _UP or len(datagram) < UP_OVERHEAD:
+            return Opened()
+        head, ids = datagram[:_HEAD], datagram[1:25]
+        known = self._channels.get(sender)
+        if known is not None and known[0] == ids:
+            channel = known[1]
+        else:
+            claimed = int.from_bytes(ids[16:], "big")
+            last = self._forgotten if known is None else int.from_bytes(known[0][16:], "big")
+            if last < claimed <= self._number:
+                channel = _Channel(self._key, ids + self._server_id(ids, sender), is_server=True)
+            else:
+                channel = None
+        message = channel.open(head, datagram[_HEAD:], port) if channel is not None else None
+        if channel is None or (message is None and not channel.knows(head)):
+            return Opened(reply=self._sealed(_REJECT, datagram[-16:], b"reject"))
+        if message is not None:
+            self._channels[sender] = ids, channel
+            self._channels.move_to_end(sender)
+            if len(self._channels) > _MAX_CONNECTIONS:
+                _, (old, _) = self._channels.popitem(last=False)
+                self._forgotten = max(self._forgotten, int.from_bytes(old[16:], "big"))
+        return Opened(message)
+
+    def seal(self, message: bytes, address: Address, port: int | None = None) -> bytes | None:
+        """Return what to send from a port; None: there is no connection with this address."""
+        known = self._channels.get(address)
+        return known[1].seal(_DOWN, message, port) if known is not None else None
+
+
+class ClientSeal:
+    """The client's end.
+
+    Args:
+        key: The pre-shared key.
+        random: Makes so many unguessable bytes.
+    """
+
+    def __init__(self, key: bytes, random: Callable[[int], bytes] = os.urandom) -> None:
+        self._key, self._random = key, random
+        self._first = _derive(key, b"", b"hello")
+        self._id = random(16)
+        self._head = b""
+        self._channel: _Channel | None = None
+        self._sent: deque[bytes] = deque(maxlen=256)
+        self.wants_hello = True
+        """Whether a `hello` is to be sent, again until this is False."""
+
+    def hello(self) -> bytes:
+        """Return the datagram to begin with."""
+        nonce = self._random(12)
+        return _HELLO + nonce + bytes(self._first.encrypt(nonce, self._id + bytes(32), b"hello"))
+
+    def open(self, datagram: bytes, port: int | None = None) -> bytes | None:
+        """Return the message in a datagram that came from the lobby (None) or a rollout's port, unless it was seen."""
+        kind = datagram[:1]
+        if kind == _DOWN and len(datagram) >= OVERHEAD and self._channel is not None:
+            return self._channel.open(datagram[:9], datagram[9:], port)
+        if kind == _CHALLENGE and self.wants_hello:
+            plain = _open(self._first, datagram[1:13], datagram[13:], b"challenge" + self._id)
+            if plain is not None and len(plain) == 24:
+                self._head = _UP + self._id + plain[:8]
+                self._channel = _Channel(self._key, self._id + plain, is_server=False)
+                self._sent.clear()
+                self.wants_hello = False
+        elif kind == _REJECT and not self.wants_hello:
+            refused = _open(self._first, datagram[1:13], datagram[13:], b"reject")
+            if refused is not None and refused in self._sent:  # a datagram of ours, of this connection
+                self._id, self.wants_hello = self._random(16), True
+        return None
+
+    def seal(self, message: bytes, port: int | None = None) -> bytes | None:
+        """Return what to send; None: the server has never answered."""
+        if self._channel is None:
+            return None
+        sealed = self._channel.seal(self._head, message, port)
+        self._sent.append(sealed[-16:])
+        return sealed
