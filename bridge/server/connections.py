@@ -187,15 +187,15 @@ class Connections:
     def _charge(self, connection: Connection, seconds: float) -> None:
         """Count processor time that brought no request, and read the connection later where that was too much."""
         wait = connection.account.charge(seconds, time.monotonic())
-        if wait and not connection.closed and connection.read_timer is None:
+        if wait and not connection.closed and connection.account.timer is None:
             self._share.waiting += 1
-            connection.read_timer = self.call_later(wait, lambda: self._read_again(connection))
+            connection.account.timer = self.call_later(wait, lambda: self._read_again(connection))
             self._arrange(connection)
 
     def _read_again(self, connection: Connection) -> None:
-        if connection.read_timer is not None:
-            connection.read_timer.cancel()
-            connection.read_timer = None
+        if connection.account.timer is not None:
+            connection.account.timer.cancel()
+            connection.account.timer = None
             self._share.waiting -= 1
             if not connection.closed:
                 self._arrange(connection)
@@ -303,7 +303,7 @@ class Connections:
             with contextlib.suppress(OSError):
                 connection.sock.shutdown(socket.SHUT_WR)
         # No new request is read while answers wait: a client that does not read cannot make us keep without end.
-        events = WRITE if connection.unsent else READ if connection.read_timer is None else 0
+        events = WRITE if connection.unsent else READ if connection.account.timer is None else 0
         if events != connection.events:
             connection.events = events
             self._loop.modify(connection.sock, events, connection.on_events)

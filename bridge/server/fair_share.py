@@ -8,6 +8,8 @@ smaller pieces; nobody is cut for it.
 
 from __future__ import annotations
 
+from bridge.worlds.scheduling import Timer
+
 __all__ = ["FairShare", "ProcessorAccount"]
 
 BURST = 0.01
@@ -34,17 +36,14 @@ class ProcessorAccount:
         now: The time.
     """
 
-    __slots__ = ("_credit", "_seen", "_share")
+    __slots__ = ("_credit", "_seen", "_share", "timer")
 
     def __init__(self, share: FairShare, now: float) -> None:
         self._share = share
         self._credit = BURST / 4
         self._seen = now
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether it has used what it may: it is to be read in small pieces."""
-        return self._credit <= 0
+        self.timer: Timer | None = None
+        """Has the connection read again, where it has used more than it may; None: it is read."""
 
     def charge(self, seconds: float, now: float) -> float:
         """Count what was used without completing a request; return the seconds for which it is not to be read."""
