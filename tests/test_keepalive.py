@@ -120,13 +120,13 @@ def test_a_large_first_answer_that_ends_the_stream_is_delivered_and_so_is_the_en
     connection = connect(parse_address(server.url), poller, lambda what: what, 1 << 20, "grpc")
     server.accept()
     server.h2.send_headers(1, HEADERS)
-    large = bytes(60_000)
+    large = bytes(79_000)
     sent = b"\0" + len(large).to_bytes(4, "big") + large
     for start in range(0, len(sent), 16_000):
         server.h2.send_data(1, sent[start : start + 16_000], end_stream=start + 16_000 >= len(sent))
     data = server.h2.data_to_send()
     server.sock.sendall(data[:-100])
-    until(lambda: len(connection.connection.grpc.space or b"") == 100)
+    until(lambda: len(connection.connection.grpc.get_buffer() or b"") == 100)
     server.sock.sendall(data[-100:])
     assert bytes(poller.get(20.0)) == large
     ending = poller.get(20.0)

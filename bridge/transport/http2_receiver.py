@@ -252,7 +252,6 @@ class Http2Receiver:
             check_greeting(self._rest, None, 0)
 
     def _check_order(self, kind: int, number: int) -> None:
-        """Refuse a frame that may not stand where it does."""
         if self._headers.number is not None and (kind != CONTINUATION or number != self._headers.number):
             raise Http2Error("another frame stands within a header block")
         if kind in STREAM_FRAMES:
@@ -374,7 +373,6 @@ class Http2Receiver:
             raise Http2Error("the peer pushes, which was switched off")
 
     def _fail(self, number: int, text: str, code: int = PROTOCOL_ERROR) -> None:
-        """Raise StreamError for a stream that is open, or else Http2Error."""
         if number in self.streams:
             raise StreamError(number, text, code)
         raise Http2Error(text, code)
