@@ -15,7 +15,7 @@ __all__ = ["FairShare", "ProcessorAccount"]
 BURST = 0.01
 """Seconds that a connection may use at once."""
 REFILL = 0.05
-"""Seconds that it may use a second, beyond those."""
+"""Seconds that it may use a second, beyond those; shared with those that wait until they are read again."""
 SHARE = 0.15
 """The share of the time that all connections together may use which have used more than that."""
 
@@ -47,7 +47,8 @@ class ProcessorAccount:
 
     def charge(self, seconds: float, now: float) -> float:
         """Count what was used without completing a request; return the seconds for which it is not to be read."""
-        self._credit = min(BURST, self._credit + (now - self._seen) * REFILL) - seconds
+        refill = REFILL / (self._share.waiting + 1)
+        self._credit = min(BURST, self._credit + (now - self._seen) * refill) - seconds
         self._seen = now
         if self._credit > 0:
             return 0.0
