@@ -172,6 +172,7 @@ class Connections:
         account = ProcessorAccount(self._share, time.monotonic())
         connection = Connection(sock, peer, tls, self._admission, account)
         self.all[sock] = connection
+        self._share.connections = len(self.all)
         self._idle[connection] = None
         self._close_after(connection, _HELLO_TIMEOUT)
         if self._keepalive is None:
@@ -329,6 +330,7 @@ class Connections:
         """Close a connection at once; its calls end."""
         if self.all.pop(connection.sock, None) is None:
             return
+        self._share.connections = len(self.all)
         connection.release_all()
         connection.closed = connection.ending = True
         self._stop_timer(connection)

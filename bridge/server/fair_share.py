@@ -14,8 +14,8 @@ __all__ = ["FairShare", "ProcessorAccount"]
 
 BURST = 0.01
 """Seconds that a connection may use at once."""
-REFILL = 0.05
-"""Seconds that it may use a second, beyond those; shared with those that wait until they are read again."""
+REFILL = 0.1
+"""Seconds that all connections together may use a second, beyond those, in equal parts."""
 SHARE = 0.15
 """The share of the time that all connections together may use which have used more than that."""
 
@@ -24,6 +24,8 @@ class FairShare:
     """What all connections of a server have in common."""
 
     def __init__(self) -> None:
+        self.connections = 0
+        """How many connections there are."""
         self.waiting = 0
         """How many connections wait until they are read again."""
 
@@ -47,7 +49,7 @@ class ProcessorAccount:
 
     def charge(self, seconds: float, now: float) -> float:
         """Count what was used without completing a request; return the seconds for which it is not to be read."""
-        refill = REFILL / (self._share.waiting + 1)
+        refill = REFILL / max(2, self._share.connections)
         self._credit = min(BURST, self._credit + (now - self._seen) * refill) - seconds
         self._seen = now
         if self._credit > 0:
