@@ -4,6 +4,7 @@
 # make check   format, lint, types, generated code
 # make bench   steps per second, side by side with peers
 # make chaos   step for 20 minutes, twice, while servers and links fail; make fuzz   a million random requests and frames
+# make attacks   known attacks on HTTP/2 servers, against ours and grpcio
 # make mutants break the protocol in many ways, and see a test fail for each
 # make proto   generate bridge/pb from proto
 # make pictures   draw docs/readme.png
@@ -22,7 +23,7 @@ FLOORS = gymnasium[classic-control]==1.4.0 numpy==1.26.0 grpcio==1.66.0 protobuf
 FLOOR_TESTS = $(addprefix tests/test_,values.py spaces.py space_json.py session.py worlds_single.py worlds_lanes.py registry.py \
 	source.py failures.py leaks.py send_recv.py unix.py)
 
-.PHONY: demo test test-floors test-trainers notebooks notebooks-short check bench chaos fuzz mutants proto pictures clean
+.PHONY: demo test test-floors test-trainers notebooks notebooks-short check bench chaos fuzz attacks mutants proto pictures clean
 
 # One stamp a set of extras; a changed pyproject.toml installs again.
 $(VENV)/.installed-%: pyproject.toml
@@ -76,6 +77,9 @@ chaos: $(VENV)/.installed-test
 fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.fuzz
 	$(BIN)/python -m benchmarks.fuzz_http2
+
+attacks: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.attacks
 
 mutants: $(VENV)/.installed-test
 	$(BIN)/python -m tests.mutate

@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-import gzip
 import multiprocessing
 import socket
 import statistics
@@ -21,6 +20,7 @@ import sys
 import threading
 import time
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -108,9 +108,16 @@ def announced(path: str = PATH, size: int = 512 * _MIB) -> Pieces:
         time.sleep(0.5)
 
 
+@functools.lru_cache
+def bomb() -> bytes:
+    """Return 500 MiB of zeros, compressed."""
+    packer, piece = zlib.compressobj(9), bytes(_MIB)
+    return b"".join([packer.compress(piece) for _ in range(500)] + [packer.flush()])
+
+
 def zip_bomb() -> Pieces:
     """Send a compressed message that is a thousand times larger."""
-    data = gzip.compress(bytes(500 * _MIB), 1)
+    data = bomb()
     yield HELLO + open_stream(1, PATH, AUTHORIZED, ("grpc-encoding", "gzip"))
     body = b"\1" + struct.pack(">I", len(data)) + data
     for start in range(0, len(body), 16000):
@@ -176,6 +183,8 @@ def attack(name: str, port: int, rate: float, ready: Any, stop: Any) -> None:
                 sock.shutdown(socket.SHUT_RDWR)
             time.sleep(0.002)
 
+    if name.startswith("zip"):
+        bomb()  # before the time is taken
     threads = [threading.Thread(target=one, daemon=True) for _ in range(ATTACKERS)]
     for thread in threads:
         thread.start()

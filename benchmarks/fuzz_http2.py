@@ -69,7 +69,7 @@ class Report:
     files: int
     """Files that the server has open in the end, beside those of the beginning."""
     threads: int
-    """Threads, likewise."""
+    """Threads, likewise: one is the helper thread, which starts with the first compressed request."""
 
 
 def serve(path: str) -> None:
@@ -320,7 +320,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{arguments.header_blocks:,} header blocks in {time.perf_counter() - began:.0f} s: "
         f"{dict(outcomes.most_common())}; memory grew by {grown / 1e6:.1f} MB"
     )
-    return int(grown > 20_000_000 or report.grown > 20_000_000 or report.files > 0 or report.threads > 0)
+    return int(grown > 20_000_000 or report.grown > 20_000_000 or report.files > 0 or report.threads > 1)
 
 
 if __name__ == "__main__":

@@ -111,3 +111,18 @@ def test_an_unknown_name_is_answered_by_those_there_are(capsys: pytest.CaptureFi
         main(["nothing"])
     assert end.value.code == 2
     assert "there is no subject, group or goal 'nothing'; there are sync-64" in capsys.readouterr().err
+
+
+def test_an_attack_is_measured_on_both_servers_and_all_of_them_are_http2() -> None:
+    from benchmarks import attacks
+
+    found = {kind: attacks.measure("PING", kind, 0.3, 1) for kind in ("http2", "grpcio")}
+    for outcome in found.values():
+        assert 20 < outcome.peak < 500
+        assert outcome.share >= 0
+        assert outcome.slow_share > 0
+    assert "| PING |" in attacks.table({"PING": found})
+    for name, make in attacks.ATTACKS.items():
+        pieces = make()
+        first = next(pieces)
+        assert first.startswith(attacks.PREFACE), name

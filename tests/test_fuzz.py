@@ -51,4 +51,5 @@ def test_whatever_http2_is_spoken_the_server_lives_on_and_nothing_grows() -> Non
     assert {"ended by the server", "closed"} <= set(report.ends)
     assert report.frames >= 10_000
     assert report.grown < 30_000_000
-    assert (report.files, report.threads) == (0, 0)
+    assert report.files == 0
+    assert report.threads <= 1  # the helper thread, which starts with the first compressed request

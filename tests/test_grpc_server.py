@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import gzip
+import random
 import socket
 import struct
 import threading
@@ -597,6 +598,7 @@ def test_compressed_requests_are_read(server, compression):
         ("gzip", gzip.compress(bytes(2_000_000)), Code.RESOURCE_EXHAUSTED, "max_message_bytes=1000000"),
         ("deflate", zlib.compress(bytes(2_000_000)), Code.RESOURCE_EXHAUSTED, "max_message_bytes=1000000"),
         ("gzip", gzip.compress(b"x" * 100)[:-9], Code.INTERNAL, "cut off"),
+        ("gzip", gzip.compress(random.Random(0).randbytes(2_000_000))[:-9], Code.INTERNAL, "cut off"),
         ("gzip", b"no gzip", Code.INTERNAL, "cannot be read"),
         ("gzip", b"", Code.INTERNAL, "cut off"),
         (None, gzip.compress(LEAVE), Code.INTERNAL, "name no compression"),
@@ -604,7 +606,8 @@ def test_compressed_requests_are_read(server, compression):
     ],
 )
 def test_what_is_compressed_and_cannot_be_read_ends_its_call_alone(encoding, data, code, why):
-    with serve_gym(long, max_message_bytes=1_000_000) as server, Hand(server) as hand:
+    most = 1_000_000 if "max_message" in why else 3_000_000
+    with serve_gym(long, max_message_bytes=most) as server, Hand(server) as hand:
         other = hand.play()
         hand.step(other, BEGIN)
         number = hand.open(grpc_encoding=encoding)
@@ -615,6 +618,42 @@ def test_what_is_compressed_and_cannot_be_read_ends_its_call_alone(encoding, dat
         assert why in details
         assert hand.step(other).state == pb.RUNNING
         until(lambda: server.connections == 1)
+
+
+def test_a_request_that_grows_too_much_ends_its_call(server):
+    with Hand(server) as hand:
+        number = hand.open(grpc_encoding="gzip")
+        hand.raw(number, message(gzip.compress(bytes(5_000_000)), flag=1))
+        code, details = hand.status(number)
+        assert code == Code.RESOURCE_EXHAUSTED
+        assert "50 times" in details
+        until(lambda: server.admission.bytes == 0)
+
+
+def test_nothing_is_inflated_for_who_has_shown_no_token():
+    with serve_gym(long, token="secret") as server, Hand(server) as hand:
+        number = hand.open(CHECK, grpc_encoding="gzip")
+        hand.raw(number, message(gzip.compress(b""), flag=1))
+        assert hand.status(number)[0] == Code.UNIMPLEMENTED
+        other = hand.open(CHECK, grpc_encoding="gzip")
+        hand.say(other, b"")  # plain, though it names a compression
+        assert hand.status(other)[0] == 0
+        assert hand.status(hand.open(grpc_encoding="gzip"))[0] == Code.UNAUTHENTICATED
+        assert server._connections.helper._thread is None
+
+
+def test_requests_behind_one_that_is_inflated_keep_their_order_and_a_reset_frees_all(server):
+    with Hand(server) as hand:
+        number = hand.open(grpc_encoding="gzip")
+        packed = message(gzip.compress(CREATE), flag=1)
+        hand.raw(number, message(LEAVE) + packed + message(LEAVE) + packed, end=True)
+        kinds = [hand.response(number).WhichOneof("payload") for _ in range(4)]
+        assert kinds == ["leave_world", "create_world", "leave_world", "create_world"]
+        assert hand.status(number) == (0, "")
+        number = hand.open(grpc_encoding="gzip")
+        hand.raw(number, message(gzip.compress(random.Random(0).randbytes(3_000_000)), flag=1) + message(LEAVE))
+        hand.cut(number)
+        until(lambda: (server.admission.bytes, server.connections) == (0, 0))
 
 
 def test_compressed_requests_that_wait_are_counted_as_large_as_they_are():

@@ -120,7 +120,7 @@ def test_a_large_first_answer_that_ends_the_stream_is_delivered_and_so_is_the_en
     connection = connect(parse_address(server.url), poller, lambda what: what, 1 << 20, "grpc")
     server.accept()
     server.h2.send_headers(1, HEADERS)
-    large = bytes(60_000)
+    large = bytes(79_000)
     sent = b"\0" + len(large).to_bytes(4, "big") + large
     for start in range(0, len(sent), 16_000):
         server.h2.send_data(1, sent[start : start + 16_000], end_stream=start + 16_000 >= len(sent))

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from bridge import errors, make_remote, make_vec_remote, serve_gym
+from bridge.logs import LimitedLog
 from bridge.testing import CountingEnv, FailingEnv
 from bridge.wrappers import BlockingReset
 from tests.support import until
@@ -122,3 +123,18 @@ def test_stop_in_the_midst_of_a_step_leaves_no_port_open() -> None:
     assert not stopper.is_alive()
     assert not listens(port)
     envs.close()
+
+
+def test_a_limited_log_drops_what_is_too_much_and_counts_it(caplog, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("bridge.logs.time.monotonic", lambda: now[0])
+    log = LimitedLog("bridge.test", burst=3, rate=2.0)
+    with caplog.at_level("WARNING"):
+        for number in range(10):
+            log.warning("line %d", number)
+        now[0] += 1.0
+        log.warning("later")
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[:3] == ["line 0", "line 1", "line 2"]
+    assert len(lines) == 4
+    assert lines[3].startswith("later (and 7 further lines")

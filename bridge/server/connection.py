@@ -75,8 +75,6 @@ class Connection:
         self.account = account
         self.productive = False
         """Whether what was received last belonged to a request."""
-        self.read_timer: Timer | None = None
-        """Reads it again, where it has used more processor time than it may; None: it is read."""
 
     # What counts for `max_queued_bytes`
 

@@ -172,6 +172,7 @@ class Connections:
         account = ProcessorAccount(self._share, time.monotonic())
         connection = Connection(sock, peer, tls, self._admission, account)
         self.all[sock] = connection
+        self._share.connections = len(self.all)
         self._idle[connection] = None
         self._close_after(connection, _HELLO_TIMEOUT)
         if self._keepalive is None:
@@ -187,15 +188,15 @@ class Connections:
     def _charge(self, connection: Connection, seconds: float) -> None:
         """Count processor time that brought no request, and read the connection later where that was too much."""
         wait = connection.account.charge(seconds, time.monotonic())
-        if wait and not connection.closed and connection.read_timer is None:
+        if wait and not connection.closed and connection.account.timer is None:
             self._share.waiting += 1
-            connection.read_timer = self.call_later(wait, lambda: self._read_again(connection))
+            connection.account.timer = self.call_later(wait, lambda: self._read_again(connection))
             self._arrange(connection)
 
     def _read_again(self, connection: Connection) -> None:
-        if connection.read_timer is not None:
-            connection.read_timer.cancel()
-            connection.read_timer = None
+        if connection.account.timer is not None:
+            connection.account.timer.cancel()
+            connection.account.timer = None
             self._share.waiting -= 1
             if not connection.closed:
                 self._arrange(connection)
@@ -305,7 +306,7 @@ class Connections:
             with contextlib.suppress(OSError):
                 connection.sock.shutdown(socket.SHUT_WR)
         # No new request is read while answers wait: a client that does not read cannot make us keep without end.
-        events = WRITE if connection.unsent else READ if connection.read_timer is None else 0
+        events = WRITE if connection.unsent else READ if connection.account.timer is None else 0
         if events != connection.events:
             connection.events = events
             self._loop.modify(connection.sock, events, connection.on_events)
@@ -331,6 +332,7 @@ class Connections:
         """Close a connection at once; its calls end."""
         if self.all.pop(connection.sock, None) is None:
             return
+        self._share.connections = len(self.all)
         connection.release_all()
         connection.closed = connection.ending = True
         self._stop_timer(connection)

@@ -8,12 +8,14 @@ smaller pieces; nobody is cut for it.
 
 from __future__ import annotations
 
+from bridge.worlds.scheduling import Timer
+
 __all__ = ["FairShare", "ProcessorAccount"]
 
 BURST = 0.01
 """Seconds that a connection may use at once."""
-REFILL = 0.05
-"""Seconds that it may use a second, beyond those."""
+REFILL = 0.1
+"""Seconds that all connections together may use a second, beyond those, in equal parts."""
 SHARE = 0.15
 """The share of the time that all connections together may use which have used more than that."""
 
@@ -22,6 +24,8 @@ class FairShare:
     """What all connections of a server have in common."""
 
     def __init__(self) -> None:
+        self.connections = 0
+        """How many connections there are."""
         self.waiting = 0
         """How many connections wait until they are read again."""
 
@@ -34,21 +38,19 @@ class ProcessorAccount:
         now: The time.
     """
 
-    __slots__ = ("_credit", "_seen", "_share")
+    __slots__ = ("_credit", "_seen", "_share", "timer")
 
     def __init__(self, share: FairShare, now: float) -> None:
         self._share = share
         self._credit = BURST / 4
         self._seen = now
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether it has used what it may: it is to be read in small pieces."""
-        return self._credit <= 0
+        self.timer: Timer | None = None
+        """Has the connection read again, where it has used more than it may; None: it is read."""
 
     def charge(self, seconds: float, now: float) -> float:
         """Count what was used without completing a request; return the seconds for which it is not to be read."""
-        self._credit = min(BURST, self._credit + (now - self._seen) * REFILL) - seconds
+        refill = REFILL / max(2, self._share.connections)
+        self._credit = min(BURST, self._credit + (now - self._seen) * refill) - seconds
         self._seen = now
         if self._credit > 0:
             return 0.0

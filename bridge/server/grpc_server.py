@@ -223,7 +223,10 @@ class GrpcProtocol:
         if self._encodings.get(stream, "identity") == "identity":
             self._connection.drop(message.data)
             text = "a request came compressed that cannot be read: its header fields name no compression"
-            self._fail(stream, RequestError(Code.INTERNAL, text))
+            code = Code.INTERNAL
+            if isinstance(stream.owner, SideCall):  # of a client that may not have shown its token
+                code, text = Code.UNIMPLEMENTED, "this service takes no compressed requests"
+            self._fail(stream, RequestError(code, text))
             return
 
         def done(result: bytearray | RefusedMessage | RequestError) -> None:

@@ -11,7 +11,7 @@ from bridge.transport.messages import CompressedMessage, RefusedMessage
 
 __all__ = ["MAX_RATIO", "Inflation"]
 
-MAX_RATIO = 200
+MAX_RATIO = 50
 """How many times larger a message may become beyond its first MiB."""
 _STEP = 1 << 20
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from typing import Any, Protocol, TypeAlias
 
@@ -46,6 +46,7 @@ __all__ = [
     "STREAM_CLOSED",
     "STREAM_FRAMES",
     "WINDOW_UPDATE",
+    "ClosedStreams",
     "DataReader",
     "Event",
     "Fields",
@@ -104,6 +105,8 @@ MAX_WINDOW = (1 << 31) - 1
 """The largest flow-control window, and the largest stream number."""
 MIN_FRAME_SIZE = 16384
 """Bytes that every peer takes in a frame."""
+
+_MAX_REMEMBERED = 1000
 
 Fields: TypeAlias = "Iterable[tuple[str, str]]"
 """Header fields to send."""
@@ -235,6 +238,16 @@ class Stream:
         reader, self.reader = self.reader, None
         if reader is not None:
             reader.close()
+
+
+class ClosedStreams(OrderedDict[int, bool]):
+    """Streams that ended lately, by number: whether this end reset them, so that frames of them are to be ignored."""
+
+    def add(self, number: int, reset: bool) -> None:
+        """Remember one, and forget the oldest where there are many."""
+        self[number] = reset
+        if len(self) > _MAX_REMEMBERED:
+            self.popitem(last=False)
 
 
 def pack_frame(kind: int, flags: int, number: int, payload: bytes = b"") -> bytes:

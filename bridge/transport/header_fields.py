@@ -157,6 +157,9 @@ def check_fields(fields: list[tuple[str, str]], *, request: bool, trailers: bool
             raise MalformedHeadersError(f"the header field {name!r} came twice, with different values")
         elif name not in _ONCE:
             found[name] += ("; " if name == "cookie" else ", ") + value
+    length = found.get("content-length", "0")
+    if not (length.isascii() and length.isdigit() and len(length) < 19):
+        raise MalformedHeadersError(f"expected content-length to be a number, got {length!r:.40}")
     if not trailers:
         _check_pseudo_fields(found, request)
     return found

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import struct
-from collections import OrderedDict
 from typing import Any
 
+from bridge.transport.frame_checks import (
+    check_greeting,
+    check_length,
+    check_settings,
+    has_preface,
+    header_fragment,
+    padding_of,
+    read_goaway,
+)
 from bridge.transport.frames import (
     ACK,
     CONNECTION_FRAMES,
@@ -26,19 +33,16 @@ from bridge.transport.frames import (
     PING,
     PREFACE,
     PRIORITY,
-    PRIORITY_FLAG,
     PROTOCOL_ERROR,
     PUSH_PROMISE,
     REFUSED_STREAM,
     RST_STREAM,
-    SETTING_ENABLE_PUSH,
-    SETTING_INITIAL_WINDOW_SIZE,
     SETTING_MAX_CONCURRENT_STREAMS,
-    SETTING_MAX_FRAME_SIZE,
     SETTINGS,
     STREAM_CLOSED,
     STREAM_FRAMES,
     WINDOW_UPDATE,
+    ClosedStreams,
     Event,
     HeadersReceived,
     Http2Error,
@@ -55,8 +59,6 @@ __all__ = ["MAX_FRAME_SIZE", "Http2Receiver"]
 MAX_FRAME_SIZE = (1 << 24) - 1
 """Bytes that the peer may send in a DATA frame."""
 _CONNECTION_WINDOW = MAX_WINDOW
-# Streams that have ended, of which it is remembered how: frames may still come that were sent before.
-_MAX_REMEMBERED = 1000
 
 
 class _DataFrame:
@@ -106,8 +108,7 @@ class Http2Receiver:
         self._headers = HeaderReader(max_header_bytes)
         self._last = -1 if client else 0
         """The largest number of a stream."""
-        self._closed: OrderedDict[int, bool] = OrderedDict()
-        """Of streams that have ended: whether this end reset them, so that frames of them are to be ignored."""
+        self._closed = ClosedStreams()
         self._preface = not client
         """Whether the client's connection preface is still to come."""
         self._rest = b""
@@ -127,16 +128,11 @@ class Http2Receiver:
 
     def _forget(self, stream: Stream, *, reset: bool) -> None:
         if self.streams.pop(stream.number, None) is not None:
-            self._remember(stream.number, reset)
+            self._closed.add(stream.number, reset)
         self._sender.discard_pending(stream)
         stream.remote_closed = stream.local_closed = True
         stream.trailers = None
         stream.discard()
-
-    def _remember(self, number: int, reset: bool) -> None:
-        self._closed[number] = reset
-        if len(self._closed) > _MAX_REMEMBERED:
-            self._closed.popitem(last=False)
 
     def _send_pending(self, stream: Stream) -> None:
         if self._sender.send_pending(stream):
@@ -190,9 +186,11 @@ class Http2Receiver:
         try:
             if self._rest:
                 data, self._rest = self._rest + data, b""
+            if self._preface and has_preface(data):
+                self._preface, data = False, data[len(PREFACE) :]
             if self._preface:
-                data = self._read_preface(data)
-            if data:
+                self._rest = data
+            elif data:
                 self._read(data, events)
         except Http2Error as error:
             if not events:
@@ -231,7 +229,8 @@ class Http2Receiver:
                     continue
             number &= MAX_WINDOW
             if not self.settings_received:
-                self._check_greeting(data[at:], kind, flags)
+                check_greeting(data[at:], kind, flags)
+                self.settings_received = True
             if length > self._headers.max_bytes and kind != DATA:
                 if kind in (HEADERS, CONTINUATION):
                     text = f"a header block of more than {self._headers.max_bytes} bytes"
@@ -252,34 +251,9 @@ class Http2Receiver:
                 self._on_stream_error(error, events)
         self._rest = data[at:]
         if self._rest and not self.settings_received and self._client:
-            self._check_greeting(self._rest, None, 0)
-
-    def _read_preface(self, data: bytes) -> bytes:
-        """Take a client's first bytes; return those after its preface."""
-        if not PREFACE.startswith(data[: len(PREFACE)]):
-            if data[0] == 0x16 and data[1:2] in (b"\x03", b""):
-                raise Http2Error("the client speaks TLS, and this port does not")
-            raise Http2Error(f"expected HTTP/2's connection preface, got {data[:24]!r}")
-        if len(data) < len(PREFACE):
-            self._rest = data
-            return b""
-        self._preface = False
-        return data[len(PREFACE) :]
-
-    def _check_greeting(self, data: bytes, kind: int | None, flags: int) -> None:
-        """See to it that HTTP/2 is spoken at all."""
-        if data.startswith(b"HTTP/"):
-            raise Http2Error("an HTTP server is there, but it does not speak HTTP/2")
-        if data[0] == 0x15 and data[1:2] in (b"\x03", b""):
-            raise Http2Error("the port speaks TLS")
-        if kind is None:
-            return
-        if kind != SETTINGS or flags & ACK:
-            raise Http2Error(f"expected HTTP/2's settings first, got {data[:16]!r}")
-        self.settings_received = True
+            check_greeting(self._rest, None, 0)
 
     def _check_order(self, kind: int, number: int) -> None:
-        """Refuse a frame that may not stand where it does."""
         if self._headers.number is not None and (kind != CONTINUATION or number != self._headers.number):
             raise Http2Error("another frame stands within a header block")
         if kind in STREAM_FRAMES:
@@ -297,7 +271,7 @@ class Http2Receiver:
         self._sender.reset_stream(error.number, error.code)
         stream = self.streams.get(error.number)
         if stream is None:
-            self._remember(error.number, True)
+            self._closed.add(error.number, True)
         else:
             self._forget(stream, reset=True)
             events.append((stream, StreamReset(error.code, str(error))))
@@ -307,12 +281,8 @@ class Http2Receiver:
     def _begin_data(self, data: bytes, start: int, length: int, flags: int, number: int, events: list[Any]) -> int:
         """Begin a DATA frame whose header ends at `start`; return where what was taken of it ends."""
         self._recv_window -= length
-        padding = 0
-        if flags & PADDED:
-            if not length or data[start] >= length:
-                raise Http2Error("a frame is all padding")
-            padding = data[start] + 1
-            start += 1
+        padding = padding_of(data, start, length) if flags & PADDED else 0
+        start += bool(padding)
         stream = self.streams.get(number)
         if stream is None or stream.remote_closed:
             if not self._client and not self._closed.get(number, False):
@@ -387,7 +357,7 @@ class Http2Receiver:
         elif kind == SETTINGS:
             self._on_settings(flags, payload)
         elif kind == PING:
-            _check_length("PING", payload, 8)
+            check_length("PING", payload, 8)
             if flags & ACK:
                 self.pongs += 1
             else:
@@ -405,30 +375,21 @@ class Http2Receiver:
             raise Http2Error("the peer pushes, which was switched off")
 
     def _fail(self, number: int, text: str, code: int = PROTOCOL_ERROR) -> None:
-        """Raise StreamError for a stream that is open, or else Http2Error."""
         if number in self.streams:
             raise StreamError(number, text, code)
         raise Http2Error(text, code)
 
     def _on_settings(self, flags: int, payload: bytes) -> None:
         if flags & ACK:
-            _check_length("acknowledgement of SETTINGS", payload, 0)
+            check_length("acknowledgement of SETTINGS", payload, 0)
             return
-        if len(payload) % 6:
-            raise Http2Error(f"a SETTINGS frame of {len(payload)} bytes", FRAME_SIZE_ERROR)
-        for key, value in struct.iter_unpack(">HI", payload):
-            if key == SETTING_INITIAL_WINDOW_SIZE and value > MAX_WINDOW:
-                raise Http2Error(f"a window of {value} bytes", FLOW_CONTROL_ERROR)
-            if key == SETTING_MAX_FRAME_SIZE and not MIN_FRAME_SIZE <= value < 1 << 24:
-                raise Http2Error(f"frames of at most {value} bytes")
-            if key == SETTING_ENABLE_PUSH and value > (0 if self._client else 1):
-                raise Http2Error(f"SETTINGS_ENABLE_PUSH={value}")
-            if key == SETTING_MAX_CONCURRENT_STREAMS:
-                self.max_peer_streams = value
+        self.max_peer_streams = check_settings(payload, self._client).get(
+            SETTING_MAX_CONCURRENT_STREAMS, self.max_peer_streams
+        )
         self._sender.on_settings(payload)
 
     def _on_window_update(self, number: int, payload: bytes) -> None:
-        _check_length("WINDOW_UPDATE", payload, 4)
+        check_length("WINDOW_UPDATE", payload, 4)
         more = int.from_bytes(payload, "big") & MAX_WINDOW
         if number > self._last or (number and not number & 1):
             raise Http2Error(f"a frame of stream {number}, which was never opened")
@@ -442,7 +403,7 @@ class Http2Receiver:
             self._send_pending(stream)
 
     def _on_reset(self, number: int, payload: bytes, events: list[Any]) -> None:
-        _check_length("RST_STREAM", payload, 4)
+        check_length("RST_STREAM", payload, 4)
         self.resets += 1
         stream = self.streams.get(number)
         if stream is not None:
@@ -452,14 +413,9 @@ class Http2Receiver:
             self._closed[number] = False  # the peer knows that it has ended
 
     def _on_goaway(self, payload: bytes, events: list[Any]) -> None:
-        if len(payload) < 8:
-            raise Http2Error(f"a GOAWAY frame of {len(payload)} bytes", FRAME_SIZE_ERROR)
-        last, number = struct.unpack_from(">II", payload)
-        debug = payload[8:].decode("utf-8", "replace")
-        reason = f"the server takes no further calls (HTTP/2's error {number})" + (f": {debug}" if debug else "")
-        self.goaway_received = reason
+        last, self.goaway_received = read_goaway(payload)
         if self._client:
-            for stream in [stream for at, stream in self.streams.items() if at > last & MAX_WINDOW]:
+            for stream in [stream for at, stream in self.streams.items() if at > last]:
                 self._forget(stream, reset=False)
                 events.append((stream, StreamReset(REFUSED_STREAM)))
 
@@ -470,13 +426,7 @@ class Http2Receiver:
                 raise Http2Error("a header block goes on that never began")
             headers.go_on(payload)
         else:
-            start, stop = 0, len(payload)
-            if flags & PADDED:
-                start, stop = 1, stop - (payload[0] if payload else stop)
-            start += 5 if flags & PRIORITY_FLAG else 0
-            if start > stop:
-                raise Http2Error("a header block is shorter than its frame says")
-            headers.begin(number, payload[start:stop], end_stream=bool(flags & END_STREAM))
+            headers.begin(number, header_fragment(flags, payload), end_stream=bool(flags & END_STREAM))
         if flags & END_HEADERS:
             self._on_fields(number, headers.finish(), headers.end_stream, events)
 
@@ -496,15 +446,12 @@ class Http2Receiver:
             raise Http2Error("a second header block that does not end the stream")
         try:
             found = check_fields(fields, request=not self._client, trailers=trailers)
-            length = found.get("content-length", "")
-            if length and not (length.isascii() and length.isdigit() and len(length) < 19):
-                raise MalformedHeadersError(f"expected content-length to be a number, got {length!r:.40}")
         except MalformedHeadersError as error:
             raise StreamError(number, str(error)) from error
         if stream is None or (self._client and not last and found[":status"][0] == "1"):
             return
-        if length and not trailers:
-            stream.expected_bytes = int(length)
+        if "content-length" in found and not trailers:
+            stream.expected_bytes = int(found["content-length"])
         stream.headers_received = True
         self.paused = not self._client and not trailers
         if last:
@@ -521,12 +468,7 @@ class Http2Receiver:
         self._last = number
         if self.goaway_sent or len(self.streams) >= self._max_streams:
             self._sender.reset_stream(number, REFUSED_STREAM)
-            self._remember(number, True)
+            self._closed.add(number, True)
             return None
         stream = self.streams[number] = Stream(number, self._stream_window)
         return stream
-
-
-def _check_length(name: str, payload: bytes, expected: int) -> None:
-    if len(payload) != expected:
-        raise Http2Error(f"expected a {name} of {expected} bytes, got {len(payload)}", FRAME_SIZE_ERROR)

@@ -1,0 +1,117 @@
+"""What single frames of HTTP/2 must look like (RFC 9113, section 6), whatever the connection's state."""
+
+from __future__ import annotations
+
+import struct
+
+from bridge.transport.frames import (
+    ACK,
+    FLOW_CONTROL_ERROR,
+    FRAME_SIZE_ERROR,
+    MAX_WINDOW,
+    MIN_FRAME_SIZE,
+    PADDED,
+    PREFACE,
+    PRIORITY_FLAG,
+    SETTING_ENABLE_PUSH,
+    SETTING_INITIAL_WINDOW_SIZE,
+    SETTING_MAX_FRAME_SIZE,
+    SETTINGS,
+    Http2Error,
+)
+
+__all__ = [
+    "check_greeting",
+    "check_length",
+    "check_settings",
+    "has_preface",
+    "header_fragment",
+    "padding_of",
+    "read_goaway",
+]
+
+
+def has_preface(data: bytes) -> bool:
+    """Return whether a client's connection preface is there as a whole. Raises Http2Error where it is another one."""
+    if not PREFACE.startswith(data[: len(PREFACE)]):
+        if data[0] == 0x16 and data[1:2] in (b"\x03", b""):
+            raise Http2Error("the client speaks TLS, and this port does not")
+        raise Http2Error(f"expected HTTP/2's connection preface, got {data[:24]!r}")
+    return len(data) >= len(PREFACE)
+
+
+def check_greeting(data: bytes, kind: int | None, flags: int) -> None:
+    """See to it that the peer's first frame is SETTINGS.
+
+    Args:
+        data: The peer's first bytes.
+        kind: The frame's type; None: its header is not complete.
+        flags: The frame's flags.
+
+    Raises:
+        Http2Error: It is something else.
+    """
+    if data.startswith(b"HTTP/"):
+        raise Http2Error("an HTTP server is there, but it does not speak HTTP/2")
+    if data[0] == 0x15 and data[1:2] in (b"\x03", b""):
+        raise Http2Error("the port speaks TLS")
+    if kind is not None and (kind != SETTINGS or flags & ACK):
+        raise Http2Error(f"expected HTTP/2's settings first, got {data[:16]!r}")
+
+
+def check_length(name: str, payload: bytes, expected: int) -> None:
+    """Raise Http2Error unless a frame has the length that its type prescribes."""
+    if len(payload) != expected:
+        raise Http2Error(f"expected a {name} of {expected} bytes, got {len(payload)}", FRAME_SIZE_ERROR)
+
+
+def check_settings(payload: bytes, client: bool) -> dict[int, int]:
+    """Return the settings of a frame, the last of each kind.
+
+    Args:
+        payload: The frame's.
+        client: Whether they came from a server.
+
+    Raises:
+        Http2Error: One has a value that it may not have.
+    """
+    if len(payload) % 6:
+        raise Http2Error(f"a SETTINGS frame of {len(payload)} bytes", FRAME_SIZE_ERROR)
+    found: dict[int, int] = {}
+    for key, value in struct.iter_unpack(">HI", payload):
+        if key == SETTING_INITIAL_WINDOW_SIZE and value > MAX_WINDOW:
+            raise Http2Error(f"a window of {value} bytes", FLOW_CONTROL_ERROR)
+        if key == SETTING_MAX_FRAME_SIZE and not MIN_FRAME_SIZE <= value < 1 << 24:
+            raise Http2Error(f"frames of at most {value} bytes")
+        if key == SETTING_ENABLE_PUSH and value > (0 if client else 1):
+            raise Http2Error(f"SETTINGS_ENABLE_PUSH={value}")
+        found[key] = value
+    return found
+
+
+def header_fragment(flags: int, payload: bytes) -> bytes:
+    """Return the fragment of a header block in a HEADERS frame. Raises Http2Error where the frame is too short."""
+    start, stop = 0, len(payload)
+    if flags & PADDED:
+        start, stop = 1, stop - (payload[0] if payload else stop)
+    start += 5 if flags & PRIORITY_FLAG else 0
+    if start > stop:
+        raise Http2Error("a header block is shorter than its frame says")
+    return payload[start:stop]
+
+
+def padding_of(data: bytes, start: int, length: int) -> int:
+    """Return how many bytes of a DATA frame are padding, its length among them. Raises Http2Error where all are."""
+    if not length or data[start] >= length:
+        raise Http2Error("a frame is all padding")
+    return data[start] + 1
+
+
+def read_goaway(payload: bytes) -> tuple[int, str]:
+    """Return the last stream that a GOAWAY frame allows, and the reason. Raises Http2Error where it is too short."""
+    if len(payload) < 8:
+        raise Http2Error(f"a GOAWAY frame of {len(payload)} bytes", FRAME_SIZE_ERROR)
+    last, number = struct.unpack_from(">II", payload)
+    debug = payload[8:].decode("utf-8", "replace")
+    reason = f"the server takes no further calls (HTTP/2's error {number})" + (f": {debug}" if debug else "")
+    return last & MAX_WINDOW, reason

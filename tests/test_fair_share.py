@@ -1,0 +1,40 @@
+"""Processor time, shared fairly: sums over simulated time."""
+
+from bridge.server.fair_share import BURST, REFILL, SHARE, FairShare, ProcessorAccount
+
+
+def test_a_little_at_once_costs_no_wait():
+    account = ProcessorAccount(FairShare(), 0.0)
+    assert account.charge(BURST / 5, 0.0) == 0.0
+    assert account.charge(BURST / 5, 0.0) > 0.0
+    assert account.charge(BURST / 2, 10.0) == 0.0  # it has rested
+
+
+def test_what_stays_below_the_refill_never_waits():
+    account = ProcessorAccount(FairShare(), 0.0)
+    assert not any(account.charge(0.0004, tick / 100) for tick in range(1, 10_000))
+
+
+def test_flooders_use_their_share_of_the_time_together_however_many_they_are():
+    for count in (1, 4, 50):
+        share = FairShare()
+        share.connections = count
+        accounts = [ProcessorAccount(share, 0.0) for _ in range(count)]
+        due, used, now, end = dict.fromkeys(range(count), 0.0), 0.0, 0.0, 200.0
+        waiting = set()
+        while True:
+            index = min(due, key=due.get)
+            now = max(now, due[index])
+            if now > end:
+                break
+            if index in waiting:
+                waiting.discard(index)
+                share.waiting -= 1
+            now += 0.002
+            used += 0.002
+            wait = accounts[index].charge(0.002, now)
+            due[index] = now + wait
+            if wait:
+                waiting.add(index)
+                share.waiting += 1
+        assert used / end < SHARE + REFILL + 0.02
