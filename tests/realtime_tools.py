@@ -16,7 +16,8 @@ from bridge.client.step_reader import Batch
 from bridge.client.world_request import WorldRequest
 from bridge.encoding.spaces import Layout
 from bridge.testing import Conditions, Duplex, VirtualClock
-from bridge.worlds.realtime.world import Realtime, RealtimeWorld
+from bridge.worlds.realtime.clocked_world import Realtime
+from bridge.worlds.realtime.world import RealtimeWorld
 from bridge.worlds.source import EnvSource
 from tests.support import direct_registry, direct_session
 

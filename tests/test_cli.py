@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 import bridge
-from bridge import make_remote, serve_gym
+from bridge import make_remote, serve_gym, serve_parallel
 from bridge.cli import main, program
 from bridge.cli.info import positive
 from bridge.cli.launch import ServerProcess
@@ -28,6 +28,7 @@ from bridge.errors import ConnectError, EnvironmentFailedError, SettingError
 from bridge.transport.certificates import make_certificates
 from bridge.transport.credentials import TOKEN_VARIABLE
 from tests.parallel_envs import Relay
+from tests.peers import PublicClient
 from tests.public_server import PublicServer
 from tests.support import until
 
@@ -186,6 +187,78 @@ def test_a_module_of_the_current_folder_is_imported_for_its_environment(tmp_path
         env.close()
 
 
+MINE = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+from tests.parallel_envs import Relay
+
+def make_pole(length=0.5, **rest):
+    env = CartPoleEnv(**rest)
+    env.half = length
+    return env
+
+def make_relay(horizon: int = 8) -> Relay:
+    return Relay(horizon)
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--fps", "100"]], ids=["lock-step", "real time"])
+def test_a_function_of_a_module_is_called_for_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+    (tmp_path / "mine.py").write_text(MINE)
+    with Serving("mine:make_pole", *options, "--env-kwargs", "length=0.75", cwd=tmp_path) as serving:
+        env = paste(serving.printed()[2:4])
+        assert env.get_attr("half") == 0.75
+        assert env.fps == (100.0 if options else None)
+        assert env.reset()[0].shape == (4,)
+        env.close()
+
+
+@pytest.mark.parametrize("options", [[], ["--fps", "100"]], ids=["lock-step", "real time"])
+def test_a_function_that_makes_several_agents_is_served_to_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+    (tmp_path / "mine.py").write_text(MINE)
+    with Serving("mine:make_relay", *options, "--env-kwargs", "horizon=5", cwd=tmp_path) as serving:
+        env = paste(serving.printed()[2:4])
+        observations, _ = env.reset()
+        assert list(observations) == ["ann", "bob", "cyd"]
+        assert env.call("horizon") == 5
+        env.close()
+
+
+def test_a_pettingzoo_module_is_served_in_real_time_to_public_clients_and_ours() -> None:
+    """U-1, D-22: another package's environment, in a process of its own; one agent a client, and a spectator."""
+    with Serving("mpe2:simple_tag_v3", "--fps", "100", "--env-kwargs", "max_cycles=1000") as serving:
+        lines = serving.printed()
+        assert lines[0].startswith("mpe2:simple_tag_v3 is served at grpc://127.0.0.1:")
+        url = lines[0].split()[-1]
+        assert lines[3].strip() == f'env = make_parallel_remote("{url}")'
+        ours = bridge.make_remote(f"{url}?world=", agent="agent_0", wait="next_frame")
+        public = PublicClient(None, url.removeprefix("grpc://")).join(agent="adversary_1")
+        watcher = bridge.make_remote(f"{url}?world=", agent="agent_0", role="spectator")
+        seen, _ = ours.reset(seed=3)
+        assert seen.shape == (14,)
+        assert public.step("observation")[1]["observation"].shape == (16,)
+        assert watcher.reset()[0].shape == (14,)
+        frames = 0
+        while frames < 20:
+            _, _, terminated, truncated, info = ours.step(1)
+            assert not terminated
+            assert not truncated
+            frames += info["frames"]
+            assert public.step("frames", action=2)[0] == 1
+        assert watcher.step(0)[4]["frames"] >= 20
+        public.close()
+        ours.close()
+        watcher.close()
+        code, _, _ = serving.end(signal.SIGTERM)
+        assert code == 0
+
+
 def test_a_server_ends_with_its_standard_input_when_told_to() -> None:
     server = ServerProcess("CartPole-v1")
     try:
@@ -226,6 +299,14 @@ def test_a_server_process_that_fails_says_what_it_said() -> None:
         (["Nope-v1"], "cannot serve 'Nope-v1'"),
         (["CartPole-v1", "Nope*"], "no registered environment matches 'Nope*'"),
         (["no_such_module:Env-v0"], "cannot import the module of 'no_such_module:Env-v0'"),
+        (["no_such_module:Env-v0"], "install that, for example by: pip install no_such_module"),
+        (["tests.parallel_envs:Nothing"], "the module tests.parallel_envs has no 'Nothing'; MODULE:NAME names"),
+        (["tests.parallel_envs:string"], "'tests.parallel_envs:string' is a module without parallel_env or env"),
+        (["tests.parallel_envs:NAMES"], "'tests.parallel_envs:NAMES' is of type tuple, which makes no environment"),
+        (["CartPole-v1", "tests.parallel_envs:Relay"], "or 'tests.parallel_envs:Relay' alone: a zoo is of ids"),
+        (["tests.parallel_envs:Relay", "--num-envs", "2"], "--num-envs cannot be given for tests.parallel_envs:Relay"),
+        (["CartPole-v1", "--missing-agent", "end"], "--missing-agent cannot be given for CartPole-v1, a Gymnasium"),
+        (["tests.parallel_envs:Relay", "--fps", "5", "--agent-timeout", "3"], "agent_timeout are of lock-step"),
         (["CartPole-v1", "--env-kwargs", "gravity"], "expected --env-kwargs to be KEY=VALUE, e.g. gravity=9.8"),
         (["CartPole-v1", "--port", "70000"], "expected a port from 0 to 65535, got 70000"),
         (["CartPole-v1", "--max-worlds", "0"], "expected --max-worlds to be a positive integer, got 0"),
@@ -248,11 +329,12 @@ def test_a_port_in_use_is_one_line_and_exit_code_2(cartpole: bridge.Server, capf
     assert f"cannot listen on --port {cartpole.port} of 127.0.0.1: Address already in use" in capfd.readouterr().err
 
 
-def test_every_keyword_of_serve_gym_that_a_command_line_can_say_is_an_option_with_its_help() -> None:
+def test_every_keyword_that_a_command_line_can_say_is_an_option_with_its_help() -> None:
     options = dict(serve_options())
+    parameters = {**inspect.signature(serve_parallel).parameters, **inspect.signature(serve_gym).parameters}
     keywords = [
         name
-        for name, parameter in inspect.signature(serve_gym).parameters.items()
+        for name, parameter in parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY
         and name != "start"  # of a server that a program starts later
         and any(kind in str(parameter.annotation) for kind in ("int", "float", "str", "bool", "Literal"))
@@ -260,7 +342,7 @@ def test_every_keyword_of_serve_gym_that_a_command_line_can_say_is_an_option_wit
     assert {"num_envs", "vectorization_mode", "env_kwargs", "host", "port", "max_connections"} <= set(keywords)
     assert sorted(options) == sorted(f"--{name.replace('_', '-')}" for name in keywords)
     for flag, arguments in options.items():
-        assert len(arguments["help"].split()) > 2, f"the docstring of serve_gym says nothing of {flag}"
+        assert len(arguments["help"].split()) > 2, f"the docstrings say nothing of {flag}"
 
 
 def test_an_option_that_may_be_none_takes_the_word() -> None:
@@ -421,7 +503,7 @@ def test_errors_speak_in_options(text: str, expected: str) -> None:
 
 
 def test_several_urls_are_connected_to_as_one_vector() -> None:
-    lines = connecting_lines(["grpc://a:1", "grpc://b:2"], ["CartPole-v1"], False)
+    lines = connecting_lines(["grpc://a:1", "grpc://b:2"], ["CartPole-v1"], "one")
     assert lines == ["from bridge import make_vec_remote", 'envs = make_vec_remote(["grpc://a:1", "grpc://b:2"])']
 
 

@@ -12,7 +12,7 @@ from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import Conditions, CountingEnv
-from bridge.worlds.realtime.world import Realtime
+from bridge.worlds.realtime.clocked_world import Realtime
 from bridge.worlds.source import EnvSource
 from tests.realtime_tools import Network, read
 from tests.support import Later, direct_registry, direct_session

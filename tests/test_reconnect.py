@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from bridge import errors, make_vec_remote, serve_gym
-from bridge.client.reconnect import BREAKER_LOSSES, BREAKER_REST, BREAKER_WINDOW, RemoteRecord
+from bridge.client.remote_record import BREAKER_LOSSES, BREAKER_REST, BREAKER_WINDOW, RemoteRecord
 from bridge.testing import CountingEnv, Proxy
 from bridge.transport import keepalive
 from bridge.wrappers import BlockingReset

@@ -279,7 +279,7 @@ def test_a_copy_paces_and_waits_as_the_original(serve: Any) -> None:
     copied = pickle.loads(pickle.dumps(envs))
     assert copied.reset(seed=0)[0].tolist() == [[1, 0], [1, 0]]
     assert copied.env.fps == 100.0
-    assert copied.unwrapped.pacer is not None
+    assert copied.unwrapped.stepper.pacer is not None
     assert copied.unwrapped.pool.members[0].remote.realtime._partial is False
     copied.close()
     envs.close()

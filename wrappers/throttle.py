@@ -51,7 +51,7 @@ class Throttle(Transparent):
         self._start: float | None = None
         self._count = 0
         self._lateness = 0.0
-        self.remote.pacer = self._pace
+        self.remote.stepper.pacer = self._pace
 
     def _pace(self) -> None:
         """Wait for the end of the frame; called when the actions are out."""
@@ -101,5 +101,5 @@ class Throttle(Transparent):
 
     def close(self, **kwargs: Any) -> None:
         """Close the environments."""
-        self.remote.pacer = None
+        self.remote.stepper.pacer = None
         super().close(**kwargs)

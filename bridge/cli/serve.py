@@ -1,10 +1,12 @@
-"""`bridge serve`: publish environments until Ctrl-C or SIGTERM. Its options are the keywords of `serve_gym`."""
+"""`bridge serve`: publish environments until Ctrl-C or SIGTERM.
+
+Its options are the keywords of `serve_gym`, and of `serve_parallel` for environments of several agents.
+"""
 
 from __future__ import annotations
 
 import argparse
 import ast
-import importlib
 import inspect
 import logging
 import os
@@ -12,16 +14,18 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any
 
 from bridge.cli.program import OK, say
+from bridge.cli.target import Target, find_target
 from bridge.errors import SettingError
 from bridge.server.process_group import ServerGroup
 from bridge.server.serve import serve_gym
+from bridge.server.serve_parallel import serve_parallel
 from bridge.server.server import SWITCH_INTERVAL, Server
 from bridge.transport.credentials import TOKEN_VARIABLE
 
@@ -30,12 +34,15 @@ __all__ = ["SERVED_AT", "announce", "read_pairs", "register", "serve_options"]
 SERVED_AT = " is served at "
 """In the first line of output: what stands between the environment and its URLs, which are separated by spaces."""
 _READ = {"int": int, "float": float, "str": str}
+_KIND = {True: "an environment of several agents", False: "a Gymnasium environment"}
 
 _EPILOG = """examples:
   bridge serve CartPole-v1 --port 50051
   bridge serve CartPole-v1 --num-envs 64             one world of 64 lanes: one message steps them all
   bridge serve FrozenLake-v1 --env-kwargs map_name=8x8 is_slippery=False
   bridge serve my_package.envs:MyEnv-v0              imports the module that registers the environment
+  bridge serve my_package.envs:make_env              calls what makes the environment
+  bridge serve mpe2:simple_tag_v3 --fps 30           several agents (PettingZoo), each a client, in real time
   bridge serve CartPole-v1 --perlert 32322           in real time over UDP, with a lobby
   bridge serve CartPole-v1 Taxi-v4 "MountainCar*"    a zoo, of which each client names one
 """
@@ -45,14 +52,16 @@ def register(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "serve",
-        description="Publish Gymnasium environments over dm_env_rpc until Ctrl-C or SIGTERM, which drain.",
+        description="Publish environments of Gymnasium or PettingZoo over dm_env_rpc until Ctrl-C or SIGTERM, which "
+        "drain.",
         epilog=_EPILOG,
     )
     parser.add_argument(
         "env",
         nargs="+",
         metavar="ENV_ID",
-        help="a Gymnasium id; MODULE:ENV_ID imports the module first; several ids or patterns are a zoo",
+        help="a Gymnasium id; MODULE:ENV_ID imports the module first; MODULE:NAME is a function or class that makes an "
+        "environment, or a PettingZoo module; several ids or patterns are a zoo",
     )
     for flags, options in serve_options():
         parser.add_argument(flags, **options)
@@ -75,15 +84,16 @@ def register(commands: Any) -> None:
 
 
 def serve_options() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Give each keyword of `serve_gym` as an option: its flag, and the arguments of `add_argument`.
+    """Give each keyword of `serve_gym`, and those of `serve_parallel` alone, as options.
 
     The help is the keyword's line in the docstring. Keywords that a command line cannot say, such as callables, are
     left out.
+
+    Returns:
+        Pairs of a flag and the arguments of `add_argument`.
     """
-    texts = _keyword_texts(inspect.getdoc(serve_gym) or "")
-    for name, parameter in inspect.signature(serve_gym).parameters.items():
-        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY or name == "start":
-            continue
+    texts = {**_keyword_texts(inspect.getdoc(serve_parallel) or ""), **_keyword_texts(inspect.getdoc(serve_gym) or "")}
+    for name, parameter in {**_keywords(serve_gym), **_keywords(serve_parallel, but=serve_gym)}.items():
         flag, default = f"--{name.replace('_', '-')}", parameter.default
         text = texts.get(name, "").replace("%", "%%")
         kind = _plain_type(str(parameter.annotation))
@@ -100,6 +110,15 @@ def serve_options() -> Iterator[tuple[str, dict[str, Any]]]:
             yield flag, {**options, "type": read, "metavar": metavar}
         elif kind == "Mapping":
             yield flag, {**options, "nargs": "+", "metavar": "KEY=VALUE", "action": "extend"}
+
+
+def _keywords(function: Callable[..., Any], but: Callable[..., Any] | None = None) -> dict[str, inspect.Parameter]:
+    """Return the keywords of a function that a server's start can be given, without those of another function."""
+    others = {"start"} if but is None else {"start", *inspect.signature(but).parameters}
+    found = inspect.signature(function).parameters.items()
+    return {
+        name: parameter for name, parameter in found if parameter.kind is parameter.KEYWORD_ONLY and name not in others
+    }
 
 
 def _plain_type(annotation: str) -> str:
@@ -145,8 +164,8 @@ def read_pairs(pairs: Sequence[str], option: str = "--env-kwargs") -> dict[str, 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal."""
-    names = set(inspect.signature(serve_gym).parameters)
-    keywords = {name: value for name, value in vars(arguments).items() if name in names and name != "env"}
+    names = {*_keywords(serve_gym), *_keywords(serve_parallel)}
+    keywords = {name: value for name, value in vars(arguments).items() if name in names}
     for name, value in keywords.items():
         if isinstance(value, list):
             keywords[name] = read_pairs(value, f"--{name.replace('_', '-')}")
@@ -173,55 +192,61 @@ def _logging(verbose: int, quiet: bool) -> Iterator[None]:
 
 
 def _serve(arguments: argparse.Namespace, keywords: dict[str, Any]) -> int:
-    env = _published(arguments.env)
+    target = find_target(arguments.env)
     if arguments.perlert is not None:
-        return _run_perlert(env, arguments.perlert, keywords)
+        return _run_perlert(target, arguments.perlert, keywords)
+    serve: Callable[..., Server] = serve_parallel if target.several_agents else serve_gym
+    _refuse(keywords, _keywords(serve), f"for {arguments.env[0]}, {_KIND[target.several_agents]}")
     sys.setswitchinterval(SWITCH_INTERVAL)
     with _sigterm_as_interrupt():
-        server = serve_gym(env, start=False, **keywords)
+        server = serve(target.env, start=False, **keywords)
         try:
             if arguments.exit_on_eof:
                 threading.Thread(target=_stop_on_eof, args=(server,), daemon=True).start()
             lanes = keywords.get("num_envs", 1) > 1 or keywords.get("vectorization_mode", "sync") != "sync"
+            kind = "agents" if target.several_agents else "lanes" if lanes else "one"
             credentials = client_credentials(keywords)
-            server.run(started=lambda: announce(server, arguments.env, lanes, credentials))
+            server.run(started=lambda: announce(server, arguments.env, kind, credentials))
         except KeyboardInterrupt:  # a signal before `run` took over
             server.stop()
         say("stopped: connections and environments are closed")
     return OK
 
 
-def _run_perlert(env: str | list[str], port: int, keywords: dict[str, Any]) -> int:
+def _refuse(keywords: Collection[str], known: Collection[str], why: str) -> None:
+    """Raise SettingError for options that do not apply."""
+    unknown = sorted(name for name in keywords if name not in known)
+    if unknown:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in unknown)
+        raise SettingError(f"{flags} cannot be given {why}")
+
+
+def _run_perlert(target: Target, port: int, keywords: dict[str, Any]) -> int:
     """Serve over PERLERT until a signal; the options are those of `serve_gym` that it has too."""
     from bridge.perlert.server import serve_perlert, serve_perlert_until_signal
 
-    if not isinstance(env, str):
-        raise SettingError(f"expected one environment id with --perlert, got {', '.join(env)}")
-    known = set(inspect.signature(serve_perlert).parameters)
-    unknown = sorted(name for name in keywords if name not in known)
-    if unknown or "port" in keywords:
-        refused = ", ".join(
-            f"--{name.replace('_', '-')}" for name in [*unknown, *(["port"] if "port" in keywords else [])]
-        )
-        raise SettingError(f"{refused} cannot be given with --perlert, which names its own port")
-    serve_perlert_until_signal(env, say=say, port=port, **keywords)
+    if isinstance(target.env, list):
+        raise SettingError(f"expected one environment id with --perlert, got {', '.join(target.env)}")
+    known = set(inspect.signature(serve_perlert).parameters) - {"port"}
+    _refuse(keywords, known, "with --perlert, which names its own port")
+    serve_perlert_until_signal(target.factory, say=say, port=port, **keywords)
     return OK
 
 
-def announce(server: Server, ids: Sequence[str], lanes: bool, credentials: Mapping[str, str] | None = None) -> None:
+def announce(server: Server, ids: Sequence[str], kind: str, credentials: Mapping[str, str] | None = None) -> None:
     """Print where the environments are, and how to connect.
 
     Args:
         server: What serves them.
         ids: What the command line named.
-        lanes: Whether its worlds are of lanes.
+        kind: As for `connecting_lines`.
         credentials: What a client gives beside the URL.
     """
     say(f"{', '.join(ids)}{SERVED_AT}{' '.join(server.urls)}")
     say("Connect from Python:")
     # The URLs of one server lead to the same worlds; those of several processes are joined as one vector.
     urls = server.urls if isinstance(server, ServerGroup) else [server.url]
-    for line in connecting_lines(urls, server.env_ids, lanes, credentials or {}):
+    for line in connecting_lines(urls, server.env_ids, kind, credentials or {}):
         say(f"  {line}")
     say("Ctrl-C stops.")
 
@@ -249,42 +274,27 @@ def client_credentials(keywords: Mapping[str, Any]) -> dict[str, str]:
 
 
 def connecting_lines(
-    urls: Sequence[str], ids: Sequence[str], lanes: bool, credentials: Mapping[str, str] = MappingProxyType({})
+    urls: Sequence[str], ids: Sequence[str], kind: str, credentials: Mapping[str, str] = MappingProxyType({})
 ) -> list[str]:
-    """Return two lines of Python that connect to what is served."""
+    """Return two lines of Python that connect to what is served.
+
+    Args:
+        urls: Those of one world each.
+        ids: What a client may name.
+        kind: What a world is of: `one` environment, `lanes`, or `agents`.
+        credentials: What a client gives beside the URL.
+    """
     if len(ids) > 1:  # a zoo: the client names one of them
         urls = [f"{url}/{ids[0]}" for url in urls]
     quoted = [f'"{url}"' for url in urls]
     given = "".join(f", {name}={value}" for name, value in credentials.items())
+    if kind == "agents":
+        return ["from bridge import make_parallel_remote", f"env = make_parallel_remote({quoted[0]}{given})"]
     if len(urls) > 1:
         return ["from bridge import make_vec_remote", f"envs = make_vec_remote([{', '.join(quoted)}]{given})"]
-    if lanes:
+    if kind == "lanes":
         return ["from bridge import make_vec_remote", f"envs = make_vec_remote({quoted[0]}{given})"]
     return ["from bridge import make_remote", f"env = make_remote({quoted[0]}{given})"]
-
-
-def _published(ids: Sequence[str]) -> str | list[str]:
-    """Return what `serve_gym` takes: one id, or a list where there are several or patterns.
-
-    Raises:
-        SettingError: A module cannot be imported.
-    """
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # the console script does not look there by itself
-    names = []
-    for item in ids:
-        module, colon, name = item.rpartition(":")
-        if colon:
-            try:
-                importlib.import_module(module)
-            except ImportError as error:
-                raise SettingError(
-                    f"cannot import the module of {item!r}: {error}. Expected MODULE:ENV_ID with a module that is "
-                    "installed or in the current folder"
-                ) from error
-        names.append(name)
-    is_zoo = len(names) > 1 or any(character in names[0] for character in "*?[")
-    return names if is_zoo else names[0]
 
 
 @contextmanager

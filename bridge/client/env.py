@@ -27,7 +27,7 @@ from bridge.client.options import (
     refuse_unknown_keywords,
 )
 from bridge.client.pool import Pool
-from bridge.client.remote import reset_settings
+from bridge.client.resets import reset_settings
 from bridge.client.session import ONLINE, State
 from bridge.client.step_reader import Transition
 from bridge.client.world_request import WorldInfo

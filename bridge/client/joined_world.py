@@ -90,6 +90,8 @@ class JoinedWorld:
             # Other servers write their messages in another way.
             order = [(uid, observations[uid]) for uid in self.reader.wanted]
             self.codec = StepCodec.make([(uid, actions[uid]) for uid in self._action_uids], order)
+        self.form = None if self.codec is None or lanes is not None else self.codec.form
+        """What worlds have in common whose Steps `write_steps` may write together; None: nothing."""
         self._known: dict[Any, bytes] = {}
         self.first_step = self._write_first_step()
         """The Step without an action, by which an episode begins."""
@@ -153,11 +155,6 @@ class JoinedWorld:
             return None
         whole = len(slots) == len(arrays[0])
         return self.codec.write_requests(arrays if whole else [array[list(slots)] for array in arrays])
-
-    @property
-    def form(self) -> object | None:
-        """What worlds have in common whose Steps `write_steps` may write together; None: nothing."""
-        return None if self.codec is None or self.info.lanes is not None else self.codec.form
 
     def write_act(self, columns: Sequence[Column], slot: int) -> bytes:
         """Return the Step that leaves actions in a real-time world, and asks for nothing but times."""

@@ -1,4 +1,4 @@
-"""The members of a vector environment: connecting, waiting, losing, replacing, and what their answers hold."""
+"""The members of a vector environment: each a remote, the slots that it fills, and where they are."""
 
 from __future__ import annotations
 
@@ -8,21 +8,13 @@ from collections.abc import Mapping
 from bridge.client.remote import Remote, SlotState
 from bridge.client.session import State
 from bridge.client.step_reader import StepMessage
-from bridge.errors import (
-    RemoteError,
-)
-from bridge.logs import SafeLog
+from bridge.errors import RemoteError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["SPARE", "Member"]
 
 SPARE = -1
 """In place of a first slot: a remote that stands by."""
-_BACKOFF = (0.1, 10.0)
-# Seconds between two looks at what has come, beyond which the remotes are not to blame for what is late.
-_POLL_GAP = 1.0
-
-_log = SafeLog(__name__)
 
 
 @dataclasses.dataclass
@@ -34,6 +26,10 @@ class Member:
     """Its first slot; `SPARE`: it stands by."""
     lanes: int
     """The number of its slots."""
+    endpoint: str | None = None
+    """The key of its endpoint in a directory; None: there is none."""
+    slots: slice = dataclasses.field(init=False)
+    """Its slots in a batch."""
     answer: StepMessage | None = None
     """A Step's answer that has come and was not handed out yet."""
     last: StepMessage | None = None
@@ -52,6 +48,13 @@ class Member:
     """When to try again; monotonic seconds."""
     away_since: float | None = None
     """When its remote was lost, monotonic seconds; None: its slots have an observation, or wait for their first."""
+
+    def __post_init__(self) -> None:
+        self.place(self.start, self.lanes)
+
+    def place(self, start: int, lanes: int) -> None:
+        """Let it fill `lanes` slots from `start` on."""
+        self.start, self.lanes, self.slots = start, lanes, slice(start, start + lanes)
 
     def abandon_step(self) -> None:
         """Count the step whose result nobody will be handed."""
@@ -78,11 +81,6 @@ class Member:
     def ended(self) -> bool:
         """Whether its last answer ended the episode."""
         return self.remote.session.state is State.ENDED
-
-    @property
-    def slots(self) -> slice:
-        """Its slots in a batch."""
-        return slice(self.start, self.start + self.lanes)
 
     @property
     def title(self) -> str:

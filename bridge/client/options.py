@@ -93,8 +93,12 @@ class RemoteOptions:
         for name in ("token", "token_file"):  # kept where it does not print
             object.__setattr__(self, name, None)
 
-    def request(self, url: str) -> WorldRequest:
+    def request(self, url: str, agent: str | None = None) -> WorldRequest:
         """Return the request for a world at `url`.
+
+        Args:
+            url: Where.
+            agent: The agent to join as; None: that of these options.
 
         Raises:
             AddressError: The URL cannot be read.
@@ -105,7 +109,7 @@ class RemoteOptions:
             self.env_id,
             self.render_mode,
             self.env_kwargs,
-            self.agent,
+            agent or self.agent,
             {"role": self.role, "wait": self.wait},
             self.diagnostics,
             credentials=self.credentials,

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from bridge.client.attributes import call_results
 from bridge.client.conflict import ConflictDetector
+from bridge.client.connect import Transport
 from bridge.client.env import remote_metadata
 from bridge.client.events import Joined, Replied, StepAnswered
 from bridge.client.extensions import property_value
-from bridge.client.options import MAX_MESSAGE_BYTES, TIMEOUT, RemoteOptions
+from bridge.client.options import MAX_MESSAGE_BYTES, TIMEOUT, RemoteOptions, Wait
 from bridge.client.pool import Pool
-from bridge.client.remote import Remote, reset_settings
+from bridge.client.remote import Remote
+from bridge.client.resets import reset_settings
 from bridge.client.step_reader import Transition
-from bridge.client.world_request import WorldInfo, WorldRequest
+from bridge.client.world_request import WorldInfo
 from bridge.errors import (
     ClosedError,
     Code,
@@ -30,6 +33,7 @@ from bridge.errors import (
 )
 from bridge.forks import forget_in_child
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.transport.credentials import Pem, TokenLike
 
 try:
     from pettingzoo import ParallelEnv
@@ -50,12 +54,13 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
 
     Agents go by their names as text. All agents' members must be free: this environment takes them all.
 
+    A real-time world goes on between the steps: a step leaves its actions and returns at once with what has happened
+    since the last one (`wait="next_frame"`: with the next frame). Agents' connections are asked one after the other, so
+    a frame may pass between two of them; `infos[agent]["latency"]["frame"]` tells it.
+
     Args:
         url: The server's URL; `?world=NAME` joins a world that exists, else one is made.
-        env_kwargs: For the environment's constructor.
-        render_mode: The render mode to make it with.
-        timeout: Seconds to wait for any answer.
-        max_message_bytes: The largest request or answer, in bytes.
+        keywords: Those of `make_parallel_remote`.
 
     Raises:
         ConnectError: Nobody listens there.
@@ -63,18 +68,8 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         SettingError: The server has no world of several agents.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        env_kwargs: Mapping[str, Any] | None = None,
-        render_mode: str | None = None,
-        timeout: float = TIMEOUT,
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
-    ) -> None:
-        options = RemoteOptions(
-            env_kwargs=env_kwargs, render_mode=render_mode, timeout=timeout, max_message_bytes=max_message_bytes
-        )
+    def __init__(self, url: str, **keywords: Any) -> None:
+        options = RemoteOptions(**keywords)
         self._conflicts = ConflictDetector("environment")
         self._url = url
         self._closed = False
@@ -95,7 +90,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         self.action_spaces = {name: fact.action_space for name, fact in world_info.items()}
         first = next(iter(world_info.values()))
         self.metadata = remote_metadata(first)
-        self.render_mode = render_mode or first.render_mode
+        self.render_mode = options.render_mode or first.render_mode
         forget_in_child(self)
 
     def after_fork(self) -> None:
@@ -128,8 +123,9 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
             first.close(0.5)
             raise
         address = dataclasses.replace(self._world_request.address, world=first.session.world_name, settings=())
+        place = dataclasses.replace(self._world_request, address=address, render_mode=None, env_kwargs={})
         self._remotes = {
-            agent: first if agent == name else self._pool.new_remote(WorldRequest(address, agent=agent))
+            agent: first if agent == name else self._pool.new_remote(dataclasses.replace(place, agent=agent))
             for agent in names
         }
         self._all = [first, *(remote for remote in self._remotes.values() if remote is not first)]
@@ -280,14 +276,42 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         return f"<RemoteParallelEnv {self._url}>"
 
 
-def make_parallel_remote(url: str, **kwargs: Any) -> RemoteParallelEnv:
+def make_parallel_remote(
+    url: str,
+    *,
+    env_kwargs: Mapping[str, Any] | None = None,
+    render_mode: str | None = None,
+    timeout: float = TIMEOUT,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    transport: Transport = "http2",
+    token: TokenLike | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    tls_ca: Pem | None = None,
+    tls_certificate: Pem | None = None,
+    tls_key: Pem | None = None,
+    wait: Wait | None = None,
+    diagnostics: bool = True,
+) -> RemoteParallelEnv:
     """Connect to a remote world of several agents as all of them.
 
     Args:
         url: `grpc://HOST:PORT`, or with `?world=NAME` for a world that exists.
-        kwargs: As for `RemoteParallelEnv`: `env_kwargs`, `render_mode`, `timeout`, `max_message_bytes`.
+        env_kwargs: For the environment's constructor.
+        render_mode: The render mode to make it with.
+        timeout: Seconds to wait for any answer.
+        max_message_bytes: The largest request or answer, in bytes.
+        transport: What to speak gRPC with: `http2` or `grpcio`, as for `make_remote`.
+        token: The token that the server expects; None: that of `token_file`, or else of the environment variable
+            `BRIDGE_TOKEN`.
+        token_file: A file that holds the token.
+        tls_ca: For `grpcs://`: the authorities of the server's certificate, PEM; None: those of the system.
+        tls_certificate: For a server that asks for one: the client's certificate, PEM.
+        tls_key: The key of `tls_certificate`, PEM.
+        wait: In a real-time world: `now`, or `next_frame`, for one decision a frame: each step returns with a frame
+            that used its actions.
+        diagnostics: In a real-time world: whether infos carry `latency`.
 
     Raises:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError: As `RemoteParallelEnv`.
     """
-    return RemoteParallelEnv(url, **kwargs)
+    return RemoteParallelEnv(**locals())

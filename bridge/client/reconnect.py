@@ -1,115 +1,118 @@
-"""What a vector environment keeps of each remote: how often it went, since when, what that cost; when to try again.
-
-Nothing here waits or connects; `now` is monotonic seconds.
-"""
+"""When a lost connection of a vector environment is retried, and which spare takes over meanwhile."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections import deque
+import random
+from typing import TYPE_CHECKING
 
-__all__ = ["BREAKER_LOSSES", "BREAKER_REST", "BREAKER_WINDOW", "RemoteRecord", "RemoteReport"]
+from bridge.client.events import Lost
+from bridge.client.members import Member
+from bridge.client.remote import SlotState
+from bridge.logs import SafeLog
 
-BREAKER_LOSSES = 5
-"""Losses of a connection that had been made, within `BREAKER_WINDOW`, after which a remote is left alone."""
-BREAKER_WINDOW = 60.0
-"""Seconds."""
-BREAKER_REST = 30.0
-"""Seconds for which it is left alone."""
+if TYPE_CHECKING:
+    from bridge.client.vector_pool import VectorPool
 
+__all__ = ["Reconnector"]
 
-@dataclasses.dataclass(frozen=True)
-class RemoteReport:
-    """How one remote is, and what its failures have cost since the vector environment was made."""
+# Seconds until the second attempt, and at most until any.
+_BACKOFF = (0.1, 10.0)
+_jitter = random.Random()
 
-    url: str
-    """Where it is."""
-    slots: tuple[int, ...]
-    """The slots that it fills; none: it is a spare."""
-    state: str
-    """`connecting`, `resetting`, `running`, `lost`, `resting` (it went too often), or `spare` (ready to take over)."""
-    away: float | None
-    """Seconds since it went; None: it is there."""
-    reason: str | None
-    """Why it went last; None: it never did."""
-    losses: int
-    """How often a connection to it was lost that had been made."""
-    returns: int
-    """How often it came back."""
-    seconds_away: float
-    """Seconds that it was away altogether, the present absence included."""
-    episodes_lost: int
-    """Episodes that were cut off, a lane each."""
-    steps_asked: int
-    """Steps that were sent to it, a lane each."""
-    steps_received: int
-    """Steps whose results were handed out."""
-    steps_lost: int
-    """Steps whose results never came: asked = received + lost + those outstanding."""
+_log = SafeLog(__name__)
 
 
-@dataclasses.dataclass
-class RemoteRecord:
-    """The counters of one remote, and its circuit breaker."""
+def _pause(failures: int) -> float:
+    """Seconds until the next attempt: doubling, with jitter so that many clients do not come at once."""
+    least, most = _BACKOFF
+    return min(most, least * 2.0 ** min(failures - 1, 10)) * _jitter.uniform(0.5, 1.5)
 
-    losses: int = 0
-    returns: int = 0
-    episodes_lost: int = 0
-    steps_asked: int = 0
-    steps_received: int = 0
-    steps_lost: int = 0
-    reason: str | None = None
-    away_since: float | None = None
-    rests_until: float = 0.0
-    _past: float = 0.0
-    _recent: deque[float] = dataclasses.field(default_factory=deque)
 
-    def lost(self, now: float, pause: float, reason: str, *, established: bool) -> float:
-        """Take note that the remote went, or that an attempt to connect failed.
+class Reconnector:
+    """Tries again what failed, and gives up what is late.
 
-        Args:
-            now: The time.
-            pause: Seconds until the next attempt, unless the breaker opens.
-            reason: Why.
-            established: Whether there was a connection.
+    Args:
+        pool: Whose members come and go.
+    """
 
-        Returns:
-            When to try again.
-        """
-        self.reason = reason
-        if self.away_since is None:
-            self.away_since = now
-        if established:
-            self.losses += 1
-            self._recent.append(now)
-            while self._recent and now - self._recent[0] > BREAKER_WINDOW:
-                self._recent.popleft()
-            if len(self._recent) >= BREAKER_LOSSES:
-                self._recent.clear()
-                self.rests_until = now + BREAKER_REST
-        return max(now + pause, self.rests_until)
+    def __init__(self, pool: VectorPool) -> None:
+        self._pool = pool
 
-    def back(self, now: float) -> None:
-        """Take note that it answers."""
-        if self.away_since is not None:
-            self._past += now - self.away_since
-            self.away_since = None
-            self.returns += 1
-
-    def report(self, now: float, url: str, slots: tuple[int, ...], state: str) -> RemoteReport:
-        """Return what there is to say."""
-        away = None if self.away_since is None else now - self.away_since
-        return RemoteReport(
-            url=url,
-            slots=slots,
-            state="resting" if state == "lost" and now < self.rests_until else state,
-            away=away,
-            reason=self.reason,
-            losses=self.losses,
-            returns=self.returns,
-            seconds_away=self._past + (away or 0.0),
-            episodes_lost=self.episodes_lost,
-            steps_asked=self.steps_asked,
-            steps_received=self.steps_received,
-            steps_lost=self.steps_lost,
+    def lost(self, member: Member, event: Lost, now: float) -> None:
+        """Set when a member that was lost is connected again: elsewhere at once, in the same place after a pause."""
+        member.failures += 1
+        placement = self._pool.placement
+        if placement is not None and member.endpoint is not None:
+            placement.failed(member.endpoint, now, _pause)
+            placement.watch.poll(now, soon=True)
+        member.retry_at = member.remote.record.lost(
+            now, _pause(member.failures), str(event.error), established=event.established
         )
+
+    def refused(self, member: Member, now: float) -> None:
+        """Set when a member whose Reset or Step was refused is reset again: the first time at once."""
+        member.failures += 1
+        member.retry_at = now + (_pause(member.failures - 1) if member.failures > 1 else 0.0)
+
+    def check(self, now: float) -> None:
+        """Connect or reset what is due, and give up what is late."""
+        pool = self._pool
+        if pool.placement is not None:
+            pool.placement.watch.poll(now)
+        for member in pool.members:
+            if member.cut_off:
+                self._connect(member, now)  # its next episode begins once the end of this one was told
+            elif member.state is SlotState.LOST:
+                if self._replace(member):
+                    pool.begin_in_new_world(member)
+                else:
+                    self._connect(member, now)
+            elif member.idle:
+                if now >= member.retry_at:
+                    pool.begin(member, member.settings)
+            elif not member.settled:
+                self._give_up_if_late(member, now)
+        for spare in pool.spares:
+            self._connect(spare, now)
+
+    def _connect(self, member: Member, now: float) -> None:
+        """Connect a member that was lost, if it is due; give up a connection that is late."""
+        if member.state is SlotState.LOST:
+            if member.endpoint is not None:
+                self._move(member, now)
+            elif now >= member.retry_at:
+                self._pool.open(member)
+        elif member.state is SlotState.CONNECTING:
+            self._give_up_if_late(member, now)
+
+    def _move(self, member: Member, now: float) -> None:
+        """Connect a member of a directory to the endpoint that suits best now; with none, look again later."""
+        pool = self._pool
+        if pool.placement is None:
+            return
+        others = [other for other in pool.members if other is not member]
+        endpoint = pool.placement.choose(others, member.lanes, now)
+        if endpoint is None:
+            pool.placement.watch.poll(now, soon=True)
+            return
+        if endpoint.key != member.endpoint:
+            _log.warning("slot %d moves from %s to %s", member.start, member.remote.url, endpoint.url)
+        pool.move(member, endpoint)
+
+    def _replace(self, member: Member) -> bool:
+        """Let a spare that stands ready take over the slots of a member that is lost; return whether there was one."""
+        for spare in self._pool.spares:
+            if spare.idle and spare.lanes == member.lanes and spare.single == member.single:
+                self._pool.replace(member, spare)
+                spare.error, spare.failures = member.error, member.failures
+                spare.retry_at, member.failures = member.retry_at, 0
+                _log.warning("%s takes over the slots of %s", member.remote.url, spare.remote.url)
+                return True
+        return False
+
+    def _give_up_if_late(self, member: Member, now: float) -> None:
+        asked = {SlotState.CONNECTING: "connecting", SlotState.RESETTING: "a reset"}.get(member.state, "a step")
+        timeout = self._pool.timeout
+        lost = member.remote.tick(now, lambda: member.remote.late(f"to {asked}", timeout))
+        if lost is not None:
+            self._pool.lose(member, lost)

@@ -20,20 +20,20 @@ from bridge.client.extensions import extension, property_request
 from bridge.client.joined_world import JoinedWorld
 from bridge.client.poller import Poller
 from bridge.client.realtime import RealtimeReader
-from bridge.client.reconnect import RemoteRecord
+from bridge.client.remote_record import RemoteRecord
 from bridge.client.session import CONNECTING, ClientSession, State
 from bridge.client.step_reader import StepMessage, StepReader
 from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.encoding import values
-from bridge.encoding.names import CALL_REQUEST_URL, NO_SEED, PROPERTY_REQUEST_URL
+from bridge.encoding.names import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
 from bridge.encoding.spaces import Column
-from bridge.encoding.tensors import Array, pack_tensor
-from bridge.errors import ConnectionLostError, PeerError, RemoteError, RemoteTimeoutError, SettingError, TensorError
+from bridge.encoding.tensors import pack_tensor
+from bridge.errors import ConnectionLostError, PeerError, RemoteError, RemoteTimeoutError
 from bridge.forks import leak
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 
-__all__ = ["Delivery", "Remote", "SlotState", "close_remotes", "reset_settings"]
+__all__ = ["Delivery", "Remote", "SlotState", "close_remotes"]
 
 
 class SlotState(enum.IntEnum):
@@ -320,34 +320,3 @@ def close_remotes(remotes: Sequence[Remote], timeout: float) -> None:
         remote.leave()
     detached = [remote.detach() for remote in remotes]
     close_all([connection for connection in detached if connection is not None], timeout)
-
-
-def reset_settings(
-    seed: int | Sequence[int | None] | None = None,
-    options: Mapping[str, Any] | None = None,
-    reset_mask: Array | None = None,
-) -> dict[str, pb.Tensor]:
-    """Return the Reset settings for one environment, or with a list of seeds or a mask for lanes.
-
-    Raises:
-        SettingError: A seed is no non-negative 64-bit integer, or an option cannot be sent.
-    """
-    settings: dict[str, pb.Tensor] = {}
-    if isinstance(seed, (int, np.integer)):
-        settings["seed"] = pack_tensor(_seed(seed))
-    elif seed is not None and any(item is not None for item in seed):
-        settings["seed"] = pack_tensor(np.array([NO_SEED if item is None else _seed(item) for item in seed], np.int64))
-    if options is not None:
-        try:
-            settings["options"] = pack_tensor(np.frombuffer(values.encode(dict(options)), np.uint8))
-        except TensorError as error:
-            raise SettingError(f"the reset options cannot be sent: {error}") from error
-    if reset_mask is not None:
-        settings["reset_mask"] = pack_tensor(reset_mask)
-    return settings
-
-
-def _seed(seed: Any) -> int:
-    if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool) or not 0 <= seed < 1 << 63:
-        raise SettingError(f"expected a seed from 0 to 2**63 - 1, or None, got {seed!r}")
-    return int(seed)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from bridge.client.members import SPARE, Member
-from bridge.client.reconnect import RemoteReport
 from bridge.client.remote import SlotState
+from bridge.client.remote_record import RemoteReport
 from bridge.encoding.tensors import Array
 
 __all__ = ["remote_reports", "seconds_away", "slot_states"]

@@ -11,8 +11,10 @@ from gymnasium.vector import VectorEnv
 from bridge.client.infos import lane_info, merge_lanes
 from bridge.client.members import Member
 from bridge.client.realtime import merge_latency
+from bridge.client.session import State
 from bridge.client.step_reader import Batch, StepMessage
 from bridge.client.vector_pool import VectorPool
+from bridge.encoding import values
 from bridge.encoding.spaces import Column, Layout
 from bridge.encoding.step_codec import StepAnswer
 from bridge.encoding.tensors import Array
@@ -89,8 +91,8 @@ class Results:
         alike: dict[Any, list[tuple[Member, StepAnswer]]] = {}
         if len(self._pool.members) > 1 and all(isinstance(column, np.ndarray) for column in self.batch.columns):
             for member in self._pool.members:
-                answer = member.answer
-                if type(answer) is StepAnswer and member.single:
+                answer, info = member.answer, member.remote.session.info
+                if type(answer) is StepAnswer and info is not None and info.lanes is None:
                     alike.setdefault(answer.template, []).append((member, answer))
         done: set[int] = set()
         for group in alike.values():
@@ -111,7 +113,8 @@ class Results:
             self._pool.lose(member, member.remote.give_up(error))
             self._cut_off(member)
             return
-        resetting = member.remote.realtime.resetting if member.remote.realtime is not None else None
+        realtime = member.remote.realtime
+        resetting = None if realtime is None else realtime.resetting
         self.valid[member.slots] = True if resetting is None else ~resetting
         self.infos.append((member, info))
 
@@ -147,10 +150,9 @@ class Results:
         for slot, error in self.errors.items():
             joiner.add({"error": str(error)}, slot)
         times: list[tuple[int, Any]] = []
-        only_single = all(member.single for member, _ in self.infos)
-        for member, info in self.infos:
-            if not info:
-                continue
+        filled = [(member, info) for member, info in self.infos if info]
+        only_single = all(member.single for member, _ in self.infos) if filled else True
+        for member, info in filled:
             if member.single:
                 if only_single and member.remote.realtime is not None and "latency" in info:
                     times.append((member.start, info["latency"]))
@@ -245,14 +247,15 @@ def hand_over(
     Raises:
         PeerError: The answer cannot be read.
     """
+    remote = member.remote
     if stacked and isinstance(message, StepAnswer):
-        info = member.remote.reader.read_info(message)
+        info = {} if message.info == values.EMPTY_DICT else remote.reader.read_info(message)
     else:
-        info = member.remote.reader.read_into(message, batch, position, member.remote.now())
+        info = remote.reader.read_into(message, batch, position, remote.now())
     member.last, member.answer = message, None
     if member.stepping:
-        member.remote.record.steps_received += member.lanes
+        remote.record.steps_received += member.lanes
     member.stepping = False
     member.error = None
-    member.in_episode = not member.ended
+    member.in_episode = remote.session.state is not State.ENDED
     return info

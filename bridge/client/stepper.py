@@ -11,8 +11,10 @@ import numpy as np
 
 from bridge.client.infos import merge_lanes
 from bridge.client.members import Member
-from bridge.client.remote import SlotState, reset_settings
+from bridge.client.remote import SlotState
+from bridge.client.resets import check_mask, reset_settings, spread_seeds
 from bridge.client.results import InfoJoiner, Results, hand_over
+from bridge.client.session import State
 from bridge.client.step_reader import Batch
 from bridge.client.vector_pool import VectorPool
 from bridge.client.waiting import OnLost, WaitLog, describe
@@ -142,21 +144,29 @@ class Stepper:
         """Send the Steps of members, each with its actions' first row in `columns`; finished ones begin anew."""
         self._all_running = False
         now = time.monotonic()
-        running = [item for item in plan if item[0].state is SlotState.RUNNING and item[0].answer is None]
+        running: list[tuple[Member, int]] = []
+        ended: list[Member] = []
+        for member, position in plan:
+            state = member.remote.session.state
+            if state is State.RUNNING and member.answer is None:
+                running.append((member, position))
+            elif state is State.ENDED and member.answer is None:
+                ended.append(member)
         written = self._write_steps(running, columns)
+        deadline = now + self.pool.timeout
         with self.pool.poller.corked() if self.pool.shared else nullcontext():
+            for member in ended:
+                self.pool.begin(member, None, reset=False)
             for member, position in running:
-                if member.ended:
-                    self.pool.begin(member, None, reset=False)
-                    continue
+                remote = member.remote
                 member.stepping = True
-                member.remote.record.steps_asked += member.lanes
-                member.remote.session.deadline = now + self.pool.timeout
+                remote.record.steps_asked += member.lanes
+                remote.session.deadline = deadline
                 if (request := written.get(position)) is not None:
-                    member.remote.send_step(request)
-                    continue
-                acted = self.pacer is not None and member.remote.realtime is not None
-                member.remote.step_columns(None if acted else columns, position)
+                    remote.send_step(request)
+                else:
+                    acted = self.pacer is not None and remote.realtime is not None
+                    remote.step_columns(None if acted else columns, position)
         if len(running) < len(self.pool.members) or self.pool.spares or self.pool.has_errors:
             self.pool.check_deadlines(now)
 
@@ -165,9 +175,9 @@ class Stepper:
         alike: dict[Any, list[tuple[Member, int]]] = {}
         if len(plan) > 1:
             for item in plan:
-                form = None if item[0].ended else item[0].remote.world.form
-                if form is not None:
-                    alike.setdefault(form, []).append(item)
+                world = item[0].remote.session.world
+                if world is not None and world.form is not None:
+                    alike.setdefault(world.form, []).append(item)
         written: dict[int, bytes] = {}
         for items in alike.values():
             if len(items) > 1:
@@ -415,27 +425,3 @@ def _checked_slots(slots: Any, num_envs: int) -> list[int]:
     if len(set(order)) != len(order) or min(order) < 0 or max(order) >= num_envs:
         raise SettingError(f"expected different slots from 0 to {num_envs - 1}, got {order}")
     return order
-
-
-def spread_seeds(seed: Any, num_envs: int) -> list[int | None]:
-    """Return a seed, or None, for each slot, by Gymnasium's rules."""
-    if seed is None:
-        return [None] * num_envs
-    if isinstance(seed, (int, np.integer)):
-        return [int(seed) + slot for slot in range(num_envs)]
-    seeds = list(seed)
-    if len(seeds) != num_envs:
-        raise SettingError(f"expected one seed for each of the {num_envs} slots, got {len(seeds)}")
-    return seeds
-
-
-def check_mask(mask: Any, num_envs: int) -> None:
-    """Check a reset mask as Gymnasium's vector environments do."""
-    if not isinstance(mask, np.ndarray):
-        raise TypeError(f"expected options['reset_mask'] to be a NumPy array, got {type(mask).__name__}")
-    if mask.shape != (num_envs,):
-        raise SettingError(f"expected options['reset_mask'] to have the shape ({num_envs},), got {mask.shape}")
-    if mask.dtype != np.bool_:
-        raise TypeError(f"expected options['reset_mask'] to be of bools, got {mask.dtype}")
-    if not mask.any():
-        raise SettingError(f"expected options['reset_mask'] to hold a True, got {mask}")

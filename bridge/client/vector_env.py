@@ -15,7 +15,9 @@ from gymnasium.vector.utils import batch_space
 
 from bridge.client.attributes import SlotAttributes
 from bridge.client.connect import Transport
+from bridge.client.endpoints import Directory, EndpointWatch, as_directory
 from bridge.client.env import remote_metadata, remote_spec
+from bridge.client.joining import join_directory, join_urls
 from bridge.client.options import (
     MAX_MESSAGE_BYTES,
     TIMEOUT,
@@ -26,7 +28,8 @@ from bridge.client.options import (
     is_perlert,
     refuse_unknown_keywords,
 )
-from bridge.client.reconnect import RemoteReport
+from bridge.client.placement import Placement
+from bridge.client.remote_record import RemoteReport
 from bridge.client.reports import remote_reports, seconds_away, slot_states
 from bridge.client.results import Results
 from bridge.client.stepper import Received, Stepper
@@ -63,9 +66,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
     `slot_state`, an int64 array of `SlotState`.
 
     Args:
-        urls: A server's URL for each world; or one URL, of which as many worlds are made as `num_envs` asks for. A
-            world of N lanes fills N slots.
+        urls: A server's URL for each world; or one URL, of which as many worlds are made as `num_envs` asks for; or a
+            directory, as for `make_vec_remote`. A world of N lanes fills N slots.
         num_envs: The number of slots; None: what the URLs give, a world each.
+        agent: In worlds of several agents, which of them each URL is joined as, as for `make_vec_remote`.
         spares: URLs of further servers, whose worlds stand ready and take over the slots of remotes that are lost.
             Where there are more `urls` than `num_envs`, those beyond are spares too.
         keywords: The others of `make_vec_remote`.
@@ -79,9 +83,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def __init__(
         self,
-        urls: str | Sequence[str],
+        urls: str | Sequence[str] | Directory,
         *,
         num_envs: int | None = None,
+        agent: str | Sequence[str] | None = None,
         spares: str | Sequence[str] = (),
         **keywords: Any,
     ) -> None:
@@ -90,14 +95,26 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         self.pool = VectorPool(options.timeout, options.max_message_bytes, options.transport)
         """What waits for the remotes."""
         self._begin_anew()
-        requests = [options.request(url) for url in checked_urls(urls)]
+        directory = as_directory(urls)
         spares = [spares] if isinstance(spares, str) else list(spares)
-        world_info = self._connect(requests, [options.request(url) for url in spares], num_envs)
+        standing_by = [options.request(url) for url in spares]
+        if directory is not None:
+            placement = Placement(EndpointWatch(directory), options.request)
+            world_info = self._connect(lambda: join_directory(self.pool, placement, num_envs), standing_by)
+        else:
+            if not isinstance(urls, str):
+                urls = checked_urls(urls)
+            requests = [options.request(url, name) for url, name in with_agents(checked_urls(urls), agent)]
+            if isinstance(num_envs, int) and 0 < num_envs < len(requests):
+                requests, standing_by = requests[:num_envs], requests[num_envs:] + standing_by
+            world_info = self._connect(lambda: join_urls(self.pool, requests, num_envs), standing_by)
         self.metadata = {**remote_metadata(world_info), "autoreset_mode": AutoresetMode.NEXT_STEP}
         if world_info.reward_space is not None:
             self.reward_space = world_info.reward_space
         self.render_mode = options.render_mode or world_info.render_mode
-        given = {"urls": urls if isinstance(urls, str) else list(urls), "num_envs": self.num_envs, **options.keywords()}
+        given = {"urls": urls, "num_envs": self.num_envs, **options.keywords()}
+        if agent is not None:
+            given["agent"] = agent if isinstance(agent, str) else list(agent)
         if spares:
             given["spares"] = spares
         self.spec: EnvSpec | None = remote_spec(None, given, world_info, self.render_mode)
@@ -105,15 +122,11 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         self.spec.kwargs["vectorization_mode"] = "vector_entry_point"
         forget_in_child(self)
 
-    def _connect(
-        self, requests: list[WorldRequest], standing_by: list[WorldRequest], num_envs: int | None
-    ) -> WorldInfo:
+    def _connect(self, connect: Callable[[], None], standing_by: list[WorldRequest]) -> WorldInfo:
         """Join the worlds, and learn their spaces."""
-        if isinstance(num_envs, int) and 0 < num_envs < len(requests):
-            requests, standing_by = requests[:num_envs], requests[num_envs:] + standing_by
         try:
             with self.pool.turn:
-                self.pool.connect_all(requests, num_envs)
+                connect()
                 for world_request in standing_by:
                     self.pool.add_spare(world_request)
         except BaseException:
@@ -295,15 +308,6 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         with self._turns.exclusive("recv"):
             return self.stepper.recv(at_least)
 
-    @property
-    def pacer(self) -> Callable[[], None] | None:
-        """Called in each step between the sending of actions and the request for what came of them."""
-        return self.stepper.pacer
-
-    @pacer.setter
-    def pacer(self, pacer: Callable[[], None] | None) -> None:
-        self.stepper.pacer = pacer
-
     # The forms of results
 
     def _as_universe(self, results: Results) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
@@ -477,13 +481,24 @@ def checked_urls(urls: Any) -> list[str]:
     return found
 
 
+def with_agents(urls: list[str], agent: str | Sequence[str] | None) -> list[tuple[str, str | None]]:
+    """Return each URL with the agent to join it as, or raise SettingError where they do not fit."""
+    names = [agent] * len(urls) if agent is None or isinstance(agent, str) else list(agent)
+    if len(urls) == 1:
+        urls = urls * len(names)
+    if not names or len(names) != len(urls):
+        raise SettingError(f"expected agent to have a name for each of {len(urls)} URLs, got {agent!r:.80}")
+    return list(zip(urls, names, strict=True))
+
+
 def make_vec_remote(
-    urls: str | Sequence[str],
+    urls: str | Sequence[str] | Directory,
     *,
     num_envs: int | None = None,
     env_id: str | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
     render_mode: str | None = None,
+    agent: str | Sequence[str] | None = None,
     timeout: float = TIMEOUT,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     transport: Transport = "http2",
@@ -513,12 +528,16 @@ def make_vec_remote(
 
     Args:
         urls: A server's URL for each world; or one URL, of which `num_envs` slots are made. A world of N lanes fills N
-            slots. `perlert://` URLs are a slot each and do not mix with others; they give a
-            `bridge.perlert.PerlertVectorEnv`.
+            slots. Or a directory of servers that come and go, over which the worlds are spread: `file:///PATH`, a file
+            with a URL a line; `grpc+dns://HOST:PORT`, every address of a name; or an object with a method
+            `endpoints`, as `bridge.client.endpoints.Directory`. `perlert://` URLs are a slot each and do not mix with
+            others; they give a `bridge.perlert.PerlertVectorEnv`.
         num_envs: The number of slots; None: what the URLs give, a world each.
         env_id: The environment, where a server has several.
         env_kwargs: Arguments of the environment's constructor.
         render_mode: The render mode to make it with.
+        agent: In a world of several agents, which of them each URL is joined as; with one URL and a list, a slot for
+            each agent of that list. The URLs name a world that exists, `?world=NAME`. None: the first that is free.
         timeout: Seconds to wait for any answer.
         max_message_bytes: The largest request or answer, in bytes.
         transport: What to speak gRPC with, as for `make_remote`.
@@ -540,7 +559,7 @@ def make_vec_remote(
         TypeError: There is no such keyword.
     """
     options = {key: value for key, value in locals().items() if key not in ("urls", "perlert")}
-    kinds = {is_perlert(url) for url in checked_urls(urls)}
+    kinds = {False} if as_directory(urls) is not None else {is_perlert(url) for url in checked_urls(urls)}
     if len(kinds) > 1:
         raise SettingError(f"expected perlert:// URLs alone or none of them, got a mixture: {urls!r:.200}")
     if kinds == {True}:
@@ -548,6 +567,6 @@ def make_vec_remote(
 
         # The declared type is that of every other URL; PerlertVectorEnv is this one's.
         given = given_options(make_vec_remote, options)
-        return PerlertVectorEnv(urls, **given, **perlert)  # type: ignore[return-value]
+        return PerlertVectorEnv(urls, **given, **perlert)  # type: ignore[return-value,arg-type]
     refuse_unknown_keywords("make_vec_remote", perlert)
     return RemoteVectorEnv(urls, **options)

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import queue
-import random
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from bridge.client.endpoints import Endpoint
 from bridge.client.events import Event, Joined, Lost, Refused, StepAnswered
 from bridge.client.members import SPARE, Member
+from bridge.client.placement import Placement
 from bridge.client.pool import Pool
+from bridge.client.reconnect import Reconnector
 from bridge.client.remote import Remote, SlotState
 from bridge.client.session import ENDED_CODES
 from bridge.client.world_request import WorldInfo, WorldRequest
@@ -33,21 +35,19 @@ from bridge.transport import keepalive
 
 __all__ = ["VectorPool"]
 
-_BACKOFF = (0.1, 10.0)
 # If we did not poll for this many seconds, deadlines are extended by the gap: nobody else is to blame.
 _POLL_GAP = 1.0
 _RESET_ATTEMPTS = 3
 # Seconds between two looks at what was lost, between calls.
 _AWAY_PERIOD = 0.1
-_jitter = random.Random()
 
 _log = SafeLog(__name__)
 
 
-def _pause(failures: int) -> float:
-    """Seconds until the next attempt: doubling, with jitter so that many clients do not come at once."""
-    least, most = _BACKOFF
-    return min(most, least * 2.0 ** min(failures - 1, 10)) * _jitter.uniform(0.5, 1.5)
+def _member(remote: Remote, start: int, lanes: int, endpoint: str | None) -> Member:
+    member = Member(remote, start, lanes)
+    member.endpoint = endpoint
+    return member
 
 
 class VectorPool(Pool):
@@ -82,6 +82,9 @@ class VectorPool(Pool):
         self.turn = threading.Lock()
         """Held while a call of the owner runs."""
         self._closed = False
+        self.placement: Placement | None = None
+        """Where the worlds are, of a directory; None: each has a URL of its own."""
+        self._reconnector = Reconnector(self)
         self._member_of: dict[Remote, Member] = {}
 
     # Copies and forked processes
@@ -89,27 +92,28 @@ class VectorPool(Pool):
     def __getstate__(self) -> dict[str, Any]:
         """What a copy needs: its remotes connect anew."""
         members = [
-            (member.remote.request, member.remote.info, member.start, member.lanes) for member in self.everybody()
+            (member.remote.request, member.remote.info, (member.start, member.lanes, member.endpoint))
+            for member in self.everybody()
         ]
-        kept = {key: self.__dict__[key] for key in ("num_envs", "shared", "waits_for_lanes")}
+        kept = {key: self.__dict__[key] for key in ("num_envs", "shared", "waits_for_lanes", "placement")}
         return {"parts": self.parts(), "members": members, "kept": kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         VectorPool.__init__(self, *state["parts"])
         self.__dict__.update(state["kept"])
         everybody = []
-        for request, info, start, lanes in state["members"]:
+        for request, info, place in state["members"]:
             remote = self.new_remote(request, info, shared=self.shared)
             if self.waits_for_lanes:
                 remote.session.wait_for_all()
-            everybody.append(Member(remote, start, lanes))
+            everybody.append(_member(remote, *place))
         self._adopt(everybody)
 
     def after_fork(self) -> None:
         """Leave the connections to the parent process; the next `check_deadlines` makes some."""
         everybody = self.everybody()
         self.disown(member.remote for member in everybody)
-        self._adopt([Member(member.remote, member.start, member.lanes) for member in everybody])
+        self._adopt([_member(member.remote, member.start, member.lanes, member.endpoint) for member in everybody])
 
     def everybody(self) -> list[Member]:
         """Return the members that fill slots, and then the spares."""
@@ -125,71 +129,55 @@ class VectorPool(Pool):
 
     # Connecting
 
-    def connect_all(self, requests: list[WorldRequest], num_envs: int | None) -> None:
-        """Join a world for each world_request, all at once, and further ones where `num_envs` asks for more slots."""
-        if num_envs is not None and (not isinstance(num_envs, int) or isinstance(num_envs, bool) or num_envs < 1):
-            raise SettingError(f"expected num_envs to be a positive integer, got {num_envs!r}")
-        places = {(world_request.address.scheme, world_request.address.target) for world_request in requests}
-        self.shared = len(places) < max(len(requests), num_envs or 0)
-        self._add_members(requests)
-        if num_envs is None:
-            return
-        have = sum(member.lanes for member in self.members)
-        if have < num_envs and (num_envs - have) % have == 0:
-            self._add_members(requests * ((num_envs - have) // have))
-        elif have != num_envs:
-            lanes = ", ".join(f"{member.remote.url} ({member.lanes})" for member in self.members)
-            raise SettingError(
-                f"num_envs={num_envs} is no multiple of the {have} slots that the URLs give: {lanes}. "
-                "A world of N lanes fills N slots"
-            )
+    def add_member(self, request: WorldRequest, lanes: int = 1, endpoint: str | None = None) -> Member:
+        """Connect a world that is to fill slots, without waiting for it; `place_members` then gives it its slots."""
+        member = _member(self.new_remote(request, shared=self.shared), len(self.members), lanes, endpoint)
+        self.members.append(member)
+        self._member_of[member.remote] = member
+        self.open(member)
+        return member
 
-    def _add_members(self, requests: list[WorldRequest]) -> None:
-        first = len(self.members)
-        for world_request in requests:
-            member = self._new_member(world_request, 0)
-            self.members.append(member)
-            self._member_of[member.remote] = member
-            self._open(member)
-        new = self.members[first:]
-        self.wait_for_all([member.remote for member in new], Joined, "to join a world")
-        start = self.members[first - 1].slots.stop if first else 0
-        for member in new:
-            member.start, member.lanes = start, member.remote.slots
+    def place_members(self) -> None:
+        """Give the worlds, all of which are joined, their slots in order.
+
+        Raises:
+            SettingError: One has other spaces than the first.
+        """
+        start = 0
+        for member in self.members:
+            member.place(start, member.remote.slots)
             start += member.lanes
             self._check_spaces(member)
         self.num_envs = start
         self.member_at = [member for member in self.members for _ in range(member.lanes)]
 
-    def _new_member(self, world_request: WorldRequest, start: int) -> Member:
-        return Member(self.new_remote(world_request, shared=self.shared), start, 1)
+    def move(self, member: Member, endpoint: Endpoint) -> None:
+        """Connect a member that has no connection to an endpoint; what it counted goes with it."""
+        if self.placement is None:
+            return
+        if endpoint.key != member.endpoint or endpoint.url != member.remote.url:
+            before = member.remote
+            del self._member_of[before]  # what still comes of it means nothing
+            remote = self.new_remote(self.placement.request_for(endpoint.url), shared=self.shared)
+            remote.record = before.record
+            if self.waits_for_lanes:
+                remote.session.wait_for_all()
+            member.remote, member.endpoint = remote, endpoint.key
+            self._member_of[remote] = member
+        self.open(member)
 
-    def add_spare(self, world_request: WorldRequest) -> None:
+    def add_spare(self, request: WorldRequest) -> None:
         """Connect a world that stands by, without waiting for it."""
-        spare = self._new_member(world_request, SPARE)
+        spare = Member(self.new_remote(request, shared=self.shared), SPARE, 1)
         self.spares.append(spare)
         self._member_of[spare.remote] = spare
-        self._open(spare)
+        self.open(spare)
 
-    def _open(self, member: Member) -> None:
+    def open(self, member: Member) -> None:
         """Start to connect."""
         keepalive.add(self)
         member.remote.session.deadline = time.monotonic() + self.timeout
         member.remote.open()
-
-    def _replace(self, member: Member) -> bool:
-        """Let a spare that stands ready take over the slots of a remote that is lost; return whether there was one."""
-        for spare in self.spares:
-            if spare.idle and spare.lanes == member.lanes and spare.single == member.single:
-                member.remote, spare.remote = spare.remote, member.remote
-                if self.waits_for_lanes:
-                    member.remote.session.wait_for_all()
-                self._member_of[member.remote], self._member_of[spare.remote] = member, spare
-                spare.error, spare.failures = member.error, member.failures
-                spare.retry_at, member.failures = member.retry_at, 0
-                _log.warning("%s takes over the slots of %s", member.remote.url, spare.remote.url)
-                return True
-        return False
 
     def has_spare_for(self, member: Member) -> bool:
         """Tell whether a spare stands ready that can take over the slots of a member."""
@@ -224,7 +212,7 @@ class VectorPool(Pool):
             remote, number, what = self.poller.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             return None, None
-        return remote.receive(number, what), self._member_of[remote]
+        return remote.receive(number, what), self._member_of.get(remote, self.members[0])
 
     def _next_event_nowait(self) -> tuple[Event | None, Member | None]:
         """Take one delivery that is here already; (None, None): there is none."""
@@ -232,7 +220,7 @@ class VectorPool(Pool):
             remote, number, what = self.poller.get_nowait()
         except queue.Empty:
             return None, None
-        return remote.receive(number, what), self._member_of[remote]
+        return remote.receive(number, what), self._member_of.get(remote, self.members[0])
 
     def handle(self, event: Event, member: Member) -> None:
         """Let an event change the member that it came for."""
@@ -243,20 +231,21 @@ class VectorPool(Pool):
             if not member.stepping:  # the first observation of an episode
                 member.failures, member.settings = 0, None
                 now = time.monotonic()
+                if self.placement is not None and member.endpoint is not None:
+                    self.placement.succeeded(member.endpoint)
                 member.remote.record.back(now)
                 if member.away_since is not None:
                     _log.warning("%s: back after %.0f s", member.title, now - member.away_since)
                     member.away_since = None
         elif isinstance(event, Joined):
             if self._fits(member, "it came back as another environment") and not member.cut_off:
-                self._begin_in_new_world(member)
+                self.begin_in_new_world(member)
         elif isinstance(event, Refused):
             self.has_errors = True
             member.error = event.error
             member.abandon_step()
             member.remote.session.abandon_episode()
-            member.failures += 1
-            member.retry_at = time.monotonic() + (_pause(member.failures - 1) if member.failures > 1 else 0.0)
+            self._reconnector.refused(member, time.monotonic())
         elif isinstance(event, Lost):
             self.lose(member, event)
 
@@ -273,7 +262,7 @@ class VectorPool(Pool):
     def _handle_spare(self, event: Event, spare: Member) -> None:
         """Let an event change a spare. One that is in a world stands ready."""
         if isinstance(event, Joined):
-            spare.lanes = spare.remote.slots
+            spare.place(SPARE, spare.remote.slots)
             if self._fits(spare, "it is no spare"):
                 spare.failures = 0
                 spare.remote.record.back(time.monotonic())
@@ -287,12 +276,9 @@ class VectorPool(Pool):
         member.error = event.error
         member.remote.salvage(member.answer)
         member.answer = None
-        member.failures += 1
         if member.start != SPARE and member.away_since is None and member.last is not None:
             member.away_since = time.monotonic()
-        member.retry_at = member.remote.record.lost(
-            time.monotonic(), _pause(member.failures), str(event.error), established=event.established
-        )
+        self._reconnector.lost(member, event, time.monotonic())
 
     def begin(self, member: Member, settings: Mapping[str, pb.Tensor] | None, *, reset: bool = True) -> None:
         """Ask for a member's next episode."""
@@ -303,42 +289,21 @@ class VectorPool(Pool):
         member.remote.session.deadline = time.monotonic() + self.timeout
         member.remote.begin(settings, reset=reset)
 
-    def _begin_in_new_world(self, member: Member) -> None:
+    def begin_in_new_world(self, member: Member) -> None:
         """Ask for the first episode in a world that is new, and so has no lanes to leave as they are."""
         self.begin(member, {key: value for key, value in (member.settings or {}).items() if key != "reset_mask"})
 
     def check_deadlines(self, now: float) -> None:
         """Try again what is due, and give up what is late."""
-        if self._closed:
-            return
-        for member in self.members:
-            if member.cut_off:
-                self._reconnect(member, now)  # its next episode begins once the end of this one was told
-            elif member.state is SlotState.LOST:
-                if self.spares and self._replace(member):
-                    self._begin_in_new_world(member)
-                elif now >= member.retry_at:
-                    self._open(member)
-            elif member.idle:
-                if now >= member.retry_at:
-                    self.begin(member, member.settings)
-            elif not member.settled:
-                self._give_up_if_late(member, now)
-        for spare in self.spares:
-            self._reconnect(spare, now)
+        if not self._closed:
+            self._reconnector.check(now)
 
-    def _reconnect(self, member: Member, now: float) -> None:
-        """Connect a member that was lost, if it is due; give up a connection that is late."""
-        if member.state is SlotState.LOST and now >= member.retry_at:
-            self._open(member)
-        elif member.state is SlotState.CONNECTING:
-            self._give_up_if_late(member, now)
-
-    def _give_up_if_late(self, member: Member, now: float) -> None:
-        asked = {SlotState.CONNECTING: "connecting", SlotState.RESETTING: "a reset"}.get(member.state, "a step")
-        lost = member.remote.tick(now, lambda: member.remote.late(f"to {asked}", self.timeout))
-        if lost is not None:
-            self.lose(member, lost)
+    def replace(self, member: Member, spare: Member) -> None:
+        """Let a spare take over the slots of a member."""
+        member.remote, spare.remote = spare.remote, member.remote
+        if self.waits_for_lanes:
+            member.remote.session.wait_for_all()
+        self._member_of[member.remote], self._member_of[spare.remote] = member, spare
 
     def _extend_deadlines(self, now: float) -> float:
         """If we did not poll for a while, extend the deadlines by the gap; return it."""

@@ -313,12 +313,16 @@ class StepCodec:
         if observations and observations[-1][1].shape == (-1,):
             self._info_uid = observations[-1][0]
             observations = observations[:-1]
+        self.has_info = self._info_uid > 0
+        """Whether the last observation is the info."""
         self._actions = _template(_REQUEST_ENTRY, actions)
         self._observations = _template(_RESPONSE_ENTRY, observations)
         # Two serialized messages in a row are their merged one.
         self._request_head = self.first + b"\x1a" + _varint(self._actions.size)
         self._request_size = len(self._request_head) + self._actions.size
         self._blank_request: Array = np.frombuffer(self._request_head + self._actions.blank(), _BYTE)
+        self.form: object = (self._request_head, self._actions)
+        """What two codecs have in common whose requests are written in the same way."""
         self._last_info = (b"", self._write_info(b""))
         self._last_size = (-1, b"")
 
@@ -334,11 +338,6 @@ class StepCodec:
             return None
         return cls(actions, observations)
 
-    @property
-    def has_info(self) -> bool:
-        """Whether the last observation is the info."""
-        return self._info_uid > 0
-
     def write_request(self, arrays: Sequence[Array]) -> bytes | None:
         """Return the Step with these actions; None: one has no fixed size, such as an integer over 127."""
         parts: list[bytes | memoryview] = [self._request_head]
@@ -347,11 +346,6 @@ class StepCodec:
     def write_requests(self, columns: Sequence[Array]) -> list[bytes] | None:
         """Return, for each row of the columns, the Step with these actions; None: `write_request` is to do it."""
         return self._actions.write_many(self._blank_request, columns)
-
-    @property
-    def form(self) -> tuple[bytes, object]:
-        """What two codecs have in common whose requests are written in the same way."""
-        return self._request_head, self._actions
 
     def read_request(self, data: bytes | bytearray) -> list[Array] | None:
         """Return the actions of a Step, sharing memory with `data`; None: protobuf must read it."""

@@ -14,7 +14,7 @@ from bridge.server.server import IDLE_TIMEOUT, RESET_WORLD_TIMEOUT, Server
 from bridge.transport.address import is_loopback
 from bridge.transport.credentials import TokenLike
 from bridge.worlds.isolated.world import CALL_TIMEOUT, Isolation
-from bridge.worlds.realtime.world import Realtime
+from bridge.worlds.realtime.clocked_world import Realtime
 from bridge.worlds.source import EnvLike, EnvSource
 from bridge.worlds.timed import TimeAction
 

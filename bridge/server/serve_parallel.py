@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
+from bridge.clock import Clock
+from bridge.errors import SettingError
 from bridge.server.auth import Security
 from bridge.server.limits import Limits
 from bridge.server.server import IDLE_TIMEOUT, RESET_WORLD_TIMEOUT, Server
@@ -13,6 +15,7 @@ from bridge.transport.credentials import TokenLike
 from bridge.worlds.isolated.world import CALL_TIMEOUT, Isolation
 from bridge.worlds.multi_agent.joint_steps import MultiAgentOptions
 from bridge.worlds.multi_agent.source import ParallelSource
+from bridge.worlds.realtime.clocked_world import Realtime
 
 __all__ = ["serve_parallel"]
 
@@ -23,11 +26,15 @@ def serve_parallel(
     env: Any,
     *,
     env_kwargs: Mapping[str, Any] | None = None,
-    missing_agent: str = "wait",
-    agent_timeout: float = 30.0,
+    missing_agent: str | None = None,
+    agent_timeout: float | None = None,
     default_action: Callable[[Any, Any, Any], Any] | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
+    fps: float | None = None,
+    max_action_age: float | None = None,
+    thread_safe: bool = False,
+    clock: Clock | None = None,
     max_connections: int = _DEFAULTS.max_connections,
     max_worlds: int = _DEFAULTS.max_worlds,
     max_message_bytes: int = _DEFAULTS.max_message_bytes,
@@ -42,25 +49,34 @@ def serve_parallel(
     call_timeout: float | None = CALL_TIMEOUT,
     max_world_bytes: int | None = None,
     metrics_port: int | None = None,
+    transport: Literal["http2", "grpcio"] = "http2",
     start: bool = True,
 ) -> Server:
     """Publish a PettingZoo environment as a world of dm_env_rpc in which each connection is an agent.
 
-    A client joins as the agent that its JoinWorld setting `agent` names, or as the first that is free. The environment
-    steps once all agents' actions are in.
+    A client joins as the agent that its JoinWorld setting `agent` names, or as the first that is free. In lock-step the
+    environment steps once all agents' actions are in. With `fps` it does not wait for them: each agent's last action
+    goes on, and spectators may look on.
 
     Args:
         env: An id of PettingZoo's registry, a callable that returns a ParallelEnv or AECEnv, a PettingZoo module, or
-            one environment. An AECEnv goes through PettingZoo's own conversion. One environment that was made already
-            moves to the thread of the server with its first call: from then on nothing else may use it.
+            one environment. An AECEnv goes through PettingZoo's own conversion; a `gymnasium.Env` has one agent,
+            `agent0`. One environment that was made already moves to the thread of the server with its first call:
+            from then on nothing else may use it.
         env_kwargs: Keyword arguments for the callable; a client's own go on top of them.
-        missing_agent: What is done where an agent is missing because nobody joined as it, its client left or died, or
-            its Step is late: `wait` for it, take a `default` action, or `end` the sequence.
-        agent_timeout: Seconds that a Step waits for the other agents.
+        missing_agent: In lock-step, what is done where an agent is missing because nobody joined as it, its client left
+            or died, or its Step is late: `wait` for it, take a `default` action, or `end` the sequence; None: `wait`.
+        agent_timeout: In lock-step, the seconds that a Step waits for the other agents; None: 30.
         default_action: Gives a missing agent's action from its id, last observation and action space; None: the first
-            allowed, or zeros within the bounds.
+            allowed, or zeros within the bounds. In real time it is called where there is no action of an agent.
         host: The address to listen on; anything but loopback warns.
         port: The port to listen on; 0 takes any free one.
+        fps: Frames a second of a real-time world, which goes on while nobody calls `step`; None: lock-step.
+        max_action_age: In real time, the seconds after which the default action takes the place of an agent's last;
+            None: the last one goes on.
+        thread_safe: The environments may be called at the same time: each world has a thread of its own, as for
+            `serve_gym`.
+        clock: In real time, what tells the time, such as `bridge.testing.VirtualClock()`; None: the machine.
         max_connections: Connections at a time, one an agent.
         max_worlds: Worlds at a time.
         max_message_bytes: The largest request or response, in bytes.
@@ -76,6 +92,7 @@ def serve_parallel(
         call_timeout: With isolation, the seconds that one call of an environment may take, as for `serve_gym`.
         max_world_bytes: With isolation, the memory that a world's process may allocate; None: no limit.
         metrics_port: Where to show metrics, 0: any free port; None: nowhere.
+        transport: What speaks gRPC at the port: `http2` or `grpcio`, as for `serve_gym`.
         start: Serve in a background thread at once. False: listen, and serve when `start()` or `run()` of the server
             is called.
 
@@ -85,11 +102,24 @@ def serve_parallel(
     Raises:
         SettingError: The environment cannot be served, a keyword is out of its range, the port is in use.
     """
+    in_lockstep = {"missing_agent": missing_agent, "agent_timeout": agent_timeout}
+    in_real_time = {"max_action_age": max_action_age, "clock": clock}
+    wrong = [name for name, value in (in_real_time if fps is None else in_lockstep).items() if value is not None]
+    if wrong and fps is None:
+        raise SettingError(f"{' and '.join(wrong)} are of real time: give fps= too")
+    if wrong:
+        raise SettingError(
+            f"{' and '.join(wrong)} are of lock-step, where a world waits for its agents; with fps={fps!r} it waits "
+            "for none, and default_action stands in for those that are missing: leave out either"
+        )
+    given = {name: value for name, value in in_lockstep.items() if value is not None}
     source = ParallelSource(
         env,
-        MultiAgentOptions(missing_agent, agent_timeout, default_action),
+        MultiAgentOptions(default_action=default_action, **given),  # type: ignore[arg-type]
         env_kwargs,
         Isolation.of(isolation, call_timeout, max_world_bytes),
+        realtime=None if fps is None else Realtime(fps, default_action, max_action_age, clock=clock),
+        thread_safe=thread_safe,
     )
     limits = Limits(max_connections, max_worlds, max_message_bytes=max_message_bytes)
     security = Security.of(
@@ -108,6 +138,7 @@ def serve_parallel(
         security=security,
         metrics_port=metrics_port,
         reset_world_timeout=reset_world_timeout,
+        transport=transport,
     )
     if start:
         server.start()

@@ -54,73 +54,96 @@ def make_certificates(
     Raises:
         SettingError: A file is there already, or the package `cryptography` is not installed.
     """
-    try:
-        from cryptography import x509
-        from cryptography.hazmat.primitives import hashes, serialization
-        from cryptography.hazmat.primitives.asymmetric import ec
-        from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-    except ImportError as error:
-        raise SettingError(
-            "certificates are made by the package cryptography: pip install 'gymnasium-bridge[cert]'"
-        ) from error
     if not days > 0:
         raise SettingError(f"expected days to be positive, got {days!r}")
     paths = {name: Path(folder) / name for name in FILES}
     there = [str(path) for path in paths.values() if path.exists()]
     if there:
         raise SettingError(f"{', '.join(there)} is there already; remove it, or choose another folder")
-    Path(folder).mkdir(parents=True, exist_ok=True)
     begin = now or datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(minutes=5)
-
-    def title(text: str) -> Any:
-        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-    def store(name: str, certificate: Any, key: Any) -> None:
-        paths[f"{name}.pem"].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        pem = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        with open(os.open(paths[f"{name}.key"], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(pem)
-
-    def builder(subject: Any, issuer: Any, key: Any) -> Any:
-        return (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(issuer)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(begin)
-            .not_valid_after(begin + datetime.timedelta(days=days))
-        )
-
-    authority = title("gymnasium-bridge development authority")
-    ca_key = ec.generate_private_key(ec.SECP256R1())
-    ca = (
-        builder(authority, authority, ca_key)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False)
-        .sign(ca_key, hashes.SHA256())
-    )
-    store("ca", ca, ca_key)
+    authority = _Authority(begin, begin + datetime.timedelta(days=days))
+    Path(folder).mkdir(parents=True, exist_ok=True)
     reached = list(dict.fromkeys(["localhost", "127.0.0.1", "::1", socket.gethostname(), *names]))
-    for name, usage in (("server", ExtendedKeyUsageOID.SERVER_AUTH), ("client", ExtendedKeyUsageOID.CLIENT_AUTH)):
-        key = ec.generate_private_key(ec.SECP256R1())
-        certificate = (
-            builder(title(f"gymnasium-bridge {name}"), authority, key)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()),
-                critical=False,
-            )
-        )
-        if name == "server":
-            certificate = certificate.add_extension(
-                x509.SubjectAlternativeName([_general_name(x509, item) for item in reached]), critical=False
-            )
-        store(name, certificate.sign(ca_key, hashes.SHA256()), key)
+    made = {
+        "ca": (authority.certificate, authority.key),
+        "server": authority.issue("server", reached),
+        "client": authority.issue("client"),
+    }
+    for name, (certificate, key) in made.items():
+        paths[f"{name}.pem"].write_bytes(authority.certificate_pem(certificate))
+        with open(os.open(paths[f"{name}.key"], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(authority.key_pem(key))
     return paths
+
+
+class _Authority:
+    """A certificate authority that is made for one call of `make_certificates`.
+
+    Args:
+        begin: From when on its certificates hold.
+        end: Until when.
+    """
+
+    def __init__(self, begin: datetime.datetime, end: datetime.datetime) -> None:
+        try:
+            from cryptography import x509
+            from cryptography.hazmat.primitives import hashes, serialization
+            from cryptography.hazmat.primitives.asymmetric import ec
+        except ImportError as error:
+            raise SettingError(
+                "certificates are made by the package cryptography: pip install 'gymnasium-bridge[cert]'"
+            ) from error
+        self._x509, self._hashes, self._serialization, self._ec = x509, hashes, serialization, ec
+        self._begin, self._end = begin, end
+        self.key: Any = ec.generate_private_key(ec.SECP256R1())
+        self._title = self._name("gymnasium-bridge development authority")
+        builder = self._builder(self._title, self.key.public_key())
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        identifier = x509.SubjectKeyIdentifier.from_public_key(self.key.public_key())
+        self.certificate = self._sign(builder.add_extension(identifier, critical=False))
+
+    def issue(self, name: str, reached: Sequence[str] = ()) -> tuple[Any, Any]:
+        """Return a certificate and its key.
+
+        Args:
+            name: What it is for: `server` or `client`.
+            reached: The names and addresses that a server's is for.
+        """
+        x509 = self._x509
+        usages = x509.oid.ExtendedKeyUsageOID
+        usage = usages.SERVER_AUTH if name == "server" else usages.CLIENT_AUTH
+        key = self._ec.generate_private_key(self._ec.SECP256R1())
+        builder = self._builder(self._name(f"gymnasium-bridge {name}"), key.public_key())
+        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
+        builder = builder.add_extension(identifier, critical=False)
+        if reached:
+            alternatives = x509.SubjectAlternativeName([_general_name(x509, item) for item in reached])
+            builder = builder.add_extension(alternatives, critical=False)
+        return self._sign(builder), key
+
+    def certificate_pem(self, certificate: Any) -> bytes:
+        """Return a certificate as PEM."""
+        pem: bytes = certificate.public_bytes(self._serialization.Encoding.PEM)
+        return pem
+
+    def key_pem(self, key: Any) -> bytes:
+        """Return a key as PEM, not encrypted."""
+        form = self._serialization
+        pem: bytes = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+        return pem
+
+    def _name(self, text: str) -> Any:
+        return self._x509.Name([self._x509.NameAttribute(self._x509.oid.NameOID.COMMON_NAME, text)])
+
+    def _builder(self, subject: Any, public_key: Any) -> Any:
+        builder = self._x509.CertificateBuilder().subject_name(subject).issuer_name(self._title)
+        builder = builder.public_key(public_key).serial_number(self._x509.random_serial_number())
+        return builder.not_valid_before(self._begin).not_valid_after(self._end)
+
+    def _sign(self, builder: Any) -> Any:
+        return builder.sign(self.key, self._hashes.SHA256())
 
 
 def _general_name(x509: Any, name: str) -> Any:

@@ -24,7 +24,8 @@ from bridge.worlds.environment import Lanes, adopt
 from bridge.worlds.isolated.env import start_isolated
 from bridge.worlds.isolated.world import Isolation, start_method
 from bridge.worlds.lanes import VectorWorld
-from bridge.worlds.realtime.world import Realtime, RealtimeWorld
+from bridge.worlds.realtime.clocked_world import Realtime
+from bridge.worlds.realtime.world import RealtimeWorld
 from bridge.worlds.scheduling import Pending, Runtime, gather
 from bridge.worlds.single import GymWorld
 from bridge.worlds.timed import TimeAction

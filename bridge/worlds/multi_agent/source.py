@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import cloudpickle
+import gymnasium
 
 from bridge.encoding.tensors import unpack_tensor
 from bridge.errors import Code, RequestError, SettingError, TensorError
@@ -19,17 +20,70 @@ from bridge.worlds.isolated.env import start_isolated
 from bridge.worlds.isolated.world import Isolation
 from bridge.worlds.multi_agent.joint_steps import MultiAgentOptions
 from bridge.worlds.multi_agent.world import MultiAgentWorld
+from bridge.worlds.realtime.clocked_world import Realtime
+from bridge.worlds.realtime.multi_agent import RealtimeMultiAgentWorld, check_default_action
 from bridge.worlds.scheduling import Runtime
 
-__all__ = ["ParallelRecipe", "ParallelSource", "as_parallel"]
+__all__ = ["ParallelRecipe", "ParallelSource", "SingleAgentEnv", "as_parallel"]
+
+
+class SingleAgentEnv:
+    """A Gymnasium environment as a parallel one of a single agent, `agent0`.
+
+    Args:
+        env: The environment, whose other attributes and methods are this one's.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        self._env = env
+        self.possible_agents = ["agent0"]
+        self.agents: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self._env.get_wrapper_attr(name)
+
+    def observation_space(self, agent: str) -> gymnasium.Space[Any]:
+        """Return the environment's observation space."""
+        return self._env.observation_space
+
+    def action_space(self, agent: str) -> gymnasium.Space[Any]:
+        """Return the environment's action space."""
+        return self._env.action_space
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Reset the environment; return observation and info by agent."""
+        observation, info = self._env.reset(seed=seed, options=options)
+        self.agents = list(self.possible_agents)
+        return {"agent0": observation}, {"agent0": info}
+
+    def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+        """Step the environment; return its five results by agent."""
+        results = self._env.step(actions["agent0"])
+        if results[2] or results[3]:
+            self.agents = []
+        return tuple({"agent0": result} for result in results)
+
+    def render(self) -> Any:
+        """Return the environment's frame."""
+        return self._env.render()
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
 
 
 def as_parallel(env: Any) -> Any:
-    """Return a PettingZoo environment as a parallel one; an AEC one goes through PettingZoo's own conversion.
+    """Return an environment as a parallel one of PettingZoo; an AEC one goes through PettingZoo's own conversion.
+
+    A Gymnasium environment has one agent, `agent0`.
 
     Raises:
-        SettingError: It is neither.
+        SettingError: It is none of these.
     """
+    if isinstance(env, gymnasium.Env):
+        return SingleAgentEnv(env)
     if hasattr(env, "agent_iter"):
         from pettingzoo.utils import conversions
 
@@ -123,6 +177,8 @@ class ParallelSource:
         options: How the agents of a world are coordinated.
         env_kwargs: For the callable; the client's own go on top.
         isolation: What the process of each world may use; None: environments live in this process.
+        realtime: How its worlds run on by themselves, whatever `options` say; None: in lock-step.
+        thread_safe: Each world has a thread of its own.
 
     Raises:
         SettingError: It is none of these, or cannot be sent to another process.
@@ -133,12 +189,20 @@ class ParallelSource:
     def __init__(
         self,
         env: Any,
-        options: MultiAgentOptions,
+        options: MultiAgentOptions | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
         isolation: Isolation | None = None,
+        *,
+        realtime: Realtime | None = None,
+        thread_safe: bool = False,
     ) -> None:
-        self._options = options
+        if realtime is not None:
+            realtime.check()
+            check_default_action(realtime.default_action)
+        self._options = options or MultiAgentOptions()
         self._isolation = isolation
+        self._realtime = realtime
+        self._thread_safe = thread_safe
         self._only: list[Any] = []
         """The environment that was made already, until its one world takes it."""
         factory: Any
@@ -195,12 +259,21 @@ class ParallelSource:
             RequestError: Settings that are unknown or invalid, or an environment that could not be made.
         """
         kwargs = self._recipe.read(settings)
+        executor = runtime.executor
         if self._isolation is not None:
-            env = await start_isolated(name, self._recipe.pickled(kwargs), None, self._isolation, runtime)
+            env: Any = await start_isolated(name, self._recipe.pickled(kwargs), None, self._isolation, runtime)
         else:
             make = partial(self._recipe.make_env, kwargs) if not self.single else self._take(settings)
-            env = await adopt(make, runtime.executor, parallel=True)
-        return MultiAgentWorld(name, env, runtime.scheduler, runtime.executor, self._options)
+            if self._thread_safe:
+                executor = runtime.start_thread(f"bridge-world {name or 'default'}")
+            env = await adopt(make, executor, own_executor=self._thread_safe, parallel=True)
+        try:
+            if self._realtime is not None:
+                return RealtimeMultiAgentWorld(name, env, runtime.scheduler, executor, self._realtime)
+            return MultiAgentWorld(name, env, runtime.scheduler, executor, self._options)
+        except BaseException:
+            await env.close()
+            raise
 
     def _take(self, settings: Mapping[str, pb.Tensor]) -> Callable[[], Any]:
         """Return what hands over the environment that was made already, and keeps no reference to it."""

@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from bridge.encoding.properties import ENCODED, TEXT, Property, PropertyTree
-from bridge.encoding.space_json import space_to_json
-from bridge.encoding.tensors import Array, unpack_tensor
-from bridge.errors import Code, RequestError, TensorError
+from bridge.encoding.properties import TEXT, Property, PropertyTree
+from bridge.encoding.tensors import Array
+from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
 from bridge.worlds.base import Agent, in_environment, refuse_unknown
@@ -25,6 +24,7 @@ from bridge.worlds.multi_agent.joint_steps import (
     ResetCall,
     StepCall,
 )
+from bridge.worlds.multi_agent.members import Members
 from bridge.worlds.resets import ResetOrder
 from bridge.worlds.scheduling import Executor, Pending, Scheduler, Timer
 from bridge.worlds.single import EnvAgent, EnvWorld
@@ -118,12 +118,8 @@ class MultiAgentWorld(EnvWorld):
         self._executor = executor
         self._options = options
         self._default_action = options.default_action or default_action
-        self._ids: dict[str, Any] = {str(agent): agent for agent in env.possible_agents}
-        self._names = {agent: name for name, agent in self._ids.items()}
-        self._spaces = {
-            name: (env.observation_space(agent), env.action_space(agent)) for name, agent in self._ids.items()
-        }
-        self.table = JointStepTable(name, list(self._ids), options, self.resets)
+        self._members = Members(env)
+        self.table = JointStepTable(name, list(self._members), options, self.resets)
         self._pending: dict[Participant, Pending[int]] = {}
         self._timer: Timer | None = None
 
@@ -137,29 +133,11 @@ class MultiAgentWorld(EnvWorld):
     def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
         """Let in the agent that the setting `agent` names, or the first that is free."""
         refuse_unknown(settings, ("agent",), "JoinWorld")
-        try:
-            wanted = unpack_tensor(settings["agent"], "agent")[()] if "agent" in settings else None
-        except TensorError as error:
-            raise RequestError(Code.INVALID_ARGUMENT, f"bad JoinWorld settings: {error}") from error
+        wanted = self._members.read(settings)
         self.refuse_if_over()
-        free = [name for name in self._ids if name not in self.table.participants]
-        if wanted is not None and (not isinstance(wanted, str) or wanted not in self._ids):
-            raise RequestError(
-                Code.INVALID_ARGUMENT,
-                f"expected the setting 'agent' to be one of {', '.join(self._ids)}, got {wanted!r:.80}",
-            )
-        if not free:
-            raise RequestError(
-                Code.RESOURCE_EXHAUSTED,
-                f"the world {self.name!r} is full: all of its {len(self._ids)} agents are taken; create a world of "
-                "your own",
-            )
-        name = free[0] if wanted is None else str(wanted)
-        if name not in free:
-            raise RequestError(
-                Code.RESOURCE_EXHAUSTED, f"the agent {name!r} is taken; there are still {', '.join(free)}"
-            )
-        agent = MultiAgent(self, name, *self._spaces[name])
+        taken = self.table.participants
+        name = self._members.choose(wanted, taken, self.name, "create a world of your own")
+        agent = MultiAgent(self, name, *self._members.spaces[name])
         self.table.join(agent.participant)
         self.advance()
         return agent
@@ -181,7 +159,8 @@ class MultiAgentWorld(EnvWorld):
 
     def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
         """End the sequence for all; the settings are for the next one."""
-        reader = MultiAgent(self, next(iter(self._ids)), *next(iter(self._spaces.values())))
+        first = next(iter(self._members))
+        reader = MultiAgent(self, first, *self._members.spaces[first])
         undo = self.table.prepare_reset(reader.read_settings(settings))
         self.scheduler.call_soon(self.advance)
         return undo
@@ -235,22 +214,20 @@ class MultiAgentWorld(EnvWorld):
         """Reset or step the environment, and tell the table."""
         if isinstance(call, ResetCall):
             observations, infos, alive = await self.env.reset(seed=call.seed, options=call.options)
-            self.table.began(self._named(observations), self._named(infos), [str(agent) for agent in alive])
+            self.table.began(
+                self._members.named(observations), self._members.named(infos), [str(agent) for agent in alive]
+            )
             return
         actions = {}
         for name in call.agents:
-            agent = self._ids[name]
+            agent = self._members.ids[name]
             if name in call.actions:
                 actions[agent] = call.actions[name]
             else:
-                choose = partial(self._default_action, agent, call.missing[name], self._spaces[name][1])
+                choose = partial(self._default_action, agent, call.missing[name], self._members.spaces[name][1])
                 actions[agent] = await self._executor.run(in_environment, "step", choose)
         *results, alive = await self.env.step(actions)
-        self.table.stepped([self._named(part) for part in results], [str(agent) for agent in alive])
-
-    def _named(self, part: Mapping[Any, Any]) -> dict[str, Any]:
-        """Key what an environment returns by the agents' names."""
-        return {self._names.get(agent, str(agent)): value for agent, value in part.items()}
+        self.table.stepped([self._members.named(part) for part in results], [str(agent) for agent in alive])
 
     def _carried_out(self, result: None, error: BaseException | None) -> None:
         if error is not None:
@@ -264,32 +241,13 @@ class MultiAgentWorld(EnvWorld):
 
     def agent_properties(self, name: str) -> PropertyTree:
         """Return the tree below `world`, as one agent sees it."""
-        observation_space, action_space = self._spaces[name]
-
-        def leaf(key: str, kind: str, description: str, read: Callable[[], Any]) -> Property:
-            return Property(f"world.{key}", kind, description, read)
-
+        policy = Property(
+            "world.missing_agent",
+            TEXT,
+            "what is done where an agent is missing: wait, default or end",
+            lambda: MissingAgent(self._options.missing_agent).value,
+        )
         own: PropertyTree = self.env.properties()
-        return own.merged(
-            PropertyTree(
-                [
-                    self._name_leaf(),
-                    leaf("agent", TEXT, "the agent of this connection", lambda: name),
-                    leaf("agents", ENCODED, "the names of all agents", lambda: list(self._ids)),
-                    leaf(
-                        "missing_agent",
-                        TEXT,
-                        "what is done where an agent is missing: wait, default or end",
-                        lambda: MissingAgent(self._options.missing_agent).value,
-                    ),
-                    leaf(
-                        "observation_space",
-                        TEXT,
-                        "the agent's exact space, as JSON",
-                        lambda: space_to_json(observation_space),
-                    ),
-                    leaf("action_space", TEXT, "the agent's exact space, as JSON", lambda: space_to_json(action_space)),
-                    self._timing_leaf(),
-                ]
-            )
+        return own.merged(self._members.properties(name)).merged(
+            PropertyTree([self._name_leaf(), policy, self._timing_leaf()])
         )

@@ -11,6 +11,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from bridge.encoding import values
 from bridge.encoding.names import NO_SEED, TIMING
 from bridge.encoding.properties import TEXT, Property, PropertyTree
+from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array, Spec, unpack_tensor
 from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -18,11 +19,11 @@ from bridge.worlds.base import read_bytes, refuse_unknown
 from bridge.worlds.default_actions import neutral_action
 from bridge.worlds.lane_infos import join_infos
 from bridge.worlds.realtime.lane_buffer import Ended, Taken
-from bridge.worlds.realtime.loop import Observer, Phase
+from bridge.worlds.realtime.loop import Observer
 from bridge.worlds.single import EnvAgent
 
 if TYPE_CHECKING:
-    from bridge.worlds.realtime.world import RealtimeWorld
+    from bridge.worlds.realtime.clocked_world import ClockedWorld
 
 __all__ = ["RealtimeAgent"]
 
@@ -30,12 +31,27 @@ _FRAME_DEADLINE = 10.0
 
 
 class RealtimeAgent(EnvAgent):
-    """An agent of a real-time world: the player, or a spectator."""
+    """An agent of a real-time world: a player, or a spectator.
 
-    def __init__(self, world: RealtimeWorld, observer: Observer, wait: str) -> None:
-        env = world.env
-        lanes = None if world.single else len(env.lanes)
-        super().__init__(world, env.observation_space, env.action_space, lanes)
+    Args:
+        world: What it is in.
+        observer: What it is to be told.
+        wait: What its Steps wait for: `now` or `next_frame`.
+        observation_space: Of one environment.
+        action_space: Of one environment.
+        lanes: The number of lanes; None: it is of a single environment, or one agent of several.
+    """
+
+    def __init__(
+        self,
+        world: ClockedWorld,
+        observer: Observer,
+        wait: str,
+        observation_space: Any,
+        action_space: Any,
+        lanes: int | None,
+    ) -> None:
+        super().__init__(world, observation_space, action_space, lanes)
         self._real = world
         self._observer = observer
         self._wait = wait
@@ -56,8 +72,9 @@ class RealtimeAgent(EnvAgent):
         self._timing = np.zeros((*shape, len(TIMING)))
         self._resetting = np.zeros(shape, np.bool_)
         self._episodes: list[tuple[int, Ended]] = []
-        self._space = env.observation_space
-        self._batched_actions = env.action_space if lanes is None else batch_space(env.action_space, lanes)
+        self._space = observation_space
+        self._finals = self._observation_layout if lanes is None else Layout(observation_space, "observation")
+        self._batched_actions = action_space if lanes is None else batch_space(action_space, lanes)
 
     @property
     def spectator(self) -> bool:
@@ -123,11 +140,11 @@ class RealtimeAgent(EnvAgent):
 
     def _take_first(self) -> list[Taken | None]:
         """Enter the running episodes; of lanes that did not change nothing is taken."""
-        loop = self._real.loop
+        loop, observer = self._real.loop, self._observer
         taken: list[Taken | None] = []
-        for index, (lane, buffer) in enumerate(zip(loop.lanes, self._observer.buffers, strict=True)):
+        for index, (lane, buffer) in enumerate(zip(observer.lanes, observer.buffers, strict=True)):
             if not buffer.reading:
-                taken.append(loop.take(self._observer, index))
+                taken.append(loop.take(observer, index))
             elif buffer.closing is not None:
                 ended, at = buffer.closing
                 taken.append(Taken(ended.observation, ended.info, 0.0, 0, False, False, at, ended.episode))
@@ -142,19 +159,24 @@ class RealtimeAgent(EnvAgent):
 
         def ready() -> bool:
             there = [
-                bool(buffer.reading) or lane.phase is Phase.RUNNING
-                for lane, buffer in zip(loop.lanes, buffers, strict=True)
+                bool(buffer.reading) or loop.may_enter(self._observer, index) for index, buffer in enumerate(buffers)
             ]
             if self._lanes is None and buffers[0].error is not None and not there[0]:
                 error, buffers[0].error = buffers[0].error, None
                 raise RequestError(Code.INTERNAL, error)
+            self._refuse_absence()
             return any(there) if self._partial else all(there)
 
-        def reason() -> str:
+        def reason() -> str | None:
+            if self._real.others_play:
+                return None
             errors = "; ".join(buffer.error for buffer in buffers if buffer.error)
             return f"no episode began within reset_timeout={self._real.options.reset_timeout:g} s; {errors}"
 
         await self._real.wait_until(self, ready, self._real.options.reset_timeout, reason)
+
+    def _refuse_absence(self) -> None:
+        """Raise where the running episode began without this agent, and it was not told so."""
 
     async def step(self, actions: Mapping[int, Array]) -> int:
         """Leave the action for the next frames, and tell what happened since the last Step."""
@@ -179,7 +201,7 @@ class RealtimeAgent(EnvAgent):
             error = buffer.closing[0].error
             buffer.abandon()
             raise RequestError(Code.INTERNAL, error)
-        self._collect([loop.take(self._observer, index) for index in range(len(loop.lanes))], received)
+        self._collect([loop.take(self._observer, index) for index in range(len(self._observer.lanes))], received)
         if self._lanes is not None:
             return pb.RUNNING
         return pb.TERMINATED if self._terminated else pb.INTERRUPTED if self._truncated else pb.RUNNING
@@ -204,17 +226,17 @@ class RealtimeAgent(EnvAgent):
 
     def leave(self) -> None:
         """Leave the world, which goes on (D-16)."""
-        self._real.loop.leave(self._observer)
+        self._real.dismiss(self._observer)
 
     async def _wait_for_frame(self) -> None:
         """Return once each lane that the agent is in has had a frame, or its episode ended."""
-        loop, buffers = self._real.loop, self._observer.buffers
-        before = [lane.frames for lane in loop.lanes]
+        lanes, buffers = self._observer.lanes, self._observer.buffers
+        before = [lane.frames for lane in lanes]
 
         def passed() -> bool:
             return all(
                 not buffer.reading or buffer.closing is not None or lane.frames > had
-                for lane, buffer, had in zip(loop.lanes, buffers, before, strict=True)
+                for lane, buffer, had in zip(lanes, buffers, before, strict=True)
             )
 
         await self._real.wait_until(
@@ -236,7 +258,7 @@ class RealtimeAgent(EnvAgent):
             self._terminated[at] = item is not None and item.terminated
             self._truncated[at] = item is not None and item.truncated
             self._frames[at] = item.frames if item else 0
-            lane = loop.lanes[index]
+            lane = self._observer.lanes[index]
             self._timing[at] = (
                 received,
                 now,
@@ -270,7 +292,7 @@ class RealtimeAgent(EnvAgent):
 
     def _missing(self, index: int) -> Any:
         """What stands in the place of a resetting lane's observation: any element; nobody is to look at it."""
-        last = self._real.loop.lanes[index].observation
+        last = self._observer.lanes[index].observation
         if last is not None:
             return last
         if self._placeholder is None:
@@ -319,22 +341,14 @@ class RealtimeAgent(EnvAgent):
             records.append(record)
         return values.encode(records)
 
-    @property
-    def _finals(self) -> Any:
-        return self._real.single_layout
-
     def properties(self) -> PropertyTree:
         """Return the tree below `world`, with this agent's role."""
         role = "spectator" if self.spectator else "player"
-        return (
-            super()
-            .properties()
-            .merged(
-                PropertyTree(
-                    [
-                        Property("world.role", TEXT, "player or spectator", lambda: role),
-                        Property("world.wait", TEXT, "what a Step waits for: now or next_frame", lambda: self._wait),
-                    ]
-                )
-            )
-        )
+        own = [
+            Property("world.role", TEXT, "player or spectator", lambda: role),
+            Property("world.wait", TEXT, "what a Step waits for: now or next_frame", lambda: self._wait),
+        ]
+        return self._world_properties().merged(PropertyTree(own))
+
+    def _world_properties(self) -> PropertyTree:
+        return self._real.properties()

@@ -68,6 +68,8 @@ class LaneBuffer:
     def __init__(self) -> None:
         self.reading = 0
         """The episode that the agent is in; 0: none, its next Step is a first one."""
+        self.entered = 0
+        """The episode that it entered last; 0: none."""
         self.closing: tuple[Ended, float] | None = None
         """The end of the agent's episode and its time, not told yet."""
         self.error: str | None = None
@@ -116,7 +118,7 @@ class LaneBuffer:
 
     def take_first(self, episode: int, observation: Any, info: Any, observed_at: float) -> Taken:
         """Enter the running episode. Its rewards so far stay for the Step that follows."""
-        self.reading = episode
+        self.reading = self.entered = episode
         return Taken(observation, info, 0.0, 0, False, False, observed_at, episode)
 
     def take(self, observation: Any, info: Any, observed_at: float) -> Taken:

@@ -74,9 +74,9 @@ class Job:
     options: Any = None
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Lane:
-    """One environment and its running episode."""
+    """One environment and its running episode; or one agent's part in an environment of several (`JointLoop`)."""
 
     phase: Phase = Phase.IDLE
     episode: int = 0
@@ -104,6 +104,8 @@ class Lane:
     retry_at: float = 0.0
     action_delay: float = 0.0
     """Seconds from the arrival of the last applied action to the frame that applied it."""
+    buffers: list[LaneBuffer] = dataclasses.field(default_factory=list)
+    """What those who look on are to be told of it."""
 
     def move(self, event: Event) -> None:
         """Follow the table."""
@@ -111,11 +113,22 @@ class Lane:
 
 
 class Observer:
-    """An agent that looks on, or plays: a buffer for each lane."""
+    """An agent that looks on, or plays.
 
-    def __init__(self, lanes: int, player: bool) -> None:
+    Args:
+        lanes: What it sees of the world.
+        player: Whether its actions and resets count.
+        follows: Whether it is in every episode from its beginning, and is told nothing by its buffers.
+    """
+
+    def __init__(self, lanes: Sequence[Lane], player: bool, *, follows: bool = False) -> None:
         self.player = player
-        self.buffers = [LaneBuffer() for _ in range(lanes)]
+        self.follows = follows
+        self.asked = False
+        """Whether it asked for an episode that it has not entered yet."""
+        self.lanes = list(lanes)
+        self.buffers = [LaneBuffer() for _ in lanes]
+        """What it is to be told, a buffer for each lane."""
 
 
 class RealtimeLoop:
@@ -130,6 +143,7 @@ class RealtimeLoop:
         default_action: Applied where there is no action of the agent.
         max_action_age: Seconds that an action goes on at most; None: until the next one (U-13).
         catch_up: Seconds.
+        autoreset: Whether a lane begins its next episode by itself (U-4); else `ask_reset` begins each.
 
     Raises:
         SettingError: A number is out of its range.
@@ -143,6 +157,7 @@ class RealtimeLoop:
         *,
         max_action_age: float | None = None,
         catch_up: float = 0.25,
+        autoreset: bool = True,
     ) -> None:
         if not isinstance(fps, (int, float)) or isinstance(fps, bool) or not 0 < fps <= 10000:
             raise SettingError(f"expected fps to be frames a second, above 0 and at most 10000, got {fps!r}")
@@ -173,6 +188,7 @@ class RealtimeLoop:
         self._default = default_action
         self._max_action_age = max_action_age
         self._catch_up = catch_up
+        self._autoreset = autoreset
         self._start: float | None = None
         self._index = 0
         self._observers: list[Observer] = []
@@ -190,7 +206,7 @@ class RealtimeLoop:
             self._start = now
             self._index = 1
             for index, lane in enumerate(self.lanes):
-                if lane.phase is Phase.IDLE:
+                if lane.phase is Phase.IDLE and self._autoreset:
                     self.ask_reset(index)
 
     def next_due(self) -> float | None:
@@ -206,16 +222,25 @@ class RealtimeLoop:
         """Return what is to be done now: the resets that wait, and one frame if it is due."""
         jobs = []
         for index, lane in enumerate(self.lanes):
-            if lane.phase is Phase.FAILED and now >= lane.retry_at and not lane.busy:
+            if lane.phase is Phase.FAILED and self._autoreset and now >= lane.retry_at and not lane.busy:
                 lane.move(Event.RETRIED)
                 lane.episode += 1
                 lane.asked = True
             if lane.asked and not lane.busy:
                 lane.asked, lane.busy = False, True
                 jobs.append(Job(index, lane.episode, "reset", seed=lane.seed, options=lane.options))
+        if self._begin_frame(now):
+            for index, lane in enumerate(self.lanes):
+                if lane.phase is Phase.RUNNING and not lane.busy:
+                    lane.busy = True
+                    jobs.append(Job(index, lane.episode, "step", action=self._choose(lane, now)))
+        return jobs
+
+    def _begin_frame(self, now: float) -> bool:
+        """Count a frame, and those that are dropped, if one is due; return whether one is."""
         due = self.next_due()
         if due is None or now < due:
-            return jobs
+            return False
         late = now - due
         self.lateness.add(late)
         if late * self.fps >= 1.0:
@@ -226,11 +251,7 @@ class RealtimeLoop:
             self.dropped += skipped
         self._index += 1
         self.frames += 1
-        for index, lane in enumerate(self.lanes):
-            if lane.phase is Phase.RUNNING and not lane.busy:
-                lane.busy = True
-                jobs.append(Job(index, lane.episode, "step", action=self._choose(lane, now)))
-        return jobs
+        return True
 
     def _choose(self, lane: Lane, now: float) -> Any:
         """The agent's latest action of this episode, unless it is too old; else the default one (U-13)."""
@@ -260,13 +281,17 @@ class RealtimeLoop:
         lane = self._current(job)
         if lane is None:
             return
+        lane.failures = 0
+        lane.seed = lane.options = None
+        self._begin_episode(lane, now, observation, info)
+
+    def _begin_episode(self, lane: Lane, now: float, observation: Any, info: Any) -> None:
         lane.move(Event.BEGAN)
         lane.observation, lane.info, lane.observed_at = observation, info, now
-        lane.reward, lane.length, lane.failures = 0.0, 0, 0
-        lane.seed = lane.options = None
+        lane.reward, lane.length = 0.0, 0
         lane.acted_at, lane.unused = -math.inf, False
-        for observer in self._observers:
-            observer.buffers[job.lane].began()
+        for buffer in lane.buffers:
+            buffer.began()
 
     def stepped(
         self,
@@ -284,19 +309,24 @@ class RealtimeLoop:
         lane = self._current(job)
         if lane is None:
             return
+        self._add_frame(lane, now, observation, reward, terminated, truncated, info)
+        if terminated or truncated:
+            self._renew(lane)
+
+    def _add_frame(
+        self, lane: Lane, now: float, observation: Any, reward: float, terminated: bool, truncated: bool, info: Any
+    ) -> None:
+        """Add a frame to a lane's episode, and end that where the frame did."""
         lane.observation, lane.info, lane.observed_at = observation, info, now
         lane.reward += reward
         lane.length += 1
         lane.frames += 1
-        buffers = [observer.buffers[job.lane] for observer in self._observers]
-        for buffer in buffers:
+        for buffer in lane.buffers:
             buffer.frame(reward)
         if terminated or truncated:
             lane.move(Event.ENDED)
-            self._end(
-                job.lane, now, Ended(lane.episode, lane.reward, lane.length, terminated, truncated, observation, info)
-            )
-            self._renew(lane)
+            ended = Ended(lane.episode, lane.reward, lane.length, terminated, truncated, observation, info)
+            self._end(lane, now, ended)
         else:
             lane.move(Event.STEPPED)
 
@@ -309,36 +339,54 @@ class RealtimeLoop:
         lane.failures += 1
         least, most = RETRY
         lane.retry_at = now + min(most, least * 2.0 ** min(lane.failures - 1, 10))
-        ended = Ended(
-            lane.episode, lane.reward, lane.length, False, True, lane.observation, {}, error, job.kind == "step"
-        )
-        self._end(job.lane, now, ended)
+        self._break_off(lane, now, error, job.kind == "step")
 
-    def _end(self, index: int, now: float, ended: Ended) -> None:
-        for observer in self._observers:
-            observer.buffers[index].ended(ended, now)
+    def _break_off(self, lane: Lane, now: float, error: str, finished: bool) -> None:
+        """End what is left of an episode, because the environment raised."""
+        ended = Ended(lane.episode, lane.reward, lane.length, False, True, lane.observation, {}, error, finished)
+        self._end(lane, now, ended)
+
+    def _cut_off(self, lane: Lane, now: float) -> None:
+        """End a running episode, because a new one was asked for."""
+        info, length = lane.info, lane.length
+        self._end(lane, now, Ended(lane.episode, lane.reward, length, False, True, lane.observation, info, None, False))
+
+    def _end(self, lane: Lane, now: float, ended: Ended) -> None:
+        for buffer in lane.buffers:
+            buffer.ended(ended, now)
 
     def _renew(self, lane: Lane) -> None:
+        """Turn from an episode that is over to the next one."""
+        self._drop_action(lane)
+        lane.episode += 1
+        lane.asked = self._autoreset
+
+    def _drop_action(self, lane: Lane) -> None:
         if lane.unused:
             self.actions_dropped += 1
-        lane.episode += 1
-        lane.asked = True
         lane.acted_at, lane.unused = -math.inf, False
 
     # Agents
 
     def join(self, player: bool) -> Observer:
         """Let an agent in."""
-        observer = Observer(len(self.lanes), player)
+        return self._admit(Observer(self.lanes, player))
+
+    def _admit(self, observer: Observer) -> Observer:
         self._observers.append(observer)
+        if not observer.follows:
+            for lane, buffer in zip(observer.lanes, observer.buffers, strict=True):
+                lane.buffers.append(buffer)
         return observer
 
     def leave(self, observer: Observer) -> None:
         """Take note that an agent has left; the actions of a player go with it."""
         if observer in self._observers:
             self._observers.remove(observer)
-            if observer.player:
-                for lane in self.lanes:
+            for lane, buffer in zip(observer.lanes, observer.buffers, strict=True):
+                if buffer in lane.buffers:
+                    lane.buffers.remove(buffer)
+                if observer.player:
                     lane.acted_at, lane.unused = -math.inf, False
 
     @property
@@ -350,21 +398,21 @@ class RealtimeLoop:
         """Have a lane begin an episode; one that runs is cut off (U-9)."""
         lane = self.lanes[index]
         if lane.phase is Phase.RUNNING:
-            self._end(
-                index,
-                now,
-                Ended(lane.episode, lane.reward, lane.length, False, True, lane.observation, lane.info, finished=False),
-            )
+            self._cut_off(lane, now)
+        if lane.phase is not Phase.RESETTING or lane.busy:  # else nothing is known by its number yet
+            lane.episode += 1
         lane.move(Event.ASKED)
         lane.seed, lane.options = seed, options
-        self._renew(lane)
+        lane.asked = True
+        self._drop_action(lane)
 
     def act(self, observer: Observer, index: int, action: Any, now: float) -> bool:
         """Let a player's action go on from now; return whether its episode still runs (U-5)."""
-        lane = self.lanes[index]
+        lane = observer.lanes[index]
         if not observer.player:
             return False
-        if lane.phase is not Phase.RUNNING or observer.buffers[index].reading != lane.episode:
+        here = observer.follows or observer.buffers[index].reading == lane.episode
+        if lane.phase is not Phase.RUNNING or not here:
             self.actions_dropped += 1
             return False
         if lane.unused:
@@ -372,13 +420,18 @@ class RealtimeLoop:
         lane.action, lane.acted_at, lane.unused = action, now, True
         return True
 
+    def may_enter(self, observer: Observer, index: int) -> bool:
+        """Whether a lane has an episode for an agent that is in none."""
+        return observer.lanes[index].phase is Phase.RUNNING
+
     def take(self, observer: Observer, index: int) -> Taken | None:
-        """Give out what an agent is to be told of a lane; None: it is in no episode, and none runs yet."""
-        lane, buffer = self.lanes[index], observer.buffers[index]
+        """Give out what an agent is to be told of a lane; None: it is in no episode, and there is none for it."""
+        lane, buffer = observer.lanes[index], observer.buffers[index]
         if buffer.reading:
             return buffer.take(lane.observation, lane.info, lane.observed_at)
-        if lane.phase is not Phase.RUNNING:
+        if not self.may_enter(observer, index):
             return None
+        observer.asked = False
         return buffer.take_first(lane.episode, lane.observation, lane.info, lane.observed_at)
 
     def statistics(self) -> dict[str, Any]:

@@ -1,0 +1,129 @@
+"""What `bridge serve` is asked to publish: ids of Gymnasium's registry, or what a module holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import os
+import re
+import sys
+import typing
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import gymnasium
+
+from bridge.errors import SettingError
+
+__all__ = ["Target", "find_target"]
+
+_PETTINGZOO_MAKERS = ("parallel_env", "env", "raw_env")
+_EXPECTED = (
+    "MODULE:NAME names an environment that the module registers with Gymnasium, a function or class of it that makes "
+    "an environment, or a PettingZoo module in it"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What is to be published."""
+
+    env: Any
+    """What `serve_gym` or `serve_parallel` takes."""
+    several_agents: bool
+    """Whether it is of PettingZoo, and so for `serve_parallel`."""
+
+    @property
+    def factory(self) -> Any:
+        """What makes one environment, where it is no list of ids: an id or a callable."""
+        if isinstance(self.env, ModuleType):
+            return getattr(self.env, "parallel_env", None) or self.env.env
+        return self.env
+
+
+def find_target(items: Sequence[str]) -> Target:
+    """Read the positional arguments of `bridge serve`.
+
+    Raises:
+        SettingError: A module cannot be imported, or has no such environment.
+    """
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # the console script does not look there by itself
+    found = [_find(item) for item in items]
+    if len(found) == 1 and isinstance(found[0], Target):
+        return found[0]
+    for item, one in zip(items, found, strict=True):
+        if isinstance(one, Target):
+            raise SettingError(f"expected several ids of Gymnasium environments, or {item!r} alone: a zoo is of ids")
+    ids = [one for one in found if isinstance(one, str)]
+    is_zoo = len(ids) > 1 or any(character in ids[0] for character in "*?[")
+    return Target(ids if is_zoo else ids[0], False)
+
+
+def _find(item: str) -> str | Target:
+    """Return the id that an argument names, or what it names in a module."""
+    module_name, colon, name = item.rpartition(":")
+    if not colon:
+        return name
+    module = _import(module_name, item)
+    if name in gymnasium.registry or not all(part.isidentifier() for part in name.split(".")):
+        return name
+    found = _look_up(module, name, item)
+    if inspect.ismodule(found):
+        if not any(callable(getattr(found, maker, None)) for maker in ("parallel_env", "env")):
+            raise SettingError(f"{item!r} is a module without parallel_env or env, so none of PettingZoo; {_EXPECTED}")
+        return Target(found, True)
+    if not callable(found):
+        raise SettingError(f"{item!r} is of type {type(found).__name__}, which makes no environment; {_EXPECTED}")
+    return Target(found, _makes_agents(found))
+
+
+def _look_up(module: ModuleType, name: str, item: str) -> Any:
+    """Return an attribute of a module, or a module in it."""
+    found: Any = module
+    try:
+        for part in name.split("."):
+            found = getattr(found, part)
+        return found
+    except AttributeError:
+        pass
+    submodule = f"{module.__name__}.{name}"
+    try:
+        return importlib.import_module(submodule)
+    except ImportError as error:
+        if error.name is not None and submodule.startswith(error.name):
+            raise SettingError(f"the module {module.__name__} has no {name!r}; {_EXPECTED}") from error
+        raise _missing(item, error) from error
+
+
+def _import(module_name: str, item: str) -> ModuleType:
+    try:
+        return importlib.import_module(module_name)
+    except ImportError as error:
+        raise _missing(item, error) from error
+
+
+def _missing(item: str, error: ImportError) -> SettingError:
+    """Return the error of a module that cannot be imported, with what to install where that is known."""
+    remedy = "Expected MODULE:NAME with a module that is installed or in the current folder"
+    package = (error.name or "").partition(".")[0]
+    if isinstance(error, ModuleNotFoundError) and re.fullmatch(r"\w+", package):
+        extra = "'gymnasium-bridge[pettingzoo]'" if package == "pettingzoo" else package
+        remedy += f"; if it is a package's, install that, for example by: pip install {extra}"
+    return SettingError(f"cannot import the module of {item!r}: {error}. {remedy}")
+
+
+def _makes_agents(factory: Any) -> bool:
+    """Whether a callable makes environments of PettingZoo, as far as that can be known without calling it."""
+    made = factory
+    if not inspect.isclass(factory):
+        if getattr(factory, "__name__", "") in _PETTINGZOO_MAKERS:
+            return True
+        try:
+            made = typing.get_type_hints(factory).get("return")
+        except Exception:  # whatever reading a user's annotations raises
+            return False
+    kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in getattr(made, "__mro__", ())}
+    return bool(kinds & {("pettingzoo", "ParallelEnv"), ("pettingzoo", "AECEnv")})

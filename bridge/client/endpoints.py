@@ -1,0 +1,206 @@
+"""Directories: where the servers of a vector environment are, while they come and go.
+
+A directory has one method, `endpoints`. It is read in a thread of its own, every few seconds and after each loss, so
+it may block. What it raises, or a list without an endpoint, leaves what was known before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from bridge.errors import AddressError, RemoteTimeoutError, SettingError
+from bridge.logs import SafeLog
+from bridge.transport.address import parse_address
+
+__all__ = ["Directory", "DnsDirectory", "Endpoint", "EndpointWatch", "FileDirectory", "as_directory"]
+
+_log = SafeLog(__name__)
+_PERIOD = 5.0
+_DNS = {"grpc+dns": "grpc"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Endpoint:
+    """A server in a directory."""
+
+    url: str
+    """Its URL, as for `make_remote`."""
+    name: str = ""
+    """What stays the same when its URL changes; empty: the URL."""
+    draining: bool = False
+    """Whether it takes no further worlds."""
+    slots: int | None = None
+    """How many slots it can carry; None: not known."""
+
+    @property
+    def key(self) -> str:
+        """What tells it from other endpoints."""
+        return self.name or self.url
+
+
+@runtime_checkable
+class Directory(Protocol):
+    """Knows the servers."""
+
+    def endpoints(self) -> Sequence[Endpoint]:
+        """Return the servers that there are now. May block, and may raise OSError or ValueError."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class FileDirectory:
+    """A text file with a URL a line, which may be rewritten at any time; `#` begins a comment.
+
+    It serves where processes of a batch system share a folder, or where a ConfigMap is mounted.
+    """
+
+    path: str
+    """The file."""
+
+    def endpoints(self) -> list[Endpoint]:
+        """Read the file.
+
+        Raises:
+            OSError: It cannot be read.
+            AddressError: A line is no URL.
+        """
+        found: list[Endpoint] = []
+        for number, line in enumerate(Path(self.path).read_text(encoding="utf-8").splitlines(), start=1):
+            text = line.partition("#")[0].strip()
+            if not text:
+                continue
+            try:
+                parse_address(text)
+            except AddressError as error:
+                raise AddressError(text, f"{error.reason} (line {number} of {self.path})") from None
+            found.append(Endpoint(text))
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class DnsDirectory:
+    """Every address of a host name, such as a headless Service of Kubernetes."""
+
+    url: str
+    """`grpc+dns://HOST:PORT`, with path and query as for `grpc://`."""
+    resolve: Callable[..., Any] = socket.getaddrinfo
+    """What looks the name up, with the arguments and results of `socket.getaddrinfo`."""
+
+    def endpoints(self) -> list[Endpoint]:
+        """Look the name up.
+
+        Raises:
+            OSError: The name does not resolve.
+        """
+        parts = urlsplit(self.url)
+        found = self.resolve(parts.hostname, parts.port, type=socket.SOCK_STREAM)
+        addresses = dict.fromkeys(str(target[0]) for _, _, _, _, target in found)
+        urls = []
+        for address in addresses:
+            host = f"[{address}]" if ":" in address else address
+            urls.append(urlunsplit((_DNS[parts.scheme], f"{host}:{parts.port}", parts.path, parts.query, "")))
+        return [Endpoint(url) for url in urls]
+
+
+def as_directory(urls: Any) -> Directory | None:
+    """Return the directory that `make_vec_remote` was given: an object, `file://…` or `grpc+dns://…`; None: none.
+
+    Raises:
+        AddressError: The URL of a directory cannot be read.
+    """
+    if not isinstance(urls, str):
+        return urls if isinstance(urls, Directory) else None
+    text = urls.strip()
+    scheme, _, rest = text.partition("://")
+    if scheme == "file":
+        if not rest.startswith("/"):
+            raise AddressError(urls, "a file of URLs is named by its absolute path: file:///PATH, with three slashes")
+        return FileDirectory(unquote(rest))
+    if scheme in _DNS:
+        parse_address(f"{_DNS[scheme]}://{rest}")
+        return DnsDirectory(text)
+    if scheme == "grpcs+dns":
+        raise AddressError(urls, "certificates are for names, and this would connect to addresses; list grpcs:// URLs")
+    return None
+
+
+class EndpointWatch:
+    """What a directory said last, read in a thread of its own.
+
+    Args:
+        directory: What to read.
+        period: Seconds between two readings.
+    """
+
+    def __init__(self, directory: Directory, period: float = _PERIOD) -> None:
+        self.directory = directory
+        self.endpoints: tuple[Endpoint, ...] = ()
+        """What is known, in the directory's order."""
+        self._period = period
+        self._read_at = -float("inf")
+        self._lock = threading.Lock()
+        self._reading: threading.Thread | None = None
+        self._problem: Exception | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"directory": self.directory, "period": self._period}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        EndpointWatch.__init__(self, state["directory"], state["period"])
+
+    def poll(self, now: float, *, soon: bool = False) -> None:
+        """Read the directory if it is due, without waiting for it.
+
+        Args:
+            now: Monotonic seconds.
+            soon: Whether it is due because something was lost.
+        """
+        if now < self._read_at + (self._period / 10 if soon else self._period):
+            return
+        with self._lock:
+            if self._reading is not None:
+                return
+            self._read_at = now
+            self._reading = threading.Thread(target=self._read, name="bridge-directory", daemon=True)
+            self._reading.start()
+
+    def wait(self, now: float, timeout: float) -> tuple[Endpoint, ...]:
+        """Read the directory for the first time, and return its endpoints.
+
+        Raises:
+            SettingError: It cannot be read, or names no endpoint.
+            RemoteTimeoutError: It does not answer within `timeout` seconds.
+        """
+        self.poll(now)
+        thread = self._reading
+        if thread is not None:
+            thread.join(timeout)
+            if thread.is_alive():
+                raise RemoteTimeoutError(repr(self.directory), f"the directory did not answer within {timeout:g} s")
+        if self._problem is not None:
+            raise SettingError(f"the directory {self.directory!r} cannot be read: {self._problem}") from self._problem
+        if not self.endpoints:
+            raise SettingError(f"expected a directory with at least one endpoint, got none from {self.directory!r}")
+        return self.endpoints
+
+    def _read(self) -> None:
+        try:
+            found = tuple(self.directory.endpoints())
+            if found:
+                self.endpoints = found
+                self._problem = None
+        except Exception as error:  # whatever a user's directory raises: what was known before stays
+            if str(error) != str(self._problem):
+                _log.warning(
+                    "the directory %r cannot be read, its endpoints stay as they were: %s", self.directory, error
+                )
+            self._problem = error
+        finally:
+            with self._lock:
+                self._reading = None

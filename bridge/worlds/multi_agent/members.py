@@ -1,0 +1,98 @@
+"""The agents of a PettingZoo environment, by the names that clients know them by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+from bridge.encoding.properties import ENCODED, TEXT, Property, PropertyTree
+from bridge.encoding.space_json import space_to_json
+from bridge.encoding.tensors import unpack_tensor
+from bridge.errors import Code, RequestError, TensorError
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+__all__ = ["Members"]
+
+
+class Members:
+    """Names, ids and spaces of all agents that an environment may have.
+
+    Args:
+        env: A `LocalParallelEnv` or what stands for one in another process.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.ids: dict[str, Any] = {str(agent): agent for agent in env.possible_agents}
+        """The environment's own id of each agent, by its name."""
+        self._names = {agent: name for name, agent in self.ids.items()}
+        self.spaces = {
+            name: (env.observation_space(agent), env.action_space(agent)) for name, agent in self.ids.items()
+        }
+        """Observation and action space of each agent, by its name."""
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names, in the environment's order."""
+        return iter(self.ids)
+
+    def named(self, part: Mapping[Any, Any]) -> dict[str, Any]:
+        """Key what an environment returns by the agents' names."""
+        return {self._names.get(agent, str(agent)): value for agent, value in part.items()}
+
+    def read(self, settings: Mapping[str, pb.Tensor]) -> str | None:
+        """Read the JoinWorld setting `agent`; None: it is not given.
+
+        Raises:
+            RequestError: INVALID_ARGUMENT, it names no agent of the environment.
+        """
+        try:
+            wanted = unpack_tensor(settings["agent"], "agent")[()] if "agent" in settings else None
+        except TensorError as error:
+            raise RequestError(Code.INVALID_ARGUMENT, f"bad JoinWorld settings: {error}") from error
+        if wanted is not None and (not isinstance(wanted, str) or wanted not in self.ids):
+            raise RequestError(
+                Code.INVALID_ARGUMENT,
+                f"expected the setting 'agent' to be one of {', '.join(self.ids)}, got {wanted!r:.80}",
+            )
+        return None if wanted is None else str(wanted)
+
+    def choose(self, wanted: str | None, taken: Collection[str], world: str, remedy: str) -> str:
+        """Return which agent a client plays: the one that it wants, or the first that is free.
+
+        Args:
+            wanted: The name; None: any.
+            taken: The names of those that somebody plays.
+            world: The world's name, for the message.
+            remedy: What a client can do where all agents are taken.
+
+        Raises:
+            RequestError: RESOURCE_EXHAUSTED, it is taken.
+        """
+        free = [name for name in self.ids if name not in taken]
+        if not free:
+            raise RequestError(
+                Code.RESOURCE_EXHAUSTED,
+                f"the world {world!r} is full: all of its {len(self.ids)} agents are taken; {remedy}",
+            )
+        name = free[0] if wanted is None else wanted
+        if name not in free:
+            raise RequestError(
+                Code.RESOURCE_EXHAUSTED, f"the agent {name!r} is taken; there are still {', '.join(free)}"
+            )
+        return name
+
+    def properties(self, name: str) -> PropertyTree:
+        """Return what one agent adds to the tree below `world`."""
+        observation_space, action_space = self.spaces[name]
+
+        def leaf(key: str, kind: str, description: str, read: Callable[[], Any]) -> Property:
+            return Property(f"world.{key}", kind, description, read)
+
+        exact = "the agent's exact space, as JSON"
+        return PropertyTree(
+            [
+                leaf("agent", TEXT, "the agent of this connection", lambda: name),
+                leaf("agents", ENCODED, "the names of all agents", lambda: list(self.ids)),
+                leaf("observation_space", TEXT, exact, lambda: space_to_json(observation_space)),
+                leaf("action_space", TEXT, exact, lambda: space_to_json(action_space)),
+            ]
+        )

@@ -1,0 +1,424 @@
+"""What all real-time worlds have in common: a clock that runs frames, and agents that wait for what they bring.
+
+A loop decides what happens when; `ClockedWorld` gives it timers, and tells agents that wait.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bridge.clock import Clock
+from bridge.encoding.properties import ENCODED, Property, PropertyTree
+from bridge.encoding.tensors import Array, unpack_tensor
+from bridge.errors import Code, RequestError, TensorError
+from bridge.logs import SafeLog
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.worlds.base import Agent
+from bridge.worlds.realtime.agent import RealtimeAgent
+from bridge.worlds.realtime.loop import Job, Observer, RealtimeLoop
+from bridge.worlds.resets import ResetOrder
+from bridge.worlds.scheduling import Pending, Scheduler, Timer
+from bridge.worlds.single import EnvWorld
+
+__all__ = ["ROLES", "WAITS", "ClockedWorld", "Realtime", "kept", "one_of"]
+
+_log = SafeLog(__name__)
+ROLES = ("player", "spectator")
+WAITS = ("now", "next_frame")
+
+
+@dataclasses.dataclass(frozen=True)
+class Realtime:
+    """How a real-time world runs."""
+
+    fps: float
+    """Frames a second."""
+    default_action: Any = None
+    """Applied where there is no action of the player; None: the neutral one, zeros where the space has them. In a world
+    of several agents a function of an agent's id, last observation and action space; None: the first allowed action, or
+    the neutral one."""
+    max_action_age: float | None = None
+    """Seconds that an action goes on at most before the default one takes its place; None: until the next one."""
+    catch_up: float = 0.25
+    """Seconds of frames that are made up for when the server is late; later ones are dropped."""
+    reset_timeout: float = 60.0
+    """Seconds that a first Step waits for an episode to begin."""
+    autoreset: bool = True
+    """Whether each episode begins by itself; False: the first and every later one waits for a reset."""
+    clock: Clock | None = None
+    """None: that of the scheduler. One that has `subscribe` drives the world itself."""
+
+    def check(self) -> None:
+        """Raise SettingError where a number is out of its range."""
+        RealtimeLoop(1, self.fps, None, **self.timing())
+
+    def timing(self) -> dict[str, Any]:
+        """Return the keywords of a `RealtimeLoop`."""
+        return {"max_action_age": self.max_action_age, "catch_up": self.catch_up, "autoreset": self.autoreset}
+
+
+class _Waiter:
+    """An agent that waits.
+
+    Args:
+        ready: Whether it need not wait any longer.
+    """
+
+    def __init__(self, ready: Callable[[], bool]) -> None:
+        self.ready = ready
+        self.pending: Pending[None] = Pending()
+        self.cancelled: RequestError | None = None
+        """Why it waits for nothing any more: its client has gone."""
+
+
+class ClockedWorld(EnvWorld, abc.ABC):
+    """A world that a clock drives.
+
+    It goes on as long as it exists, also without agents; its clock starts with the first Step of the first of them.
+
+    Args:
+        name: The world's name.
+        env: What is stepped; owned by the world from here on.
+        scheduler: Runs the frames.
+        options: How it runs.
+        loop: Says what is due.
+    """
+
+    def __init__(self, name: str, env: Any, scheduler: Scheduler, options: Realtime, loop: RealtimeLoop) -> None:
+        super().__init__(name, env, scheduler)
+        self.options = options
+        self.loop = loop
+        self._clock = scheduler if options.clock is None else options.clock
+        self._subscribe: Callable[[Callable[[float], None]], Callable[[], None]] | None = getattr(
+            options.clock, "subscribe", None
+        )
+        self._unsubscribe: Callable[[], None] | None = None
+        self._timer: Timer | None = None
+        self._stepping = 0
+        """The environments that are in a frame's step."""
+        self._turning: Pending[None] | None = None
+        """Done once the frames are run for which a virtual clock was turned."""
+        self._waiters: dict[Agent, _Waiter] = {}
+        self._ordered: tuple[Array, list[int | None], Any] | None = None
+
+    @property
+    def _over(self) -> bool:
+        """Whether the clock stands: the world is closed, or the process of its environment has ended."""
+        return self._closed or self.env.ended is not None
+
+    def now(self) -> float:
+        """Return the world's time, seconds."""
+        return self._clock.now()
+
+    # Agents
+
+    @property
+    def agents(self) -> int:
+        """How many agents are in, spectators too."""
+        return len(self.loop.observers)
+
+    def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
+        """Take the settings of a ResetWorld; the first agent that is told carries it out."""
+        mask, seeds, options, _ = self._reset_reader().read_reset(settings)
+        self.refuse_if_over()
+        self._ordered = mask, seeds, options
+        return self._withdraw
+
+    @abc.abstractmethod
+    def ask_reset(
+        self, observer: Observer, mask: Array, seeds: Sequence[int | None], options: Any, restart: bool = True
+    ) -> None:
+        """Carry out an agent's Reset: give up its episodes, and where it is a player see to new ones.
+
+        Args:
+            observer: The agent.
+            mask: Which of its lanes are meant, bool, one element a lane.
+            seeds: A seed for each lane; None: none.
+            options: For the environment's reset.
+            restart: False: where an episode runs, the agent enters that.
+        """
+
+    @abc.abstractmethod
+    def _reset_reader(self) -> RealtimeAgent:
+        """Return an agent that is not in the world, to read the settings of a ResetWorld."""
+
+    def _withdraw(self) -> None:
+        self._ordered = None
+
+    async def reset(
+        self,
+        settings: Mapping[str, pb.Tensor],
+        caller: Agent | None,
+        timeout: float,
+        waiting: Callable[[ResetOrder], None] = lambda order: None,
+    ) -> None:
+        """Begin a new episode in every lane, once every other agent was told that its own is over (D-15)."""
+        await super().reset(settings, caller, timeout, waiting)
+        self.carry_out_reset()
+        if isinstance(caller, RealtimeAgent):
+            caller.abandon()
+        self.start()
+
+    def carry_out_reset(self) -> None:
+        """Cut off what runs, as a ResetWorld ordered; again: nothing."""
+        if self._ordered is None:
+            return
+        (mask, seeds, options), self._ordered = self._ordered, None
+        for index in np.flatnonzero(mask).tolist():
+            self.loop.ask_reset(index, seeds[index], options, self.now())
+        self._changed()
+
+    # Waiting
+
+    @property
+    def others_play(self) -> bool:
+        """Whether an agent that waits for an episode waits for others to end theirs."""
+        return False
+
+    async def wait_until(
+        self, agent: Agent, ready: Callable[[], bool], seconds: float, reason: Callable[[], str | None]
+    ) -> None:
+        """Wait until `ready()`; raise DEADLINE_EXCEEDED after so many seconds of the machine's clock.
+
+        Args:
+            agent: Who waits.
+            ready: Whether it need not wait any longer.
+            seconds: The deadline.
+            reason: Asked at the deadline: why it takes so long; None: for a good reason, so wait as long again.
+
+        Raises:
+            RequestError: As `ready` does, or the world is over, or the agent's client has gone.
+        """
+        self.refuse_if_over()
+        waiter = self._waiters[agent] = _Waiter(ready)
+        try:
+            while not ready():  # again: before the coroutine went on, another agent may have changed that
+                await self._wait_once(waiter, seconds, reason)
+                self.refuse_if_over()
+        finally:
+            self._waiters.pop(agent, None)
+
+    async def _wait_once(self, waiter: _Waiter, seconds: float, reason: Callable[[], str | None]) -> None:
+        """Wait until a waiter was ready once."""
+        if waiter.cancelled is not None:
+            raise waiter.cancelled
+        pending = waiter.pending = Pending()
+
+        def expire() -> None:
+            text = reason()
+            if text is None:
+                timers.append(self.scheduler.call_later(seconds, expire))
+            else:
+                pending.set_error(RequestError(Code.DEADLINE_EXCEEDED, text))
+
+        timers = [self.scheduler.call_later(seconds, expire)]
+        try:
+            await pending
+        finally:
+            timers[-1].cancel()
+
+    def cancel(self, agent: Agent) -> None:
+        """End the wait of an agent whose client has gone."""
+        if agent in self._waiters:
+            waiter = self._waiters[agent]
+            waiter.cancelled = RequestError(Code.CANCELLED, "the client hung up while it waited")
+            waiter.pending.set_error(waiter.cancelled)
+
+    def _changed(self) -> None:
+        """Let agents go on for whom enough has happened, and see when the next frame is due."""
+        for waiter in list(self._waiters.values()):
+            try:
+                self.refuse_if_over()
+                if waiter.ready():
+                    waiter.pending.set_result(None)
+            except RequestError as error:
+                waiter.pending.set_error(error)
+        self._set_timer()
+
+    # The clock
+
+    def start(self) -> None:
+        """Let the clock run, and with a clock that is turned by hand do at once what waits."""
+        if self._over:
+            return
+        self.loop.start(self.now())
+        if self._subscribe is None:
+            self._set_timer()
+            return
+        if self._unsubscribe is None:
+            self._unsubscribe = self._subscribe(self._turned)
+        self.scheduler.start(self._run_until(self.now()), _log_failure)
+
+    async def settled(self) -> None:
+        """Wait until what is due of a virtual clock is done."""
+        while self._turning is not None:
+            await self._turning
+
+    def _set_timer(self) -> None:
+        """Have the next frame, or a reset that waits, run when it is due."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due = self.loop.next_due()
+        if self._over or self._subscribe is not None or self._stepping:
+            return
+        if self.loop.reset_waits:
+            due = self.now()
+        if due is not None:
+            self._timer = self.scheduler.call_later(max(0.0, due - self.now()), self._run_frame)
+
+    def _run_frame(self) -> None:
+        self._timer = None
+        jobs = [] if self._over else self.loop.poll(self.now())
+        self._stepping += sum(job.kind == "step" for job in jobs)
+        for job in jobs:
+            self.scheduler.start(self._run(job), _log_failure)
+        self._set_timer()
+
+    async def _run(self, job: Job) -> None:
+        try:
+            await self._do(job)
+        finally:
+            self._stepping -= job.kind == "step"
+            self._set_timer()
+
+    def _turned(self, when: float) -> None:
+        """Run what is due, for a virtual clock that was turned: by any thread, which waits until it is done."""
+        done = threading.Event()
+        if self.scheduler.is_inside():
+            raise RuntimeError("expected the clock to be advanced outside of the environments that it drives")
+        self.scheduler.call_soon_threadsafe(
+            lambda: self.scheduler.start(self._run_until(when), lambda result, error: done.set())
+        )
+        while not done.wait(0.2):
+            if self._over:
+                return
+
+    async def _run_until(self, when: float) -> None:
+        """Run every frame that is due by then, one after the other, each at its own time."""
+        await self.settled()
+        turning = self._turning = Pending()
+        try:
+            at: float | None = None
+            while not self._over:
+                due = self.loop.next_due()
+                again = at is not None  # a frame that ended an episode: the next one begins at that same time
+                if at is None:
+                    at = when if due is None else min(due, when)
+                jobs = self.loop.poll(at)
+                for job in jobs:
+                    await self._do(job, at)
+                if not jobs:
+                    if again:
+                        at = None
+                    elif due is None or due > when:
+                        return
+        finally:
+            self._turning = None
+            turning.set_result(None)
+
+    async def _do(self, job: Job, at: float | None = None) -> None:
+        """Run a job and tell the loop; `at` is the time that it takes place, None: now."""
+        error: str | None = None
+        outcome: Any = None
+        began = time.perf_counter()
+        try:
+            outcome = await self._call_environment(job)
+        except RequestError as problem:
+            error = problem.message
+        spent = time.perf_counter() - began
+        now = self.now() if at is None else at
+        if self._over:
+            self.loop.lanes[job.lane].busy = False
+            self._stopped(job, now)
+        elif error is not None:
+            self._failed(job, now, error)
+        elif job.kind == "reset":
+            self._began(job, now, outcome)
+        else:
+            self._stepped(job, now, spent, outcome)
+        self._changed()
+
+    @abc.abstractmethod
+    async def _call_environment(self, job: Job) -> Any:
+        """Reset or step an environment, as a job says; return what came of it, copied.
+
+        Raises:
+            RequestError: The environment raised.
+        """
+
+    @abc.abstractmethod
+    def _began(self, job: Job, now: float, outcome: Any) -> None:
+        """Tell the loop what came of a reset."""
+
+    @abc.abstractmethod
+    def _stepped(self, job: Job, now: float, spent: float, outcome: Any) -> None:
+        """Tell the loop what came of a frame that took `spent` seconds."""
+
+    def _stopped(self, job: Job, now: float) -> None:
+        """Take note that the world came to its end while the job was under way."""
+
+    def _failed(self, job: Job, now: float, error: str) -> None:
+        """Tell the loop that the environment raised."""
+        self.loop.failed(job, now, error)
+
+    # The end
+
+    async def close(self) -> None:
+        """Stop the clock and close the environments; one that is in a call is closed when the call returns."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+        self._changed()
+        await self.env.close(self._destroyed())
+
+    def dismiss(self, observer: Observer) -> None:
+        """Take note that an agent has left; the world goes on (D-16)."""
+        self.loop.leave(observer)
+
+    def clock_properties(self) -> PropertyTree:
+        """Return what the clock adds to the tree below `world`."""
+        fps = Property("world.fps", ENCODED, "frames a second", lambda: self.options.fps)
+        statistics = Property("world.realtime", ENCODED, "the clock's counts and percentiles", self.loop.statistics)
+        return PropertyTree([fps, statistics])
+
+
+def _log_failure(result: None, error: BaseException | None) -> None:
+    """Log what no request is answered with: none is known."""
+    if error is not None:
+        _log.error("a frame was not run", exc_info=error)
+
+
+def kept(value: Any) -> Any:
+    """A copy that the environment cannot change when it steps on."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, dict):
+        return {key: kept(item) for key, item in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(kept(item) for item in value)
+    return value
+
+
+def one_of(settings: Mapping[str, pb.Tensor], name: str, choices: Sequence[str]) -> str:
+    """A setting that is one of a few words; the first is the default."""
+    if name not in settings:
+        return choices[0]
+    try:
+        value = unpack_tensor(settings[name], name)[()]
+    except TensorError as error:
+        raise RequestError(Code.INVALID_ARGUMENT, f"bad JoinWorld settings: {error}") from error
+    if value not in choices:
+        raise RequestError(
+            Code.INVALID_ARGUMENT, f"expected the setting {name} to be one of {', '.join(choices)}, got {value!r:.80}"
+        )
+    return str(value)

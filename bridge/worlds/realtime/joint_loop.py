@@ -1,0 +1,267 @@
+"""The clock of an environment of several agents, without input, output, threads or time.
+
+The environment is reset and stepped for all agents at once; each agent has a part of its own in the episode, with its
+action, its rewards and its end. An episode goes on while an agent is alive in it, whoever has joined: where there is
+no action of an agent, a default one stands in.
+
+When a new episode begins before the environment ends the running one is a matter of the players:
+
+- One that sends Reset leaves the running episode and waits for the next.
+- Once no player is in the running episode any more, and one waits for the next, the running one is cut off.
+- A player that was not in the running episode yet enters it, also in its midst; its seed is for the next one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from bridge.worlds.realtime.lane_buffer import Ended
+from bridge.worlds.realtime.loop import Event, Job, Lane, Observer, Phase, RealtimeLoop
+
+__all__ = ["DEFAULT", "JointLoop", "Transition"]
+
+
+class _Default:
+    """Stands in a job for the default action of an agent."""
+
+    def __repr__(self) -> str:
+        return "DEFAULT"
+
+
+DEFAULT = _Default()
+"""In a job's actions: this agent has none, a default one is to be found."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Transition:
+    """What a frame gives one agent."""
+
+    observation: Any
+    """An element of the agent's observation space."""
+    reward: float = 0.0
+    """Of this frame; 0.0 in the first frame of an episode."""
+    terminated: bool = False
+    """Whether the agent's episode terminated in this frame."""
+    truncated: bool = False
+    """Whether the agent's episode was truncated in this frame."""
+    info: Any = dataclasses.field(default_factory=dict)
+    """The agent's info, a dict."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the agent's episode ended in this frame."""
+        return self.terminated or self.truncated
+
+
+class JointLoop(RealtimeLoop):
+    """Says when frames of one environment are due, and which actions they are made of.
+
+    `lanes` holds the environment alone: its episode, its resets and its failures. `parts` holds what each agent has of
+    the episode. A step's job has the actions of all agents that are alive by name, `DEFAULT` where there is none.
+
+    Args:
+        names: The agents.
+        fps: Frames a second.
+        may_repeat: Tells of an agent's name, its newest observation and its last action whether the action may be
+            applied once more.
+        options: As for `RealtimeLoop`.
+
+    Raises:
+        SettingError: A number is out of its range.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        fps: float,
+        *,
+        may_repeat: Callable[[str, Any, Any], bool] = lambda name, observation, action: True,
+        **options: Any,
+    ) -> None:
+        super().__init__(1, fps, DEFAULT, **options)
+        self.parts: dict[str, Lane] = {name: Lane(Phase.RESETTING) for name in names}
+        self.alive: list[str] = []
+        """The agents that act in the next frame, in the environment's order."""
+        self._may_repeat = may_repeat
+
+    @property
+    def environment(self) -> Lane:
+        """The environment's episode."""
+        return self.lanes[0]
+
+    def next_due(self) -> float | None:
+        """Return when the next frame is due; None: the clock has not started, or waits for `ask_reset`."""
+        waits = not self._autoreset and self.environment.phase is not Phase.RUNNING
+        return None if waits else super().next_due()
+
+    def _choose(self, lane: Lane, now: float) -> dict[str, Any]:
+        chosen = {}
+        for name in self.alive:
+            part = self.parts[name]
+            fresh = part.unused
+            action = super()._choose(part, now)
+            if action is not DEFAULT and not fresh and not self._may_repeat(name, part.observation, action):
+                self.default_frames += 1
+                action = DEFAULT
+            chosen[name] = action
+        return chosen
+
+    # What came of jobs
+
+    def joint_began(self, job: Job, now: float, first: Mapping[str, Transition]) -> bool:
+        """A reset returned: what each agent sees that is alive, in the environment's order; return whether it counts.
+
+        An episode that is over already, or without agents, is to be told as a failure.
+        """
+        lane = self._current(job)
+        if lane is None:
+            return False
+        lane.failures = 0
+        lane.seed = lane.options = None
+        self._begin_episode(lane, now, None, {})
+        if not self._autoreset:  # the clock stood
+            self._start, self._index = now, 1
+        self.alive = list(first)
+        self._enter(first, now)
+        return True
+
+    def _enter(self, seen: Mapping[str, Transition], now: float) -> None:
+        """Begin the parts of agents that were not in this episode before."""
+        for name in self.alive:
+            part = self.parts[name]
+            if part.phase is not Phase.RUNNING and part.episode != self.environment.episode:
+                part.episode = self.environment.episode
+                self._begin_episode(part, now, seen[name].observation, seen[name].info)
+
+    def joint_stepped(
+        self, job: Job, now: float, spent: float, seen: Mapping[str, Transition], alive: Sequence[str]
+    ) -> dict[str, Transition] | None:
+        """A frame of the environment returned.
+
+        Args:
+            job: The frame's.
+            now: The time.
+            spent: What it took, seconds.
+            seen: Of every agent that acted or is alive now.
+            alive: The agents that go on, in the environment's order.
+
+        Returns:
+            What each agent is told that was in the episode; None: the episode was given up meanwhile.
+        """
+        self.step_times.add(spent)
+        lane = self._current(job)
+        if lane is None:
+            return None
+        lane.length += 1
+        lane.frames += 1
+        told: dict[str, Transition] = {}
+        for name, part in self.parts.items():
+            if part.phase is not Phase.RUNNING:
+                continue
+            got = told[name] = seen[name]
+            self._add_frame(part, now, got.observation, got.reward, got.terminated, got.truncated, got.info)
+            if got.ended:
+                self._drop_action(part)
+        self.alive = list(alive)
+        self._enter(seen, now)
+        if any(part.phase is Phase.RUNNING for part in self.parts.values()):
+            lane.move(Event.STEPPED)
+        else:
+            lane.move(Event.ENDED)
+            self._renew(lane)
+        return told
+
+    def _break_off(self, lane: Lane, now: float, error: str, finished: bool) -> None:
+        for part in self.parts.values():
+            if part.phase is Phase.RUNNING or not finished:
+                # Of a reset that failed all agents are told; of a frame, those who were in the episode.
+                ended = Ended(
+                    lane.episode, part.reward, part.length, False, True, part.observation, {}, error, finished
+                )
+                self._finish(part, now, ended)
+
+    def _cut_off(self, lane: Lane, now: float) -> None:
+        for part in self.parts.values():
+            if part.phase is Phase.RUNNING:
+                seen, info, length = part.observation, part.info, part.length
+                self._finish(part, now, Ended(lane.episode, part.reward, length, False, True, seen, info, None, False))
+
+    def _finish(self, part: Lane, now: float, ended: Ended) -> None:
+        if part.phase is Phase.RUNNING:
+            part.move(Event.ENDED)
+        self._drop_action(part)
+        self._end(part, now, ended)
+
+    # Agents
+
+    def join_as(self, name: str, player: bool, *, follows: bool = False) -> Observer:
+        """Let a client in that plays an agent, or looks over its shoulder; `follows`: as for `Observer`."""
+        return self._admit(Observer([self.parts[name]], player, follows=follows))
+
+    def player_of(self, name: str) -> Observer | None:
+        """Return who plays an agent; None: nobody."""
+        part = self.parts[name]
+        return next((one for one in self.observers if one.player and one.lanes[0] is part), None)
+
+    def has_part(self, name: str) -> bool:
+        """Whether the running episode began with an agent, alive or not; True while none runs."""
+        lane = self.environment
+        return lane.phase is not Phase.RUNNING or self.parts[name].episode == lane.episode
+
+    def may_enter(self, observer: Observer, index: int) -> bool:
+        """Whether an episode runs that the agent has a part in, and which this player has not left."""
+        part, buffer = observer.lanes[index], observer.buffers[index]
+        return part.phase is Phase.RUNNING and (not observer.player or buffer.entered != part.episode)
+
+    def _holds(self, observer: Observer) -> bool:
+        """Whether the running episode goes on for a player: it is in it, or asked for it and is about to enter."""
+        (part,), (buffer,) = observer.lanes, observer.buffers
+        if not observer.player or part.phase is not Phase.RUNNING:
+            return False
+        return observer.follows or buffer.reading == part.episode or (observer.asked and self.may_enter(observer, 0))
+
+    def _waits(self, observer: Observer) -> bool:
+        """Whether a player was in the running episode, which goes on without it."""
+        entered = observer.lanes[0].episode if observer.follows else observer.buffers[0].entered
+        return observer.player and entered == self.environment.episode and not self._holds(observer)
+
+    def ask(self, observer: Observer, seed: int | None, options: Any, restart: bool, now: float) -> None:
+        """Take an agent's Reset: it gives up its episode.
+
+        Args:
+            observer: The agent.
+            seed: For the next episode; None: none.
+            options: For the next episode; None: none.
+            restart: Whether it wants another episode than the running one.
+            now: The time.
+        """
+        (part,), (buffer,) = observer.lanes, observer.buffers
+        buffer.abandon()
+        if not observer.player:
+            return
+        self._drop_action(part)
+        observer.asked = True
+        if not restart:
+            buffer.entered = 0
+        lane = self.environment
+        seeded = seed is not None or bool(options)
+        if seeded:
+            lane.seed, lane.options = seed, options
+        if lane.phase is Phase.RUNNING:
+            over = restart and not any(self._holds(other) for other in self.observers if other is not observer)
+        else:  # a reset that is under way is for another seed
+            over = lane.phase is Phase.FAILED or (seeded and not lane.asked)
+        if over:
+            self.ask_reset(0, lane.seed, lane.options, now)
+
+    def end_deserted(self, now: float) -> bool:
+        """Cut the running episode off if all its players have left it and one waits for the next; return whether."""
+        lane = self.environment
+        if not self._autoreset or lane.phase is not Phase.RUNNING or any(map(self._holds, self.observers)):
+            return False
+        if not any(map(self._waits, self.observers)):
+            return False
+        self.ask_reset(0, lane.seed, lane.options, now)
+        return True

@@ -1,0 +1,337 @@
+"""The real-time world of several agents: a PettingZoo environment that does not wait for its agents (U-1, D-22).
+
+`JointLoop` decides what happens when; this file gives it the environment, and lets agents in: clients of a server, and
+players of this process. A program that hosts such a world without a network between uses it like this:
+
+    source = ParallelSource(make_env, realtime=Realtime(fps=30))
+    world = await source.make_world("match 1", {}, runtime)
+    unsubscribe = world.subscribe(on_frame)     # called with a `Frame`: for each reset, frame and failure
+    player = world.enter("cat_0")               # takes the agent, until `player.leave()`
+    world.begin(seed=7)                         # lets the clock run, and begins an episode
+    player.act(action)                          # goes on until the next one
+    await world.close()
+
+`runtime` is a `bridge.worlds.scheduling.Runtime`, which gives it a thread, timers, and with `clock=None` the time:
+whoever hosts it calls `runtime.scheduler.run()` whenever something is ready or `runtime.scheduler.next_due()` has come,
+and starts coroutines by `runtime.scheduler.start`. All methods, and `on_frame`, are called in the thread that does so.
+With `Realtime(autoreset=False)` every episode waits for `begin`; otherwise each begins by itself once all agents' have
+ended. A `gymnasium.Env` is a world of one agent, `agent0`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from bridge.encoding.properties import ENCODED, Property, PropertyTree
+from bridge.encoding.tensors import Array
+from bridge.errors import Code, RequestError, SettingError
+from bridge.logs import SafeLog
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.pb import properties_pb2
+from bridge.worlds.base import Agent, failures_in, in_environment, refuse_unknown
+from bridge.worlds.default_actions import default_action, is_allowed
+from bridge.worlds.multi_agent.members import Members
+from bridge.worlds.realtime.agent import RealtimeAgent
+from bridge.worlds.realtime.clocked_world import ROLES, WAITS, ClockedWorld, Realtime, kept, one_of
+from bridge.worlds.realtime.joint_loop import DEFAULT, JointLoop, Transition
+from bridge.worlds.realtime.loop import Job, Observer, Phase
+from bridge.worlds.scheduling import Executor, Scheduler
+
+__all__ = ["Frame", "Player", "RealtimeMultiAgent", "RealtimeMultiAgentWorld"]
+
+_log = SafeLog(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frame:
+    """What happened to the environment, for those who subscribed to a world."""
+
+    episode: int
+    """The number of the environment's episode, from 1."""
+    number: int
+    """Frames of the episode so far; 0: its reset returned."""
+    at: float
+    """When, in seconds of the world's time."""
+    transitions: Mapping[str, Transition]
+    """What each agent is told that was in the episode before this frame, by name, the last of its own with its end; of
+    a reset, each agent's first observation."""
+    alive: Sequence[str]
+    """The agents that act in the next frame; empty: the episode is over."""
+    error: str | None = None
+    """The environment raised, which ends the episode; with its traceback. None: it did not."""
+
+
+class RealtimeMultiAgent(RealtimeAgent):
+    """One agent of the environment, as a client plays it or looks over its shoulder."""
+
+    _real: RealtimeMultiAgentWorld
+
+    def __init__(self, world: RealtimeMultiAgentWorld, name: str, observer: Observer, wait: str) -> None:
+        observation_space, action_space = world.members.spaces[name]
+        super().__init__(world, observer, wait, observation_space, action_space, None)
+        self.name = name
+        self._absent_from = 0
+
+    async def begin(self) -> int:
+        """Wait until an episode runs that the agent has a part in, and enter it."""
+        self._real.resets.end(self)  # while it waits, no ResetWorld waits for it
+        state = await super().begin()
+        self._real.resets.start(self)
+        return state
+
+    def _refuse_absence(self) -> None:
+        environment = self._real.loop.environment
+        if self._real.loop.has_part(self.name) or self._absent_from == environment.episode:
+            return
+        self._absent_from = environment.episode
+        raise RequestError(
+            Code.FAILED_PRECONDITION,
+            f"the environment began an episode without the agent {self.name!r}; Step again for the next one, or leave",
+        )
+
+    def _world_properties(self) -> PropertyTree:
+        return self._real.agent_properties(self.name)
+
+    async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
+        """Read, write or list a property for which code of the environment runs."""
+        if request.read_property.key == "world.frame" and not self._real.has_begun:
+            raise RequestError(Code.FAILED_PRECONDITION, "no frame before the first Step: no sequence has begun")
+        return await super().answer_property(request)
+
+
+class Player:
+    """An agent that a program of this process plays."""
+
+    def __init__(self, world: RealtimeMultiAgentWorld, name: str, observer: Observer) -> None:
+        self.name = name
+        self._world = world
+        self._observer = observer
+
+    def act(self, action: Any, at: float | None = None) -> bool:
+        """Leave an action for the next frames.
+
+        Args:
+            action: An element of the agent's action space, which is not checked.
+            at: When it came, seconds of the world's time; None: now.
+
+        Returns:
+            Whether it counts: the agent is alive in a running episode.
+        """
+        loop = self._world.loop
+        return self._observer in loop.observers and loop.act(
+            self._observer, 0, action, self._world.now() if at is None else at
+        )
+
+    def leave(self) -> None:
+        """Leave the agent to whoever enters next; a default action stands in. Again: nothing."""
+        self._world.dismiss(self._observer)
+
+
+class RealtimeMultiAgentWorld(ClockedWorld):
+    """The world of a PettingZoo environment that a clock drives.
+
+    Each agent is played by one client at most, or by nobody: then a default action stands in. Any number of others look
+    on. Clients come and go at any time.
+
+    Args:
+        name: The world's name.
+        env: A `LocalParallelEnv` or what stands for one in another process, owned by the world from here on.
+        scheduler: Runs the frames.
+        executor: Calls the function that gives default actions.
+        options: How it runs.
+
+    Raises:
+        SettingError: Options do not fit.
+    """
+
+    loop: JointLoop
+
+    def __init__(self, name: str, env: Any, scheduler: Scheduler, executor: Executor, options: Realtime) -> None:
+        check_default_action(options.default_action)
+        self.members = Members(env)
+        loop = JointLoop(list(self.members), options.fps, may_repeat=self._may_repeat, **options.timing())
+        super().__init__(name, env, scheduler, options, loop)
+        self._executor = executor
+        self._listeners: list[Callable[[Frame], None]] = []
+
+    def _may_repeat(self, name: str, observation: Any, action: Any) -> bool:
+        return is_allowed(action, observation, self.members.spaces[name][1])
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the environment was ever reset."""
+        return any(part.episode for part in self.loop.parts.values())
+
+    @property
+    def others_play(self) -> bool:
+        """Whether an agent that waits for an episode waits for others to end theirs."""
+        return self.loop.environment.phase is Phase.RUNNING
+
+    # Clients
+
+    def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
+        """Let in the agent that the setting `agent` names, or the first that is free; `role` and `wait` as elsewhere.
+
+        A spectator sees what the agent sees; of those there may be any number.
+        """
+        refuse_unknown(settings, ("agent", "role", "wait"), "JoinWorld")
+        role = one_of(settings, "role", ROLES)
+        wait = one_of(settings, "wait", WAITS)
+        wanted = self.members.read(settings)
+        self.refuse_if_over()
+        name = self._free(wanted) if role == "player" else wanted or next(iter(self.members))
+        return RealtimeMultiAgent(self, name, self.loop.join_as(name, role == "player"), wait)
+
+    def _free(self, wanted: str | None) -> str:
+        remedy = "join it with the setting role=spectator, or create a world of your own"
+        return self.members.choose(wanted, self._taken(), self.name, remedy)
+
+    def _taken(self) -> list[str]:
+        return [name for name in self.members if self.loop.player_of(name) is not None]
+
+    def _reset_reader(self) -> RealtimeMultiAgent:
+        name = next(iter(self.members))
+        return RealtimeMultiAgent(self, name, Observer([self.loop.parts[name]], False), WAITS[0])
+
+    def ask_reset(
+        self, observer: Observer, mask: Array, seeds: Sequence[int | None], options: Any, restart: bool = True
+    ) -> None:
+        """Take an agent's Reset: it leaves the running episode, which ends once no other player is in it."""
+        self.refuse_if_over()
+        self.loop.ask(observer, seeds[0], options, restart, self.now())
+        self._changed()
+        self.start()
+
+    def dismiss(self, observer: Observer) -> None:
+        """Take note that an agent has left; a default action stands in."""
+        self.loop.leave(observer)
+        if self.loop.end_deserted(self.now()):
+            self._changed()
+            self.start()
+
+    # Players of this process
+
+    def enter(self, name: str | None = None) -> Player:
+        """Take an agent, the first that is free where none is named.
+
+        Raises:
+            RequestError: RESOURCE_EXHAUSTED, somebody plays it; INVALID_ARGUMENT, there is no such agent.
+        """
+        if name is not None and name not in self.members.ids:
+            known = ", ".join(self.members)
+            raise RequestError(Code.INVALID_ARGUMENT, f"expected one of the agents {known}, got {name!r:.80}")
+        self.refuse_if_over()
+        chosen = self._free(name)
+        return Player(self, chosen, self.loop.join_as(chosen, True, follows=True))
+
+    def begin(self, seed: int | None = None, options: Any = None) -> None:
+        """Begin an episode now, and let the clock run if it does not yet; a running episode is cut off."""
+        self.refuse_if_over()
+        self.loop.ask_reset(0, seed, options, self.now())
+        self._changed()
+        self.start()
+
+    def subscribe(self, listener: Callable[[Frame], None]) -> Callable[[], None]:
+        """Have a function called after each reset, frame and failure of the environment; return what ends that."""
+        self._listeners.append(listener)
+
+        def unsubscribe() -> None:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+
+        return unsubscribe
+
+    def _publish(self, job: Job, now: float, told: Mapping[str, Transition], error: str | None = None) -> None:
+        lane = self.loop.environment
+        running = error is None and lane.phase is Phase.RUNNING
+        frame = Frame(job.episode, lane.length, now, told, tuple(self.loop.alive) if running else (), error)
+        for listener in tuple(self._listeners):
+            try:
+                listener(frame)
+            except Exception as problem:  # whatever it is, the world goes on
+                _log.error("a listener of the world %r raised", self.name, exc_info=problem)
+
+    # The environment
+
+    async def _call_environment(self, job: Job) -> tuple[dict[str, Transition], list[str]]:
+        """Reset or step; return what it gave each agent that acted or is alive, and who is alive."""
+        if job.kind == "reset":
+            observations, infos, alive = await self.env.reset(seed=job.seed, options=job.options)
+            results: Sequence[Mapping[Any, Any]] = (observations, {}, {}, {}, infos)
+        else:
+            *results, alive = await self.env.step(await self._actions(job.action))
+        with failures_in(job.kind):
+            living = [str(agent) for agent in alive]
+            unknown = [name for name in living if name not in self.members.ids]
+            if unknown or (job.kind == "reset" and not living):
+                known = ", ".join(self.members)
+                raise ValueError(f"expected agents of {known} to be alive, got {unknown or 'none'} in its `agents`")
+            parts = [self.members.named(part) for part in results]
+            names = dict.fromkeys([*(job.action or ()), *living])
+            return {name: self._transition(name, parts, name in living) for name in names}, living
+
+    def _transition(self, name: str, parts: Sequence[Mapping[str, Any]], alive: bool) -> Transition:
+        observations, rewards, terminations, truncations, infos = parts
+        if name not in observations:
+            if alive and self.loop.parts[name].phase is not Phase.RUNNING:
+                raise KeyError(f"there is no observation of the agent {name!r}, which is alive")
+            observation = self.loop.parts[name].observation
+        else:
+            observation = kept(observations[name])
+        terminated = bool(terminations.get(name, False))
+        # An agent that the environment drops without a word is truncated.
+        truncated = bool(truncations.get(name, False)) or (not alive and not terminated)
+        return Transition(observation, float(rewards.get(name, 0.0)), terminated, truncated, kept(infos.get(name, {})))
+
+    async def _actions(self, chosen: Mapping[str, Any]) -> dict[Any, Any]:
+        """Return each agent's action by the environment's own ids, with default ones where there is none."""
+        own = self.options.default_action
+        actions = {}
+        for name, action in chosen.items():
+            agent, space = self.members.ids[name], self.members.spaces[name][1]
+            if action is not DEFAULT:
+                actions[agent] = action
+                continue
+            observation = self.loop.parts[name].observation
+            if own is None:
+                actions[agent] = default_action(agent, observation, space)
+            else:
+                actions[agent] = await self._executor.run(in_environment, "step", own, agent, observation, space)
+        return actions
+
+    def _began(self, job: Job, now: float, outcome: tuple[dict[str, Transition], list[str]]) -> None:
+        if self.loop.joint_began(job, now, outcome[0]):
+            self._publish(job, now, outcome[0])
+
+    def _stepped(self, job: Job, now: float, spent: float, outcome: tuple[dict[str, Transition], list[str]]) -> None:
+        told = self.loop.joint_stepped(job, now, spent, *outcome)
+        if told is None:
+            return
+        self.loop.end_deserted(now)
+        self._publish(job, now, told)
+
+    def _failed(self, job: Job, now: float, error: str) -> None:
+        stale = self.loop.stale
+        self.loop.failed(job, now, error)
+        if self.loop.stale == stale:
+            self._publish(job, now, {}, error)
+
+    def _stopped(self, job: Job, now: float) -> None:
+        if self.env.ended is not None:
+            self._publish(job, now, {}, self.env.ended.message)
+
+    # Properties
+
+    def agent_properties(self, name: str) -> PropertyTree:
+        """Return the tree below `world`, as one agent sees it."""
+        players = Property("world.players", ENCODED, "the names of the agents that somebody plays", self._taken)
+        own = self.members.properties(name).merged(PropertyTree([players]))
+        return self.properties().merged(own).merged(self.clock_properties())
+
+
+def check_default_action(function: Any) -> None:
+    """Raise SettingError for what gives no default actions."""
+    if function is not None and not callable(function):
+        raise SettingError(f"expected default_action to be a callable (agent, observation, space), got {function!r}")

@@ -1,0 +1,86 @@
+"""How many of our functions one step of one environment passes through, at each end; the list is printed.
+
+Python calls are most of what a step costs. A change that adds some must show what they are for.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import bridge
+from bridge import make_remote, serve_gym
+
+ROOT = Path(bridge.__file__).parent
+# What a step of CartPole may take at most: calls, and files.
+CLIENT = (38, 13)
+SERVER = (32, 12)
+
+
+class Counter:
+    """Takes note of each call of a function of ours."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+
+    def __call__(self, frame: Any, event: str, argument: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(str(ROOT)):
+            file = Path(code.co_filename).relative_to(ROOT).as_posix()
+            self.calls.append((file, getattr(code, "co_qualname", code.co_name)))
+
+    def check(self, most: tuple[int, int]) -> None:
+        calls, files = len(self.calls), len({file for file, _ in self.calls})
+        listing = "\n".join(f"{number:3} {file} {name}" for number, (file, name) in enumerate(self.calls, 1))
+        print(f"{calls} calls in {files} files\n{listing}")
+        assert (calls <= most[0], files <= most[1]) == (True, True), f"{calls} calls in {files} files:\n{listing}"
+
+
+def test_one_step_passes_few_functions_of_the_client() -> None:
+    counter = Counter()
+    with serve_gym("CartPole-v1") as server:
+        env = make_remote(server.url)
+        env.reset(seed=0)
+        for action in (0, 1, 0, 1):  # what is remembered is remembered then
+            env.step(action)
+        sys.setprofile(counter)
+        try:
+            env.step(0)
+        finally:
+            sys.setprofile(None)
+        env.close()
+    assert ("client/env.py", "RemoteEnv.step" if sys.version_info >= (3, 11) else "step") in counter.calls
+    counter.check(CLIENT)
+
+
+def test_one_step_passes_few_functions_of_the_server() -> None:
+    counter = Counter()
+    with serve_gym("CartPole-v1") as server:
+        env = make_remote(server.url)
+        env.reset(seed=0)
+        for action in (0, 1, 0, 1):
+            env.step(action)
+        in_serving_thread(server, lambda: sys.setprofile(counter))
+        counter.calls.clear()
+        env.step(0)
+        found = list(counter.calls)  # the answer is here, so all of it ran
+        in_serving_thread(server, lambda: sys.setprofile(None))
+        env.close()
+    assert "worlds/environment.py" in {file for file, _ in found}
+    counter.calls = found
+    counter.check(SERVER)
+
+
+def in_serving_thread(server: Any, function: Callable[[], Any]) -> None:
+    """Call a function in the server's thread, and wait until it returned."""
+    done = threading.Event()
+
+    def call() -> None:
+        function()
+        done.set()
+
+    server._loop.scheduler.call_soon_threadsafe(call)
+    assert done.wait(20.0)

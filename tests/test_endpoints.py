@@ -1,0 +1,261 @@
+"""Directories of servers that come and go: where worlds are placed, and where they go when a server is lost."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import threading
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bridge import errors, make_vec_remote, serve_gym
+from bridge.client.endpoints import DnsDirectory, Endpoint, EndpointWatch, FileDirectory, as_directory
+from bridge.testing import CountingEnv
+from bridge.wrappers import BlockingReset
+from tests.support import server_process, until
+
+SERVE = """
+import sys, bridge, bridge.testing
+server = bridge.serve_gym(lambda: bridge.testing.CountingEnv(1_000_000), num_envs=int(sys.argv[1]), host=sys.argv[2],
+                          port=int(sys.argv[3]))
+print(server.url, flush=True)
+server.wait(grace=0.0)
+"""
+
+
+class Listed:
+    """A directory whose list the test changes."""
+
+    def __init__(self, *endpoints: Endpoint) -> None:
+        self.listed = list(endpoints)
+        self.reads = 0
+
+    def endpoints(self) -> list[Endpoint]:
+        self.reads += 1
+        return list(self.listed)
+
+
+def long() -> CountingEnv:
+    return CountingEnv(1_000_000)
+
+
+def zeros(envs: Any) -> Any:
+    return np.zeros(envs.num_envs, np.int64)
+
+
+def add_up(envs: Any) -> None:
+    reports = envs.remotes()
+    asked, received, lost = (
+        sum(getattr(report, name) for report in reports) for name in ("steps_asked", "steps_received", "steps_lost")
+    )
+    assert asked == received + lost
+
+
+# What a directory says
+
+
+def test_a_file_has_a_url_a_line_and_comments(tmp_path: Path) -> None:
+    file = tmp_path / "urls.txt"
+    file.write_text("# two\ngrpc://a:1  # the first\n\n  b:2?num_envs=4\n")
+    directory = as_directory(f"file://{file}")
+    assert directory == FileDirectory(str(file))
+    assert [endpoint.url for endpoint in directory.endpoints()] == ["grpc://a:1", "b:2?num_envs=4"]
+
+
+def test_a_line_that_is_no_url_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "urls.txt"
+    file.write_text("grpc://a:1\nhttp://b:2\n")
+    with pytest.raises(errors.AddressError, match=r"scheme 'http'.*line 2 of .*urls\.txt"):
+        FileDirectory(str(file)).endpoints()
+
+
+def test_a_name_stands_for_all_its_addresses() -> None:
+    def resolve(host: str, port: int, **more: Any) -> Any:
+        assert (host, port) == ("envs.example", 50051)
+        return [(socket.AF_INET, 0, 0, "", ("10.0.0.1", port))] * 2 + [
+            (socket.AF_INET6, 0, 0, "", ("fd00::1", port, 0, 0))
+        ]
+
+    directory = DnsDirectory("grpc+dns://envs.example:50051/CartPole-v1?num_envs=2", resolve)
+    assert [endpoint.url for endpoint in directory.endpoints()] == [
+        "grpc://10.0.0.1:50051/CartPole-v1?num_envs=2",
+        "grpc://[fd00::1]:50051/CartPole-v1?num_envs=2",
+    ]
+
+
+def test_what_is_no_directory_is_none_and_a_bad_one_is_told() -> None:
+    assert as_directory("grpc://a:1") is None
+    assert as_directory(["grpc://a:1"]) is None
+    listed = Listed()
+    assert as_directory(listed) is listed
+    for url, words in (
+        ("file://urls.txt", "three slashes"),
+        ("grpc+dns://host", "no port"),
+        ("grpcs+dns://host:1", "list grpcs://"),
+    ):
+        with pytest.raises(errors.AddressError, match=words):
+            as_directory(url)
+
+
+def test_what_was_known_stays_when_a_directory_fails() -> None:
+    class Failing(Listed):
+        def endpoints(self) -> list[Endpoint]:
+            if self.reads:
+                self.reads += 1
+                raise OSError("the name does not resolve any more")
+            return super().endpoints()
+
+    directory = Failing(Endpoint("grpc://a:1"))
+    watch = EndpointWatch(directory, 1.0)
+    assert watch.wait(0.0, 20.0) == (Endpoint("grpc://a:1"),)
+    watch.poll(2.0)
+    until(lambda: directory.reads == 2 and not readers())
+    assert watch.endpoints == (Endpoint("grpc://a:1"),)
+    directory.listed.clear()
+    again = EndpointWatch(Listed(Endpoint("grpc://b:2")), 1.0)
+    again.wait(0.0, 20.0)
+    again.directory.listed.clear()  # type: ignore[attr-defined]
+    again.poll(2.0)
+    until(lambda: not readers())
+    assert again.endpoints == (Endpoint("grpc://b:2"),)
+
+
+def readers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "bridge-directory"]
+
+
+def test_a_directory_that_cannot_be_read_at_first_is_an_error(tmp_path: Path) -> None:
+    missing = f"file://{tmp_path}/none.txt"
+    with pytest.raises(errors.SettingError, match=r"none\.txt.*cannot be read"):
+        make_vec_remote(missing, num_envs=1)
+    with pytest.raises(errors.SettingError, match="at least one endpoint"):
+        make_vec_remote(Listed(), num_envs=1)
+
+
+# Where worlds go
+
+
+def test_worlds_are_spread_over_the_endpoints() -> None:
+    with ExitStack() as stack:
+        servers = [stack.enter_context(serve_gym(long)) for _ in range(3)]
+        directory = Listed(*(Endpoint(server.url) for server in servers))
+        envs = make_vec_remote(directory, num_envs=7)
+        assert sorted(Counter(envs.urls).values()) == [2, 2, 3]
+        one_each = make_vec_remote(directory)
+        assert sorted(one_each.urls) == sorted(server.url for server in servers)
+        for each in (envs, one_each):
+            each.close()
+
+
+def test_lanes_fill_slots_and_must_add_up() -> None:
+    with serve_gym(long, num_envs=4) as one, serve_gym(long, num_envs=4) as other:
+        directory = Listed(Endpoint(one.url), Endpoint(other.url))
+        envs = make_vec_remote(directory, num_envs=8)
+        assert Counter(envs.urls) == {one.url: 4, other.url: 4}
+        envs.close()
+        with pytest.raises(errors.SettingError, match="no multiple of the 4 lanes"):
+            make_vec_remote(directory, num_envs=6)
+
+
+def test_too_little_room_is_told_with_both_numbers() -> None:
+    with serve_gym(long) as server:
+        directory = Listed(Endpoint(server.url, slots=2))
+        with pytest.raises(errors.SettingError, match=r"num_envs=3 slots, got room for 2"):
+            make_vec_remote(directory, num_envs=3)
+        envs = make_vec_remote(directory, num_envs=2)
+        envs.close()
+
+
+def test_an_endpoint_that_nobody_serves_is_left_out_at_the_start() -> None:
+    with socket.socket() as closed, serve_gym(long) as server:
+        closed.bind(("127.0.0.1", 0))
+        dead = f"grpc://127.0.0.1:{closed.getsockname()[1]}"
+        envs = make_vec_remote(Listed(Endpoint(dead), Endpoint(server.url)), num_envs=2)
+        assert envs.urls == (server.url, server.url)
+        envs.close()
+        with pytest.raises(errors.ConnectError):
+            make_vec_remote(Listed(Endpoint(dead)), num_envs=1)
+
+
+@pytest.mark.parametrize("lanes", ["1", "2"])
+def test_slots_of_a_killed_server_go_to_the_others_and_each_step_is_counted(lanes: str) -> None:
+    with ExitStack() as stack:
+        started = [stack.enter_context(server_process(SERVE, lanes, "127.0.0.1", "0")) for _ in range(3)]
+        directory = Listed(*(Endpoint(url) for _, url in started))
+        envs = make_vec_remote(directory, num_envs=6, timeout=20)
+        blocking = BlockingReset(envs)
+        blocking.reset(seed=0)
+        for _ in range(3):
+            blocking.step(zeros(envs))
+        process, url = started[1]
+        mine = np.array([where == url for where in envs.urls])
+        assert mine.any()
+        process.kill()
+        truncated = np.zeros(6, np.int64)
+        for _ in range(30):
+            truncated += blocking.step(zeros(envs))[3]
+        assert truncated.tolist() == mine.astype(int).tolist(), "each of its episodes ended once, and no other"
+        assert url not in envs.urls
+        add_up(envs)
+        envs.close()
+
+
+def test_a_file_that_is_rewritten_moves_what_is_lost_to_the_new_server(tmp_path: Path) -> None:
+    file = tmp_path / "urls.txt"
+    with serve_gym(long) as new, server_process(SERVE, "1", "127.0.0.1", "0") as (process, url):
+        file.write_text(f"{url}\n")
+        envs = make_vec_remote(f"file://{file}", num_envs=2, timeout=20)
+        blocking = BlockingReset(envs)
+        blocking.reset(seed=0)
+        file.write_text(f"{new.url}\n")
+        process.kill()
+        blocking.step(zeros(envs))
+        blocking.step(zeros(envs))
+        assert envs.urls == (new.url, new.url)
+        add_up(envs)
+        envs.close()
+
+
+def test_addresses_of_a_name_change_while_it_is_stepped() -> None:
+    addresses = ["127.0.0.2"]
+
+    def resolve(host: str, port: int, **more: Any) -> Any:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, port)) for address in addresses]
+
+    with server_process(SERVE, "1", "127.0.0.2", "0") as (process, url):
+        port = url.rpartition(":")[2]
+        directory = DnsDirectory(f"grpc+dns://envs.example:{port}", resolve)
+        envs = make_vec_remote(directory, num_envs=2, timeout=20)
+        blocking = BlockingReset(envs)
+        blocking.reset(seed=0)
+        with server_process(SERVE, "1", "127.0.0.3", port) as (_, other):
+            addresses[:] = ["127.0.0.3"]
+            process.kill()
+            blocking.step(zeros(envs))
+            blocking.step(zeros(envs))
+            assert envs.urls == (other, other)
+            envs.close()
+
+
+def test_a_draining_endpoint_takes_no_world() -> None:
+    with serve_gym(long) as one, serve_gym(long) as other:
+        envs = make_vec_remote(Listed(Endpoint(one.url, draining=True), Endpoint(other.url)), num_envs=2)
+        assert envs.urls == (other.url, other.url)
+        envs.close()
+
+
+def test_a_vector_over_a_directory_can_be_copied(tmp_path: Path) -> None:
+    file = tmp_path / "urls.txt"
+    with serve_gym(long) as server:
+        file.write_text(server.url)
+        envs = BlockingReset(make_vec_remote(f"file://{file}", num_envs=2))
+        copied = pickle.loads(pickle.dumps(envs))
+        assert copied.reset(seed=3)[0].tolist() == envs.reset(seed=3)[0].tolist()
+        assert copied.spec.kwargs["urls"] == f"file://{file}"
+        for each in (envs, copied):
+            each.close()
