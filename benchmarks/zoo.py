@@ -60,6 +60,8 @@ class Entry:
     """Whether it renders `rgb_array`."""
     lanes: bool = True
     """Whether several can be in one process."""
+    repeatable: bool = True
+    """Whether two local ones agree after a reset without a seed."""
     refused: str = ""
     """What the refusal says where it cannot be served so."""
     note: str = ""
@@ -79,16 +81,28 @@ ZOO = (
     Entry("mo-gymnasium", "mo_gymnasium", "mo-mountaincar-v0", note="array rewards"),
     Entry("gymnasium-robotics", "gymnasium_robotics", "FetchReach-v4"),
     Entry("gymnasium-robotics", "gymnasium_robotics", "PointMaze_UMaze-v3"),
-    Entry("gymnasium-robotics", "gymnasium_robotics", "AdroitHandDoor-v2"),
+    Entry("gymnasium-robotics", "gymnasium_robotics", "AdroitHandDoor-v1"),
     Entry("shimmy", "shimmy", "dm_control/cartpole-balance-v0", note="dm_control"),
     Entry("flappy-bird-gymnasium", "flappy_bird_gymnasium", "FlappyBird-v0"),
     Entry("gym-pusht", "gym_pusht", "gym_pusht/PushT-v0"),
     Entry("miniworld", "miniworld", "MiniWorld-OneRoom-v0"),
     Entry("vizdoom", "vizdoom.gymnasium_wrapper", "VizdoomBasic-v1"),
     Entry("metaworld", "metaworld", "Meta-World/MT1", {"env_name": "reach-v3", "seed": 1}),
-    Entry("tetris-gymnasium", "tetris_gymnasium.envs", "tetris_gymnasium/Tetris"),
+    Entry(
+        "tetris-gymnasium",
+        "tetris_gymnasium.envs",
+        "tetris_gymnasium/Tetris",
+        frames=False,
+        note="its `render` raises with NumPy 2.4, locally too",
+    ),
     Entry("popgym", "popgym", "popgym-RepeatPreviousEasy-v0", frames=False),
-    Entry("panda-gym", "panda_gym", "PandaReach-v3"),
+    Entry(
+        "panda-gym",
+        "panda_gym",
+        "PandaReach-v3",
+        repeatable=False,
+        note="two local ones differ after a reset without a seed",
+    ),
     Entry("gym-anytrading", "gym_anytrading", "stocks-v0", frames=False, note="an Enum in the infos"),
     Entry("minigrid", "minigrid", "MiniGrid-DoorKey-5x5-v0", note="the mission is a Text without `register_space`"),
     Entry("lbforaging", "lbforaging", "Foraging-8x8-2p-1f-v3", refused="serve_parallel", note="list rewards, likewise"),
@@ -155,7 +169,8 @@ def play_one(entry: Entry, url: str, steps: int, *, frames: int = 0) -> None:
             if frames:
                 same(remote.render(), local.render())
             if theirs[2] or theirs[3]:
-                same(remote.reset()[0], local.reset()[0])
+                again = None if entry.repeatable else 4
+                same(remote.reset(seed=again)[0], local.reset(seed=again)[0])
     finally:
         remote.close()
         local.close()
@@ -263,9 +278,9 @@ def play(entry: Entry) -> dict[str, str]:
             attempt("frames", lambda: play_agents(entry, url, 10, frames=10))
             return outcomes
         attempt("python", lambda: play_one(entry, url, 300))
-        if entry.lanes:
+        if entry.lanes and entry.repeatable:
             attempt("vector", lambda: play_many(entry, url, 2, 100))
-    if entry.lanes:
+    if entry.lanes and entry.repeatable:
         with PythonServer(entry, 4) as url:
             attempt("lanes", lambda: play_many(entry, url, 4, 100))
     if entry.frames:
