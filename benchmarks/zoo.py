@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from bridge import make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
@@ -54,6 +55,8 @@ class Entry:
     """Registers the environment; of a PettingZoo environment, has `parallel_env`."""
     env_id: str = ""
     """Empty: a PettingZoo environment."""
+    factory: str = ""
+    """A function of the module that makes the environment, in place of Gymnasium; `env_id` is for the table alone."""
     kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     """For its constructor."""
     frames: bool = True
@@ -87,7 +90,7 @@ ZOO = (
     Entry("gym-pusht", "gym_pusht", "gym_pusht/PushT-v0"),
     Entry("miniworld", "miniworld", "MiniWorld-OneRoom-v0"),
     Entry("vizdoom", "vizdoom.gymnasium_wrapper", "VizdoomBasic-v1"),
-    Entry("metaworld", "metaworld", "Meta-World/MT1", {"env_name": "reach-v3", "seed": 1}),
+    Entry("metaworld", "metaworld", "Meta-World/MT1", kwargs={"env_name": "reach-v3", "seed": 1}),
     Entry(
         "tetris-gymnasium",
         "tetris_gymnasium.envs",
@@ -108,7 +111,12 @@ ZOO = (
     Entry("lbforaging", "lbforaging", "Foraging-8x8-2p-1f-v3", refused="serve_parallel", note="list rewards, likewise"),
     Entry("rware", "rware", "rware-tiny-2ag-v2", refused="serve_parallel", note="list rewards, likewise"),
     Entry(
-        "crafter", "benchmarks.zoo_envs", "Crafter-v0", frames=False, note="`metadata` is None; a wrapper of ten lines"
+        "crafter",
+        "benchmarks.zoo_envs",
+        "Crafter",
+        factory="Crafter",
+        frames=False,
+        note="`metadata` is None, `reset` takes no options; in a small class",
     ),
     Entry("stable-retro", "benchmarks.zoo_envs", "Airstriker-v0", lanes=False, note="one emulator a process"),
     Entry("mpe2", "mpe2.simple_spread_v3", note="PettingZoo"),
@@ -144,7 +152,9 @@ def comparable(entry: Entry, info: Any) -> Any:
 
 def make(entry: Entry, **more: Any) -> Any:
     """Make the environment here."""
-    importlib.import_module(entry.module)
+    module = importlib.import_module(entry.module)
+    if entry.factory:
+        return getattr(module, entry.factory)(**entry.kwargs, **more)
     return gymnasium.make(entry.env_id, **entry.kwargs, **more)
 
 
@@ -194,6 +204,11 @@ def play_many(entry: Entry, url: str, slots: int, steps: int) -> None:
         local.close()
 
 
+def plain(observations: dict[Any, Any]) -> dict[Any, Any]:
+    """Observations as they are said to arrive: an array of one integer for a Discrete as that integer."""
+    return {agent: item[()] if isinstance(item, np.ndarray) else item for agent, item in observations.items()}
+
+
 def play_agents(entry: Entry, url: str, steps: int, *, frames: int = 0) -> None:
     """Step a remote PettingZoo environment and a local one side by side."""
     mode = {"render_mode": "rgb_array"} if frames else {}
@@ -202,17 +217,26 @@ def play_agents(entry: Entry, url: str, steps: int, *, frames: int = 0) -> None:
     try:
         for agent in local.possible_agents:
             local.action_space(agent).seed(5)
-        assert_identical(remote.reset(seed=3)[0], local.reset(seed=3)[0])
+        assert_identical(remote.reset(seed=3)[0], plain(local.reset(seed=3)[0]))
         for _ in range(steps):
             actions = {agent: local.action_space(agent).sample() for agent in local.agents}
-            assert_identical(remote.step(actions)[:4], local.step(actions)[:4])
+            mine, theirs = remote.step(actions), local.step(actions)
+            assert_identical(mine[0], plain(theirs[0]))
+            assert_identical(mine[1:4], theirs[1:4])
             if frames:
                 same(remote.render(), local.render())
             if not local.agents:
-                assert_identical(remote.reset(seed=4)[0], local.reset(seed=4)[0])
+                assert_identical(remote.reset(seed=4)[0], plain(local.reset(seed=4)[0]))
     finally:
         remote.close()
         local.close()
+
+
+def play_agents_by_command_line(entry: Entry) -> None:
+    """Serve a PettingZoo module by its name."""
+    package, _, name = entry.module.rpartition(".")
+    with ServerProcess(f"{package}:{name}", timeout=TIMEOUT) as server:
+        play_agents(entry, server.url, 20)
 
 
 class PythonServer:
@@ -276,6 +300,7 @@ def play(entry: Entry) -> dict[str, str]:
         if not entry.env_id:
             attempt("python", lambda: play_agents(entry, url, 300))
             attempt("frames", lambda: play_agents(entry, url, 10, frames=10))
+            attempt("cli", lambda: play_agents_by_command_line(entry))
             return outcomes
         attempt("python", lambda: play_one(entry, url, 300))
         if entry.lanes and entry.repeatable:
@@ -287,7 +312,7 @@ def play(entry: Entry) -> dict[str, str]:
         with PythonServer(entry) as url:
             attempt("frames", lambda: play_one(entry, url, 10, frames=10))
     pairs = [f"{key}={value}" for key, value in entry.kwargs.items()]
-    arguments = (f"{entry.module}:{entry.env_id}", *(("--env-kwargs", *pairs) if pairs else ()))
+    arguments = (f"{entry.module}:{entry.factory or entry.env_id}", *(("--env-kwargs", *pairs) if pairs else ()))
 
     def by_command_line() -> None:
         with ServerProcess(*arguments, timeout=TIMEOUT) as server:

@@ -42,5 +42,4 @@ def airstriker(render_mode: str = "rgb_array") -> Any:
     return stable_retro.make("Airstriker-Genesis-v0", render_mode=render_mode)
 
 
-gymnasium.register("Crafter-v0", Crafter, disable_env_checker=True, order_enforce=False)
 gymnasium.register("Airstriker-v0", airstriker, disable_env_checker=True)
