@@ -63,6 +63,8 @@ class Entry:
     """Whether it renders `rgb_array`."""
     lanes: bool = True
     """Whether several can be in one process."""
+    steps: int = 300
+    """For how many steps two local ones agree, and a remote one is compared."""
     repeatable: bool = True
     """Whether two local ones agree after a reset without a seed."""
     refused: str = ""
@@ -116,7 +118,9 @@ ZOO = (
         "Crafter",
         factory="Crafter",
         frames=False,
-        note="`metadata` is None, `reset` takes no options; in a small class",
+        lanes=False,
+        steps=5,
+        note="5 steps: two local ones differ soon; `metadata` is None, which SyncVectorEnv does not take",
     ),
     Entry("stable-retro", "benchmarks.zoo_envs", "Airstriker-v0", lanes=False, note="one emulator a process"),
     Entry("mpe2", "mpe2.simple_spread_v3", note="PettingZoo"),
@@ -302,7 +306,7 @@ def play(entry: Entry) -> dict[str, str]:
             attempt("frames", lambda: play_agents(entry, url, 10, frames=10))
             attempt("cli", lambda: play_agents_by_command_line(entry))
             return outcomes
-        attempt("python", lambda: play_one(entry, url, 300))
+        attempt("python", lambda: play_one(entry, url, entry.steps))
         if entry.lanes and entry.repeatable:
             attempt("vector", lambda: play_many(entry, url, 2, 100))
     if entry.lanes and entry.repeatable:
@@ -310,13 +314,13 @@ def play(entry: Entry) -> dict[str, str]:
             attempt("lanes", lambda: play_many(entry, url, 4, 100))
     if entry.frames:
         with PythonServer(entry) as url:
-            attempt("frames", lambda: play_one(entry, url, 10, frames=10))
+            attempt("frames", lambda: play_one(entry, url, min(10, entry.steps), frames=10))
     pairs = [f"{key}={value}" for key, value in entry.kwargs.items()]
     arguments = (f"{entry.module}:{entry.factory or entry.env_id}", *(("--env-kwargs", *pairs) if pairs else ()))
 
     def by_command_line() -> None:
         with ServerProcess(*arguments, timeout=TIMEOUT) as server:
-            play_one(entry, server.url, 20)
+            play_one(entry, server.url, min(20, entry.steps))
 
     attempt("cli", by_command_line)
     return outcomes
