@@ -6,6 +6,7 @@
 # make chaos   step for 20 minutes, twice, while servers and links fail; make fuzz   a million random requests and frames
 # make attacks   known attacks on HTTP/2 servers, against ours and grpcio
 # make mutants break the protocol in many ways, and see a test fail for each
+# make zoo     play third-party environments on a server beside local ones, and write the table of docs/zoos.md
 # make proto   generate bridge/pb from proto
 # make pictures   draw docs/readme.png
 # make test-trainers     run the tests that need PyTorch, with the trainers themselves
@@ -18,12 +19,19 @@ BIN = $(VENV)/bin
 TRAINERS ?= .venv-trainers
 TORCH ?= torch==2.13.0
 
+# Third-party environments, one after the other: one that cannot be installed is said to be so in the table. The versions
+# of mujoco and dm_control are those that all packages with robots in them get along with.
+ZOO ?= .venv-zoo
+ZOO_PACKAGES = highway-env mo-gymnasium minigrid gymnasium-robotics shimmy flappy-bird-gymnasium gym-pusht miniworld vizdoom \
+	tetris-gymnasium popgym gym-anytrading crafter stable-retro mpe2 pettingzoo[classic] panda-gym metaworld lbforaging rware \
+	mujoco==3.3.0 dm_control==1.0.28
+
 # The lowest versions that pyproject.toml allows, and tests that need nothing else.
 FLOORS = gymnasium[classic-control]==1.4.0 numpy==1.26.0 grpcio==1.66.0 protobuf==5.29.4 cloudpickle==3.0.0 hpack==4.1.0
 FLOOR_TESTS = $(addprefix tests/test_,values.py spaces.py space_json.py session.py worlds_single.py worlds_lanes.py registry.py \
 	source.py failures.py leaks.py send_recv.py unix.py)
 
-.PHONY: demo test test-floors test-trainers notebooks notebooks-short check bench chaos fuzz attacks mutants proto pictures clean
+.PHONY: demo test test-floors test-trainers notebooks notebooks-short check bench chaos fuzz attacks mutants zoo proto pictures clean
 
 # One stamp a set of extras; a changed pyproject.toml installs again.
 $(VENV)/.installed-%: pyproject.toml
@@ -81,6 +89,16 @@ fuzz: $(VENV)/.installed-test
 attacks: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.attacks
 
+zoo:
+	test -x $(ZOO)/bin/python || $(PYTHON) -m venv $(ZOO)
+	$(ZOO)/bin/python -m pip install --quiet --upgrade pip
+	$(ZOO)/bin/python -m pip install --quiet "$(TORCH)"
+	PYTHONWARNINGS=ignore $(ZOO)/bin/python -m pip install --quiet --editable ".[test]"
+	-for package in $(ZOO_PACKAGES); do $(ZOO)/bin/python -m pip install --quiet "$$package"; done
+	-$(ZOO)/bin/python -m pip uninstall --quiet --yes mujoco-core mujoco-studio # newer parts of mujoco, which hide the older one
+	$(ZOO)/bin/python -m pip install --quiet --force-reinstall --no-deps mujoco==3.3.0
+	$(ZOO)/bin/python -W ignore -m benchmarks.zoo --write
+
 mutants: $(VENV)/.installed-test
 	$(BIN)/python -m tests.mutate
 
@@ -91,4 +109,4 @@ pictures: $(VENV)/.installed-test
 	$(BIN)/python docs/pictures.py
 
 clean:
-	rm -rf $(VENV) $(TRAINERS) build dist *.egg-info
+	rm -rf $(VENV) $(TRAINERS) $(ZOO) build dist *.egg-info

@@ -2,7 +2,9 @@
 
 import dataclasses
 import enum
+import re
 import warnings
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from bridge import make_remote, make_vec_remote, serve_gym
+from bridge.encoding import space_json
 from bridge.errors import EnvironmentFailedError, RefusedError
 from bridge.wrappers import BlockingReset
 from tests.support import assert_identical
@@ -388,3 +391,39 @@ def test_an_async_lane_that_raises_ends_the_episode_and_the_next_one_runs():
             assert observations.tolist() == [[0, 0], [0, 0]]
             assert not truncations.any()
         envs.close()
+
+
+# Spaces of classes of one's own
+
+
+def test_the_reader_of_the_documentation_makes_minigrids_mission_space(monkeypatch):
+    from minigrid.core.mission import MissionSpace
+
+    page = (Path(__file__).resolve().parent.parent / "docs" / "conversions.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.setattr(space_json, "_readers", {})
+    scope = {}
+    exec(compile(code, "conversions.md", "exec"), scope)
+    env_id = "MiniGrid-Fetch-5x5-N2-v0"
+    local = gymnasium.make(env_id)
+    with serve_gym(env_id) as server, make_remote(server.url) as remote:
+        mission = remote.observation_space["mission"]
+        assert type(mission) is MissionSpace
+        assert mission.ordered_placeholders == local.observation_space["mission"].ordered_placeholders
+        for mine, theirs in zip(remote.reset(seed=4), local.reset(seed=4), strict=True):
+            exact(mine, theirs)
+        assert remote.observation_space.contains(remote.step(2)[0])
+    for name in ("os:system", "minigrid.envs.empty:EmptyEnv.step", "minigrid.envs.x:os.system"):
+        with pytest.raises(ValueError, match="no mission function"):
+            scope["read_mission"]({"mission_func": {"name": name}}, spaces.Text(5))
+    local.close()
+
+
+def test_a_client_without_a_reader_is_told_of_the_text():
+    import minigrid  # noqa: F401 - it registers its environments
+
+    with serve_gym("MiniGrid-Empty-5x5-v0") as server:
+        with pytest.warns(RuntimeWarning, match=r"MissionSpace' is a Text .*register_space"):
+            remote = make_remote(server.url)
+        assert type(remote.observation_space["mission"]) is spaces.Text
+        remote.close()

@@ -1,7 +1,10 @@
 """What a loop sees of an environment that only fails, and of a server that goes: raise, wait, or go on."""
 
 import logging
+import re
 import threading
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import gymnasium
@@ -245,6 +248,58 @@ def test_waiting_says_every_five_seconds_for_what(caplog):
         "waiting for slots 2 to 3 (grpc://a:1), lost: it closed the connection, 10 s of at most 60 s",
     ]
     assert caplog.records[0].levelno == logging.WARNING
+
+
+def advantages():
+    """The function of docs/trainers.md."""
+    page = (Path(__file__).resolve().parent.parent / "docs" / "trainers.md").read_text(encoding="utf-8")
+    (code,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def advantages" in code)
+    scope = {}
+    exec(compile(code, "trainers.md", "exec"), scope)
+    return scope["advantages"]
+
+
+def test_the_documented_advantages_leave_out_what_no_action_made():
+    rewards, values = np.array([[1.0, 2.0, 0.0, 0.0, 3.0, 4.0]]).T, np.array([[1.0, 5.0, 7.0, 9.0, 9.0, 2.0]]).T
+    valid = np.array([[True, True, False, False, True, True]]).T
+    none = np.zeros((6, 1), bool)
+    truncations = none.copy()
+    truncations[2] = True
+    found, real = advantages()(rewards, values, np.array([6.0]), none, truncations, valid, 0.5, 0.5)
+    assert real[:, 0].tolist() == [True, True, False, False, True, True]
+    second = 2 + 0.5 * 7 - 5  # it leads to the last observation before the loss, and nothing follows on it
+    last = 4 + 0.5 * 6 - 2
+    expected = [1 + 0.5 * 5 - 1 + 0.25 * second, second, 0, 0, 3 + 0.5 * 2 - 9 + 0.25 * last, last]
+    assert found[:, 0].tolist() == expected
+
+
+def test_a_loop_over_four_servers_uses_no_transition_that_no_action_made():
+    """One is killed for good in the middle, another one restarted: every transition of an update is an episode's."""
+    with Number(9) as first, Number(9) as second, Number(9) as third, Number(9) as fourth:
+        numbers = (first, second, third, fourth)
+        envs = BlockingReset(make_vec_remote([number.server.url for number in numbers]), on_lost="continue")
+        observations, _ = envs.reset(seed=1)
+        rows, again, deadline = [], 0, time.monotonic() + DEADLINE
+        while again < 50 and time.monotonic() < deadline:
+            if len(rows) == 30:
+                second.server.stop()
+                third.server.stop()
+            elif len(rows) == 60:
+                third.back()
+            after, rewards, terminations, truncations, infos = envs.step(np.zeros(4, np.int64))
+            rows.append((observations[:, 1], after[:, 1], rewards, terminations, truncations, infos["valid"]))
+            observations = after
+            again += len(rows) > 60 and infos["valid"][2]
+        envs.close()
+    before, after, rewards, terminations, truncations, valid = map(np.array, zip(*rows, strict=True))
+    values = np.zeros_like(rewards)
+    _, real = advantages()(rewards, values, values[0], terminations, truncations, valid)
+    assert (after - before)[real].tolist() == [1] * int(real.sum())
+    assert (rewards[real] > 0).all()
+    assert not valid[~valid[:, 1].cumprod().astype(bool), 1].any()  # the second never comes back
+    assert real[:30, 2].sum() == real[:60, 2].sum() == 27  # nine of ten steps, the tenth begins anew
+    assert real[60:, 2].sum() > 40
+    assert valid[:, [0, 3]].all()
 
 
 @pytest.mark.parametrize("options", [{"on_lost": "stop"}, {"max_failures": 0}, {"max_failures": 2.5}])

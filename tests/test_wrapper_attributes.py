@@ -6,7 +6,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
-from bridge import make_remote, serve_gym
+from bridge import make_remote, make_vec_remote, serve_gym
 from bridge.errors import RefusedError
 from bridge.testing import CountingEnv
 from tests.public_server import PublicServer
@@ -41,8 +41,8 @@ class Named(gymnasium.Wrapper):
         self.title = "robot"
 
 
-def masked():
-    return Named(Masked())
+def masked(render_mode=None):
+    return Named(Masked(render_mode))
 
 
 @ISOLATION
@@ -104,3 +104,15 @@ def test_gymnasiums_vector_environments_of_remotes_call_and_set(kind):
         envs.set_attr("gravity", [1.0, 9.0])
         assert [mask.tolist()[3] for mask in envs.call("action_masks")] == [False, True]
         envs.close()
+
+
+@pytest.mark.parametrize(
+    ("mode", "text"),
+    [("human", "opens a window where the environment runs"), ("bogus", "render_mode='bogus', which it does not name")],
+)
+@pytest.mark.parametrize("make", [make_remote, make_vec_remote])
+def test_a_render_mode_that_gives_no_frames_is_warned_of(mode, text, make):
+    with serve_gym(masked) as server:
+        with pytest.warns(UserWarning, match=text):
+            env = make(server.url, render_mode=mode)
+        env.close()

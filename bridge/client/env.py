@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, NoReturn
@@ -113,7 +114,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         self.action_space = world_info.action_space
         if world_info.reward_space is not None:
             self.reward_space = world_info.reward_space
-        self.metadata = remote_metadata(world_info)
+        self.metadata = remote_metadata(world_info, options.render_mode)
         self.render_mode = options.render_mode or world_info.render_mode
         spec = remote_spec(
             "bridge.client.env:RemoteEnv", {"url": url, **options.keywords()}, world_info, self.render_mode
@@ -507,10 +508,19 @@ def make_remote(
     return RemoteEnv(url, **options)
 
 
-def remote_metadata(world_info: WorldInfo) -> dict[str, Any]:
-    """Return a remote environment's metadata, without the render mode that opens a window where it runs."""
+def remote_metadata(world_info: WorldInfo, render_mode: str | None = None) -> dict[str, Any]:
+    """Return a remote environment's metadata, without the render mode that opens a window where it runs.
+
+    Where another mode is asked for than those that there are, it warns, as `gymnasium.make` does.
+    """
     metadata = dict(world_info.metadata)
     modes = [mode for mode in metadata.get("render_modes", []) if mode != "human"]
+    if render_mode == "human":
+        text = "render_mode='human' opens a window where the environment runs, not here; for frames here"
+        warnings.warn(f"{text} use one of {modes}, and render()", UserWarning, stacklevel=4)
+    elif render_mode is not None and render_mode not in modes and world_info.server_version is not None:
+        text = f"the remote environment is made with render_mode={render_mode!r}, which it does not name: expected"
+        warnings.warn(f"{text} one of {modes}", UserWarning, stacklevel=4)
     return {**metadata, "render_modes": modes}
 
 

@@ -108,7 +108,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             if isinstance(num_envs, int) and 0 < num_envs < len(requests):
                 requests, standing_by = requests[:num_envs], requests[num_envs:] + standing_by
             world_info = self._connect(lambda: join_urls(self.pool, requests, num_envs), standing_by)
-        self.metadata = {**remote_metadata(world_info), "autoreset_mode": AutoresetMode.NEXT_STEP}
+        self.metadata = {**remote_metadata(world_info, options.render_mode), "autoreset_mode": AutoresetMode.NEXT_STEP}
         if world_info.reward_space is not None:
             self.reward_space = world_info.reward_space
         self.render_mode = options.render_mode or world_info.render_mode

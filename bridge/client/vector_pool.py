@@ -230,9 +230,9 @@ class VectorPool(Pool):
             member.answer = event.message
             if not member.stepping:  # the first observation of an episode
                 member.failures, member.settings = 0, None
+                now = time.monotonic()
                 if self.placement is not None and member.endpoint is not None:
                     self.placement.succeeded(member.endpoint)
-                now = time.monotonic()
                 member.remote.record.back(now)
                 if member.away_since is not None:
                     _log.warning("%s: back after %.0f s", member.title, now - member.away_since)
