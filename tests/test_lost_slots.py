@@ -154,14 +154,22 @@ def test_continue_counts_each_transition_that_is_valid_once():
         envs = BlockingReset(make_vec_remote([one.server.url, other.server.url]), on_lost="continue")
         envs.reset(seed=1)
         actions, seen = np.zeros(2, np.int64), []
-        for step in range(300):
-            if step == 20:
-                other.server.stop()
-            elif step == 40:
-                other.back()
-            observations, rewards, terminations, _, infos = envs.step(actions)
-            if infos["valid"][1] and rewards[1]:
-                seen.append((int(observations[1, 1]), bool(terminations[1])))
+
+        def play(steps: int) -> None:
+            for _ in range(steps):
+                observations, rewards, terminations, _, infos = envs.step(actions)
+                if infos["valid"][1] and rewards[1]:
+                    seen.append((int(observations[1, 1]), bool(terminations[1])))
+
+        play(20)
+        other.server.stop()
+        play(20)
+        other.back()
+        count, deadline = len(seen), time.monotonic() + 60.0
+        while len(seen) == count:  # until it is back
+            assert time.monotonic() < deadline
+            play(1)
+        play(60)
         envs.close()
     before, rows = 0, 0
     for observation, terminated in seen:
