@@ -11,7 +11,8 @@ from gymnasium.spaces import GraphInstance
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
 from bridge.encoding import values
-from bridge.encoding.spaces import Layout, space_from_specs
+from bridge.encoding.space_specs import space_from_specs
+from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Spec, pack_tensor
 from bridge.errors import InvalidActionError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb

@@ -13,7 +13,7 @@ from bridge.client.inspector import Inspector
 from bridge.client.world_request import WorldRequest
 from bridge.encoding.properties import read_encoded
 from bridge.encoding.space_json import space_from_json
-from bridge.encoding.spaces import space_from_specs
+from bridge.encoding.space_specs import space_from_specs
 from bridge.encoding.tensors import Spec, unpack_tensor
 from bridge.errors import Code, ConnectionLostError, RefusedError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb

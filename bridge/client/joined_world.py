@@ -13,7 +13,8 @@ from bridge.client.realtime import RealtimeReader
 from bridge.client.step_reader import SIGNALS, StepMessage, StepReader
 from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.encoding.space_json import space_from_json
-from bridge.encoding.spaces import Column, Layout, space_from_specs
+from bridge.encoding.space_specs import space_from_specs
+from bridge.encoding.spaces import Column, Layout
 from bridge.encoding.step_codec import StepCodec
 from bridge.encoding.tensors import Array, Spec, fill_tensor
 from bridge.errors import PeerError

@@ -15,29 +15,26 @@ Dict keys in names: `%` is written `%25`, `.` is `%2E`, the empty key `%_`, and 
 from __future__ import annotations
 
 import dataclasses
-import string
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import Space, spaces
-from gymnasium.spaces import GraphInstance
 
 from bridge.encoding import values
+from bridge.encoding.plain_values import from_plain, is_text, to_plain
+from bridge.encoding.space_forms import apply_form, form_of
 from bridge.encoding.tensor_space import TensorSpace
 from bridge.encoding.tensors import Array, Spec, cast, to_array
 from bridge.errors import InvalidActionError, TensorError
-from bridge.pb import dm_env_rpc_pb2 as pb
 
-__all__ = ["Column", "Layout", "Leaf", "space_from_specs"]
+__all__ = ["Column", "Layout", "Leaf"]
 
 Column: TypeAlias = "Array | list[Any]"
 """The values of one leaf over many slots: `(num_envs, *shape)`, or a list of `num_envs`."""
 
 _ARRAYS = (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)
 _BYTES = np.dtype(np.uint8)
-# Bounds within which a foreign integer becomes a Discrete rather than a Box.
-_MAX_DISCRETE = 1 << 32
 # What comes of taking something of another structure apart.
 _MISFITS = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
@@ -98,11 +95,11 @@ class Leaf:
             return self._pack_sequence(part, rounding)
         if isinstance(self.space, TensorSpace):
             return self.space.to_array(part, rounding=rounding)
-        return np.frombuffer(values.encode(_to_plain(self.space, part)), _BYTES)
+        return np.frombuffer(values.encode(to_plain(self.space, part)), _BYTES)
 
     def _pack_sequence(self, part: Any, rounding: bool) -> Array:
         feature = self.space.feature_space  # type: ignore[attr-defined]
-        if _is_text(feature):
+        if is_text(feature):
             return _texts(list(part), (len(part),), self.name)
         array = to_array(part)
         if not array.size:
@@ -132,7 +129,7 @@ class Leaf:
 
     def _decode(self, plain: Any) -> Any:
         try:
-            return _from_plain(self.space, plain)
+            return from_plain(self.space, plain)
         except _MISFITS as error:
             raise self._misfit(plain, error) from error
 
@@ -147,7 +144,7 @@ class Leaf:
 
     def _unpack_sequence(self, array: Array) -> Any:
         feature, stack = self.space.feature_space, self.space.stack  # type: ignore[attr-defined]
-        if _is_text(feature):
+        if is_text(feature):
             return tuple(array.tolist())
         array = _narrow(array, feature.dtype)
         if stack:
@@ -169,7 +166,7 @@ class Leaf:
         try:
             if self.kind == "text":
                 return _texts(items, (lanes,), self.name)
-            return np.frombuffer(values.encode([_to_plain(self.space, item) for item in items]), _BYTES)
+            return np.frombuffer(values.encode([to_plain(self.space, item) for item in items]), _BYTES)
         except TensorError:
             raise
         except _MISFITS as error:
@@ -309,7 +306,7 @@ class Layout:
         Returns:
             None where the sample is as the space says; something that the values codec carries else.
         """
-        return _form(self.space, sample) if self.has_forms else None
+        return form_of(self.space, sample) if self.has_forms else None
 
     def note_type(self, index: int, sample: Any, notes: values.Notes) -> None:
         """Note where a single sample has something else than an array of its space's dtype, which comes of it.
@@ -342,7 +339,7 @@ class Layout:
                 if check and leaf.kind not in ("array", "scalar"):
                     leaf.check(part)
             sample = parts[0] if self.single else _assemble(self.space, iter(parts))
-            return sample if form is None else _formed(self.space, sample, form)
+            return sample if form is None else apply_form(self.space, sample, form)
         columns = self.columns(self.lanes)
         for index, array in enumerate(arrays):
             self.write(columns, index, 0, array)
@@ -437,11 +434,6 @@ def _check_structure(space: Space[Any], sample: Any, name: str) -> None:
             _check_structure(item, sample[index], f"{name}.{index}")
 
 
-def _is_text(space: Space[Any]) -> bool:
-    """Whether samples are strings: a Text, or a registered space of one's own."""
-    return space.dtype is not None and space.dtype.kind == "U"
-
-
 def _texts(value: Any, shape: tuple[int, ...], name: str) -> Array:
     array = np.empty(shape, dtype=object)
     array[...] = value
@@ -467,43 +459,6 @@ def _assemble(space: Space[Any], parts: Iterator[Any]) -> Any:
     if isinstance(space, spaces.Tuple):
         return tuple(_assemble(item, parts) for item in space.spaces)
     return next(parts)
-
-
-_PLAIN_TYPES: Mapping[Any, str] = {int: "int", bool: "bool"}
-
-
-def _form(space: Space[Any], sample: Any) -> Any:
-    if isinstance(space, spaces.Discrete):
-        return _PLAIN_TYPES.get(type(sample))
-    if isinstance(space, spaces.Dict) and isinstance(sample, Mapping):
-        keys = list(space.spaces)
-        order = [keys.index(key) for key in sample if key in space.spaces]
-        parts = [_form(item, sample.get(key)) for key, item in space.spaces.items()]
-        if order == sorted(order) and not any(parts):
-            return None
-        return [order, parts]
-    if isinstance(space, spaces.Tuple) and isinstance(sample, (tuple, list)):
-        parts = [_form(item, part) for item, part in zip(space.spaces, sample, strict=False)]
-        return [None, parts] if any(parts) else None
-    return None
-
-
-def _formed(space: Space[Any], sample: Any, form: Any) -> Any:
-    """Return a sample of a space as `_form` said that it was."""
-    if form is None:
-        return sample
-    try:
-        if isinstance(space, spaces.Discrete):
-            return {"int": int, "bool": bool}[form](sample)
-        order, parts = form
-        if isinstance(space, spaces.Tuple):
-            return tuple(map(_formed, space.spaces, sample, parts))
-        keys = list(space.spaces)  # type: ignore[attr-defined]
-        if sorted(order) != list(range(len(keys))) or len(parts) != len(keys):
-            raise ValueError("it is of other keys")
-        return {keys[i]: _formed(space[keys[i]], sample[keys[i]], parts[i]) for i in order}  # type: ignore[index]
-    except _MISFITS as error:
-        raise TensorError(f"the form {form!r:.80} is not one of {space}: {error!r}") from error
 
 
 def _leaves(space: Space[Any], name: str, path: tuple[Any, ...], lanes: int | None) -> Iterator[Leaf]:
@@ -533,11 +488,11 @@ def _leaf_spec(space: Space[Any], name: str) -> tuple[str, Spec]:
         return "scalar", Spec.number(name, (), space.dtype, np.asarray(low), np.asarray(high))
     if isinstance(space, _ARRAYS):
         return "array", Spec.number(name, space.shape, space.dtype, *_bounds(space))
-    if _is_text(space):
+    if is_text(space):
         return "text", Spec.text(name, ())
     if isinstance(space, spaces.Sequence):
         feature = space.feature_space
-        if _is_text(feature) and not space.stack:
+        if is_text(feature) and not space.stack:
             return "sequence", Spec.text(name, (-1,))
         if isinstance(feature, (*_ARRAYS, spaces.Discrete)) and 0 not in (feature.shape or ()):
             # Only scalar ranges are allowed beside a variable dimension (D-20).
@@ -561,147 +516,3 @@ def _key_name(key: Any, index: int) -> str:
     if not isinstance(key, str):
         return f"%[{index}]"
     return key.replace("%", "%25").replace(".", "%2E") or "%_"
-
-
-def _to_plain(space: Space[Any], sample: Any) -> Any:
-    """Return a sample as a value that the values codec can encode."""
-    if isinstance(space, spaces.Dict):
-        return [_to_plain(item, sample[key]) for key, item in space.spaces.items()]
-    if isinstance(space, spaces.Tuple):
-        return [_to_plain(item, part) for item, part in zip(space.spaces, sample, strict=True)]
-    if isinstance(space, spaces.OneOf):
-        index, part = sample
-        return [int(index), _to_plain(space.spaces[int(index)], part)]
-    if isinstance(space, spaces.Graph):
-        edges = None if sample.edges is None else _to_plain_batch(_required(space.edge_space), sample.edges)
-        links = None if sample.edge_links is None else np.asarray(sample.edge_links)
-        return [_to_plain_batch(space.node_space, sample.nodes), edges, links]
-    if isinstance(space, spaces.Sequence):
-        if space.stack:
-            return _to_plain_batch(space.feature_space, sample)
-        return [_to_plain(space.feature_space, part) for part in sample]
-    if _is_text(space):
-        return sample
-    if isinstance(space, spaces.Discrete):
-        return cast(sample, space.dtype)[()]
-    return cast(sample, space.dtype, rounding=True)
-
-
-def _from_plain(space: Space[Any], plain: Any) -> Any:
-    if isinstance(space, spaces.Dict):
-        return {key: _from_plain(item, part) for (key, item), part in zip(space.spaces.items(), plain, strict=True)}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_from_plain(item, part) for item, part in zip(space.spaces, plain, strict=True))
-    if isinstance(space, spaces.OneOf):
-        return np.int64(plain[0]), _from_plain(space.spaces[plain[0]], plain[1])
-    if isinstance(space, spaces.Graph):
-        nodes, edges, links = plain
-        return GraphInstance(
-            _from_plain_batch(space.node_space, nodes),
-            None if edges is None else _from_plain_batch(_required(space.edge_space), edges),
-            links,
-        )
-    if isinstance(space, spaces.Sequence):
-        if space.stack:
-            return _from_plain_batch(space.feature_space, plain)
-        return tuple(_from_plain(space.feature_space, part) for part in plain)
-    return plain
-
-
-def _required(space: Space[Any] | None) -> Space[Any]:
-    if space is None:
-        raise TypeError("expected no edges, for there is no edge space")
-    return space
-
-
-def _to_plain_batch(space: Space[Any], batch: Any) -> Any:
-    """A batch as `gymnasium.vector.utils.batch_space` describes it."""
-    if isinstance(space, spaces.Dict):
-        return [_to_plain_batch(item, batch[key]) for key, item in space.spaces.items()]
-    if isinstance(space, spaces.Tuple):
-        return [_to_plain_batch(item, part) for item, part in zip(space.spaces, batch, strict=True)]
-    if isinstance(space, (*_ARRAYS, spaces.Discrete)):
-        return np.asarray(batch)
-    return [_to_plain(space, part) for part in batch]
-
-
-def _from_plain_batch(space: Space[Any], plain: Any) -> Any:
-    if isinstance(space, spaces.Dict):
-        batch = {
-            key: _from_plain_batch(item, part) for (key, item), part in zip(space.spaces.items(), plain, strict=True)
-        }
-        return {key: batch[key] for key in _batch_keys(space)}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_from_plain_batch(item, part) for item, part in zip(space.spaces, plain, strict=True))
-    if isinstance(space, (*_ARRAYS, spaces.Discrete)):
-        return plain
-    return tuple(_from_plain(space, part) for part in plain)
-
-
-def _batch_keys(space: spaces.Dict) -> list[Any]:
-    """The keys in the order of `gymnasium.vector.utils.batch_space`."""
-    try:
-        return sorted(space.spaces) if getattr(space, "sort_keys", True) else list(space.spaces)
-    except TypeError:  # keys that cannot be compared
-        return list(space.spaces)
-
-
-def space_from_specs(specs: Iterable[Spec], root: str) -> Space[Any]:
-    """Make a space of the specs of a server that does not tell its own (D-24).
-
-    Nested names become Dict spaces, a bounded integer a Discrete, other numbers a Box, text a Text, a variable leading
-    dimension a Sequence, and what none of these holds a `TensorSpace`. A single spec named `root` is the space itself.
-
-    Raises:
-        TensorError: A name is both a leaf and a level (`a` and `a.b`), or a spec has no space.
-    """
-    tree: dict[str, Any] = {}
-    for spec in specs:
-        *levels, last = spec.name.split(".")
-        node = tree
-        for level in levels:
-            node = node.setdefault(level, {})
-            if not isinstance(node, dict):
-                raise TensorError(f"the spec name {spec.name!r} nests below {level!r}, which is a tensor itself")
-        if last in node:
-            raise TensorError(f"the spec name {spec.name!r} is given twice, or is a level of nesting too")
-        node[last] = spec
-    return _space_of(tree[root] if list(tree) == [root] and isinstance(tree[root], Spec) else tree)
-
-
-def _space_of(node: Any) -> Space[Any]:
-    if isinstance(node, dict):
-        return spaces.Dict([(key, _space_of(item)) for key, item in node.items()])
-    spec: Spec = node
-    try:
-        return _space_of_spec(spec)
-    except (AssertionError, OverflowError, ValueError) as error:
-        if isinstance(error, TensorError):
-            raise
-        raise TensorError(f"the spec {spec.name!r} ({spec.describe()}) has no space: {error}") from error
-
-
-def _space_of_spec(spec: Spec) -> Space[Any]:
-    if spec.data_type == pb.PROTO or -1 in spec.shape[1:] or (spec.data_type == pb.STRING and len(spec.shape) > 1):
-        return TensorSpace(spec)
-    if spec.shape[:1] == (-1,):
-        feature = _space_of(dataclasses.replace(spec, shape=spec.shape[1:]))
-        if isinstance(feature, spaces.Box) and not feature.shape:
-            return TensorSpace(spec)  # Gymnasium warns at every look at a stacked Sequence of such
-        return spaces.Sequence(feature, stack=spec.data_type != pb.STRING)
-    if spec.data_type == pb.STRING:
-        text = spaces.Text(4096, min_length=0, charset=string.printable)
-        return spaces.Sequence(text) if spec.shape else text
-    if spec.dtype.kind == "b":
-        return spaces.Box(0, 1, spec.shape, np.bool_)
-    if spec.dtype.kind in "iu":
-        limits = np.iinfo(spec.dtype)
-        low = np.asarray(limits.min if spec.minimum is None else spec.minimum)
-        high = np.asarray(limits.max if spec.maximum is None else spec.maximum)
-        if not spec.shape and int(high) - int(low) < min(_MAX_DISCRETE, limits.max):
-            return spaces.Discrete(int(high) - int(low) + 1, start=int(low), dtype=spec.dtype.type)
-    else:
-        low = np.asarray(-np.inf if spec.minimum is None else spec.minimum)
-        high = np.asarray(np.inf if spec.maximum is None else spec.maximum)
-    full = [np.broadcast_to(bound, spec.shape).astype(spec.dtype) for bound in (low, high)]
-    return spaces.Box(full[0], full[1], spec.shape, spec.dtype.type)
