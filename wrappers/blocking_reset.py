@@ -72,7 +72,7 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
         if not isinstance(env, (RemoteVectorEnv, Transparent)):
             raise SettingError(f"expected what make_vec_remote returns, got {env!r} of type {type(env).__name__}")
         super().__init__(env)
-        env.wait_for_lanes()
+        env.pool.wait_for_lanes()
         try:
             self._mode = AutoresetMode(autoreset_mode)
         except ValueError:

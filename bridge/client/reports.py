@@ -1,18 +1,34 @@
-"""What can be said of the members of a pool: where their slots are, and what failures have cost."""
+"""What is returned and reported of the slots of a pool: rows and infos, where they are, and what failures cost."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from bridge.client.members import SPARE, Member
 from bridge.client.remote import SlotState
 from bridge.client.remote_record import RemoteReport
+from bridge.client.results import Results
+from bridge.client.vector_pool import VectorPool
 from bridge.encoding.tensors import Array
 
-__all__ = ["remote_reports", "seconds_away", "slot_states"]
+__all__ = ["as_universe", "remote_reports", "seconds_away", "slot_states"]
+
+
+def as_universe(pool: VectorPool, results: Results) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+    """Return what a step of `RemoteVectorEnv` returns: rows of observations, None where a slot has none, and infos."""
+    rows = tuple(results.row(slot) if results.valid[slot] else None for slot in range(pool.num_envs))
+    infos = results.merged_infos()
+    infos["n"] = tuple(results.own_infos())
+    infos["slot_state"] = slot_states(pool.members, pool.num_envs)
+    away = seconds_away(pool.members, pool.num_envs)
+    if away is not None:
+        infos["seconds_away"] = away
+    batch = results.batch
+    return rows, batch.rewards, batch.terminations, batch.truncations, infos
 
 
 def slot_states(members: Sequence[Member], num_envs: int) -> Array:

@@ -30,7 +30,7 @@ from bridge.client.options import (
 )
 from bridge.client.placement import Placement
 from bridge.client.remote_record import RemoteReport
-from bridge.client.reports import remote_reports, seconds_away, slot_states
+from bridge.client.reports import as_universe, remote_reports, slot_states
 from bridge.client.results import Results
 from bridge.client.stepper import Received, Stepper
 from bridge.client.turns import Turns
@@ -183,7 +183,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         """
         with self._turns.exclusive("reset"):
             self.stepper.begin_reset(seed, options)
-            return self._as_universe(self.stepper.take_results())[::4]  # what comes from here on, the first step gives
+            # What comes from here on is given by the first step.
+            return as_universe(self.pool, self.stepper.take_results())[::4]
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Apply actions to the slots that are in an episode, and let those whose episode ended begin their next.
@@ -217,7 +218,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         """Return what has come since `reset_async`."""
         with self._turns.waiting("reset"):
             self.pool.drain()
-            return self._as_universe(self.stepper.take_results())[::4]
+            return as_universe(self.pool, self.stepper.take_results())[::4]
 
     def step_async(self, actions: Any) -> None:
         """Send what `step` sends; `step_wait` gathers."""
@@ -227,7 +228,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
     def step_wait(self) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Wait for the slots that are in an episode, each within `timeout`, and return what has come."""
         with self._turns.waiting("step"):
-            return self._as_universe(self.stepper.finish_step())
+            return as_universe(self.pool, self.stepper.finish_step())
 
     def wait_for_all(
         self,
@@ -308,19 +309,6 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         with self._turns.exclusive("recv"):
             return self.stepper.recv(at_least)
 
-    # The forms of results
-
-    def _as_universe(self, results: Results) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
-        rows = tuple(results.row(slot) if results.valid[slot] else None for slot in range(self.num_envs))
-        infos = results.merged_infos()
-        infos["n"] = tuple(results.own_infos())
-        infos["slot_state"] = self.slot_states
-        away = seconds_away(self.pool.members, self.num_envs)
-        if away is not None:
-            infos["seconds_away"] = away
-        batch = results.batch
-        return rows, batch.rewards, batch.terminations, batch.truncations, infos
-
     @property
     def slot_states(self) -> Array:
         """Where each slot is: an int64 array `(num_envs,)` of `SlotState`."""
@@ -330,36 +318,25 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         """Say how each remote is, spares last: which are away, since when and why, and what that has cost."""
         return remote_reports(self.pool.everybody())
 
-    def wait_for_lanes(self) -> None:
-        """Have real-time worlds of lanes answer only when every lane has an observation."""
-        self.pool.wait_for_lanes()
-
     @property
     def timeout(self) -> float:
         """Seconds to wait for any answer."""
         return self.pool.timeout
 
-    def _infos(self) -> list[WorldInfo | None]:
-        """Return what is known of each slot's world."""
-        return [member.remote.info for member in self.pool.member_at]
-
     @property
     def fps(self) -> float | None:
         """Frames a second of the real-time worlds, of the fastest where they differ; None: they wait for actions."""
-        return max((info.fps for info in self._infos() if info and info.fps), default=None)
+        return max((info.fps for info in self.pool.infos() if info and info.fps), default=None)
 
     @property
     def server_versions(self) -> tuple[str | None, ...]:
         """The version of each slot's server, None for one that is not ours (U-12)."""
-        return tuple(info.server_version if info else None for info in self._infos())
+        return tuple(info.server_version if info else None for info in self.pool.infos())
 
     def latency_summary(self) -> tuple[dict[str, Any], ...]:
         """Return for each remote `url`, and percentiles of `round_trip` and `observation_age` in seconds (U-11)."""
-        return tuple(
-            {"url": member.remote.url, **member.remote.realtime.latency.summary()}
-            for member in self.pool.members
-            if member.remote.realtime is not None
-        )
+        remotes = [member.remote for member in self.pool.members]
+        return tuple({"url": each.url, **each.realtime.latency.summary()} for each in remotes if each.realtime)
 
     @property
     def urls(self) -> tuple[str, ...]:

@@ -381,6 +381,10 @@ class VectorPool(Pool):
                 raise error
         self.has_errors = any(member.error is not None for member in self.members)
 
+    def infos(self) -> list[WorldInfo | None]:
+        """Return what is known of each slot's world."""
+        return [member.remote.info for member in self.member_at]
+
     def wait_for_lanes(self) -> None:
         """Have real-time worlds of lanes answer only when every lane has an observation."""
         self.waits_for_lanes = True

@@ -106,15 +106,7 @@ class Server:
         if idle_timeout is not None:
             self._idle_worlds = IdleWorlds(self._registry.reap, idle_timeout, self._loop.scheduler)
         self._metrics: Metrics | None = None
-        try:
-            self._port = self._connections.listen(host, port)
-            if metrics_port is not None:
-                self._metrics = Metrics(host, metrics_port, lambda: self.connections, lambda: self.worlds)
-        except BaseException:
-            self._connections.stop_listening()
-            self._loop.close()
-            raise
-        self._calls.metrics = self._metrics
+        self._port = self._listen(port, metrics_port)
         self._thread: threading.Thread | None = None
         self._running = False
         self._shutdown = Shutdown(
@@ -126,6 +118,19 @@ class Server:
             self._warn(security)
         atexit.register(self.stop, 0.0)
         forget_in_child(self)
+
+    def _listen(self, port: int, metrics_port: int | None) -> int:
+        """Listen at the ports; return the one of gRPC."""
+        try:
+            found: int = self._connections.listen(self._host, port)
+            if metrics_port is not None:
+                self._metrics = Metrics(self._host, metrics_port, lambda: self.connections, lambda: self.worlds)
+        except BaseException:
+            self._connections.stop_listening()
+            self._loop.close()
+            raise
+        self._calls.metrics = self._metrics
+        return found
 
     def _connect(self, transport: Transport, limits: Limits, security: Security) -> Any:
         """Make what receives and answers calls."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import re
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from bridge.errors import AddressError, SettingError
 from bridge.transport.credentials import ClientCredentials, Token
@@ -96,18 +96,7 @@ def parse_address(url: str) -> Address:
     if local and (parts.netloc or not parts.path.strip("/")):
         raise AddressError(url, "a Unix socket is named by its absolute path: unix:///PATH, with three slashes")
     if not local:
-        if not parts.hostname:
-            raise AddressError(url, "it names no host")
-        if port is None:
-            raise AddressError(url, "it names no port")
-        try:
-            parts.hostname.encode("idna")
-        except UnicodeError as error:
-            raise AddressError(url, f"the host {parts.hostname!r} is no name: {error}") from error
-        if port == 0:
-            raise AddressError(url, "port 0 is for servers; a client needs the port that the server printed")
-        if parts.username is not None:
-            raise AddressError(url.replace(parts.netloc, f"…@{parts.hostname}:{port}"), "it holds a user name")
+        _check_host(url, parts, port)
     if parts.fragment:
         raise AddressError(url, f"the fragment #{parts.fragment} has no meaning")
     try:
@@ -133,6 +122,22 @@ def parse_address(url: str) -> Address:
     path = unquote(parts.path) if local else ""
     rest = tuple(settings.items())
     return Address(url, parts.scheme, parts.hostname or "", port or 0, env_id, world, rest, path, credentials)
+
+
+def _check_host(url: str, parts: SplitResult, port: int | None) -> None:
+    """Raise AddressError where the parts of a URL name no host and port that a client can connect to."""
+    if not parts.hostname:
+        raise AddressError(url, "it names no host")
+    if port is None:
+        raise AddressError(url, "it names no port")
+    try:
+        parts.hostname.encode("idna")
+    except UnicodeError as error:
+        raise AddressError(url, f"the host {parts.hostname!r} is no name: {error}") from error
+    if port == 0:
+        raise AddressError(url, "port 0 is for servers; a client needs the port that the server printed")
+    if parts.username is not None:
+        raise AddressError(url.replace(parts.netloc, f"…@{parts.hostname}:{port}"), "it holds a user name")
 
 
 def _without_token(url: str) -> str:

@@ -110,7 +110,6 @@ class Http2Receiver:
         """The largest number of a stream."""
         self._closed = ClosedStreams()
         self._preface = not client
-        """Whether the client's connection preface is still to come."""
         self._rest = b""
         """Bytes of a frame that is not complete."""
         self.frame: _DataFrame | None = None
@@ -383,9 +382,8 @@ class Http2Receiver:
         if flags & ACK:
             check_length("acknowledgement of SETTINGS", payload, 0)
             return
-        self.max_peer_streams = check_settings(payload, self._client).get(
-            SETTING_MAX_CONCURRENT_STREAMS, self.max_peer_streams
-        )
+        settings = check_settings(payload, self._client)
+        self.max_peer_streams = settings.get(SETTING_MAX_CONCURRENT_STREAMS, self.max_peer_streams)
         self._sender.on_settings(payload)
 
     def _on_window_update(self, number: int, payload: bytes) -> None:
