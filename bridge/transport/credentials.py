@@ -206,7 +206,10 @@ class ClientCredentials:
 
 
 _OPTIONS = {
-    "token": ("TEXT", "what the server wants to see; others on this machine can read it in the list of processes"),
+    "token": (
+        "TEXT",
+        "the secret that the server requires; others on this machine can read it in the list of processes",
+    ),
     "token_file": ("FILE", f"a file that holds the token (default: the environment variable {TOKEN_VARIABLE})"),
     "tls_ca": ("FILE", "for grpcs://: the authorities of the server's certificate (default: the system's)"),
     "tls_certificate": ("FILE", "for a server that asks for one: the client's certificate"),
