@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 from bridge.encoding.tensors import pack_tensor
@@ -35,7 +34,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
 def step(net: Network, remote: Any, action: int = 0) -> Any:
     net.answers.clear()
-    remote.step([np.asarray(action)])
+    remote.step(action)
     net.run_until(lambda: bool(net.answers))
     return read(remote, net.answers.pop())
 
@@ -76,7 +75,7 @@ def test_ends_in_an_answer_that_a_reset_overtakes_are_not_lost(network: Make) ->
     remote = net.remote()
     begin(net, remote, reset=True)
     net.run_until(net.clock.now() + 0.5)
-    remote.step([np.asarray(0)])  # its answer holds the ends of episodes, and TERMINATED
+    remote.step(0)  # its answer holds the ends of episodes, and TERMINATED
     net.run_until(net.clock.now() + 0.1)
     remote.begin({}, reset=True)  # and nobody waits for it any more
     net.run_until(lambda: bool(net.answers))
