@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import re
 
 import gymnasium.error
 
@@ -55,6 +56,7 @@ __all__ = [
     "TensorError",
     "UnsupportedSpaceError",
     "UsageError",
+    "shown_url",
 ]
 
 
@@ -93,12 +95,19 @@ class UsageError(BridgeError):
     """The caller misused something; the message says what was expected, what came and the remedy."""
 
 
+def shown_url(url: str) -> str:
+    """Return a URL as messages show it: without its token."""
+    if "token=" not in url:
+        return url
+    return re.sub(r"[?]token=[^&#]*(?:&|(?=#)|$)", "?", re.sub(r"&token=[^&#]*", "", url)).rstrip("?")
+
+
 class AddressError(UsageError, ValueError):
     """A URL that cannot be read."""
 
     def __init__(self, url: str, reason: str) -> None:
-        super().__init__(url, reason)
-        self.url, self.reason = url, reason
+        super().__init__(shown_url(url), reason)
+        self.url, self.reason = shown_url(url), reason
 
     def __str__(self) -> str:
         return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import datetime
 import logging
 import pickle
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import gymnasium
 import pytest
 
 from bridge import errors, make_remote, make_vec_remote, serve_gym
@@ -385,12 +387,18 @@ def test_beyond_loopback_a_server_makes_a_token_and_its_url_lets_clients_in(monk
         for url in server.urls:
             env = make_remote(url)
             env.reset(seed=0)
-            assert token not in repr(env)
+            assert (
+                token not in f"{env!r} {env.spec!r} {copy.deepcopy(env.spec)!r} {pickle.loads(pickle.dumps(env)).spec}"
+            )
+            again = gymnasium.make(env.spec)
+            again.reset(seed=0)
+            again.close()
             env.close()
-        envs = make_vec_remote(server.url, num_envs=2)
-        envs.reset(seed=0)
-        assert all(token not in str(remote) for remote in envs.remotes())
-        envs.close()
+        for urls in (server.url, [server.url]):
+            envs = make_vec_remote(urls, num_envs=2, spares=server.url)
+            envs.reset(seed=0)
+            assert token not in f"{envs.remotes()} {envs!r} {envs.spec}"
+            envs.close()
         with pytest.raises(errors.RefusedError, match="a token is required") as caught:
             make_remote(f"grpc://127.0.0.1:{server.port}")
         assert caught.value.code == errors.Code.UNAUTHENTICATED

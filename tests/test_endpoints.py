@@ -102,6 +102,21 @@ def test_what_is_no_directory_is_none_and_a_bad_one_is_told() -> None:
             as_directory(url)
 
 
+def test_the_token_of_a_url_is_in_no_message_and_no_repr(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "urls.txt"
+    file.write_text("http://a:1?token=hidden\n")
+    shown = [repr(Endpoint("grpc://a:1?token=hidden&num_envs=2")), repr(DnsDirectory("grpc+dns://a:1?token=hidden"))]
+    for urls in (f"file://{file}", "grpc+dns://no-such-name.invalid:1?token=hidden", "grpcs+dns://a:1?token=hidden"):
+        with pytest.raises(errors.UsageError) as caught:
+            make_vec_remote(urls, num_envs=1)
+        shown.append(str(caught.value))
+    with pytest.raises(errors.SettingError) as caught_mixture:
+        make_vec_remote(["grpc://a:1?token=hidden", "perlert://a:1/b:0"])
+    shown += [str(caught_mixture.value), caplog.text]
+    assert not [text for text in shown if "hidden" in text]
+    assert shown[0] == "Endpoint('grpc://a:1?num_envs=2', name='', draining=False, slots=None)"
+
+
 def test_what_was_known_stays_when_a_directory_fails() -> None:
     class Failing(Listed):
         def endpoints(self) -> list[Endpoint]:

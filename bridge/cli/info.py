@@ -69,7 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
     url, timeout = arguments.url, arguments.timeout
     credentials = ClientCredentials.of(**credential_keywords(arguments))
     properties, version, environments = _before_joining(url, timeout, credentials)
-    print(url)
+    request = WorldRequest.of(url)
+    print(request.address.url)
     if version is None:
         _row("server", "not a Gymnasium Bridge server; it speaks dm_env_rpc")
         _row("spaces", "made of the specs: bounded integers are Discrete, other numbers Box, strings Text")
@@ -80,7 +81,6 @@ def run(arguments: argparse.Namespace) -> int:
         _row("worlds", f"{properties['server.worlds'][1]} now, before this look")
         limits = {key.rpartition(".")[2]: value for key, (_, value) in properties.items() if ".limits." in key}
         _row("limits", ", ".join(f"{name}={value}" for name, value in limits.items()))
-        request = WorldRequest.of(url)
         named = request.env_id or request.address.world is not None or "env_id" in dict(request.address.settings)
         if len(environments) > 1 and not named:
             print(f"\nTo see one of the environments, name it: bridge info {_named(request, environments[0])}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from bridge.errors import AddressError, RemoteTimeoutError, SettingError
+from bridge.errors import AddressError, RemoteTimeoutError, SettingError, shown_url
 from bridge.logs import SafeLog
 from bridge.transport.address import parse_address
 
@@ -37,6 +37,9 @@ class Endpoint:
     """Whether it takes no further worlds."""
     slots: int | None = None
     """How many slots it can carry; None: not known."""
+
+    def __repr__(self) -> str:
+        return f"Endpoint({shown_url(self.url)!r}, name={self.name!r}, draining={self.draining}, slots={self.slots})"
 
     @property
     def key(self) -> str:
@@ -91,6 +94,9 @@ class DnsDirectory:
     """`grpc+dns://HOST:PORT`, with path and query as for `grpc://`."""
     resolve: Callable[..., Any] = socket.getaddrinfo
     """What looks the name up, with the arguments and results of `socket.getaddrinfo`."""
+
+    def __repr__(self) -> str:
+        return f"DnsDirectory({shown_url(self.url)!r})"
 
     def endpoints(self) -> list[Endpoint]:
         """Look the name up.
@@ -196,7 +202,7 @@ class EndpointWatch:
                 self.endpoints = found
                 self._problem = None
         except Exception as error:  # whatever a user's directory raises: what was known before stays
-            if str(error) != str(self._problem):
+            if self.endpoints and str(error) != str(self._problem):
                 _log.warning(
                     "the directory %r cannot be read, its endpoints stay as they were: %s", self.directory, error
                 )

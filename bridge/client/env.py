@@ -45,6 +45,7 @@ from bridge.errors import (
 )
 from bridge.forks import forget_in_child
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.transport.address import secret_url
 from bridge.transport.credentials import Pem, TokenLike
 
 __all__ = ["RemoteEnv", "RolloutStep", "make_remote", "remote_metadata", "remote_spec"]
@@ -117,7 +118,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         self.metadata = remote_metadata(world_info, options.render_mode)
         self.render_mode = options.render_mode or world_info.render_mode
         spec = remote_spec(
-            "bridge.client.env:RemoteEnv", {"url": url, **options.keywords()}, world_info, self.render_mode
+            "bridge.client.env:RemoteEnv", {"url": secret_url(url), **options.keywords()}, world_info, self.render_mode
         )
         spec.max_episode_steps = (world_info.spec or {}).get("max_episode_steps")
         self.spec = spec

@@ -37,7 +37,7 @@ class Inspector:
 
     def __init__(self, url: str, timeout: float, credentials: ClientCredentials | None = None) -> None:
         self.request = WorldRequest.of(url, credentials=ClientCredentials.of() if credentials is None else credentials)
-        self.url = url
+        self.url = self.request.address.url
         self._timeout = timeout
         self._poller: Poller[bytes | bytearray | RemoteError] = Poller()
         self._connection = connect(self.request.address, self._poller, lambda what: what, _MAX_MESSAGE_BYTES)

@@ -71,11 +71,11 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
     def __init__(self, url: str, **keywords: Any) -> None:
         options = RemoteOptions(**keywords)
         self._conflicts = ConflictDetector("environment")
-        self._url = url
         self._closed = False
         self._started = False
         self._pool = Pool(options.timeout, options.max_message_bytes, options.transport)
         self._world_request = options.request(url)
+        self._url = self._world_request.address.url
         self._remotes: dict[str, Remote] = {}
         self._all: list[Remote] = []
         self.agents: list[str] = []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from bridge.client.events import Lost
 from bridge.client.members import Member
 from bridge.client.remote import SlotState
+from bridge.errors import shown_url
 from bridge.logs import SafeLog
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class Reconnector:
             pool.placement.watch.poll(now, soon=True)
             return
         if endpoint.key != member.endpoint:
-            _log.warning("slot %d moves from %s to %s", member.start, member.remote.url, endpoint.url)
+            _log.warning("slot %d moves from %s to %s", member.start, member.remote.url, shown_url(endpoint.url))
         pool.move(member, endpoint)
 
     def _replace(self, member: Member) -> bool:

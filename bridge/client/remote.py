@@ -181,12 +181,10 @@ class Remote:
 
     def send_step(self, request: bytes) -> None:
         """Ask for a Step that `JoinedWorld` wrote."""
-        session, call = self.session, self._call
-        session.step(request, self.now())
-        if call is not None:
-            for data in session.outgoing:
-                call.send(data)
-        session.outgoing.clear()
+        self.session.step(request, self.now())
+        for data in self.session.data_to_send():  # as `_flush`, in each step a call less
+            if self._call is not None:
+                self._call.send(data)
 
     def step_columns(self, columns: Sequence[Column] | None, slot: int) -> None:
         """Ask for a Step with the actions of this remote's slots, from `slot` on; None: without an action."""

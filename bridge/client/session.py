@@ -207,8 +207,7 @@ class ClientSession:
         self._url = request.address.url
         self.info = info
         """What is known of the world, also of one that was left; None: nothing yet."""
-        self.outgoing: list[bytes] = []
-        """Requests that `data_to_send` returns; a driver may take them from here, and clear it."""
+        self._out: list[bytes] = []
         self._pending: deque[_Pending] = deque()
         self._episode = 0
         self._questions_abandoned = 0
@@ -238,14 +237,14 @@ class ClientSession:
 
     def data_to_send(self) -> list[bytes]:
         """Return the requests made since the last call, each serialized."""
-        out, self.outgoing = self.outgoing, []
+        out, self._out = self._out, []
         return out
 
     def _send(self, kind: _Kind, request: pb.EnvironmentRequest | bytes, now: float) -> None:
         data = request if isinstance(request, bytes) else request.SerializeToString()
         if len(data) > self._max_message_bytes:  # not sent, so it gets no answer
             raise self._too_large(len(data))
-        self.outgoing.append(data)
+        self._out.append(data)
         number = self._questions_abandoned if kind is _Kind.QUESTION else self._episode
         self._pending.append(_Pending(kind, number, now))
 
@@ -259,7 +258,7 @@ class ClientSession:
             SettingError: A setting cannot be sent.
         """
         self._pending.clear()
-        self.outgoing.clear()
+        self._out.clear()
         self._created, self.error = None, None
         name = self.request.address.world
         if name is not None:
@@ -301,7 +300,7 @@ class ClientSession:
             self._require_world()
         if len(request) > self._max_message_bytes:  # not sent, so it gets no answer
             raise self._too_large(len(request))
-        self.outgoing.append(request)
+        self._out.append(request)
         self._pending.append(_Pending(_Kind.STEP, self._episode, now))
 
     def act(self, request: bytes, now: float) -> None:
@@ -406,7 +405,7 @@ class ClientSession:
         self.state = State.OFFLINE
         self._created = None
         self._pending.clear()
-        self.outgoing.clear()
+        self._out.clear()
 
     def _refusal(self, message: pb.EnvironmentResponse) -> RefusedError:
         status = message.error

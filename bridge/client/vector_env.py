@@ -42,6 +42,7 @@ from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array
 from bridge.errors import Code, RefusedError, SettingError
 from bridge.forks import forget_in_child
+from bridge.transport.address import secret_url
 from bridge.transport.credentials import Pem, TokenLike
 
 __all__ = ["VECTOR_ENTRY_POINT", "RemoteVectorEnv", "make_vec_remote"]
@@ -103,7 +104,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             world_info = self._connect(lambda: join_directory(self.pool, placement, num_envs), standing_by)
         else:
             if not isinstance(urls, str):
-                urls = checked_urls(urls)
+                urls = [secret_url(url) for url in checked_urls(urls)]
             requests = [options.request(url, name) for url, name in with_agents(checked_urls(urls), agent)]
             if isinstance(num_envs, int) and 0 < num_envs < len(requests):
                 requests, standing_by = requests[:num_envs], requests[num_envs:] + standing_by
@@ -112,11 +113,12 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         if world_info.reward_space is not None:
             self.reward_space = world_info.reward_space
         self.render_mode = options.render_mode or world_info.render_mode
-        given = {"urls": urls, "num_envs": self.num_envs, **options.keywords()}
+        kept = secret_url(urls) if isinstance(urls, str) else urls
+        given = {"urls": kept, "num_envs": self.num_envs, **options.keywords()}
         if agent is not None:
             given["agent"] = agent if isinstance(agent, str) else list(agent)
         if spares:
-            given["spares"] = spares
+            given["spares"] = [secret_url(url) for url in spares]
         self.spec: EnvSpec | None = remote_spec(None, given, world_info, self.render_mode)
         self.spec.vector_entry_point = VECTOR_ENTRY_POINT
         self.spec.kwargs["vectorization_mode"] = "vector_entry_point"
@@ -538,7 +540,8 @@ def make_vec_remote(
     options = {key: value for key, value in locals().items() if key not in ("urls", "perlert")}
     kinds = {False} if as_directory(urls) is not None else {is_perlert(url) for url in checked_urls(urls)}
     if len(kinds) > 1:
-        raise SettingError(f"expected perlert:// URLs alone or none of them, got a mixture: {urls!r:.200}")
+        mixture = [secret_url(url) for url in checked_urls(urls)]
+        raise SettingError(f"expected perlert:// URLs alone or none of them, got a mixture: {mixture!r:.200}")
     if kinds == {True}:
         from bridge.perlert import PerlertVectorEnv
 

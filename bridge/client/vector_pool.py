@@ -207,7 +207,10 @@ class VectorPool(Pool):
         self.handle(event, self._member_of[remote])
 
     def next_event(self, deadline: float) -> tuple[Event | None, Member | None]:
-        """Take one delivery; (None, None) once the deadline has passed."""
+        """Take one delivery; (None, None) once the deadline has passed.
+
+        What a remote still delivers that was moved away from means nothing: its event is None, the member is any.
+        """
         try:
             remote, number, what = self.poller.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:

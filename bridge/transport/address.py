@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
-import re
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
-from bridge.errors import AddressError, SettingError
+from bridge.errors import AddressError, SettingError, shown_url
 from bridge.transport.credentials import ClientCredentials, Token
 
-__all__ = ["Address", "is_loopback", "parse_address"]
+__all__ = ["Address", "is_loopback", "parse_address", "secret_url"]
 
 SCHEMES = ("grpc", "grpcs", "unix")
 _REPLACED = {"tcp": "grpc", "tcps": "grpcs"}
@@ -74,7 +73,7 @@ def parse_address(url: str) -> Address:
     if not isinstance(url, str):
         raise AddressError(str(url), f"it is of type {type(url).__name__}, not a string")
     text = url.strip()
-    url = _without_token(url)
+    url = shown_url(url)
     if not text:
         raise AddressError(url, "it is empty")
     if "://" not in text.partition("?")[0]:
@@ -102,7 +101,7 @@ def parse_address(url: str) -> Address:
     try:
         query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError as error:
-        query_shown = urlsplit(_without_token(text)).query
+        query_shown = urlsplit(shown_url(text)).query
         raise AddressError(url, f"the query {query_shown!r} is not of the form name=value&…") from error
     names = [name for name, _ in query]
     for name in names:
@@ -140,11 +139,18 @@ def _check_host(url: str, parts: SplitResult, port: int | None) -> None:
         raise AddressError(url.replace(parts.netloc, f"…@{parts.hostname}:{port}"), "it holds a user name")
 
 
-def _without_token(url: str) -> str:
-    """Return a URL as it may be shown."""
-    if "token=" not in url:
-        return url
-    return re.sub(r"[?]token=[^&#]*(?:&|(?=#)|$)", "?", re.sub(r"&token=[^&#]*", "", url)).rstrip("?")
+def secret_url(url: str) -> str:
+    """Return a URL for where it is kept: one with a token leaves that out of its `repr`."""
+    return url if shown_url(url) == url else _SecretUrl(url)
+
+
+class _SecretUrl(str):
+    """A URL with a token."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return repr(shown_url(self))
 
 
 def is_loopback(host: str) -> bool:
