@@ -188,8 +188,7 @@ def test_tls_ends_at_nginx(tmp_path):
 # grpc-js, whose protobuf lets the second of two messages in a row replace the first
 
 NODE = shutil.which("node")
-# Where `npm install @grpc/grpc-js` was run: GRPC_JS names its folder node_modules.
-MODULES = os.environ.get("GRPC_JS", "")
+# `npm install` in this folder installs it.
 JS = ROOT / "tests" / "grpcjs"
 
 
@@ -198,7 +197,7 @@ def has_grpc_js():
         return False
     found = subprocess.run(
         [NODE, "-e", "require('@grpc/grpc-js'); require('protobufjs')"],
-        env={**os.environ, "NODE_PATH": MODULES},
+        cwd=JS,
         capture_output=True,
         timeout=60,
         check=False,
@@ -209,11 +208,10 @@ def has_grpc_js():
 @contextlib.contextmanager
 def node(script, *arguments):
     if not has_grpc_js():
-        pytest.skip("grpc-js is not here: `npm install @grpc/grpc-js`, and GRPC_JS=…/node_modules")
+        pytest.skip("grpc-js is not here: `npm install` in tests/grpcjs")
     proto = ROOT / "proto" / "bridge" / "pb" / "dm_env_rpc.proto"
     command = [NODE, str(JS / script), str(proto), *map(str, arguments)]
-    environment = {**os.environ, "NODE_PATH": MODULES}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process
         finally:

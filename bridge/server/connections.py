@@ -241,10 +241,8 @@ class Connections:
                 connection.drain()
             # Of a connection whose requests are still to be served nothing more is read: they would grow without end.
             if events & READ and not connection.unserved:
-                if connection.ending:  # it was refused; what it had sent before it knew is dropped
-                    if not connection.sock.recv(CHUNK):
-                        self.close(connection)
-                elif not (connection.receive() if connection.productive else self._receive(connection)):
+                productive = connection.productive and not connection.ending
+                if not (connection.receive() if productive else self._receive(connection)):
                     self.close(connection)
             if connection.blocked_calls and not connection.unsent:
                 for call in list(connection.blocked_calls):
@@ -271,13 +269,13 @@ class Connections:
         """Receive once, and count the processor time where no request came; return the number of bytes.
 
         What a connection uses whose last bytes were a request is not measured: that would cost each request more than
-        a hundredth of its time.
+        a hundredth of its time. Of one that was refused, what it had sent before it knew is dropped.
         """
         began = time.thread_time()
         try:
-            return connection.receive()
+            return len(connection.sock.recv(CHUNK)) if connection.ending else connection.receive()
         finally:
-            if not connection.productive:
+            if connection.ending or not connection.productive:
                 self._charge(connection, time.thread_time() - began)
 
     def flush(self, connection: Connection) -> None:
