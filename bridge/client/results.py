@@ -82,9 +82,6 @@ class Results:
                 self._hand_out(member, member.answer, member.start in stacked)
             elif member.error is not None:
                 self._cut_off(member)
-        for slot, error in self.errors.items():
-            if self.batch.truncations[slot]:
-                _log.warning("slot %d: episode truncated: %s", slot, str(error).partition("\n")[0])
 
     def _stack_answers(self) -> set[int]:
         """Write all answers of the same template into the batch at once; return the slots of these."""
@@ -129,6 +126,8 @@ class Results:
             member.in_episode = False
             member.remote.record.episodes_lost += member.lanes
             self.batch.truncations[member.slots] = True
+            what = "episode" if member.lanes == 1 else "episodes"
+            _log.warning("%s: %s truncated: %s", member.title, what, str(error).partition("\n")[0])
 
     # Forms
 
