@@ -789,6 +789,17 @@ def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None
     assert "the following arguments are required: COMMAND" in capsys.readouterr().err
 
 
+def test_an_unknown_option_is_a_usage_error_of_its_command_that_names_a_close_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["serve", "CartPole-v1", "--prot", "5", "--zzz"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("usage: bridge serve ")
+    assert err.endswith("bridge serve: error: unrecognized arguments: --prot 5 --zzz; did you mean --port?\n")
+    assert main(["bench", "grpc://localhost:1", "--zzz"]) == 2
+    assert capsys.readouterr().err.endswith("bridge bench: error: unrecognized arguments: --zzz\n")
+
+
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"gymnasium-bridge {bridge.__version__}\n"
