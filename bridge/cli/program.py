@@ -23,8 +23,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType, MappingProxyType
 from typing import TextIO
 
-from bridge.version import __version__
-
 __all__ = ["COMMANDS", "FAILED", "INTERRUPTED", "OK", "USAGE", "main", "make_parser", "say"]
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -58,6 +56,8 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
     Args:
         command: The sub-command whose module is imported; None: no one's.
     """
+    from bridge.version import __version__  # it is looked up, which takes a while: Ctrl-C is handled by now
+
     parser = argparse.ArgumentParser(
         prog="bridge",
         description="Serve Gymnasium environments, and inspect, measure and play served ones.",
