@@ -180,6 +180,30 @@ def test_continue_counts_each_transition_that_is_valid_once():
     assert rows > 3
 
 
+def test_a_world_of_another_number_of_lanes_does_not_take_the_slots_of_the_lost_one():
+    """Another program may get the port of a server that has gone."""
+    with serve_gym(lambda: CountingEnv(1000)) as one, serve_gym(lambda: CountingEnv(1000), num_envs=2) as two:
+        inner = make_vec_remote([one.url, two.url])
+        envs = BlockingReset(inner, timeout=DEADLINE, on_lost="continue")
+        envs.reset(seed=1)
+        play(envs, 5)
+        two.stop()
+        end = time.monotonic() + DEADLINE
+        with serve_gym(lambda: CountingEnv(1000), port=two.port):
+            while "expected 2 environments in its world, got 1" not in (inner.remotes()[1].reason or ""):
+                assert time.monotonic() < end
+                observations, _, _, _, infos = envs.step(np.zeros(3, np.int64))
+                assert infos["valid"][0]
+                assert not infos["valid"][1:].any()
+            last = observations
+            observations = envs.step(np.zeros(3, np.int64))[0]
+            assert observations[1:].tolist() == last[1:].tolist()
+        with serve_gym(lambda: CountingEnv(1000), num_envs=2, port=two.port):
+            while not envs.step(np.zeros(3, np.int64))[4]["valid"].all():
+                assert time.monotonic() < end + DEADLINE
+        envs.close()
+
+
 def test_continue_waits_where_every_slot_is_lost():
     with Number() as one:
         envs = BlockingReset(make_vec_remote(one.server.url), timeout=0.5, on_lost="continue")

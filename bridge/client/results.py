@@ -198,7 +198,8 @@ class Results:
             if member.last is None:
                 raise ConnectionLostError(member.remote.url, f"it went before its first observation: {member.error}")
             last = Batch.empty(self._layout, self._pool.num_envs, self._pool.world_info().reward_space)
-            member.remote.reader.read_into(member.last, last, member.start, member.remote.now())
+            message, reader = member.last
+            reader.read_into(message, last, member.start, member.remote.now())
             for column, old in zip(self.batch.columns, last.columns, strict=True):
                 column[member.slots] = old[member.slots]
 
@@ -251,7 +252,7 @@ def hand_over(
         info = {} if message.info == values.EMPTY_DICT else remote.reader.read_info(message)
     else:
         info = remote.reader.read_into(message, batch, position, remote.now())
-    member.last, member.answer = message, None
+    member.last, member.answer = (message, remote.reader), None
     if member.stepping:
         remote.record.steps_received += member.lanes
     member.stepping = False
