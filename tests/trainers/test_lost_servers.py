@@ -117,14 +117,15 @@ class Witness(VectorWrapper[Any, Any, Any, Any, Any]):
 
 
 def mean_return(agent: Any, episodes: int = 20) -> float:
-    """What an agent reaches in local environments, by its likeliest actions."""
+    """What an agent reaches in local environments."""
     total = 0.0
+    torch.manual_seed(0)
     env = gymnasium.make("CartPole-v1")
     for episode in range(episodes):
         observation, over = env.reset(seed=episode)[0], False
         while not over:
             with torch.no_grad():
-                action = int(agent.policy(torch.as_tensor(observation)).argmax())
+                action = int(agent(torch.as_tensor(observation))[0].sample())
             observation, reward, terminated, truncated, _ = env.step(action)
             total += float(reward)
             over = terminated or truncated
@@ -169,7 +170,7 @@ def test_the_example_learns_without_one_transition_that_no_action_made(
     assert not valid[1010:, 1].any()  # killed for good
     assert not valid[1010:1400, 2].any()
     assert valid[-10:, 2].all()  # back
-    assert mean_return(ppo.Agent(4, 2)) < 100 < 300 < mean_return(agent)
+    assert mean_return(ppo.Agent(4, 2)) < 50 < 200 < mean_return(agent)
 
 
 def test_the_example_runs_from_the_command_line(fleet: Callable[..., Fleet]) -> None:
