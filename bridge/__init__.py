@@ -4,7 +4,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from bridge.registration import register_remote
-from bridge.version import __version__
 
 if TYPE_CHECKING:
     from bridge.client.env import RemoteEnv, make_remote
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from bridge.server.serve import serve_gym
     from bridge.server.serve_parallel import serve_parallel
     from bridge.server.server import Server
+    from bridge.version import __version__
     from bridge.worlds.timed import TimeAction
 
 __all__ = [
@@ -40,6 +40,7 @@ _PLACES = {
     "RemoteVectorEnv": "bridge.client.vector_env",
     "Server": "bridge.server.server",
     "TimeAction": "bridge.worlds.timed",
+    "__version__": "bridge.version",
     "make_parallel_remote": "bridge.client.parallel_env",
     "make_remote": "bridge.client.env",
     "make_vec_remote": "bridge.client.vector_env",

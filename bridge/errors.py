@@ -19,6 +19,7 @@ BridgeError
 │   ├── RefusedError              the server answered with an error; has `code`
 │   │   └── EnvironmentFailedError    the environment itself raised; has its traceback text
 │   └── PeerError                 the peer broke the protocol
+├── StartError                    a server's environment failed while it was made at the start
 ├── PacketError                   a PERLERT datagram outside of its grammar                  (ValueError)
 └── RequestError                  raised on the server: becomes the error answer of one request
 
@@ -53,6 +54,7 @@ __all__ = [
     "RequestError",
     "ResetNeededError",
     "SettingError",
+    "StartError",
     "TensorError",
     "UnsupportedSpaceError",
     "UsageError",
@@ -213,6 +215,10 @@ class EnvironmentFailedError(RefusedError):
 
 class PeerError(RemoteError):
     """The peer broke the protocol: an answer of the wrong kind, without a needed part, or unreadable."""
+
+
+class StartError(BridgeError):
+    """The environment that a server makes at its start raised an exception, did not return, or ended its process."""
 
 
 class PacketError(BridgeError, ValueError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -34,8 +33,8 @@ def _register() -> None:
         )
 
 
-class _WhenGymnasiumIsImported(MetaPathFinder):
-    """Registers after the first import of Gymnasium, which is found as without this."""
+class _WhenGymnasiumIsImported:
+    """A finder that registers after the first import of Gymnasium, which is found as without this."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import os
@@ -386,6 +387,27 @@ class Robot(CountingEnv):
         print("closed", flush=True)
 
 gymnasium.register("Robot-v0", Robot, disable_env_checker=True, order_enforce=False)
+
+class Team:
+    def __init__(self, **kwargs):
+        self.robot = Robot(**kwargs)
+        self.possible_agents, self.agents = ["robot"], []
+
+    def observation_space(self, agent):
+        return self.robot.observation_space
+
+    def action_space(self, agent):
+        return self.robot.action_space
+
+    def reset(self, seed=None, options=None):
+        self.agents = ["robot"]
+        return tuple({"robot": item} for item in self.robot.reset(seed=seed, options=options))
+
+    def close(self):
+        self.robot.close()
+
+def parallel_env(**kwargs):  # the name that a PettingZoo module has for it
+    return Team(**kwargs)
 """
 
 
@@ -396,14 +418,20 @@ def robots(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("isolation", [(), ("--isolation", "process")])
-def test_the_first_world_uses_the_environment_that_was_made_at_the_start(robots: Path, isolation: list[str]) -> None:
-    with Serving("robots:Robot-v0", *isolation, cwd=robots) as serving:
+EVERY_ISOLATION = pytest.mark.parametrize("isolation", [(), ("--isolation", "process")], ids=["here", "isolated"])
+
+
+@EVERY_ISOLATION
+@pytest.mark.parametrize("target", ["Robot-v0", "parallel_env"])
+def test_the_first_world_uses_the_environment_that_was_made_at_the_start(
+    robots: Path, isolation: tuple[str, ...], target: str
+) -> None:
+    with Serving(f"robots:{target}", *isolation, cwd=robots) as serving:
         lines = serving.printed()
         assert lines[0] == "made 5"
-        with paste(lines[3:5]) as one:
+        with contextlib.closing(paste(lines[3:5])) as one:
             one.reset()
-            with paste(lines[3:5]) as other:  # a second world has an environment of its own
+            with contextlib.closing(paste(lines[3:5])) as other:  # a second world has an environment of its own
                 other.reset()
         code, out, err = serving.end(signal.SIGINT)
     assert (code, err) == (0, "")
@@ -426,23 +454,42 @@ def test_an_environment_that_no_world_takes_is_closed(robots: Path) -> None:
     assert out.splitlines()[0] == "closed"
 
 
-@pytest.mark.parametrize("isolation", [(), ("--isolation", "process")])
+MISSING = (("dependency=box2d",), 1, '{}: .*box2d is not installed, run `pip install "gymnasium\\[box2d\\]"`')
+UNKNOWN = (
+    ("foo=1",),
+    2,
+    r"{} could not be made with --env-kwargs {{'foo': 1}}: .*unexpected keyword argument 'foo'",
+)
+FOREIGN = (("space=float32",), 2, r"{}: .*expected a space of Gymnasium's own kinds at \['arm'\]\['joint'\], got")
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("target", "options", "problem"),
     [
-        (("dependency=box2d",), 'Robot-v0: .*box2d is not installed, run `pip install "gymnasium\\[box2d\\]"`'),
-        (("foo=1",), r"Robot-v0 could not be made with --env-kwargs {'foo': 1}: .*It takes \(length"),
-        (("space=float32",), r"Robot-v0: .*expected a space of Gymnasium's own kinds at \['arm'\]\['joint'\], got"),
+        *[("Robot-v0", (), problem) for problem in (MISSING, UNKNOWN, FOREIGN)],
+        *[("Robot-v0", ("--isolation", "process"), problem) for problem in (MISSING, UNKNOWN, FOREIGN)],
+        *[("Robot-v0", ("--processes", "2"), problem) for problem in (MISSING, UNKNOWN, FOREIGN)],
+        *[("parallel_env", (), problem) for problem in (MISSING, UNKNOWN, FOREIGN)],
+        ("parallel_env", ("--isolation", "process"), FOREIGN),
+        (
+            "Robot-v0",
+            ("--perlert", "0"),
+            ((MISSING[0], 1, MISSING[2].format("cannot make the environment of robot:0"))),
+        ),
     ],
 )
 def test_what_keeps_an_environment_from_being_made_is_reported_at_the_start(
-    robots: Path, arguments: list[str], message: str, isolation: list[str]
+    robots: Path, target: str, options: tuple[str, ...], problem: tuple[tuple[str, ...], int, str]
 ) -> None:
-    with Serving("robots:Robot-v0", "--env-kwargs", *arguments, *isolation, cwd=robots) as serving:
+    arguments, code, message = problem
+    with Serving(f"robots:{target}", "--env-kwargs", *arguments, *options, cwd=robots) as serving:
         out, err = serving.process.communicate(timeout=DEADLINE)
-    assert serving.process.returncode == 2
+    assert serving.process.returncode == code
     assert b"served at" not in out
-    assert re.fullmatch(f"bridge: {message}.*\n", err.decode()), err.decode()
+    said = [line for line in err.decode().splitlines() if not line.startswith(("made", "closed"))]  # the environment's
+    assert len(said) == 1, said
+    assert re.match(f"bridge: {message.format(target)}", said[0]), said
+    assert "Traceback" not in said[0]
 
 
 @pytest.mark.parametrize(("option", "tracebacks", "connections"), [((), 1, 0), (("-q",), 0, 0), (("-v",), 1, 1)])
@@ -740,6 +787,17 @@ def test_the_help_of_each_command_has_examples_and_exit_codes(command: str, caps
 def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "the following arguments are required: COMMAND" in capsys.readouterr().err
+
+
+def test_an_unknown_option_is_a_usage_error_of_its_command_that_names_a_close_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["serve", "CartPole-v1", "--prot", "5", "--zzz"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("usage: bridge serve ")
+    assert err.endswith("bridge serve: error: unrecognized arguments: --prot 5 --zzz; did you mean --port?\n")
+    assert main(["bench", "grpc://localhost:1", "--zzz"]) == 2
+    assert capsys.readouterr().err.endswith("bridge bench: error: unrecognized arguments: --zzz\n")
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,6 +91,7 @@ def test_a_slot_or_lobby_that_is_not_there_and_a_slot_that_is_taken_are_told():
         assert run_lobby(url, source=keys.file, target=output, answer_within=2.0) == 1
         keys.close()
         assert "the server says: There is no nope:0 here; there is cartpole:0" in output.getvalue()
+        assert output.getvalue().count("server: There is no nope:0 here") == 1
 
 
 def test_two_terminals_of_one_user_are_called_differently():

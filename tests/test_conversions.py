@@ -374,9 +374,16 @@ class Fragile(Scripted):
             raise RuntimeError("the gripper is stuck")
         return super().step(action)
 
+    def pull(self):
+        raise RuntimeError("the rope is torn")
 
-def test_an_async_lane_that_raises_ends_the_episode_and_the_next_one_runs():
-    with serve_gym(Fragile, num_envs=2, vectorization_mode="async") as server, warnings.catch_warnings():
+
+@ISOLATION
+def test_an_async_lane_that_raises_ends_the_episode_and_the_next_one_runs(isolation):
+    with (
+        serve_gym(Fragile, num_envs=2, vectorization_mode="async", isolation=isolation) as server,
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")  # Gymnasium's own remarks about the lane
         envs = BlockingReset(make_vec_remote(server.url))
         for _ in range(2):
@@ -390,6 +397,25 @@ def test_an_async_lane_that_raises_ends_the_episode_and_the_next_one_runs():
             observations, _, _, truncations, _ = envs.step(actions)
             assert observations.tolist() == [[0, 0], [0, 0]]
             assert not truncations.any()
+            assert envs.get_attr("steps") == (0, 0)  # of the new lanes
+        envs.close()
+
+
+@ISOLATION
+def test_an_async_lane_whose_method_raises_is_made_anew_at_the_next_reset(isolation):
+    with (
+        serve_gym(Fragile, num_envs=2, vectorization_mode="async", isolation=isolation) as server,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        envs = make_vec_remote(server.url)
+        BlockingReset(envs).reset(seed=1)
+        with pytest.raises(EnvironmentFailedError, match="the rope is torn"):
+            envs.call("pull")
+        with pytest.raises(RefusedError, match=r"cannot be used since one of them failed, reset all of them: .*torn"):
+            envs.call("pull")
+        observations, _ = BlockingReset(envs).reset(seed=1)
+        assert observations.tolist() == [[0, 0], [0, 0]]
         envs.close()
 
 

@@ -94,7 +94,7 @@ def test_an_address_that_refuses_is_followed_by_the_next_at_once(monkeypatch: py
         env = make_remote(f"grpc://two.example:{server.port}", timeout=20.0)
         assert env.reset(seed=0)[0].shape == (4,)
         env.close()
-        with pytest.raises(errors.ConnectError, match=r"Connection refused|ECONNREFUSED"):
+        with pytest.raises(errors.ConnectError, match="Connection refused"):
             make_remote(f"grpc://none.example:{server.port}", timeout=20.0)
 
 

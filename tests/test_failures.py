@@ -350,7 +350,9 @@ def test_a_server_killed_in_the_middle_of_a_step_is_told() -> None:
 
 
 @pytest.mark.parametrize("lanes", ["1", "2"])
-def test_a_killed_server_truncates_its_own_slots_once_and_the_others_go_on(lanes: str) -> None:
+def test_a_killed_server_truncates_its_own_slots_once_and_the_others_go_on(
+    lanes: str, caplog: pytest.LogCaptureFixture
+) -> None:
     mine = int(lanes)
     with ExitStack() as stack:
         good = stack.enter_context(serve_gym("CartPole-v1"))
@@ -373,6 +375,10 @@ def test_a_killed_server_truncates_its_own_slots_once_and_the_others_go_on(lanes
         assert seen[1:].tolist() == [1] * mine
         assert set(envs.slot_states[1:].tolist()) <= {SlotState.LOST, SlotState.CONNECTING}
         envs.close()
+    said = [record.getMessage() for record in caplog.records if "truncated" in record.getMessage()]
+    title = "slot 1: episode" if mine == 1 else "slots 1 to 2: episodes"
+    assert len(said) == 1
+    assert said[0].startswith(f"{title} truncated: {url}: ")
 
 
 def test_blocking_reset_names_the_urls_that_are_away() -> None:

@@ -180,6 +180,30 @@ def test_continue_counts_each_transition_that_is_valid_once():
     assert rows > 3
 
 
+def test_a_world_of_another_number_of_lanes_does_not_take_the_slots_of_the_lost_one():
+    """Another program may get the port of a server that has gone."""
+    with serve_gym(lambda: CountingEnv(1000)) as one, serve_gym(lambda: CountingEnv(1000), num_envs=2) as two:
+        inner = make_vec_remote([one.url, two.url])
+        envs = BlockingReset(inner, timeout=DEADLINE, on_lost="continue")
+        envs.reset(seed=1)
+        play(envs, 5)
+        two.stop()
+        end = time.monotonic() + DEADLINE
+        with serve_gym(lambda: CountingEnv(1000), port=two.port):
+            while "expected 2 environments in its world, got 1" not in (inner.remotes()[1].reason or ""):
+                assert time.monotonic() < end
+                observations, _, _, _, infos = envs.step(np.zeros(3, np.int64))
+                assert infos["valid"][0]
+                assert not infos["valid"][1:].any()
+            last = observations
+            observations = envs.step(np.zeros(3, np.int64))[0]
+            assert observations[1:].tolist() == last[1:].tolist()
+        with serve_gym(lambda: CountingEnv(1000), num_envs=2, port=two.port):
+            while not envs.step(np.zeros(3, np.int64))[4]["valid"].all():
+                assert time.monotonic() < end + DEADLINE
+        envs.close()
+
+
 def test_continue_waits_where_every_slot_is_lost():
     with Number() as one:
         envs = BlockingReset(make_vec_remote(one.server.url), timeout=0.5, on_lost="continue")
@@ -259,26 +283,36 @@ def test_waiting_says_every_five_seconds_for_what(caplog):
 
 
 def advantages():
-    """The function of docs/trainers.md."""
-    page = (Path(__file__).resolve().parent.parent / "docs" / "trainers.md").read_text(encoding="utf-8")
-    (code,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def advantages" in code)
-    scope = {}
-    exec(compile(code, "trainers.md", "exec"), scope)
+    """The function of docs/trainers.md, which quotes examples/ppo.py."""
+    root = Path(__file__).resolve().parent.parent
+    page, example = ((root / name).read_text(encoding="utf-8") for name in ("docs/trainers.md", "examples/ppo.py"))
+    quoted = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(quoted) == 2
+    assert all(code in example for code in quoted)
+    scope = {"np": np}
+    exec(compile(quoted[1], "trainers.md", "exec"), scope)
     return scope["advantages"]
 
 
 def test_the_documented_advantages_leave_out_what_no_action_made():
     rewards, values = np.array([[1.0, 2.0, 0.0, 0.0, 3.0, 4.0]]).T, np.array([[1.0, 5.0, 7.0, 9.0, 9.0, 2.0]]).T
-    valid = np.array([[True, True, False, False, True, True]]).T
-    none = np.zeros((6, 1), bool)
-    truncations = none.copy()
-    truncations[2] = True
-    found, real = advantages()(rewards, values, np.array([6.0]), none, truncations, valid, 0.5, 0.5)
-    assert real[:, 0].tolist() == [True, True, False, False, True, True]
+    real = np.array([[True, True, False, False, True, True]]).T
+    found = advantages()(rewards, values, np.array([6.0]), np.zeros((6, 1), bool), real, 0.5, 0.5)
     second = 2 + 0.5 * 7 - 5  # it leads to the last observation before the loss, and nothing follows on it
     last = 4 + 0.5 * 6 - 2
     expected = [1 + 0.5 * 5 - 1 + 0.25 * second, second, 0, 0, 3 + 0.5 * 2 - 9 + 0.25 * last, last]
     assert found[:, 0].tolist() == expected
+
+
+def test_the_documented_advantages_end_with_an_episode():
+    """After a termination nothing is to come; a truncated episode goes on behind its last observation."""
+    rewards, values = np.array([[1.0, 2.0, 0.0, 3.0]] * 2).T, np.array([[1.0, 5.0, 7.0, 9.0]] * 2).T
+    terminations, real = np.zeros((4, 2), bool), np.ones((4, 2), bool)
+    terminations[1, 0], real[2] = True, False
+    found = advantages()(rewards, values, np.array([6.0, 6.0]), terminations, real, 0.5, 0.5)
+    assert found[1].tolist() == [2 - 5, 2 + 0.5 * 7 - 5]
+    assert found[0].tolist() == [1 + 0.5 * 5 - 1 + 0.25 * found[1, slot] for slot in range(2)]
+    assert found[2:].tolist() == [[0, 0], [3 + 0.5 * 6 - 9] * 2]
 
 
 def test_a_loop_over_four_servers_uses_no_transition_that_no_action_made():
@@ -287,7 +321,7 @@ def test_a_loop_over_four_servers_uses_no_transition_that_no_action_made():
         numbers = (first, second, third, fourth)
         envs = BlockingReset(make_vec_remote([number.server.url for number in numbers]), on_lost="continue")
         observations, _ = envs.reset(seed=1)
-        rows, again, deadline = [], 0, time.monotonic() + DEADLINE
+        rows, ended, again, deadline = [], np.zeros(4, bool), 0, time.monotonic() + DEADLINE
         while again < 50 and time.monotonic() < deadline:
             if len(rows) == 30:
                 second.server.stop()
@@ -295,13 +329,11 @@ def test_a_loop_over_four_servers_uses_no_transition_that_no_action_made():
             elif len(rows) == 60:
                 third.back()
             after, rewards, terminations, truncations, infos = envs.step(np.zeros(4, np.int64))
-            rows.append((observations[:, 1], after[:, 1], rewards, terminations, truncations, infos["valid"]))
-            observations = after
+            rows.append((observations[:, 1], after[:, 1], rewards, infos["valid"], infos["valid"] & ~ended))
+            observations, ended = after, terminations | truncations
             again += len(rows) > 60 and infos["valid"][2]
         envs.close()
-    before, after, rewards, terminations, truncations, valid = map(np.array, zip(*rows, strict=True))
-    values = np.zeros_like(rewards)
-    _, real = advantages()(rewards, values, values[0], terminations, truncations, valid)
+    before, after, rewards, valid, real = map(np.array, zip(*rows, strict=True))
     assert (after - before)[real].tolist() == [1] * int(real.sum())
     assert (rewards[real] > 0).all()
     assert not valid[~valid[:, 1].cumprod().astype(bool), 1].any()  # the second never comes back

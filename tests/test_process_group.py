@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -19,7 +20,7 @@ import psutil
 import pytest
 
 from bridge import make_remote, make_vec_remote, serve_gym
-from bridge.errors import SettingError
+from bridge.errors import RemoteTimeoutError, SettingError, StartError
 from bridge.server.process_group import ServerGroup
 from bridge.wrappers import BlockingReset
 from tests.support import assert_identical
@@ -93,6 +94,65 @@ def test_a_server_that_cannot_start_is_told_with_its_own_words() -> None:
         serve_gym("NoSuch-v0", processes=2)
     with pytest.raises(SettingError, match="processes from 1"):
         serve_gym("CartPole-v1", processes=0)
+
+
+class Tallied(WhoAmI):
+    """Appends its process to a file when it is made."""
+
+    def __init__(self, path: str, broken: bool = False) -> None:
+        with open(path, "a") as tally:
+            print(os.getpid(), file=tally)
+        if broken:
+            raise RuntimeError("the motor does not answer")
+
+
+def test_the_first_process_makes_the_environment_of_its_first_world_at_the_start(tmp_path: Path) -> None:
+    tally, started = tmp_path / "tally", threading.Event()
+    with serve_gym(Tallied, env_kwargs={"path": str(tally)}, processes=2, start=False) as server:
+        assert isinstance(server, ServerGroup)
+        assert not tally.exists()
+        running = threading.Thread(target=server.run, kwargs={"started": started.set})
+        running.start()
+        assert started.wait(60.0)
+        assert tally.read_text().split() == [str(server.pids[0])]
+        with pytest.raises(SettingError, match="on a server that is already started"):
+            server.start()
+        envs = BlockingReset(make_vec_remote(server.urls))
+        envs.reset()
+        assert tally.read_text().split() == [str(pid) for pid in server.pids]
+        envs.close()
+    running.join(60.0)
+    assert not running.is_alive()
+
+
+def test_processes_of_start_false_serve_once_they_are_told_to() -> None:
+    with serve_gym("CartPole-v1", processes=2, start=False) as server:
+        with pytest.raises(RemoteTimeoutError, match="no answer"):
+            make_remote(server.urls[1], timeout=0.3)
+        assert server.worlds == []
+        server.start()
+        for url in server.urls:
+            with make_remote(url) as env:
+                env.reset()
+    with pytest.raises(SettingError, match="on a stopped server"):
+        server.start()
+
+
+def test_an_environment_that_fails_at_the_start_ends_all_processes_and_is_raised(tmp_path: Path) -> None:
+    kwargs = {"path": str(tmp_path / "tally"), "broken": True}
+    server = serve_gym(Tallied, env_kwargs=kwargs, processes=2, start=False)
+    assert isinstance(server, ServerGroup)
+    pids = server.pids
+    with pytest.raises(StartError, match=r"^Tallied: the environment raised RuntimeError in its constr.*: the motor"):
+        server.run(started=lambda: None)
+    assert gone(pids)
+
+
+def test_a_process_that_ends_while_it_makes_its_environment_is_told() -> None:
+    server = serve_gym(lambda: os._exit(3), processes=2, start=False)
+    with pytest.raises(StartError, match="a server process ended while it made the environment"):
+        server.run(started=lambda: None)
+    server.stop()
 
 
 PARENT = """

@@ -285,7 +285,7 @@ def test_a_vector_environment_of_another_autoreset_mode_is_refused_and_closed(mo
 @pytest.mark.parametrize("result", [None, 5, object])
 def test_a_callable_that_returns_no_environment_is_told_so(result):
     error = refusal(EnvSource(lambda: result))
-    assert error.code == Code.INTERNAL
+    assert error.code == Code.FAILED_PRECONDITION
     assert "where a gymnasium.Env or VectorEnv was expected" in error.message
 
 

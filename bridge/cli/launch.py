@@ -19,7 +19,7 @@ __all__ = ["ServerProcess"]
 
 
 class ServerProcess:
-    """A `bridge serve` in a process of its own, on a free port of this machine.
+    """A `bridge serve` in a process of its own, on a port of this machine.
 
     Several start at once; `urls` waits. The process ends with `stop`, with the `with` block, and also where this
     process is killed: its standard input is a pipe from here.
@@ -27,16 +27,17 @@ class ServerProcess:
     Args:
         arguments: What follows `bridge serve` on the command line.
         timeout: Seconds to wait for its URL.
+        port: The port; 0: any free one.
     """
 
-    def __init__(self, *arguments: str, timeout: float = 60.0) -> None:
+    def __init__(self, *arguments: str, timeout: float = 60.0, port: int = 0) -> None:
         self._timeout = timeout
         # A pipe that nobody reads would fill and block the process.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - `stop` closes it
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._urls: list[str] | None = None
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bridge", "serve", *arguments, "--port", "0", "--exit-on-eof"],
+            [sys.executable, "-m", "bridge", "serve", *arguments, "--port", str(port), "--exit-on-eof"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

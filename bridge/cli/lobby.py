@@ -132,6 +132,7 @@ class _Terminal:
         self._defaulted = False
         self._status = False
         self._table = ""
+        self._refusal = ""
         self._wanted = ""
 
     def say(self, text: str) -> None:
@@ -253,7 +254,9 @@ class _Terminal:
             if isinstance(event, LobbyChanged):
                 self.show_slots()
             elif isinstance(event, Said):
-                self.say(f"server: {clean(event.text)}")
+                if self.me.slots or event.text != self._refusal:  # the same refusal answers each attempt to come in
+                    self.say(f"server: {clean(event.text)}")
+                self._refusal = event.text
             elif isinstance(event, RunStarted):
                 if not self.playing:
                     self.keys.enter_context(self.input.keys())

@@ -23,8 +23,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType, MappingProxyType
 from typing import TextIO
 
-from bridge.version import __version__
-
 __all__ = ["COMMANDS", "FAILED", "INTERRUPTED", "OK", "USAGE", "main", "make_parser", "say"]
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -58,6 +56,8 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
     Args:
         command: The sub-command whose module is imported; None: no one's.
     """
+    from bridge.version import __version__  # it is looked up, which takes a while: Ctrl-C is handled by now
+
     parser = argparse.ArgumentParser(
         prog="bridge",
         description="Serve Gymnasium environments, and inspect, measure and play served ones.",
@@ -78,8 +78,22 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
         chosen.add_argument("--debug", action="store_true", help="show the traceback of an error")
         actions = chosen._actions  # noqa: SLF001 - argparse has no public list of a parser's options
         spelled = {action.dest: action.option_strings[0] for action in actions if action.option_strings}
-        chosen.set_defaults(spelled=spelled)
+        chosen.set_defaults(spelled=spelled, parser=chosen)
     return parser
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Read a command line; raise SystemExit where that is wrong, or asked for help."""
+    parser = make_parser(next((word for word in argv if word in COMMANDS), None))
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        import difflib
+
+        known = list(arguments.spelled.values())
+        close = [near for word in unknown for near in difflib.get_close_matches(word.partition("=")[0], known, 1)]
+        hint = f"; did you mean {' and '.join(close)}?" if close else ""
+        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -94,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     try:
         with _quiet_interrupt():
-            arguments = make_parser(next((word for word in argv if word in COMMANDS), None)).parse_args(argv)
+            arguments = _parse(argv)
     except SystemExit as end:  # argparse has said what is wrong, or has shown the help
         return end.code if isinstance(end.code, int) else USAGE
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import selectors
 import socket
 from collections.abc import Callable
@@ -123,7 +124,7 @@ class Dialer:
                 return
             self._close(sock)
             if number > 0:
-                error = OSError(number, errno.errorcode.get(number, str(number)))
+                error = OSError(number, os.strerror(number))
         if not self._attempts:
             self.cancel()
             detail = f"{error.strerror or error}" if error else "the name has no address"
@@ -137,7 +138,7 @@ class Dialer:
             self._finish(sock)
         else:
             self._close(sock)
-            self._try_next(OSError(number, errno.errorcode.get(number, str(number))))
+            self._try_next(OSError(number, os.strerror(number)))
 
     def _finish(self, sock: socket.socket) -> None:
         self._attempts.discard(sock)

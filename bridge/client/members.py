@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from bridge.client.remote import Remote, SlotState
 from bridge.client.session import State
-from bridge.client.step_reader import StepMessage
+from bridge.client.step_reader import StepMessage, StepReader
 from bridge.errors import RemoteError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
@@ -32,8 +32,8 @@ class Member:
     """Its slots in a batch."""
     answer: StepMessage | None = None
     """A Step's answer that has come and was not handed out yet."""
-    last: StepMessage | None = None
-    """The last Step's answer that was handed out."""
+    last: tuple[StepMessage, StepReader] | None = None
+    """The last Step's answer that was handed out, and what reads it: that of the world that it came from."""
     stepping: bool = False
     """Whether the outstanding answer is that of an action."""
     in_episode: bool = False

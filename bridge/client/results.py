@@ -82,9 +82,6 @@ class Results:
                 self._hand_out(member, member.answer, member.start in stacked)
             elif member.error is not None:
                 self._cut_off(member)
-        for slot, error in self.errors.items():
-            if self.batch.truncations[slot]:
-                _log.warning("slot %d: episode truncated: %s", slot, str(error).partition("\n")[0])
 
     def _stack_answers(self) -> set[int]:
         """Write all answers of the same template into the batch at once; return the slots of these."""
@@ -129,6 +126,8 @@ class Results:
             member.in_episode = False
             member.remote.record.episodes_lost += member.lanes
             self.batch.truncations[member.slots] = True
+            what = "episode" if member.lanes == 1 else "episodes"
+            _log.warning("%s: %s truncated: %s", member.title, what, str(error).partition("\n")[0])
 
     # Forms
 
@@ -199,7 +198,8 @@ class Results:
             if member.last is None:
                 raise ConnectionLostError(member.remote.url, f"it went before its first observation: {member.error}")
             last = Batch.empty(self._layout, self._pool.num_envs, self._pool.world_info().reward_space)
-            member.remote.reader.read_into(member.last, last, member.start, member.remote.now())
+            message, reader = member.last
+            reader.read_into(message, last, member.start, member.remote.now())
             for column, old in zip(self.batch.columns, last.columns, strict=True):
                 column[member.slots] = old[member.slots]
 
@@ -252,7 +252,7 @@ def hand_over(
         info = {} if message.info == values.EMPTY_DICT else remote.reader.read_info(message)
     else:
         info = remote.reader.read_into(message, batch, position, remote.now())
-    member.last, member.answer = message, None
+    member.last, member.answer = (message, remote.reader), None
     if member.stepping:
         remote.record.steps_received += member.lanes
     member.stepping = False

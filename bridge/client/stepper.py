@@ -410,7 +410,8 @@ class Stepper:
         error = member.error
         member.in_episode = False
         if member.last is not None:
-            member.remote.reader.read_into(member.last, batch, position, member.remote.now())
+            message, reader = member.last
+            reader.read_into(message, batch, position, member.remote.now())
             block = slice(position, position + member.lanes)
             batch.rewards[block] = 0.0
             batch.terminations[block] = False

@@ -253,9 +253,11 @@ class VectorPool(Pool):
             self.lose(member, event)
 
     def _fits(self, member: Member, complaint: str) -> bool:
-        """Tell whether what was joined has the spaces of the others; where it has not, it is lost."""
+        """Tell whether what was joined has the spaces of the others, and its own slots; where not, it is lost."""
         try:
             self._check_spaces(member)
+            if member.remote.slots != member.lanes:
+                raise SettingError(f"expected {member.lanes} environments in its world, got {member.remote.slots}")
         except SettingError as error:
             lost = member.remote.give_up(PeerError(member.remote.url, f"{complaint}: {error}"))
             self.lose(member, dataclasses.replace(lost, established=False))

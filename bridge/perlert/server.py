@@ -26,6 +26,7 @@ from bridge.perlert.worlds import default_name, make_world, slots_of
 from bridge.server.event_loop import READ, EventLoop
 from bridge.server.serving import ServerRuntime, ServingThread
 from bridge.transport.address import is_loopback
+from bridge.worlds.base import start_error
 from bridge.worlds.default_actions import neutral_action
 from bridge.worlds.isolated.world import CALL_TIMEOUT, Isolation
 from bridge.worlds.scheduling import Pending
@@ -268,7 +269,8 @@ def serve_perlert(
         rollout_config: Times of the runs; its fps, max_rate and decimals are those of the keywords.
 
     Raises:
-        SettingError: A keyword has a value that cannot be served, or the environment cannot be made.
+        SettingError: A keyword has a value that cannot be served, such as wrong `env_kwargs`.
+        StartError: The environment failed while it was made.
         UnsupportedSpaceError: A space has no text form, or an observation may be longer than a datagram.
     """
     if not isinstance(instances, int) or instances < 1:
@@ -337,7 +339,7 @@ async def _publish(
                 named[label], runtime=server.runtime, name=str(header), default_action=given, **make
             )
         except RequestError as error:
-            raise SettingError(f"cannot make the environment of {header}: {error}") from error
+            raise start_error(f"cannot make the environment of {header}", error) from error
         try:
             agents = slots_of(list(world.members), default_name(named[label]), slots)
             defaults.update(_defaults(default_action, agents, world))

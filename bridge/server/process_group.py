@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 import cloudpickle
 import gymnasium
 
-from bridge.errors import SettingError
+from bridge.errors import SettingError, StartError
 from bridge.forks import forget_in_child, leak
 from bridge.server.serve import serve_gym
 from bridge.server.server import SWITCH_INTERVAL, Server
@@ -46,12 +46,14 @@ class ServerGroup(Server):
         processes: How many.
         arguments: The other keyword arguments of `serve_gym`. Process i gets `port + i` where that is not 0, likewise
             the other ports, and `unix_path` with `.i` after it.
+        start: Whether they serve at once; False: once `start`, `run` or `wait` is called.
 
     Raises:
         SettingError: One of them cannot start; its message is the server's own.
     """
 
-    def __init__(self, env: Any, processes: int, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, env: Any, processes: int, arguments: Mapping[str, Any], *, start: bool = True) -> None:
+        self._running = self._ending = False
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
         self._asking = threading.Lock()
@@ -77,6 +79,8 @@ class ServerGroup(Server):
             self._end_children(0.0)
             raise
         atexit.register(self.stop, 0.0)
+        if start:
+            self.start()
 
     def after_fork(self) -> None:
         """In a forked process: leave the servers to the parent process."""
@@ -119,19 +123,54 @@ class ServerGroup(Server):
         return [child.metrics_port for child in self._children if child.metrics_port is not None]
 
     def start(self) -> None:
-        """Refuse: the processes serve from their start on."""
-        raise SettingError(
-            "server processes are already started; start() is for serve_gym(…, start=False) without processes="
-        )
+        """Serve: each process makes and calls its environments in its main thread.
+
+        Raises:
+            SettingError: They are started already, or stopped.
+        """
+        self._begin("start()")
+        for child in self._children:
+            child.write("serve")
 
     def run(self, grace: float = 2.0, *, started: Callable[[], None] | None = None) -> None:
-        """Block until Ctrl-C, SIGTERM or `stop`: `wait`, for each process calls its environments in its main thread.
+        """Serve, and block until Ctrl-C, SIGTERM or `stop` from another thread: `start` and `wait`.
 
-        Each makes the environment of its first world when a client asks for it; `started` is called at once.
+        Args:
+            grace: Seconds that open connections get to end by themselves after SIGTERM.
+            started: Called once the first process has made the environment of its first world. That of the other
+                processes, and without `started` of all, is made when a client asks for it.
+
+        Raises:
+            SettingError: They are started already, or stopped; with `started`, the environment cannot be served.
+            StartError: With `started`, the environment failed while it was made.
         """
-        if started is not None:
+        if started is None:
+            self.start()
+        elif self._make_first():
             started()
         self.wait(grace)
+
+    def _make_first(self) -> bool:
+        """Have the first process make its first environment, and then all of them serve; False: they were stopped.
+
+        There is no deadline, as in one process: it takes the time that the environment takes.
+        """
+        self._begin("run()")
+        first, *others = self._children
+        with self._asking:
+            first.write("prepare")
+            said = first.read(None)
+        if self._ending:
+            return False
+        if said is None or "error" in said:
+            self.stop()
+        if said is None:
+            raise StartError("a server process ended while it made the environment; its output is above")
+        if "error" in said:
+            raise (SettingError if said["usage"] else StartError)(said["error"])
+        for child in others:
+            child.write("serve")
+        return True
 
     def wait(self, grace: float = 2.0) -> None:
         """Block until Ctrl-C, SIGTERM or `stop` from another thread; then stop all servers.
@@ -139,6 +178,8 @@ class ServerGroup(Server):
         Args:
             grace: Seconds that open connections get to end by themselves after SIGTERM; after Ctrl-C they get none.
         """
+        if not self._running and not self._stopped.is_set():
+            self.start()
         signals: list[int] = []
 
         def on_signal(number: int, frame: FrameType | None) -> None:
@@ -194,6 +235,7 @@ class ServerGroup(Server):
             if self._stopped.is_set():
                 return
             atexit.unregister(self.stop)
+            self._ending = True
             try:
                 self._end_children(grace)
             finally:
@@ -250,12 +292,18 @@ class _Child:
                 os.dup2(null, pipe.fileno(), inheritable=False)
         os.close(null)
 
-    def read(self, deadline: float) -> dict[str, Any] | None:
-        """Return what it says next; None: it ended, or says nothing."""
-        try:
-            line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            return None
+    def read(self, deadline: float | None) -> dict[str, Any] | None:
+        """Return what it says next; None: it ended, or has said nothing by the deadline, where there is one."""
+        line: bytes | None = None
+        while True:
+            # A wait without a timeout would keep Python from running signal handlers on some platforms.
+            wait = 0.2 if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                line = self._lines.get(timeout=wait)
+                break
+            except queue.Empty:
+                if deadline is not None:
+                    return None
         if line is None:
             self._lines.put(None)
             return None
@@ -344,6 +392,8 @@ def run_child() -> None:
             raise
         return
 
+    orders: queue.SimpleQueue[str] = queue.SimpleQueue()
+
     def listen() -> None:
         grace = 0.0
         for line in stdin:
@@ -353,13 +403,18 @@ def run_child() -> None:
             elif command[:1] == ["stop"]:
                 grace = float(command[1])
                 break
+            else:
+                orders.put(command[0])
         server.stop(grace)
         _end_process()  # also where an environment does not return from its call
 
     threading.Thread(target=listen, name="bridge-parent", daemon=True).start()
     say(urls=server.urls, env_ids=server.env_ids, metrics_port=server.metrics_port)
     try:
-        server.run()
+        ahead = orders.get() == "prepare"  # the other order is "serve"
+        server.run(started=(lambda: say(prepared=True)) if ahead else None)
+    except (SettingError, StartError) as error:
+        say(error=str(error), usage=isinstance(error, SettingError))
     finally:
         _end_process()
 

@@ -138,8 +138,8 @@ def serve_gym(
     if count > 1:
         from bridge.server.process_group import ServerGroup
 
-        del arguments["start"]  # the processes serve from their start on
-        return ServerGroup(arguments.pop("env"), count, arguments)
+        del arguments["start"]
+        return ServerGroup(arguments.pop("env"), count, arguments, start=start)
     limits = Limits(max_connections, max_worlds, max_lanes, max_message_bytes, max_requests_in_flight, max_queued_bytes)
     own_processes = Isolation.of(isolation, call_timeout, max_world_bytes, always=allow_env_factories)
     security = Security.of(

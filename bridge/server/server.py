@@ -29,6 +29,7 @@ from bridge.server.registry import Registry, WorldSource
 from bridge.server.serving import ServerRuntime, ServingThread, forget_lock_in_child
 from bridge.server.shutdown import CLOSE_TIMEOUT, Shutdown
 from bridge.transport.address import is_loopback
+from bridge.worlds.base import start_error
 
 __all__ = ["IDLE_TIMEOUT", "RESET_WORLD_TIMEOUT", "SWITCH_INTERVAL", "Server", "Transport"]
 
@@ -256,7 +257,9 @@ class Server:
             started: Called once the environment of the first world has been made, which otherwise waits for a client.
 
         Raises:
-            SettingError: It is started already, or stopped; with `started`, the environment could not be made.
+            SettingError: It is started already, or stopped; with `started`, the environment cannot be served, such as
+                for wrong `env_kwargs`.
+            StartError: With `started`, the environment failed while it was made.
         """
         self._begin("run()")
         self._shutdown.ends_process = True
@@ -271,9 +274,7 @@ class Server:
         self.stop()
         for problem in problems:
             if isinstance(problem, RequestError):
-                text = problem.message.partition("\nTraceback ")[0]
-                title = self._source.title
-                raise SettingError(text if text.startswith(title) else f"{title}: {text}") from problem
+                raise start_error(self._source.title, problem) from problem
             raise problem
 
     def _prepare(self, started: Callable[[], None], problems: list[BaseException]) -> None:

@@ -35,6 +35,10 @@ class EnvAccess:
         self._env: Any = env
         self._lanes: int | None = env.num_envs if isinstance(env, VectorEnv) else None
 
+    def replace(self, env: Any) -> None:
+        """Give access to another environment, made as the first one was; its property tree stays valid."""
+        self._env = env
+
     def properties(self) -> PropertyTree:
         """Return what the environment adds to the tree below `world`."""
         env = self._env

@@ -13,14 +13,14 @@ import gymnasium
 from bridge.encoding import values
 from bridge.encoding.properties import PropertyTree
 from bridge.encoding.tensors import Array, Spec, fill_tensor
-from bridge.errors import Code, RequestError, SettingError, TensorError, UnsupportedSpaceError
+from bridge.errors import Code, RequestError, SettingError, StartError, TensorError, UnsupportedSpaceError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.resets import ResetBook, ResetOrder
 from bridge.worlds.rewards import explain_lane_failure
 from bridge.worlds.scheduling import Scheduler
 
-__all__ = ["Agent", "World", "answer_to", "environment_failure", "failures_in", "in_environment"]
+__all__ = ["Agent", "World", "answer_to", "environment_failure", "failures_in", "in_environment", "start_error"]
 
 T = TypeVar("T")
 
@@ -249,6 +249,20 @@ def environment_failure(where: str, error: BaseException) -> RequestError:
         f"the environment raised {type(error).__name__} in {where}: {error}\n{''.join(frames)}"
         "Fix the environment, or call reset() to begin a new episode.",
     )
+
+
+def start_error(title: str, error: RequestError) -> SettingError | StartError:
+    """Convert the refusal of a server's first environment: StartError where the environment failed, else SettingError.
+
+    Its traceback is left out: whoever starts the server sees the message.
+
+    Args:
+        title: The environment, for the message.
+        error: Why it could not be made, or cannot be served.
+    """
+    text = error.message.partition("\nTraceback ")[0]
+    kind = SettingError if error.code in (Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION) else StartError
+    return kind(text if text.startswith(title) else f"{title}: {text}")
 
 
 def answer_to(where: str, error: BaseException) -> RequestError:

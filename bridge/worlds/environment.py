@@ -22,6 +22,7 @@ from bridge.pb import bridge_pb2, properties_pb2
 from bridge.samples import Samples
 from bridge.worlds.access import EnvAccess, ParallelAccess
 from bridge.worlds.base import answer_to, in_environment
+from bridge.worlds.broken_lanes import refusal_of_broken_lanes, without_reset_mask
 from bridge.worlds.lane_infos import collect_infos, join_infos
 from bridge.worlds.rewards import prepare_lanes, reward_space_of
 from bridge.worlds.scheduling import Executor, Scheduler, gather
@@ -280,7 +281,7 @@ class LocalVectorEnv(LocalBase[Any]):
     def _reset(self, seed: Any, options: Any) -> Any:
         if self._broken is not None:
             in_environment("its construction", self._replace)
-            options = {key: value for key, value in (options or {}).items() if key != "reset_mask"}  # all are new
+            options = without_reset_mask(options)
         try:
             observation, info = super()._reset(seed, options)
         except RequestError as error:
@@ -301,27 +302,25 @@ class LocalVectorEnv(LocalBase[Any]):
     def _call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         if self._broken is not None:
             raise self._broken
-        return super()._call(request)
+        try:
+            return super()._call(request)
+        except RequestError as error:
+            self._note_failure(error)
+            raise
 
     def _note_failure(self, error: RequestError) -> None:
-        """Remember a failure after which lanes in processes of their own take no more calls."""
-        vector = self._require().unwrapped
-        if isinstance(vector, AsyncVectorEnv) and None in vector.parent_pipes:
-            first = str(error).partition("\n")[0]
-            self._broken = RequestError(
-                Code.FAILED_PRECONDITION, f"the lanes are of no use since one failed, reset all of them: {first}"
-            )
+        self._broken = refusal_of_broken_lanes(self._require(), error)
 
     def _replace(self) -> None:
         """Make the lanes anew."""
-        if self._make is None or self._env is None:
+        if self._make is None or self._env is None or self._access is None:
             return
         self._env.close(terminate=True)
         env = self._make()
         prepare_lanes(env, self.reward_space)
         self._collects = collect_infos(env)
-        self._env, self._access, self._broken = env, EnvAccess(env), None
-        self._tree = self._access.properties()
+        self._env, self._broken = env, None
+        self._access.replace(env)
 
     def _joined(self, info: Any) -> Any:
         return join_infos(info, self.num_envs) if self._collects else info

@@ -15,18 +15,18 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
-from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import unpack_tensor
 from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.worlds.base import World, environment_failure, read_bytes, refuse_unknown
+from bridge.worlds.base import World, answer_to, read_bytes, refuse_unknown
 from bridge.worlds.environment import Lanes, adopt
 from bridge.worlds.isolated.env import start_isolated
 from bridge.worlds.isolated.world import Isolation, start_method
 from bridge.worlds.lanes import VectorWorld
+from bridge.worlds.made_ahead import MadeAhead
 from bridge.worlds.realtime.clocked_world import Realtime
 from bridge.worlds.realtime.world import RealtimeWorld
-from bridge.worlds.scheduling import Pending, Runtime, gather
+from bridge.worlds.scheduling import Runtime, gather
 from bridge.worlds.single import GymWorld
 from bridge.worlds.timed import TimeAction
 
@@ -188,7 +188,7 @@ class EnvRecipe:
                 f"{self._signature(request)}",
             ) from error
         except (Exception, SystemExit) as error:
-            raise environment_failure("its construction", error) from error
+            raise answer_to("its construction", error) from error
 
     def _make(self, request: WorldRequest) -> gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]:
         kwargs = dict(request.kwargs)
@@ -240,10 +240,7 @@ class EnvRecipe:
             made = iter([first])
             env = SyncVectorEnv([lambda: next(made, None) or factory(**kwargs)] * num_envs, copy=False)
         if not isinstance(env, (gymnasium.Env, VectorEnv)):
-            raise RequestError(
-                Code.INTERNAL,
-                f"{self.title} returned a {type(env).__name__}, where a gymnasium.Env or VectorEnv was expected",
-            )
+            raise _no_environment(self.title, env)
         return env
 
     def _signature(self, request: WorldRequest) -> str:
@@ -316,10 +313,7 @@ class EnvSource:
         self._thread_safe = thread_safe
         self._isolation = isolation
         self._factories = allow_env_factories
-        self._preparing: Pending[None] | None = None
-        """Done once `prepare` has made an environment, or could not."""
-        self._spare: tuple[WorldRequest, Any] | None = None
-        """An environment that was made ahead, and what it answers to."""
+        self._ahead = MadeAhead()
         if isolation is not None:
             isolation.check(self.title, lambda: self._recipe.pickled(None))
 
@@ -342,25 +336,14 @@ class EnvSource:
         if len(self.env_ids) > 1:
             return
         request = self._recipe.read({})
-        preparing = self._preparing = Pending()
-        try:
-            env = await self._make_env("", self._recipe, request, None, runtime)
-            self._spare = (request, env)
-            for space, name in ((env.observation_space, "observation"), (env.action_space, "action")):
-                Layout(space, name)
-        except TensorError as error:
-            await self.close()
-            text = f"this environment has a space that does not travel: {error}"
-            raise RequestError(Code.FAILED_PRECONDITION, text) from error
-        finally:
-            self._preparing = None
-            preparing.set_result(None)
+        making = self._make_env("", self._recipe, request, None, runtime)
+        await self._ahead.make(
+            request, making, lambda env: [(env.observation_space, "observation"), (env.action_space, "action")]
+        )
 
     async def close(self) -> None:
         """Close the environment that was made ahead, where no world has taken it."""
-        spare, self._spare = self._spare, None
-        if spare is not None:
-            await spare[1].close()
+        await self._ahead.close()
 
     async def make_world(self, name: str, settings: Mapping[str, pb.Tensor], runtime: Runtime) -> World:
         """Build the world that CreateWorld settings ask for; none of them: the default one.
@@ -371,12 +354,8 @@ class EnvSource:
         factory = self._read_factory(settings)
         recipe = self._recipe if factory is None else self._recipe.of_factory(_factory_of_client)
         request = recipe.read({key: value for key, value in settings.items() if key != "env_factory"})
-        if self._preparing is not None:
-            await self._preparing
-        if self._spare is not None and factory is None and self._spare[0] == request:
-            (_, env), self._spare = self._spare, None
-        else:
-            await self.close()  # of a robot or an emulator there is but one
+        env = await self._ahead.take(request if factory is None else None)
+        if env is None:
             env = await self._make_env(name, recipe, request, factory, runtime)
         try:
             if self._realtime is not None:
@@ -457,6 +436,17 @@ class EnvSource:
 def _factory_of_client(**kwargs: Any) -> Any:
     """A placeholder for a client's factory in the server, which does not unpickle it."""
     raise SettingError("a client's factory is called in a world's process only")
+
+
+def _no_environment(title: str, made: Any) -> RequestError:
+    """Refuse what a callable returned that is no environment of Gymnasium."""
+    text = f"{title} returned a {type(made).__name__}, where a gymnasium.Env or VectorEnv was expected"
+    if hasattr(made, "possible_agents"):
+        text += (
+            "; PettingZoo environments are for serve_parallel, or for `bridge serve` with a function that says what it "
+            "returns: def make() -> pettingzoo.ParallelEnv"
+        )
+    return RequestError(Code.FAILED_PRECONDITION, text)
 
 
 def _make_timed(function: Callable[..., Any], time_action: TimeAction, **kwargs: Any) -> Any:

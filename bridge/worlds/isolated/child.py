@@ -27,6 +27,7 @@ from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.access import EnvAccess, ParallelAccess
 from bridge.worlds.base import environment_failure, failures_in
+from bridge.worlds.broken_lanes import refusal_of_broken_lanes, without_reset_mask
 from bridge.worlds.lane_infos import collect_infos, join_infos
 from bridge.worlds.rewards import Rewards, prepare_lanes, reward_space_of
 
@@ -151,17 +152,26 @@ class _EnvHost:
     def step(self, payload: Any) -> Any:
         return self._player.step(payload[1])
 
+    def call(self, request: bridge_pb2.CallRequest) -> Any:
+        return self.access.call(request)
+
 
 class _VectorHost:
-    """A vector environment; the lanes of a SyncVectorEnv can also be called one by one."""
+    """A vector environment; the lanes of a SyncVectorEnv can also be called one by one.
+
+    Args:
+        env: The environment.
+        make: Makes another one in its place, where a failure leaves it of no use.
+    """
 
     access: EnvAccess
 
-    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
-        self.env = env
+    def __init__(self, env: VectorEnv[Any, Any, Any], make: Callable[[], Any]) -> None:
+        self._make = make
         self.access = EnvAccess(env)
         mode = (env.metadata or {}).get("autoreset_mode")
         texts = _texts(env.single_observation_space, env.single_action_space)
+        self._reward_space = reward_space_of(env)
         self.facts: dict[str, Any] = {
             "kind": "vector",
             "spaces": [texts],
@@ -171,22 +181,44 @@ class _VectorHost:
             "text": str(env),
             "resets_lanes": isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv)),
             "steps_lanes": isinstance(env, SyncVectorEnv),
+            "reward_space": None if self._reward_space is None else space_to_json(self._reward_space),
         }
-        spaces = _published(texts)
-        reward_space = reward_space_of(env)
-        prepare_lanes(env, reward_space)
-        self.facts["reward_space"] = None if reward_space is None else space_to_json(reward_space)
-        self._player = _Player(env, spaces, env.num_envs, reward_space)
+        self._spaces = _published(texts)
+        self._adopt(env)
+
+    def _adopt(self, env: VectorEnv[Any, Any, Any]) -> None:
+        self.env = env
+        self._broken: RequestError | None = None
+        prepare_lanes(env, self._reward_space)
+        self._player = _Player(env, self._spaces, env.num_envs, self._reward_space)
         lanes = env.envs if isinstance(env, SyncVectorEnv) else ()
-        self._lanes = [_Player(lane, spaces, None, reward_space) for lane in lanes]
+        self._lanes = [_Player(lane, self._spaces, None, self._reward_space) for lane in lanes]
 
     def reset(self, payload: Any) -> Any:
         lane, seed, options = payload
-        return self._of(lane).reset(seed, options)
+        if self._broken is not None:
+            with failures_in("its construction"):
+                self.env.close(terminate=True)
+                self._adopt(self._make())
+            self.access.replace(self.env)
+            options = without_reset_mask(options)
+        return self._run(self._of(lane).reset, seed, options)
 
     def step(self, payload: Any) -> Any:
         lane, arrays = payload
-        return self._of(lane).step(arrays)
+        return self._run(self._of(lane).step, arrays)
+
+    def call(self, request: bridge_pb2.CallRequest) -> Any:
+        return self._run(self.access.call, request)
+
+    def _run(self, function: Callable[..., Any], *args: Any) -> Any:
+        if self._broken is not None:
+            raise self._broken
+        try:
+            return function(*args)
+        except RequestError as error:
+            self._broken = refusal_of_broken_lanes(self.env, error)
+            raise
 
     def _of(self, lane: int | None) -> _Player:
         return self._player if lane is None else self._lanes[lane]
@@ -223,6 +255,9 @@ class _ParallelHost:
         with failures_in("step"):
             observations, rewards, terminations, truncations, infos = self.env.step(actions)
         return self._told(observations, rewards, terminations, truncations, infos)
+
+    def call(self, request: bridge_pb2.CallRequest) -> Any:
+        return self.access.call(request)
 
     def _told(self, observations: Any, rewards: Any, terminations: Any, truncations: Any, infos: Any) -> list[Any]:
         rows = []
@@ -301,7 +336,7 @@ class _Child:
         env = self._make()
         with failures_in("its construction"):
             if isinstance(env, VectorEnv):
-                self._host = _VectorHost(env)
+                self._host = _VectorHost(env, self._make)
             else:
                 self._host = _EnvHost(env) if isinstance(env, gymnasium.Env) else _ParallelHost(env)
         self._properties = self._host.access.properties()
@@ -321,7 +356,8 @@ class _Child:
         return values.encode(self._hosted().step(values.decode(payload)))
 
     def _call(self, payload: bytes) -> bytes:
-        return self._hosted().access.call(bridge_pb2.CallRequest.FromString(payload)).SerializeToString()
+        response: bytes = self._hosted().call(bridge_pb2.CallRequest.FromString(payload)).SerializeToString()
+        return response
 
     def _property(self, payload: bytes) -> bytes:
         return self._properties.answer(properties_pb2.PropertyRequest.FromString(payload)).SerializeToString()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,15 +14,16 @@ import gymnasium
 from bridge.encoding.tensors import unpack_tensor
 from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.worlds.base import World, environment_failure, read_bytes, refuse_unknown
+from bridge.worlds.base import World, answer_to, read_bytes, refuse_unknown
 from bridge.worlds.environment import adopt
 from bridge.worlds.isolated.env import start_isolated
 from bridge.worlds.isolated.world import Isolation
+from bridge.worlds.made_ahead import MadeAhead
 from bridge.worlds.multi_agent.joint_steps import MultiAgentOptions
 from bridge.worlds.multi_agent.world import MultiAgentWorld
 from bridge.worlds.realtime.clocked_world import Realtime
 from bridge.worlds.realtime.multi_agent import RealtimeMultiAgentWorld, check_default_action
-from bridge.worlds.scheduling import Runtime
+from bridge.worlds.scheduling import Executor, Runtime
 
 __all__ = ["ParallelRecipe", "ParallelSource", "SingleAgentEnv", "as_parallel"]
 
@@ -161,10 +162,29 @@ class ParallelRecipe:
             raise
         except TypeError as error:
             raise RequestError(
-                Code.INVALID_ARGUMENT, f"{self.title} could not be made with the arguments {dict(kwargs)}: {error}"
+                Code.INVALID_ARGUMENT, f"{self.title} could not be made with env_kwargs={dict(kwargs)}: {error}"
             ) from error
         except (Exception, SystemExit) as error:
-            raise environment_failure("its construction", error) from error
+            raise answer_to("its construction", error) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class _Made:
+    """An environment that was made for a world."""
+
+    env: Any
+    executor: Executor
+    """Runs its calls, where it is in this process."""
+
+    def spaces(self) -> Iterator[tuple[gymnasium.Space[Any], str]]:
+        """Give the spaces of each agent."""
+        for agent in self.env.possible_agents:
+            yield self.env.observation_space(agent), f"{agent}'s observation"
+            yield self.env.action_space(agent), f"{agent}'s action"
+
+    async def close(self) -> None:
+        """Close the environment."""
+        await self.env.close()
 
 
 class ParallelSource:
@@ -203,6 +223,7 @@ class ParallelSource:
         self._isolation = isolation
         self._realtime = realtime
         self._thread_safe = thread_safe
+        self._ahead = MadeAhead()
         self._only: list[Any] = []
         """The environment that was made already, until its one world takes it."""
         factory: Any
@@ -247,10 +268,18 @@ class ParallelSource:
         return self._recipe.title
 
     async def prepare(self, runtime: Runtime) -> None:
-        """Make nothing ahead."""
+        """Make the environment of the first world ahead, unless it was made already: what it lacks shows at once.
+
+        Raises:
+            RequestError: It could not be made, or has a space that does not travel.
+        """
+        if not self.single:
+            kwargs = self._recipe.read({})
+            await self._ahead.make(kwargs, self._make_env("", kwargs, runtime), _Made.spaces)
 
     async def close(self) -> None:
-        """Close nothing: every environment is a world's."""
+        """Close the environment that was made ahead, where no world has taken it."""
+        await self._ahead.close()
 
     async def make_world(self, name: str, settings: Mapping[str, pb.Tensor], runtime: Runtime) -> World:
         """Build the world that CreateWorld settings ask for.
@@ -259,21 +288,36 @@ class ParallelSource:
             RequestError: Settings that are unknown or invalid, or an environment that could not be made.
         """
         kwargs = self._recipe.read(settings)
-        executor = runtime.executor
-        if self._isolation is not None:
-            env: Any = await start_isolated(name, self._recipe.pickled(kwargs), None, self._isolation, runtime)
-        else:
-            make = partial(self._recipe.make_env, kwargs) if not self.single else self._take(settings)
-            if self._thread_safe:
-                executor = runtime.start_thread(f"bridge-world {name or 'default'}")
-            env = await adopt(make, executor, own_executor=self._thread_safe, parallel=True)
+        made = await self._ahead.take(kwargs)
+        if made is None:
+            made = await self._make_env(name, kwargs, runtime, None if not self.single else self._take(settings))
         try:
             if self._realtime is not None:
-                return RealtimeMultiAgentWorld(name, env, runtime.scheduler, executor, self._realtime)
-            return MultiAgentWorld(name, env, runtime.scheduler, executor, self._options)
+                return RealtimeMultiAgentWorld(name, made.env, runtime.scheduler, made.executor, self._realtime)
+            return MultiAgentWorld(name, made.env, runtime.scheduler, made.executor, self._options)
         except BaseException:
-            await env.close()
+            await made.close()
             raise
+
+    async def _make_env(
+        self, name: str, kwargs: Mapping[str, Any], runtime: Runtime, make: Callable[[], Any] | None = None
+    ) -> _Made:
+        """Make the environment of a world, in this process or in one of its own.
+
+        Args:
+            name: The world's name.
+            kwargs: For its constructor.
+            runtime: Runs it.
+            make: Returns it; None: it is made by the recipe.
+        """
+        executor = runtime.executor
+        if self._isolation is not None:
+            recipe = self._recipe.pickled(kwargs)
+            return _Made(await start_isolated(name, recipe, None, self._isolation, runtime), executor)
+        if self._thread_safe:
+            executor = runtime.start_thread(f"bridge-world {name or 'default'}")
+        make = make or partial(self._recipe.make_env, kwargs)
+        return _Made(await adopt(make, executor, own_executor=self._thread_safe, parallel=True), executor)
 
     def _take(self, settings: Mapping[str, pb.Tensor]) -> Callable[[], Any]:
         """Return what hands over the environment that was made already, and keeps no reference to it."""

@@ -1,0 +1,80 @@
+"""The environment that a server makes as it starts: what it lacks shows at once, and the first world uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from gymnasium import Space
+
+from bridge.encoding.spaces import Layout
+from bridge.errors import Code, RequestError, TensorError
+from bridge.worlds.scheduling import Pending
+
+__all__ = ["MadeAhead"]
+
+
+class MadeAhead:
+    """Holds at most one environment until a world takes it. Of a robot or an emulator there is but one."""
+
+    def __init__(self) -> None:
+        self._making: Pending[None] | None = None
+        """Done once an environment has been made, or could not be."""
+        self._made: tuple[Any, Any] | None = None
+        """What was asked for, and the environment."""
+
+    async def make(
+        self,
+        request: Any,
+        making: Coroutine[Any, Any, Any],
+        spaces: Callable[[Any], Iterable[tuple[Space[Any], str]]],
+    ) -> None:
+        """Make the environment, and check that its spaces travel.
+
+        Args:
+            request: What it answers to, as `take` gives it.
+            making: Makes it; what it returns has a method `close`, to be awaited.
+            spaces: Returns its spaces, each with a name for messages.
+
+        Raises:
+            RequestError: It could not be made, or has a space that does not travel.
+        """
+        done = self._making = Pending()
+        try:
+            made = await making
+            self._made = (request, made)
+            for space, name in spaces(made):
+                Layout(space, name)
+        except TensorError as error:
+            await self.close()
+            text = f"this environment has a space that does not travel: {error}"
+            raise RequestError(Code.FAILED_PRECONDITION, text) from error
+        finally:
+            self._making = None
+            done.set_result(None)
+
+    async def take(self, request: Any) -> Any:
+        """Return the environment if it was made for this request, which waits while it is being made; else None.
+
+        One that was made for another request is closed, because there may be no second one at a time.
+        """
+        if self._making is not None:
+            await self._making
+        if self._made is not None and _equal(self._made[0], request):
+            (_, made), self._made = self._made, None
+            return made
+        await self.close()
+        return None
+
+    async def close(self) -> None:
+        """Close the environment, where no world has taken it."""
+        made, self._made = self._made, None
+        if made is not None:
+            await made[1].close()
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except ValueError:  # arguments that are arrays
+        return False
