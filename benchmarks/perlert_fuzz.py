@@ -47,7 +47,7 @@ def main() -> None:
     chance, begun = random.Random(1), time.monotonic()
     simulation = Simulation(1, guard=GuardConfig(trusted=("10.0.0.0/8",), max_addresses=256))
     instance = simulation.publish(
-        H, CountWorld(2, 10**9), spectators=1, bots={"agent1": "random"}, rollout_config=RolloutConfig(fps=10)
+        H, CountWorld(2, 10**9), spectators=1, bots={"agent1": "random"}, rollout=RolloutConfig(fps=10)
     )
     visitor = simulation.join(H, agent="agent0")
     simulation.run(5.0)

@@ -7,9 +7,9 @@ from bridge.errors import PacketError, SettingError
 from bridge.perlert import lobby as module
 from bridge.perlert.guard import Guard, GuardConfig
 from bridge.perlert.lobby import Lobby, LobbyConfig, StartPolicy, State
-from bridge.perlert.lobby_parts import SlotConfig
 from bridge.perlert.protocol.packet import Header, LobbyInfo, Message, Registered, Start, parse_client, parse_server
 from bridge.perlert.protocol.profile import Claim, format_tag, offer_text
+from bridge.perlert.roster import SlotConfig
 
 H = Header("city", 7)
 ANN, BOB, EVE = ("127.0.0.1", 1001), ("127.0.0.1", 1002), ("127.0.0.1", 1003)
@@ -300,7 +300,7 @@ def test_who_toggles_or_registers_again_holds_the_others_up_no_longer_than_who_d
     lobby.run_ended(now + 4)
     lobby.receive(b"city:7;register=agent1,eve", EVE, now + 5)
     assert EVE in lobby.clients or lobby.holder("agent1").tag == "bob"
-    assert not lobby._patience.is_over(EVE)
+    assert not lobby._is_out_of_patience(EVE)
 
 
 def test_a_spectator_is_never_waited_for():
@@ -657,7 +657,7 @@ def test_a_flood_from_many_addresses_is_answered_up_to_the_total_rate_and_rememb
         sent += bytes_to(lobby.receive(b"city:7;lobby", address, i / 5000), address)
     assert 0 < sent <= 10_000
     assert len(lobby.guard._unproven) <= 100
-    assert len(lobby.guard._hosts) <= 100
+    assert lobby.guard.trusts.cache_info().currsize <= 100
     # A client that is trusted is served all the same.
     assert lobby.receive(b"city:7;lobby", ANN, 1.0)
 

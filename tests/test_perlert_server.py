@@ -137,11 +137,13 @@ def test_step_and_reset_out_of_turn_tell_what_to_call():
 
 
 def test_a_second_thread_gets_an_error_and_not_a_race():
-    with serve_perlert(Counter, name="count", fps=100) as server, PerlertEnv(server.url) as env:
-        env._busy.acquire()
-        with pytest.raises(ConcurrentUseError):
-            env.reset()
-        env._busy.release()
+    with (
+        serve_perlert(Counter, name="count", fps=100) as server,
+        PerlertEnv(server.url) as env,
+        env._conflicts,
+        pytest.raises(ConcurrentUseError),
+    ):
+        env.reset()
 
 
 def test_an_environment_is_pickled_as_its_url_and_connects_again():

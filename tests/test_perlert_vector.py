@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from bridge.client.remote import SlotState
 from bridge.errors import ClosedError, InvalidActionError, ResetNeededError, SettingError
 from bridge.perlert import PerlertVectorEnv, serve_perlert
-from bridge.perlert.vector import SlotState
 
 
 class Line:

@@ -13,11 +13,10 @@ from collections import Counter, deque
 
 from bridge.errors import PacketError
 from bridge.perlert.guard import Address
-from bridge.perlert.lobby import Outgoing
-from bridge.perlert.player_run import LobbyChanged, PlayerEvent, PlayerRun, RunStarted, Said
+from bridge.perlert.player_run import LobbyChanged, PlayerEvent, PlayerRun, RunStarted, Said, Stats
 from bridge.perlert.protocol import packet, profile
 from bridge.perlert.protocol.codec import parse_decimal
-from bridge.perlert.stats import Stats
+from bridge.perlert.roster import Outgoing
 
 __all__ = ["TRANSITIONS", "Event", "Player", "PlayerConfig", "State"]
 
@@ -213,8 +212,8 @@ class Player:
         if self.key is None or self.state is State.ASKING:
             return []
         if self.plain or not self.token:
-            return [(packet.format_message(packet.Ready(self.header, self.key, False)), self.server)]
-        return [self._register("l")] * 2  # nobody will say it again
+            return [self._say(packet.Ready(self.header, self.key, False))]
+        return [self._register(self.key, "l")] * 2  # nobody will say it again
 
     def waits_for(self) -> str:
         """Return what is missing, for an error or a display."""
@@ -427,70 +426,56 @@ class Player:
     # Output
 
     def _send_action(self, now: float) -> list[Outgoing]:
-        if self._action is None or self.port is None or self.state not in (State.JOINING, State.PLAYING):
-            return []
         run, text = self._run, self._action
+        if text is None or self.port is None or self.state not in (State.JOINING, State.PLAYING):
+            run.next_action = math.inf
+            return []
         if self.token and not self.plain:
             text = profile.action_text(self.token, self.port, self.seq, text)
         run.sends(self.seq, now)
-        silent = now - self._run.last_step > self.config.repeat or self.state is State.JOINING
-        self._run.next_action = now + (self.config.repeat if silent else self.config.keepalive)
+        silent = now - run.last_step > self.config.repeat or self.state is State.JOINING
+        run.next_action = now + (self.config.repeat if silent else self.config.keepalive)
         return [(packet.format_message(packet.Action(self.header, text)), (self.server[0], self.port))]
 
-    def _register(self, word: str = "w") -> Outgoing:
-        assert self.key is not None
+    def _say(self, message: packet.ClientMessage) -> Outgoing:
+        return packet.format_message(message), self.server
+
+    def _register(self, key: str, word: str) -> Outgoing:
         claim = profile.Claim(self.tag, not self.plain)
         if self.token and not self.plain:
             self._claim.seq += 1
             claim = profile.Claim(self.tag, True, self.token, self._claim.seq, word, self._claim.former)
-        return packet.format_message(packet.Register(self.header, self.key, profile.format_tag(claim))), self.server
+        return self._say(packet.Register(self.header, key, profile.format_tag(claim)))
+
+    def _claim_slot(self, key: str) -> Outgoing:
+        """Return what asks for our slot, keeps it, and says whether we are ready."""
+        if self.plain and self.state is not State.REGISTERING:
+            return self._say(packet.Ready(self.header, key, self._claim.wants_ready))
+        ready = self._claim.wants_ready and self.settled and not self._claim.busy
+        return self._register(key, "r" if ready else "w")
 
     def tick(self, now: float) -> list[Outgoing]:
         """Do what is due: ask, repeat, keep contact."""
         out: list[Outgoing] = []
+        claims, polls = False, now >= self._next_poll
         if self.state is State.OVER:
             return out
         if self.state in (State.JOINING, State.PLAYING):
             if now >= self._run.next_action:
                 out += self._send_action(now)
-                if not out:
-                    self._run.next_action = math.inf
             # Without steps the lobby is asked, too: it has the port while the run is on.
-            polls = now >= self._run.last_step + 2 * self.config.poll or not self.settled
-        else:
-            polls = True
-            if now >= self._next_retry:
-                out += self._retry(now)
-        if polls and now >= self._next_poll:
+            polls = polls and (now >= self._run.last_step + 2 * self.config.poll or not self.settled)
+        elif now >= self._next_retry:
+            self._next_retry = now + self.config.retry
+            unconfirmed = not self._claim.confirmed and not self._claim.busy
+            claims = self.state is State.REGISTERING or unconfirmed or not self.settled
+        if polls:
             self._next_poll = now + self.config.poll
-            out.append((packet.format_message(packet.LobbyRequest(self.header)), self.server))
-            if (
-                self.key is not None
-                and self.state is not State.ASKING
-                and self.token
-                and not self.plain
-                and not any(b";register=" in datagram for datagram, _ in out)
-            ):
-                out.append(self._register_again())  # the slot is kept for who shows the token
+            out.append(self._say(packet.LobbyRequest(self.header)))
+            claims = claims or (bool(self.token) and not self.plain)  # the slot is kept for who shows the token
+        if claims and self.key is not None and self.state is not State.ASKING:
+            out.append(self._claim_slot(self.key))
         return out
-
-    def _register_again(self) -> Outgoing:
-        ready = self._claim.wants_ready and self.settled and not self._claim.busy
-        return self._register("r" if ready else "w")
-
-    def _retry(self, now: float) -> list[Outgoing]:
-        self._next_retry = now + self.config.retry
-        if self.key is None or self.state is State.ASKING:
-            return []
-        if self.state is State.REGISTERING or not self.settled:
-            return [self._register_again()]
-        if not self._claim.confirmed and not self._claim.busy:
-            if self.plain:
-                return [
-                    (packet.format_message(packet.Ready(self.header, self.key, self._claim.wants_ready)), self.server)
-                ]
-            return [self._register_again()]
-        return []
 
     def wake(self) -> float:
         """Return when `tick` is due next."""
