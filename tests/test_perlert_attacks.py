@@ -18,7 +18,7 @@ import pytest
 from gymnasium import spaces
 
 from bridge.errors import RemoteTimeoutError
-from bridge.perlert import GuardConfig, LobbyConfig, PerlertEnv, StartPolicy, serve_perlert
+from bridge.perlert import GuardConfig, LobbyConfig, PerlertEnv, serve_perlert
 from bridge.perlert.address import parse_perlert_address
 from bridge.perlert.client import PerlertClient
 from bridge.perlert.protocol import packet
@@ -340,9 +340,8 @@ def test_a_client_that_is_gone_without_leaving_has_its_slot_and_its_run_taken_ov
 
 def test_one_hostile_client_cannot_keep_a_countdown_from_ending():
     config = LobbyConfig(patience=1.0)
-    start = StartPolicy(clients=1, countdown=0.5)
     with (
-        serve_perlert(two_agents, name="two", fps=50, start=start, lobby_config=config) as server,
+        serve_perlert(two_agents, name="two", fps=50, start=1, countdown=0.5, lobby_config=config) as server,
         udp("127.0.0.1") as hostile,
     ):
         stop = threading.Event()

@@ -23,7 +23,7 @@ from bridge.errors import (
     SettingError,
     UnsupportedSpaceError,
 )
-from bridge.perlert import GuardConfig, LobbyConfig, PerlertEnv, StartPolicy, make_perlert_env, serve_perlert
+from bridge.perlert import GuardConfig, LobbyConfig, PerlertEnv, make_perlert_env, serve_perlert
 from bridge.perlert.udp import receive
 from bridge.perlert.worlds import default_name
 
@@ -243,7 +243,7 @@ def test_a_start_by_count_fills_the_rest_with_the_default_action():
 
 def test_a_countdown_is_announced_to_the_client():
     with (
-        serve_perlert(Counter, name="count", fps=100, start=StartPolicy(countdown=0.2)) as server,
+        serve_perlert(Counter, name="count", fps=100, countdown=0.2) as server,
         PerlertEnv(server.url) as env,
     ):
         episode(env)

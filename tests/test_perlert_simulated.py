@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bridge.perlert import lobby
 from bridge.perlert.guard import GuardConfig
-from bridge.perlert.lobby import LobbyConfig, StartPolicy
+from bridge.perlert.lobby import LobbyConfig
 from bridge.perlert.protocol.packet import Header, parse_server
 from bridge.perlert.rollout import RolloutConfig
 from tests.perlert_simulation import LOBBY_PORT, SERVER, CountWorld, Simulation
@@ -147,7 +147,7 @@ def test_a_client_that_vanished_holds_the_others_up_no_longer_than_its_registrat
     # P-10
     simulation = Simulation(3, guard=TRUST)
     world = CountWorld(3, 6)
-    simulation.publish(H, world, policy=StartPolicy(clients=2), rollout=RolloutConfig(fps=10))
+    simulation.publish(H, world, lobby=LobbyConfig(clients=2), rollout=RolloutConfig(fps=10))
     ghost = simulation.join(H, ready=False)
     simulation.run(1.0)
     simulation.drop = lambda datagram, source, target: ghost.address in (source, target)

@@ -47,10 +47,8 @@ class GuardConfig:
     """Slots that clients at one IP address may hold; None: 4, and no limit for trusted networks."""
     datagrams_per_second: float = 200.0
     """Datagrams that are read from one address and port, those with its token counted apart; more are dropped."""
-    bytes_per_second: float = 8_000_000.0
-    """Bytes sent in all; a second's worth may go at once."""
     unproven_bytes_per_second: float = 64_000.0
-    """The part of it that goes to addresses that are not proven."""
+    """Bytes sent to all addresses that are not proven; a second's worth may go at once."""
     max_addresses: int = 4096
     """Addresses that are remembered, of each sort; the one that was silent longest is forgotten."""
 
@@ -116,7 +114,6 @@ class Guard:
         self._unproven: OrderedDict[Address, _Peer] = OrderedDict()
         self._of_host: dict[str, set[Address]] = {}
         self._proven: OrderedDict[Address, _Peer] = OrderedDict()
-        self._all = _Bucket(self.config.bytes_per_second, 0.0)
         self._strangers = _Bucket(self.config.unproven_bytes_per_second, 0.0)
 
     def token(self, address: Address) -> str:
@@ -219,17 +216,13 @@ class Guard:
 
     def _book(self, address: Address, size: int, allowed: float, now: float) -> bool:
         """Book a datagram; `allowed` bytes may go to the address, unless it is proven."""
-        stranger = not self.proven(address)
-        if stranger and size > allowed:
-            self.dropped["amplification"] += 1
+        if self.proven(address):
+            return True
+        if size > allowed or self._strangers.level(now) < size:
+            self.dropped["amplification" if size > allowed else "rate"] += 1
             return False
-        buckets = [self._all, self._strangers] if stranger else [self._all]
-        if any(bucket.level(now) < size for bucket in buckets):
-            self.dropped["rate"] += 1
-            return False
-        for bucket in buckets:
-            bucket.left -= size
-        if stranger and (peer := self._unproven.get(address)) is not None:
+        self._strangers.left -= size
+        if (peer := self._unproven.get(address)) is not None:
             # Each byte counts against both, so that the larger of the two is the limit, and not their sum.
             peer.allowance.left -= size
             peer.credit -= size

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from bridge.errors import PacketError, RequestError, SettingError, UnsupportedSpaceError
 from bridge.logs import SafeLog
 from bridge.perlert.guard import Address, Guard, GuardConfig
-from bridge.perlert.lobby import Lobby, LobbyConfig, StartPolicy
+from bridge.perlert.lobby import Lobby, LobbyConfig
 from bridge.perlert.lobby import State as LobbyState
 from bridge.perlert.protocol import packet, profile
 from bridge.perlert.protocol.codec import TextCodec
@@ -44,7 +44,6 @@ class InstanceConfig:
     bots: Any = None
     default_action: Any = None
     spectators: int = 0
-    policy: StartPolicy = dataclasses.field(default_factory=StartPolicy)
     lobby: LobbyConfig = dataclasses.field(default_factory=LobbyConfig)
     rollout: RolloutConfig = dataclasses.field(default_factory=RolloutConfig)
 
@@ -123,7 +122,6 @@ class Instance:
                 self.header,
                 slots,
                 self.host.guard,
-                policy=config.policy,
                 config=config.lobby,
                 offer=self._offer,
                 moved=self._moved,

@@ -18,7 +18,7 @@ from bridge.perlert.guard import Address, Guard
 from bridge.perlert.protocol import packet, profile
 from bridge.perlert.roster import Client, Outgoing, Roster, SlotConfig
 
-__all__ = ["TRANSITIONS", "Event", "Lobby", "LobbyConfig", "StartPolicy", "State"]
+__all__ = ["TRANSITIONS", "Event", "Lobby", "LobbyConfig", "State"]
 
 
 class State(enum.Enum):
@@ -52,26 +52,14 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class StartPolicy:
-    """When the simulation starts. Never while a client in an agent's slot is not ready (P-10)."""
+class LobbyConfig:
+    """When the simulation starts, and times in seconds. It never starts while an agent's client is not ready (P-10)."""
 
     clients: int | None = None
     """Start when so many agents' slots are held by ready clients; None: when every slot has a client or a bot."""
     countdown: float = 0.0
-    """Seconds from then to the start, announced by messages. They are counted once: who breaks the condition can put
-    the start off, and begins no new countdown."""
-
-    def __post_init__(self) -> None:
-        if self.clients is not None and self.clients < 1:
-            raise SettingError(f"expected a start with 1 client or more, got {self.clients!r}")
-        if not 0 <= self.countdown < math.inf:
-            raise SettingError(f"expected a countdown of 0 seconds or more, got {self.countdown!r}")
-
-
-@dataclasses.dataclass(frozen=True)
-class LobbyConfig:
-    """Times of a lobby, in seconds."""
-
+    """From then to the start, announced by messages. It is counted once: who breaks the condition can put the start
+    off, and begins no new countdown."""
     expiry: float = 15.0
     """A registration that was silent for so long is taken out, except during its run."""
     patience: float = 120.0
@@ -81,6 +69,12 @@ class LobbyConfig:
     """The lobby is sent to all clients at most once in so many seconds, however often it changes."""
     explain: float = 5.0
     """How often clients that wait are told what for; 0: never."""
+
+    def __post_init__(self) -> None:
+        if self.clients is not None and not self.clients >= 1:
+            raise SettingError(f"expected a start with 1 client or more, got {self.clients!r}")
+        if not 0 <= self.countdown < math.inf:
+            raise SettingError(f"expected a countdown of 0 seconds or more, got {self.countdown!r}")
 
 
 _MOST_LEFT = 256
@@ -94,8 +88,7 @@ class Lobby(Roster):
         header: Which instance.
         slots: At least one.
         guard: The book of bytes, shared by all of a server.
-        policy: When to start.
-        config: Times.
+        config: When to start, and times.
         offer: Given a token, a client's newest registration and a slot's key, the text that a client of ours is told
             (frame rate, spaces); None: no profile.
         moved: Called with the old and the new address of a client that came back from another one, and with None as
@@ -112,16 +105,15 @@ class Lobby(Roster):
         slots: Sequence[SlotConfig],
         guard: Guard,
         *,
-        policy: StartPolicy | None = None,
         config: LobbyConfig | None = None,
         offer: Callable[[str, int, str], str] | None = None,
         moved: Callable[[Address, Client | None], None] = lambda old, client: None,
     ) -> None:
-        self.policy, self.config = policy or StartPolicy(), config or LobbyConfig()
+        self.config = config or LobbyConfig()
         super().__init__(header, slots, guard, self.config.coalesce)
         agents = sum(slot.watches is None for slot in slots)
-        if (self.policy.clients or 0) > agents:
-            raise SettingError(f"expected a start with at most {agents} clients, got {self.policy.clients}")
+        if (self.config.clients or 0) > agents:
+            raise SettingError(f"expected a start with at most {agents} clients, got {self.config.clients}")
         self.state = State.GATHERING
         self.port: int | None = None
         self._offer, self._moved = offer, moved
@@ -136,7 +128,7 @@ class Lobby(Roster):
 
     def missing(self) -> str | None:
         """Return why the simulation does not start; None: it can."""
-        return self._missing(self.policy.clients)
+        return self._missing(self.config.clients)
 
     # Input
 
@@ -352,7 +344,7 @@ class Lobby(Roster):
         if self.state is State.GATHERING and why is None:
             self._follow(Event.COMPLETE)
             # A countdown that was put off goes on.
-            self._start_at, self._announced = min(self._start_at, now + self.policy.countdown), None
+            self._start_at, self._announced = min(self._start_at, now + self.config.countdown), None
         elif self.state is State.COUNTDOWN and why is not None:
             self._follow(Event.INCOMPLETE)
             out += self.say(f"The start is put off: {why}", now)

@@ -184,16 +184,6 @@ class PerlertServer:
         self.stop()
 
 
-def _policy(start: str | int | lobby.StartPolicy, countdown: float) -> lobby.StartPolicy:
-    if isinstance(start, lobby.StartPolicy):
-        return start
-    if start == "all":
-        return lobby.StartPolicy(None, countdown)
-    if isinstance(start, int) and not isinstance(start, bool):
-        return lobby.StartPolicy(start, countdown)
-    raise SettingError(f'expected start="all", a number of clients or a StartPolicy, got {start!r}')
-
-
 def serve_perlert(
     env: Any,
     *,
@@ -204,7 +194,7 @@ def serve_perlert(
     bots: Mapping[str, Policy | str] | Policy | str | None = None,
     default_action: Any = None,
     spectators: int = 0,
-    start: str | int | lobby.StartPolicy = "all",
+    start: Literal["all"] | int = "all",
     countdown: float = 0.0,
     fps: float = 30.0,
     max_rate: int = 30,
@@ -246,7 +236,7 @@ def serve_perlert(
             holds up no other; None: the thread that serves calls them, one after the other.
         thread_safe: The environments may be called at the same time: each has a thread of its own.
         guard: Limits against floods and spoofed addresses.
-        lobby_config: Times of the lobby.
+        lobby_config: Times of the lobby; its clients and countdown are those of the keywords.
         rollout_config: Times of the runs; its fps, max_rate and decimals are those of the keywords.
 
     Raises:
@@ -268,7 +258,11 @@ def serve_perlert(
     runs = dataclasses.replace(
         rollout_config or rollout.RolloutConfig(), fps=float(fps), max_rate=max_rate, decimals=decimals
     )
-    policy = _policy(start, countdown)
+    if start != "all" and (not isinstance(start, int) or isinstance(start, bool)):
+        raise SettingError(f'expected start="all" or a number of clients, got {start!r}')
+    gathering = dataclasses.replace(
+        lobby_config or lobby.LobbyConfig(), clients=None if start == "all" else start, countdown=countdown
+    )
     own_process = Isolation.of(isolation, CALL_TIMEOUT, None)
     guard = guard or GuardConfig(datagrams_per_second=max(200.0, 4 * fps))
     ports = ServerPorts(host, port, ServerSeal(check_key(key)) if key is not None else None)
@@ -284,8 +278,7 @@ def serve_perlert(
         bots=bots,
         default_action=default_action,
         spectators=spectators,
-        policy=policy,
-        lobby=lobby_config or lobby.LobbyConfig(),
+        lobby=gathering,
         rollout=runs,
     )
     settings: dict[str, Any] = {
