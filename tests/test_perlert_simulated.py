@@ -25,7 +25,7 @@ TRUST = GuardConfig(trusted=("10.0.0.0/8",))
 
 
 def ports_of(instance):
-    return [run.port for run in instance.rollouts()]
+    return [run.port for run in instance.rollouts]
 
 
 def check(world, visitors, runs, *, profile=True):

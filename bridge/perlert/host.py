@@ -89,7 +89,8 @@ class Instance:
         self._stand_ins = StandIns()
         self._begun = self._stopped = False
         self._current: Rollout | None = None
-        self._lingering: list[Rollout] = []
+        self.rollouts: list[Rollout] = []
+        """Those whose ports are open, the one that is on last."""
         self._timer: Timer | None = None
 
     async def open(self) -> None:
@@ -169,10 +170,6 @@ class Instance:
         if not isinstance(message, packet.LobbyRequest) or sender in self.lobby.clients:
             self.tick()
 
-    def rollouts(self) -> list[Rollout]:
-        """Return the rollouts whose ports are open."""
-        return [*self._lingering, *([self._current] if self._current else [])]
-
     def receive(self, run: Rollout, datagram: bytes, sender: Address) -> None:
         """Take a datagram that came to a run's port."""
         self._send(run.receive(datagram, sender, self.host.now()), run.port)
@@ -181,7 +178,7 @@ class Instance:
 
     def _moved(self, old: Address, client: Client | None) -> None:
         """Take note that a client has another address, or has left: then the server acts in its slot."""
-        for run in self.rollouts():
+        for run in self.rollouts:
             if client is not None:
                 run.move(old, client.address, client.token)
             elif (left := run.leave(old)) is not None:
@@ -269,6 +266,7 @@ class Instance:
         self._current = run = Rollout(
             self.header, port, self.host.guard, self._act, config=self.config.rollout, epoch=self.host.epoch, now=now
         )
+        self.rollouts.append(run)
         self.host.runs[port] = self, run
         self.runs += 1
         self._send(self.lobby.started(port, now))
@@ -293,31 +291,33 @@ class Instance:
         if self.lobby.state is LobbyState.STARTING and not self._begun and not self._stopped:
             self._begun = True
             self.host.scheduler.start(self._begin(), self._begin_failed)
-        if (run := self._current) is not None:
-            self._tick_run(run, now)
-        for run in list(self._lingering):
+        for run in list(self.rollouts):
+            if run is self._current:
+                self._admit_spectators(run, now)
             self._send(run.tick(now), run.port)
+            if run is self._current:
+                if run.state is not RunState.RUNNING:
+                    self._run_ended(run, now)
+                continue
             closed = run.state is RunState.CLOSED
             for player in run.players.values():
                 # While it goes on asking there, it has not seen the end, and a late `ready` must not count.
                 if closed or (player.here and now >= player.heard + 1.0):
                     self.lobby.settled(player.address, run.port)
             if closed:
-                self._lingering.remove(run)
+                self.rollouts.remove(run)
                 del self.host.runs[run.port]
                 self.host.close_port(run.port)
         self._arm()
 
-    def _tick_run(self, run: Rollout, now: float) -> None:
+    def _admit_spectators(self, run: Rollout, now: float) -> None:
         for client in self.lobby.clients.values():
             if client.ready and client.port is None and self.lobby.slots[client.key].watches is not None:
                 self._join(run, client, now)
                 self._send(self.lobby.joined(client, now))
-        self._send(run.tick(now), run.port)
-        if run.state is RunState.RUNNING:
-            return
+
+    def _run_ended(self, run: Rollout, now: float) -> None:
         self._current, self._begun = None, False
-        self._lingering.append(run)
         self.world.end()  # nobody is in it any more
         for player in run.players.values():
             if (known := self.lobby.clients.get(player.address)) is not None:
@@ -328,7 +328,7 @@ class Instance:
         """Have `tick` called when something is due next."""
         if self._timer is not None:
             self._timer.cancel()
-        at = min([self.lobby.wake(), *(run.wake() for run in self.rollouts())])
+        at = min([self.lobby.wake(), *(run.wake() for run in self.rollouts)])
         self._timer = self.host.scheduler.call_at(at, self.tick) if at < math.inf else None
 
     def stop(self) -> None:
