@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from bridge.errors import PacketError, RequestError, SettingError, UnsupportedSpaceError
@@ -33,7 +34,7 @@ _log = SafeLog(__name__)
 
 # What stands in an S5 besides header and observation: timestamp, step, reward, done, and the profile's counters.
 _AROUND = 240
-_MakeWorld: TypeAlias = Callable[[StandIns], Awaitable[RealtimeMultiAgentWorld]]
+_MakeWorld: TypeAlias = Callable[[StandIns | None], Awaitable[RealtimeMultiAgentWorld]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +86,10 @@ class Instance:
     ) -> None:
         self.header, self.host, self.config = header, host, config or InstanceConfig()
         self.runs = self.frames = self.failures = 0
-        self._make, self._kind, self._seed = make, kind, seed
+        self._kind, self._seed = kind, seed
         self._stand_ins = StandIns()
+        plain = self.config.bots is None and self.config.default_action is None
+        self._make = partial(make, None if plain else self._stand_ins)
         self._begun = self._stopped = False
         self._current: Rollout | None = None
         self.rollouts: list[Rollout] = []
@@ -102,7 +105,7 @@ class Instance:
             RequestError: The environment could not be made.
         """
         config = self.config
-        self.world = await self._make(self._stand_ins)
+        self.world = await self._make()
         try:
             agents = slots_of(list(self.world.members), self._kind, config.slots)
             self._names = dict(zip(agents, self.world.members, strict=True))
@@ -203,7 +206,7 @@ class Instance:
         """Have the environment reset for the next run, in a new process if its own has ended."""
         if self.world.env.ended is not None:
             await self.world.close()
-            self.world = await self._make(self._stand_ins)
+            self.world = await self._make()
             if self._stopped:
                 await self.world.close()
                 return

@@ -108,7 +108,7 @@ async def make_world(
     env: Any,
     runtime: Runtime,
     name: str,
-    stand_ins: StandIns,
+    stand_ins: StandIns | None,
     *,
     fps: float,
     kwargs: Mapping[str, Any] | None = None,
@@ -121,7 +121,7 @@ async def make_world(
         env: As for `serve_perlert`.
         runtime: Calls it.
         name: The world's.
-        stand_ins: Act where no client does.
+        stand_ins: Act where no client does; None: with the first action that is allowed, or zeros.
         fps: Frames a second.
         kwargs: Keywords for the environment's maker.
         isolation: What its process may use; None: it lives in this one.
