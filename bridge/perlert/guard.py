@@ -106,7 +106,7 @@ class Guard:
     def __init__(self, config: GuardConfig | None = None, secret: bytes | None = None) -> None:
         self.config = config or GuardConfig()
         self.dropped: Counter[str] = Counter()
-        """Datagrams that were not read or not sent, by reason."""
+        """Datagrams that were not read, changed nothing or were not sent, by reason; lobbies and runs count here."""
         self.trusts: Callable[[str], bool] = lru_cache(self.config.max_addresses)(self._trusts)
         """Tells whether an IP address is in a trusted network."""
         self._secret = secret if secret is not None else os.urandom(32)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
 from bridge.errors import PacketError, RequestError, SettingError, UnsupportedSpaceError
-from bridge.logs import SafeLog
 from bridge.perlert.guard import Address, Guard, GuardConfig
 from bridge.perlert.lobby import Lobby, LobbyConfig
 from bridge.perlert.lobby import State as LobbyState
@@ -25,12 +24,12 @@ from bridge.perlert.rollout import Result, Rollout, RolloutConfig
 from bridge.perlert.rollout import State as RunState
 from bridge.perlert.roster import Client, Outgoing, SlotConfig
 from bridge.perlert.worlds import StandIns, by_slot, slots_of
+from bridge.server.failure_log import FailureLog
 from bridge.worlds.realtime.multi_agent import Frame, Player, RealtimeMultiAgentWorld
 from bridge.worlds.scheduling import Scheduler, Timer
 
 __all__ = ["Host", "Instance", "InstanceConfig"]
 
-_log = SafeLog(__name__)
 
 # What stands in an S5 besides header and observation: timestamp, step, reward, done, and the profile's counters.
 _AROUND = 240
@@ -95,6 +94,7 @@ class Instance:
         self.rollouts: list[Rollout] = []
         """Those whose ports are open, the one that is on last."""
         self._timer: Timer | None = None
+        self._log = FailureLog(host.scheduler)
 
     async def open(self) -> None:
         """Make the environment, and the lobby for its agents.
@@ -251,7 +251,7 @@ class Instance:
             return
         self.failures += 1
         self._begun = False
-        _log.error("the environment of %s failed: %s", self.header, reason)
+        self._log.add(str(self.header), reason)
 
     def _results(self, frame: Frame) -> dict[str, Result]:
         return {
@@ -350,7 +350,7 @@ class Instance:
         try:
             await self.world.close()
         except RequestError as error:
-            _log.error("the environment of %s failed as it was closed: %s", self.header, error)
+            self._log.add(str(self.header), error.message)
 
     @property
     def running(self) -> bool:
@@ -397,8 +397,7 @@ class Host:
         self.instances: dict[packet.Header, Instance] = {}
         self.runs: dict[int, tuple[Instance, Rollout]] = {}
         """The rollouts whose ports are open, by port."""
-        self.counts: Counter[str] = Counter()
-        """Datagrams that no instance took, by reason."""
+        self.counts = self.guard.dropped
         self._open, self.close_port = open_port, close_port
         self._recent: deque[int] = deque(maxlen=64)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections import Counter, deque
+from collections import deque
 
 from bridge.errors import PacketError
 from bridge.perlert.guard import Address
@@ -145,8 +145,6 @@ class Player:
         """Whether the server is known to have no profile."""
         self.said = ""
         """The last text for people."""
-        self.counts: Counter[str] = Counter()
-        """Datagrams that changed nothing, by reason, over all runs."""
         self.port: int | None = None
         self.seq = 0
         """The number of the newest action."""
@@ -245,23 +243,23 @@ class Player:
         if sender[0] != self.server[0] or not (
             sender[1] == self.server[1] or sender[1] == self.port or sender[1] in self._old_ports
         ):
-            return self._drop("stale", "another sender")
+            return self._drop()
         try:
             message = packet.parse_server(datagram)
         except PacketError:
-            return self._drop("malformed", "malformed")
+            return self._drop(malformed=True)
         if message.header != self.header:
-            return self._drop("stale", "another instance")
+            return self._drop()
         if isinstance(message, packet.Step):
             if sender[1] == self.port and self.state in (State.JOINING, State.PLAYING):
                 return self._on_step(message, now, now if arrived is None else arrived)
             if sender[1] != self.port:
-                return self._drop("stale", "an older run")
+                return self._drop()
             self.stats.received += 1
             self.stats.duplicates += 1  # done=true again
             return []
         if sender[1] != self.server[1]:  # P-12
-            return self._drop("stale", "not the lobby's port")
+            return self._drop()
         if isinstance(message, packet.LobbyInfo):
             self._on_info(message, now)
         elif isinstance(message, packet.Registered):
@@ -272,9 +270,10 @@ class Player:
             self._on_start(message, now)
         return self.tick(now)
 
-    def _drop(self, counter: str, reason: str) -> list[Outgoing]:
-        self.counts[reason] += 1
-        setattr(self.stats, counter, getattr(self.stats, counter) + 1)
+    def _drop(self, *, malformed: bool = False) -> list[Outgoing]:
+        """Count a datagram that is none, or of an older run, another instance or another sender."""
+        self.stats.malformed += malformed
+        self.stats.stale += not malformed
         return []
 
     def _move(self, event: Event) -> None:
@@ -353,8 +352,7 @@ class Player:
             return
         alive = now < max(self._claim.owned_at + self.config.ownership, self._run.last_step + 2 * self.config.poll)
         if self.settled and offer.token != self.token and alive:
-            self.counts["another token"] += 1  # a server that began anew confirms nothing by the old one
-            return
+            return  # a server that began anew confirms nothing by the old one
         self._claim.seq = max(self._claim.seq, offer.seq)
         if self.offer is None:
             self._claim.owned_at = now  # from here on registrations can be confirmed
@@ -368,7 +366,6 @@ class Player:
     def _on_start(self, message: packet.Start, now: float) -> None:
         if message.port in self._old_ports:
             self._claim.busy = self._claim.busy or self.state is State.WAITING
-            self.counts["an older run's start"] += 1
             return
         if message.port == self.port or (self.state, Event.START) not in TRANSITIONS:
             self._run.gone = 0
@@ -391,10 +388,10 @@ class Player:
         try:
             reward = parse_decimal(message.reward)
         except PacketError:
-            return self._drop("malformed", "malformed")
+            return self._drop(malformed=True)
         extra = None if self.plain else profile.parse_extra(message.extra)
         if self.token and (extra is None or extra.token != self.token):
-            return self._drop("stale", "step without token")  # whoever made it cannot see what is sent to us
+            return self._drop()  # whoever made it cannot see what is sent to us
         if not run.take(message, extra, reward, arrived):
             return []
         run.last_step = now

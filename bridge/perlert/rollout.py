@@ -10,7 +10,6 @@ import dataclasses
 import enum
 import hmac
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Context, Decimal
 
@@ -138,8 +137,7 @@ class Rollout:
         self.config = config or RolloutConfig()
         self.state = State.RUNNING
         self.players: dict[Address, Player] = {}
-        self.counts: Counter[str] = Counter()
-        """Datagrams that changed nothing, by reason."""
+        self.counts = guard.dropped
         self.step = -1
         self._act = act
         self._returns: dict[str, Decimal] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -83,8 +82,7 @@ class Roster:
         if not slots or len(self.slots) < len(slots):
             raise SettingError(f"expected one slot or more, each key once, got {[slot.key for slot in slots]}")
         self.clients: dict[Address, Client] = {}
-        self.counts: Counter[str] = Counter()
-        """Datagrams that changed nothing, by reason."""
+        self.counts = guard.dropped
         self._coalesce = coalesce
         self._version = 1
         self._written: list[bytes] = []

@@ -125,7 +125,7 @@ class PerlertServer:
         for header, instance in list(self.host.instances.items()):
             found[str(header)] = instance.stats()
         dropped: Counter[str] = Counter()
-        for counts in (self.host.guard.dropped, self.host.counts, self._ports.counts):
+        for counts in (self.host.guard.dropped, self._ports.counts):
             dropped.update(dict(counts))  # a copy: the loop's thread goes on counting
         found["dropped"] = dict(dropped)
         return found
