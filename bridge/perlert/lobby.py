@@ -135,29 +135,28 @@ class Lobby(Roster):
     def handle(self, message: packet.ClientMessage, sender: Address, size: int, now: float) -> list[Outgoing]:
         """Take a message of `size` bytes, which the guard has booked."""
         client = self.clients.get(sender)
-        out: list[Outgoing] = []
         if isinstance(message, packet.Register):
-            problem = self._register(message, sender, client, size, now, out)
+            problem = self._register(message, sender, client, size, now)
         elif isinstance(message, packet.LobbyRequest) and client is None:
-            self._inform(sender, now, out, None)  # P-7
-            return out
+            self._inform(sender, now, None)  # P-7
+            return self._to_send()
         elif client is None:
             problem = "not registered"  # P-15: no answer
         else:
-            problem = self._hear(message, client, now, out)
+            problem = self._hear(message, client, now)
         if problem:
             self.counts[problem] += 1
-        return out + self.tick(now)
+        return self.tick(now)
 
-    def _hear(self, message: packet.ClientMessage, client: Client, now: float, out: list[Outgoing]) -> str:
+    def _hear(self, message: packet.ClientMessage, client: Client, now: float) -> str:
         """Take what a client says beside registering; return why it counts for nothing, if it does not."""
         if not client.token:
             client.heard = now
         asks = isinstance(message, packet.LobbyRequest)
         if asks:
-            self._inform(client.address, now, out, client)
+            self._inform(client.address, now, client)
         if client.port is not None:
-            self._send(packet.Start(self.header, client.port), client, now, out)  # P-16, and for the whole rollout
+            self._send(packet.Start(self.header, client.port), client, now)  # P-16, and for the whole rollout
         elif not isinstance(message, packet.Ready):
             return "" if asks else "action in the lobby"
         elif client.token:
@@ -166,19 +165,11 @@ class Lobby(Roster):
             client.ready = message.ready
             self._alter()
         else:
-            self._inform(client.address, now, out, client)
+            self._inform(client.address, now, client)
             return "" if message.key == client.key else "not the sender's slot"
         return ""
 
-    def _register(
-        self,
-        message: packet.Register,
-        sender: Address,
-        client: Client | None,
-        size: int,
-        now: float,
-        out: list[Outgoing],
-    ) -> str:
+    def _register(self, message: packet.Register, sender: Address, client: Client | None, size: int, now: float) -> str:
         """Take a registration: with the profile only if it returns the token, which is told otherwise."""
         claim = profile.parse_tag(message.tag)
         if not claim.profiled or self._offer is None:
@@ -187,22 +178,20 @@ class Lobby(Roster):
             if client is not None:
                 client.heard = now
             if client is None or client.port is None:
-                return self._take_slot(message.key, profile.Claim(claim.name), sender, client, now, out)
-            self._send(packet.Start(self.header, client.port), client, now, out)
+                return self._take_slot(message.key, profile.Claim(claim.name), sender, client, now)
+            self._send(packet.Start(self.header, client.port), client, now)
             return ""
         token = self.guard.token(sender)
         if hmac.compare_digest(claim.token, token):
             self.guard.prove(sender)
-            return self._claim(message.key, claim, sender, client, now, out)
+            return self._claim(message.key, claim, sender, client, now)
         newest = client.seq if client is not None else self._left.get(sender, 0)
         told = packet.format_message(packet.Message(self.header, profile.offer_text(token, seq=newest)))
         if self.guard.answer(sender, len(told), size, now):
-            out.append((told, sender))
+            self._out.append((told, sender))
         return ""
 
-    def _claim(
-        self, key: str, claim: profile.Claim, sender: Address, client: Client | None, now: float, out: list[Outgoing]
-    ) -> str:
+    def _claim(self, key: str, claim: profile.Claim, sender: Address, client: Client | None, now: float) -> str:
         """Take the registration of a client that is authenticated."""
         if client is not None and not client.token:  # somebody used its address before
             self._take_out(client)
@@ -214,24 +203,24 @@ class Lobby(Roster):
             client.heard = now
         if claim.seq <= newest:
             if client is not None and claim.seq < newest:  # a client that began anew counts on from there
-                self._tell_offer(client, now, out)
+                self._tell_offer(client, now)
                 return "old registration"
         elif claim.word == "l":
             self._leave(sender, client, claim.seq)
             return ""
         elif client is None or client.port is None:
-            if problem := self._take_slot(key, claim, sender, client, now, out):
+            if problem := self._take_slot(key, claim, sender, client, now):
                 return problem
             client = self.clients[sender]
         else:
             client.seq = claim.seq
         if client is not None and client.port is not None:
-            self._send(packet.Registered(self.header, client.key), client, now, out)
-            self._tell_offer(client, now, out)
-            self._inform(sender, now, out, client)
-            self._send(packet.Start(self.header, client.port), client, now, out)
+            self._send(packet.Registered(self.header, client.key), client, now)
+            self._tell_offer(client, now)
+            self._inform(sender, now, client)
+            self._send(packet.Start(self.header, client.port), client, now)
         elif client is not None and (client.told != self._version or claim.seq <= newest):
-            self._inform(sender, now, out, client)
+            self._inform(sender, now, client)
         return "old registration" if claim.seq <= newest else ""
 
     def _move(self, claim: profile.Claim, sender: Address) -> Client | None:
@@ -273,13 +262,11 @@ class Lobby(Roster):
         # P-10: the environment is being reset for those who are ready.
         return "starting" if self.state is State.STARTING else ""
 
-    def _take_slot(
-        self, key: str, claim: profile.Claim, sender: Address, client: Client | None, now: float, out: list[Outgoing]
-    ) -> str:
+    def _take_slot(self, key: str, claim: profile.Claim, sender: Address, client: Client | None, now: float) -> str:
         """Put a client into a slot, and answer. If it is refused, return why; it keeps the slot that it has."""
         # Whether the new slot is free is looked at before the old one is left.
         if reason := self._refusal(key, sender, client):
-            self._inform(sender, now, out, client)
+            self._inform(sender, now, client)
             return reason
         if client is None or (client.key, client.tag) != (key, claim.name):
             # P-8: one slot a client; P-28: the last registration counts; P-9: it is not ready.
@@ -293,15 +280,15 @@ class Lobby(Roster):
             if client.ready != (claim.word == "r"):
                 client.ready = claim.word == "r"
                 self._alter()
-        self._send(packet.Registered(self.header, client.key), client, now, out)
+        self._send(packet.Registered(self.header, client.key), client, now)
         if claim.token:
-            self._tell_offer(client, now, out)
+            self._tell_offer(client, now)
         return ""
 
-    def _tell_offer(self, client: Client, now: float, out: list[Outgoing]) -> None:
+    def _tell_offer(self, client: Client, now: float) -> None:
         if self._offer is not None:
             text = self._offer(client.token, client.seq, client.key)
-            self._send(packet.Message(self.header, text), client, now, out)
+            self._send(packet.Message(self.header, text), client, now)
 
     # Time
 
@@ -337,7 +324,6 @@ class Lobby(Roster):
 
     def tick(self, now: float) -> list[Outgoing]:
         """Do what is due: expire, start, tell, announce."""
-        out: list[Outgoing] = []
         self._expire(now)
         why = self.missing() if self.state in _BEFORE else None
         anyone_waits = any(client.ready for client in self._agents())
@@ -347,7 +333,7 @@ class Lobby(Roster):
             self._start_at, self._announced = min(self._start_at, now + self.config.countdown), None
         elif self.state is State.COUNTDOWN and why is not None:
             self._follow(Event.INCOMPLETE)
-            out += self.say(f"The start is put off: {why}", now)
+            self._say(f"The start is put off: {why}", now)
         if self.state is State.GATHERING and not anyone_waits:
             self._start_at = math.inf
         starting = self.state is State.COUNTDOWN and now >= self._start_at
@@ -355,24 +341,28 @@ class Lobby(Roster):
         if self._behind() and (starting or now >= self._informed_at + self.config.coalesce):
             for client in self.clients.values():
                 if client.told != self._version:
-                    self._inform(client.address, now, out, client)
+                    self._inform(client.address, now, client)
             self._informed, self._informed_at = self._version, now
         if starting:
             self._follow(Event.COUNTDOWN_OVER)
-            return out + self.say("Simulation will start...", now)
-        return out + self._announce(why if anyone_waits else None, now)
+            self._say("Simulation will start...", now)
+        else:
+            self._announce(why if anyone_waits else None, now)
+        return self._to_send()
 
-    def _announce(self, why: str | None, now: float) -> list[Outgoing]:
+    def _announce(self, why: str | None, now: float) -> None:
         """Say when it starts, or now and then why it does not."""
         seconds = math.ceil(self._start_at - now - 1e-6) if self.state is State.COUNTDOWN else None
         if seconds is not None and seconds != self._announced:
             self._announced = seconds
-            return self.say(f"Simulation will start in {seconds} s", now)
+            self._say(f"Simulation will start in {seconds} s", now)
+            return
         explains = why is not None and self.config.explain > 0
         due = explains and now >= self._explain_at
         if due or not explains or self._explain_at == math.inf:
             self._explain_at = now + self.config.explain if explains else math.inf
-        return self.say(f"Waiting: {why}", now) if due else []
+        if due:
+            self._say(f"Waiting: {why}", now)
 
     def _behind(self) -> bool:
         """Tell whether somebody is still to be told of the lobby."""
@@ -398,24 +388,26 @@ class Lobby(Roster):
         self.port = port
         self._held_up.clear()
         self._start_at = math.inf
-        out: list[Outgoing] = []
         for client in self.clients.values():
             if client.ready:
-                out += self.joined(client, now)
-        return out
+                self._let_in(client, now)
+        return self._to_send()
 
     def joined(self, client: Client, now: float) -> list[Outgoing]:
         """Let a client into the run that is on."""
+        self._let_in(client, now)
+        return self._to_send()
+
+    def _let_in(self, client: Client, now: float) -> None:
         client.port = self.port
-        out: list[Outgoing] = []
-        if self.port is not None:
-            self._send(packet.Start(self.header, self.port), client, now, out)
-        return out
+        if client.port is not None:
+            self._send(packet.Start(self.header, client.port), client, now)
 
     def start_failed(self, reason: str, now: float) -> list[Outgoing]:
         """Go back to gathering, everybody not ready, and say why."""
         self._follow(Event.START_FAILED)
-        return self.say(f"The simulation could not start: {reason}", now) + self._gather(now)
+        self._say(f"The simulation could not start: {reason}", now)
+        return self._gather(now)
 
     def run_ended(self, now: float, missed: Collection[Address] = ()) -> list[Outgoing]:
         """Go back to gathering for the next run, everybody not ready.

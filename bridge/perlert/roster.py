@@ -84,6 +84,7 @@ class Roster:
         self.clients: dict[Address, Client] = {}
         self.counts = guard.dropped
         self._coalesce = coalesce
+        self._out: list[Outgoing] = []
         self._version = 1
         self._written: list[bytes] = []
         self._datagrams()  # refuses what cannot be sent
@@ -123,10 +124,15 @@ class Roster:
             reasons.append("nobody is registered")
         return "; ".join(reasons) or None
 
-    def _send(self, message: packet.ServerMessage, client: Client, now: float, out: list[Outgoing]) -> None:
+    def _send(self, message: packet.ServerMessage, client: Client, now: float) -> None:
         datagram = packet.format_message(message)
         if self.guard.spend(client.address, len(datagram), now):
-            out.append((datagram, client.address))
+            self._out.append((datagram, client.address))
+
+    def _to_send(self) -> list[Outgoing]:
+        """Return what is to be sent, once."""
+        out, self._out = self._out, []
+        return out
 
     def _alter(self) -> None:
         """Begin another version of the lobby."""
@@ -147,7 +153,7 @@ class Roster:
             self._written = [packet.format_message(packet.LobbyInfo(self.header, tuple(group))) for group in groups]
         return self._written
 
-    def _inform(self, address: Address, now: float, out: list[Outgoing], client: Client | None) -> None:
+    def _inform(self, address: Address, now: float, client: Client | None) -> None:
         """Send S1; where the guard stops it, the rest follows later."""
         datagrams = self._datagrams()
         begin = client.part if client is not None and client.part < len(datagrams) else 0
@@ -162,14 +168,16 @@ class Roster:
                 if client is not None:
                     client.part = number
                 return
-            out.append((datagrams[number], address))
+            self._out.append((datagrams[number], address))
         if client is not None:
             client.part, client.told = 0, self._version
 
-    def say(self, text: str, now: float) -> list[Outgoing]:
-        """Send a message for people to every registered client."""
-        out: list[Outgoing] = []
+    def _say(self, text: str, now: float) -> None:
         shown = text.encode("utf-8", "replace")[: packet.MAX_MESSAGE - 200].decode("utf-8", "ignore")
         for client in self.clients.values():
-            self._send(packet.Message(self.header, shown), client, now, out)
-        return out
+            self._send(packet.Message(self.header, shown), client, now)
+
+    def say(self, text: str, now: float) -> list[Outgoing]:
+        """Send a message for people to every registered client."""
+        self._say(text, now)
+        return self._to_send()
