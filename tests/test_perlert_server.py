@@ -222,7 +222,7 @@ def two_agents():
 
 def test_bots_fill_open_slots_and_an_agent_that_ends_early_waits_for_the_next_run():
     # P-29
-    with serve_perlert(two_agents, name="two", fps=100, bots={"a_1": lambda observation: 3}) as server:
+    with serve_perlert(two_agents, name="two", fps=20, bots={"a_1": lambda observation: 3}) as server:
         with PerlertEnv(server.url, agent="a_0") as env:
             listing = {slot.key: (slot.open, slot.kind, slot.tag, slot.ready) for slot in env.slots}
             assert listing["a_1"] == (True, "a", "cpu", True)
