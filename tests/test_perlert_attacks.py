@@ -481,6 +481,32 @@ def test_an_instance_whose_process_has_ended_has_a_new_one_for_the_next_run(tmp_
         assert server.stats()["count:0"]["failures"] == 1
 
 
+class Stuck(Crashes):
+    """Its second process does not come to an end with its construction."""
+
+    def __init__(self, path):
+        super().__init__(path)
+        if path.exists():
+            threading.Event().wait(60.0)
+
+
+def test_a_server_that_stops_while_it_makes_an_environment_again_leaves_no_process(tmp_path):
+    settings = {"fps": 50, "max_rate": 50, "isolation": "process", "env_kwargs": {"path": tmp_path / "crashed"}}
+    with serve_perlert(Stuck, name="count", **settings) as server, PerlertEnv(server.url) as env:
+        env.reset()
+        assert finish(env, 1)[1]
+        env._client.port.send(env._client.player.again(time.monotonic()))
+
+        def made():
+            env._client.pump()
+            return next(iter(server.runtime.processes), None)
+
+        wait_until(made)
+        process = made()._process
+        server.stop()
+        assert not process.is_alive()
+
+
 def test_turn_based_environments_are_served():
     # P-29
     pytest.importorskip("pettingzoo")

@@ -173,6 +173,8 @@ class PerlertServer:
         self._ports.close()
         for instance in instances:
             await instance.close()
+        for process in tuple(self.runtime.processes):  # of an environment that is being made again
+            process.abandon()
         self._serving.finish()
 
     def __enter__(self) -> PerlertServer:
