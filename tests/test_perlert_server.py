@@ -23,7 +23,7 @@ from bridge.errors import (
     SettingError,
     UnsupportedSpaceError,
 )
-from bridge.perlert import GuardConfig, LobbyConfig, PerlertEnv, StartPolicy, make_perlert_env, serve_perlert
+from bridge.perlert import GuardConfig, LobbyConfig, PerlertEnv, make_perlert_env, serve_perlert
 from bridge.perlert.udp import receive
 from bridge.perlert.worlds import default_name
 
@@ -137,11 +137,13 @@ def test_step_and_reset_out_of_turn_tell_what_to_call():
 
 
 def test_a_second_thread_gets_an_error_and_not_a_race():
-    with serve_perlert(Counter, name="count", fps=100) as server, PerlertEnv(server.url) as env:
-        env._busy.acquire()
-        with pytest.raises(ConcurrentUseError):
-            env.reset()
-        env._busy.release()
+    with (
+        serve_perlert(Counter, name="count", fps=100) as server,
+        PerlertEnv(server.url) as env,
+        env._conflicts,
+        pytest.raises(ConcurrentUseError),
+    ):
+        env.reset()
 
 
 def test_an_environment_is_pickled_as_its_url_and_connects_again():
@@ -220,7 +222,7 @@ def two_agents():
 
 def test_bots_fill_open_slots_and_an_agent_that_ends_early_waits_for_the_next_run():
     # P-29
-    with serve_perlert(two_agents, name="two", fps=100, bots={"a_1": lambda observation: 3}) as server:
+    with serve_perlert(two_agents, name="two", fps=20, bots={"a_1": lambda observation: 3}) as server:
         with PerlertEnv(server.url, agent="a_0") as env:
             listing = {slot.key: (slot.open, slot.kind, slot.tag, slot.ready) for slot in env.slots}
             assert listing["a_1"] == (True, "a", "cpu", True)
@@ -241,7 +243,7 @@ def test_a_start_by_count_fills_the_rest_with_the_default_action():
 
 def test_a_countdown_is_announced_to_the_client():
     with (
-        serve_perlert(Counter, name="count", fps=100, start=StartPolicy(countdown=0.2)) as server,
+        serve_perlert(Counter, name="count", fps=100, countdown=0.2) as server,
         PerlertEnv(server.url) as env,
     ):
         episode(env)

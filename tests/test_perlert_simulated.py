@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bridge.perlert import lobby
 from bridge.perlert.guard import GuardConfig
-from bridge.perlert.lobby import LobbyConfig, StartPolicy
+from bridge.perlert.lobby import LobbyConfig
 from bridge.perlert.protocol.packet import Header, parse_server
 from bridge.perlert.rollout import RolloutConfig
 from tests.perlert_simulation import LOBBY_PORT, SERVER, CountWorld, Simulation
@@ -25,7 +25,7 @@ TRUST = GuardConfig(trusted=("10.0.0.0/8",))
 
 
 def ports_of(instance):
-    return [run.port for run in instance.rollouts()]
+    return [run.port for run in instance.rollouts]
 
 
 def check(world, visitors, runs, *, profile=True):
@@ -47,7 +47,7 @@ def check(world, visitors, runs, *, profile=True):
 def play(seed, *, agents=2, runs=1, length=8, loss=0.3, duplicate=0.3, delay=(0.001, 0.15), guard=None):
     simulation = Simulation(seed, loss=loss, duplicate=duplicate, delay=delay, guard=guard)
     world = CountWorld(agents, length, seed)
-    instance = simulation.publish(H, world, rollout_config=RolloutConfig(fps=10))
+    instance = simulation.publish(H, world, rollout=RolloutConfig(fps=10))
     visitors = [simulation.join(H, runs=runs) for _ in range(agents)]
     over = simulation.run(300.0, lambda: all(visitor.finished for visitor in visitors))
     assert over, (seed, instance.lobby.state, instance.lobby.missing(), [v.player.waits_for() for v in visitors])
@@ -89,7 +89,7 @@ def test_the_loss_of_any_one_kind_of_message_is_overcome(pattern, way, first):
     # P-16, P-18: S4 and the last S5 are told again.
     simulation = Simulation(1)
     world = CountWorld(2, 6)
-    simulation.publish(H, world, rollout_config=RolloutConfig(fps=10))
+    simulation.publish(H, world, rollout=RolloutConfig(fps=10))
     visitors = [simulation.join(H, runs=2) for _ in range(2)]
     seen = {visitor.address: 0 for visitor in visitors}
 
@@ -109,7 +109,7 @@ def test_the_loss_of_any_one_kind_of_message_is_overcome(pattern, way, first):
 def test_a_late_ready_does_not_start_the_next_run_over_a_client_that_has_not_seen_the_last_ones_end():
     simulation = Simulation(1, guard=TRUST)
     world = CountWorld(1, 3)
-    instance = simulation.publish(H, world, rollout_config=RolloutConfig(fps=10))
+    instance = simulation.publish(H, world, rollout=RolloutConfig(fps=10))
     visitor = simulation.join(H, runs=2)
     simulation.drop = lambda datagram, source, target: b"start=" in datagram or b"done=true" in datagram
     assert simulation.run(20.0, lambda: len(world.applied) == 1 and not instance.running)
@@ -126,7 +126,7 @@ def test_a_late_ready_does_not_start_the_next_run_over_a_client_that_has_not_see
 def test_a_lobby_that_does_not_start_says_why():
     # P-10
     simulation = Simulation(3, loss=0.3, duplicate=0.3, delay=(0.001, 0.1), guard=TRUST)
-    instance = simulation.publish(H, CountWorld(2), lobby_config=LobbyConfig(explain=5.0))
+    instance = simulation.publish(H, CountWorld(2), lobby=LobbyConfig(explain=5.0))
     visitor = simulation.join(H)
     told = []
     inner = simulation.send
@@ -147,7 +147,7 @@ def test_a_client_that_vanished_holds_the_others_up_no_longer_than_its_registrat
     # P-10
     simulation = Simulation(3, guard=TRUST)
     world = CountWorld(3, 6)
-    simulation.publish(H, world, policy=StartPolicy(clients=2), rollout_config=RolloutConfig(fps=10))
+    simulation.publish(H, world, lobby=LobbyConfig(clients=2), rollout=RolloutConfig(fps=10))
     ghost = simulation.join(H, ready=False)
     simulation.run(1.0)
     simulation.drop = lambda datagram, source, target: ghost.address in (source, target)
@@ -161,7 +161,7 @@ def test_a_plain_client_and_a_client_of_ours_share_a_world():
     # P-29
     simulation = Simulation(4, guard=TRUST)
     world = CountWorld(2, 20)
-    simulation.publish(H, world, rollout_config=RolloutConfig(fps=10))
+    simulation.publish(H, world, rollout=RolloutConfig(fps=10))
     plain, ours = simulation.join(H, use_profile=False), simulation.join(H)
     assert simulation.run(60.0, lambda: plain.finished and ours.finished)
     check(world, [plain, ours], 1)
@@ -173,7 +173,7 @@ def test_a_plain_client_under_loss_sees_its_end_once_and_its_return_is_what_arri
     for seed in range(50):
         simulation = Simulation(seed, loss=0.3, duplicate=0.3, delay=(0.001, 0.15), guard=TRUST)
         world = CountWorld(1, 8, seed)
-        simulation.publish(H, world, rollout_config=RolloutConfig(fps=10))
+        simulation.publish(H, world, rollout=RolloutConfig(fps=10))
         visitor = simulation.join(H, use_profile=False)
         assert simulation.run(100.0, lambda visitor=visitor: visitor.finished)
         check(world, [visitor], 1, profile=False)
@@ -183,9 +183,7 @@ def test_bots_play_the_slots_that_nobody_holds_and_a_spectator_sees_the_run():
     # P-29, P-15: a spectator is registered in a slot of its own.
     simulation = Simulation(5, guard=TRUST)
     world = CountWorld(2, 20)
-    simulation.publish(
-        H, world, bots={"agent1": lambda observation: 77}, spectators=1, rollout_config=RolloutConfig(fps=10)
-    )
+    simulation.publish(H, world, bots={"agent1": lambda observation: 77}, spectators=1, rollout=RolloutConfig(fps=10))
     watcher = simulation.join(H, agent="spectator0", action=None)
     watcher.acts = False
     visitor = simulation.join(H, agent="agent0")
@@ -198,7 +196,7 @@ def test_a_slot_that_a_silent_client_holds_is_not_the_bots():
     # P-27: until its first valid action the server chooses, and that is the default action.
     simulation = Simulation(5, guard=TRUST)
     world = CountWorld(1, 10)
-    simulation.publish(H, world, bots={"agent0": lambda observation: 77}, rollout_config=RolloutConfig(fps=10))
+    simulation.publish(H, world, bots={"agent0": lambda observation: 77}, rollout=RolloutConfig(fps=10))
     visitor = simulation.join(H, action=None)
     visitor.acts = False
     assert simulation.run(60.0, lambda: visitor.finished)
@@ -207,7 +205,7 @@ def test_a_slot_that_a_silent_client_holds_is_not_the_bots():
 
 def test_a_spectator_that_comes_late_joins_the_run_that_is_on():
     simulation = Simulation(5, guard=TRUST)
-    simulation.publish(H, CountWorld(1, 40), spectators=1, rollout_config=RolloutConfig(fps=10))
+    simulation.publish(H, CountWorld(1, 40), spectators=1, rollout=RolloutConfig(fps=10))
     visitor = simulation.join(H)
     assert simulation.run(20.0, lambda: len(visitor.steps[0]) > 5)
     watcher = simulation.join(H, agent="spectator0")
@@ -218,7 +216,7 @@ def test_a_spectator_that_comes_late_joins_the_run_that_is_on():
 
 def test_runs_follow_each_other_and_each_has_a_port_of_its_own():
     simulation = Simulation(6, guard=TRUST)
-    instance = simulation.publish(H, CountWorld(1, 3), rollout_config=RolloutConfig(fps=10))
+    instance = simulation.publish(H, CountWorld(1, 3), rollout=RolloutConfig(fps=10))
     visitor = simulation.join(H, runs=5)
     ports = set()
 
@@ -231,6 +229,24 @@ def test_runs_follow_each_other_and_each_has_a_port_of_its_own():
     assert len(ports) == 5
     simulation.run(15.0)
     assert ports_of(instance) == []
+
+
+def test_the_environment_stands_still_between_its_runs():
+    simulation = Simulation(6, guard=TRUST)
+    world = CountWorld(1, 10_000)
+    instance = simulation.publish(H, world, rollout=RolloutConfig(fps=10, abandoned=20.0))
+    visitor = simulation.join(H)
+    assert simulation.run(10.0, lambda: len(visitor.steps[0]) > 5)
+    simulation.drop = lambda datagram, source, target: True
+    assert simulation.run(60.0, lambda: not instance.running)
+    stepped = len(world.applied[0]["agent0"])
+    assert stepped > 200
+    simulation.run(60.0)
+    assert len(world.applied[0]["agent0"]) <= stepped + 1
+    simulation.drop = lambda datagram, source, target: False
+    again = simulation.join(H, agent="agent0")
+    assert simulation.run(60.0, lambda: len(again.steps[0]) > 5)
+    assert len(world.applied[1]["agent0"]) >= 5
 
 
 def test_a_port_that_the_last_runs_had_is_not_given_again():
@@ -249,7 +265,7 @@ def test_two_instances_share_a_lobby_port_and_one_client_may_be_in_both():
     simulation = Simulation(7, guard=TRUST)
     worlds = {Header("count", n): CountWorld(1, 5) for n in range(2)}
     for header, world in worlds.items():
-        simulation.publish(header, world, rollout_config=RolloutConfig(fps=10))
+        simulation.publish(header, world, rollout=RolloutConfig(fps=10))
     one, two = (simulation.join(header) for header in worlds)
     simulation.visitors.pop(two.address)
     for header in worlds:
@@ -261,7 +277,7 @@ def test_two_instances_share_a_lobby_port_and_one_client_may_be_in_both():
 def test_lobby_messages_leave_from_the_lobbys_port_and_steps_from_the_rollouts():
     # P-12, P-13
     simulation = Simulation(8, guard=TRUST)
-    instance = simulation.publish(H, CountWorld(2, 10), rollout_config=RolloutConfig(fps=10))
+    instance = simulation.publish(H, CountWorld(2, 10), rollout=RolloutConfig(fps=10))
     visitors = [simulation.join(H) for _ in range(2)]
     seen = []
     inner = simulation.send
@@ -281,7 +297,7 @@ def test_replayed_and_injected_datagrams_change_nothing():
     """Everything that a client ever sent is sent again, from its own address and from another one."""
     simulation = Simulation(9, guard=TRUST)
     world = CountWorld(1, 30)
-    simulation.publish(H, world, rollout_config=RolloutConfig(fps=10))
+    simulation.publish(H, world, rollout=RolloutConfig(fps=10))
     visitor = simulation.join(H, runs=2)
     recorded = []
     inner = simulation.send
@@ -307,7 +323,7 @@ def test_an_environment_that_fails_ends_its_run_and_not_the_server(caplog):
             return super().step(actions)
 
     simulation = Simulation(10, guard=TRUST)
-    instance = simulation.publish(H, Fails(1, 6), rollout_config=RolloutConfig(fps=10))
+    instance = simulation.publish(H, Fails(1, 6), rollout=RolloutConfig(fps=10))
     visitor = simulation.join(H, runs=2)
     assert simulation.run(60.0, lambda: visitor.finished)
     assert visitor.steps[0][-1].truncated
@@ -324,7 +340,7 @@ def test_an_observation_that_cannot_be_sent_ends_the_run(observation, caplog):
             return {key: (observation, *rest) for key, (_, *rest) in seen.items()} if self._step == 3 else seen
 
     simulation = Simulation(10, guard=TRUST)
-    simulation.publish(H, Wrong(1, 6), rollout_config=RolloutConfig(fps=10))
+    simulation.publish(H, Wrong(1, 6), rollout=RolloutConfig(fps=10))
     visitor = simulation.join(H)
     assert simulation.run(60.0, lambda: visitor.finished)
     assert visitor.steps[0][-1].truncated
@@ -341,7 +357,7 @@ def test_a_reset_that_fails_is_told_and_the_next_start_is_tried(caplog):
             return super().reset(seed, options)
 
     simulation = Simulation(11, guard=TRUST)
-    instance = simulation.publish(H, Fails(1, 3), rollout_config=RolloutConfig(fps=10))
+    instance = simulation.publish(H, Fails(1, 3), rollout=RolloutConfig(fps=10))
     visitor = simulation.join(H)
     assert simulation.run(60.0, lambda: visitor.finished)
     assert instance.failures == 1
@@ -349,10 +365,11 @@ def test_a_reset_that_fails_is_told_and_the_next_start_is_tried(caplog):
 
 def test_a_server_that_stops_ends_the_run_for_everybody():
     simulation = Simulation(12, guard=TRUST)
-    simulation.publish(H, CountWorld(2, 1000), rollout_config=RolloutConfig(fps=10))
+    simulation.publish(H, CountWorld(2, 1000), rollout=RolloutConfig(fps=10))
     visitors = [simulation.join(H) for _ in range(2)]
     assert simulation.run(20.0, lambda: all(len(visitor.steps[0]) > 3 for visitor in visitors))
-    simulation.host.stop()
+    for instance in simulation.host.instances.values():
+        instance.stop()
     assert simulation.run(1.0, lambda: all(visitor.finished for visitor in visitors))
     assert all(visitor.steps[0][-1].truncated for visitor in visitors)
 
@@ -360,7 +377,7 @@ def test_a_server_that_stops_ends_the_run_for_everybody():
 def test_a_flood_from_one_client_ends_no_other_ones_run():
     simulation = Simulation(13, guard=GuardConfig(trusted=("10.0.0.0/8",), datagrams_per_second=100))
     world = CountWorld(2, 20)
-    simulation.publish(H, world, rollout_config=RolloutConfig(fps=10))
+    simulation.publish(H, world, rollout=RolloutConfig(fps=10))
     visitors = [simulation.join(H) for _ in range(2)]
     evil = ("10.200.0.1", 1)
     assert simulation.run(5.0, lambda: all(visitor.player.settled for visitor in visitors))
@@ -389,7 +406,7 @@ def test_a_flood_from_one_client_ends_no_other_ones_run():
 def test_the_whole_conversation_with_a_spoofed_address_stays_below_the_bound():
     """A blind attacker registers a victim, readies it and lets the simulation start."""
     simulation = Simulation(14)
-    instance = simulation.publish(H, CountWorld(1, 300), rollout_config=RolloutConfig(fps=30, abandoned=20))
+    instance = simulation.publish(H, CountWorld(1, 300), rollout=RolloutConfig(fps=30, abandoned=20))
     victim = ("203.0.113.7", 7)
     spent, begun = 0, simulation.now
     for _ in range(40):
@@ -426,7 +443,7 @@ server_junk = st.one_of(
 )
 def test_no_datagram_raises_out_of_the_server_and_its_promises_hold(events, seed):
     simulation = Simulation(seed)
-    instance = simulation.publish(H, CountWorld(2, 5), spectators=1, rollout_config=RolloutConfig(fps=10))
+    instance = simulation.publish(H, CountWorld(2, 5), spectators=1, rollout=RolloutConfig(fps=10))
     heard: dict = {}
     begun = simulation.now
     for datagram, who, to_rollout, wait in events:
@@ -493,7 +510,7 @@ def parse_client_ok(datagram):
 def test_the_machines_name_no_socket_thread_or_clock():
     folder = Path(lobby.__file__).parent
     assert [path.name for path in folder.glob("protocol/*.py") if IO.search(path.read_text())] == []
-    for name in ("guard", "lobby", "rollout", "player", "stats"):
+    for name in ("guard", "lobby", "rollout", "roster", "player", "player_run"):
         assert not IO.search((folder / f"{name}.py").read_text()), name
     with_sockets = [p.name for p in folder.glob("*.py") if re.search(r"^\s*import socket\b", p.read_text(), re.M)]
     assert sorted(with_sockets) == ["server.py", "udp.py"]
@@ -533,7 +550,7 @@ def test_who_asks_for_a_lobby_that_is_not_there_is_told_what_there_is():
 def test_every_datagram_of_the_server_is_within_the_limit_and_in_the_grammar():
     # P-1
     simulation = Simulation(15, loss=0.2, duplicate=0.2, delay=(0.001, 0.1), guard=TRUST)
-    simulation.publish(H, CountWorld(40, 50), rollout_config=RolloutConfig(fps=30))
+    simulation.publish(H, CountWorld(40, 50), rollout=RolloutConfig(fps=30))
     visitors = [simulation.join(H) for _ in range(40)]
     inner = simulation.send
     longest = 0

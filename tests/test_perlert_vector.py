@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from bridge.client.remote import SlotState
 from bridge.errors import ClosedError, InvalidActionError, ResetNeededError, SettingError
 from bridge.perlert import PerlertVectorEnv, serve_perlert
-from bridge.perlert.vector import SlotState
 
 
 class Line:
@@ -37,7 +37,7 @@ class Line:
 
 def test_agents_of_one_world_are_slots_of_one_vector_and_none_waits_for_anothers_reset():
     # P-29
-    with serve_perlert(Line, name="line", fps=100, max_rate=100) as server:
+    with serve_perlert(Line, name="line", fps=25) as server:
         envs = PerlertVectorEnv(server.url, agents=["a_0", "a_1"])
         observations, infos = envs.reset()
         for seen, state in zip(observations, infos["slot_state"].tolist(), strict=True):

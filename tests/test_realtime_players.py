@@ -164,6 +164,23 @@ def test_begin_cuts_a_running_episode_off(host: Callable[..., Host]) -> None:
     assert here.frames[-1].transitions["ann"].observation.tolist() == [0, 0, 0, 3]
 
 
+def test_an_episode_that_is_ended_leaves_the_clock_standing(host: Callable[..., Host]) -> None:
+    here = host(lambda: Relay(**LONG), autoreset=False)
+    here.world.begin()
+    here.settle()
+    here.advance(2)
+    here.world.end()
+    here.world.end()
+    assert here.idle
+    here.clock.advance(100.0)
+    here.runtime.scheduler.run()
+    assert len(here.frames) == 3
+    here.world.begin()
+    here.settle()
+    here.advance(1)
+    assert [(frame.episode, frame.number) for frame in here.frames[3:]] == [(2, 0), (2, 1)]
+
+
 @everywhere
 def test_a_failure_is_told_and_ends_the_episode(host: Callable[..., Host]) -> None:
     here = host(lambda: Relay(fail_at=1), autoreset=False)

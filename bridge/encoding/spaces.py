@@ -28,7 +28,7 @@ from bridge.encoding.tensor_space import TensorSpace
 from bridge.encoding.tensors import Array, Spec, cast, to_array
 from bridge.errors import InvalidActionError, TensorError
 
-__all__ = ["Column", "Layout", "Leaf"]
+__all__ = ["Column", "Layout", "Leaf", "bounds_of"]
 
 Column: TypeAlias = "Array | list[Any]"
 """The values of one leaf over many slots: `(num_envs, *shape)`, or a list of `num_envs`."""
@@ -487,7 +487,7 @@ def _leaf_spec(space: Space[Any], name: str) -> tuple[str, Spec]:
         low, high = int(space.start), int(space.start) + int(space.n) - 1
         return "scalar", Spec.number(name, (), space.dtype, np.asarray(low), np.asarray(high))
     if isinstance(space, _ARRAYS):
-        return "array", Spec.number(name, space.shape, space.dtype, *_bounds(space))
+        return "array", Spec.number(name, space.shape, space.dtype, *bounds_of(space))
     if is_text(space):
         return "text", Spec.text(name, ())
     if isinstance(space, spaces.Sequence):
@@ -496,13 +496,13 @@ def _leaf_spec(space: Space[Any], name: str) -> tuple[str, Spec]:
             return "sequence", Spec.text(name, (-1,))
         if isinstance(feature, (*_ARRAYS, spaces.Discrete)) and 0 not in (feature.shape or ()):
             # Only scalar ranges are allowed beside a variable dimension (D-20).
-            bounds = [b if (b == b.flat[0]).all() else None for b in map(np.asarray, _bounds(feature))]
+            bounds = [b if (b == b.flat[0]).all() else None for b in map(np.asarray, bounds_of(feature))]
             return "sequence", Spec.number(name, (-1, *(feature.shape or ())), feature.dtype, *bounds)
     return "encoded", Spec.number(name, (-1,), _BYTES)
 
 
-def _bounds(space: Space[Any]) -> tuple[Array, Array]:
-    """The inclusive bounds of a space of numbers."""
+def bounds_of(space: Space[Any]) -> tuple[Array, Array]:
+    """Return the inclusive bounds of a space of numbers."""
     if isinstance(space, spaces.Box):
         return space.low, space.high
     if isinstance(space, spaces.MultiDiscrete):

@@ -3,7 +3,7 @@
 from bridge.perlert.address import PerlertAddress, parse_perlert_address
 from bridge.perlert.client import PerlertEnv, make_perlert_env
 from bridge.perlert.guard import GuardConfig
-from bridge.perlert.lobby import LobbyConfig, StartPolicy
+from bridge.perlert.lobby import LobbyConfig
 from bridge.perlert.player import PlayerConfig
 from bridge.perlert.rollout import RolloutConfig
 from bridge.perlert.server import PerlertServer, serve_perlert
@@ -18,7 +18,6 @@ __all__ = [
     "PerlertVectorEnv",
     "PlayerConfig",
     "RolloutConfig",
-    "StartPolicy",
     "make_perlert_env",
     "parse_perlert_address",
     "serve_perlert",

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import threading
 import time
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
 import gymnasium
+from gymnasium.utils import EzPickle
 
+from bridge.client.conflict import ConflictDetector
 from bridge.errors import (
     ClosedError,
     ConcurrentUseError,
@@ -106,7 +107,7 @@ def check_tag(tag: str) -> None:
         raise SettingError(str(error)) from error
 
 
-class PerlertEnv(gymnasium.Env[Any, Any]):
+class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
     """One slot of a PERLERT server.
 
     `reset` takes the slot, is ready, waits for the start, and returns the first observation that comes. `step` sends
@@ -116,7 +117,7 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
 
     `info`: `step` (the server's step), `skipped` (steps that were seen and not returned), `timestamp`, `ack` and `seq`
     (newest action that the server had applied; newest sent), `return`, `lost` (the run's end was never seen) and
-    `perlert`, the network's statistics (`bridge.perlert.stats.Stats`).
+    `perlert`, the network's statistics (`bridge.perlert.player_run.Stats`).
 
     Args:
         url: `perlert://HOST:PORT/NAME:NUMBER`.
@@ -154,29 +155,17 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
         start_timeout: float = 60.0,
         config: player.PlayerConfig | None = None,
     ) -> None:
+        # A copy connects anew, as another client.
+        EzPickle.__init__(self, **{key: value for key, value in locals().items() if key not in ("self", "token")})
         for name, value in (("timeout", timeout), ("start_timeout", start_timeout)):
             if not 0 < value < 1e9:
                 raise SettingError(f"expected a positive {name} in seconds, got {value!r}")
         address = parse_perlert_address(url)
         self.url = url
-        self._arguments: dict[str, Any] = {
-            "agent": agent,
-            "tag": tag,
-            "observation_space": observation_space,
-            "action_space": action_space,
-            "key": key,
-            "use_profile": use_profile,
-            "timeout": timeout,
-            "start_timeout": start_timeout,
-            "config": config,
-        }
         self._timeout, self._start_timeout = timeout, start_timeout
         self._pid = os.getpid()
-        self._busy = threading.Lock()
-        self._closed = False
-        self._episode = False
-        self._asked = False
-        self._deadline = 0.0
+        self._conflicts = ConflictDetector("environment")
+        self._closed = self._episode = False
         self._held: list[Stepped] = []
         """Steps that came and whose rewards `step` has not returned."""
         self._last: Stepped | None = None
@@ -199,12 +188,6 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
         except BaseException:
             self._client.close()
             raise
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"url": self.url, **self._arguments}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state.pop("url"), **state)  # type: ignore[misc]
 
     @property
     def agent(self) -> str | None:
@@ -264,14 +247,6 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
             raise error(self.url, f"{what} within the deadline: {self._client.player.waits_for()}")
         self._client.wait(deadline)
 
-    def fileno(self) -> int:
-        """Return the socket's number, to wait for several environments together."""
-        return self._client.port.fileno()
-
-    def wake(self) -> float:
-        """Return when something is due without a datagram, on `time.monotonic`'s clock."""
-        return self._client.player.wake()
-
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
         """Let one thread of one process in; a second one gets an error, not a race."""
@@ -281,18 +256,8 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
             raise ConcurrentUseError(
                 "this PerlertEnv was made in another process, and a client keeps one source port; make it in this one"
             )
-        if not self._busy.acquire(blocking=False):
-            raise ConcurrentUseError(
-                "another thread is in reset or step of this environment; use one environment a thread"
-            )
-        try:
+        with self._conflicts:
             yield
-        finally:
-            self._busy.release()
-
-    def _check_deadline(self, what: str) -> None:
-        if time.monotonic() >= self._deadline:
-            raise RemoteTimeoutError(self.url, f"{what} within the deadline: {self._client.player.waits_for()}")
 
     def _events(self) -> list[Stepped]:
         found = []
@@ -309,58 +274,32 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
 
         A run that is on is left: its end is waited for first, because the lobby starts the next one after it.
 
-        Raises:
-            RemoteTimeoutError: The simulation did not start within `start_timeout`; the message says what is missing.
-            PeerError: The observation does not fit the space.
-        """
-        self.begin_reset(seed=seed, options=options)
-        with self._exclusive():
-            while (result := self._poll_reset()) is None:
-                self._client.wait(self._deadline)
-            return result
+        Args:
+            seed: Of `np_random`; the draft carries none to the server.
+            options: None or empty.
 
-    def begin_reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
-        """Do what `reset` does without waiting; `poll_reset` says when it is done."""
+        Raises:
+            RemoteTimeoutError: It did not begin within `start_timeout`; the message says what is missing.
+        """
         super().reset(seed=seed)
         if options:
             raise SettingError(f"expected no options, because PERLERT carries none, got {options!r}")
         with self._exclusive():
-            self._deadline = time.monotonic() + self._start_timeout
-            self._episode, self._asked = False, False
-            self._held = []
-            self._poll_reset()
-
-    def poll_reset(self) -> tuple[Any, dict[str, Any]] | None:
-        """Return what `reset` returns, or None as long as the run has not begun.
-
-        Raises:
-            RemoteTimeoutError: It should have begun by now.
-        """
-        with self._exclusive():
-            return self._poll_reset()
-
-    def _poll_reset(self) -> tuple[Any, dict[str, Any]] | None:
-        me = self._client.player
-        self._client.pump()
-        left = self._last is not None and not self._last.done and not self._asked
-        if left and me.state in (player.State.PLAYING, player.State.JOINING):  # the last episode was broken off
+            me, deadline = self._client.player, time.monotonic() + self._start_timeout
+            self._client.pump()
             self._events()
-            self._check_deadline("the run that was left did not end")
-            return None
-        if not self._asked:
-            self._events()
-            self._last, self._asked = None, True
+            left, self._last, self._episode = self._last, None, False
+            while left and not left.done and me.state in (player.State.PLAYING, player.State.JOINING):
+                self._wait(deadline, RemoteTimeoutError, "the run that was left did not end")
+                self._events()
             now = time.monotonic()
             self._client.port.send(me.again(now) if me.state is player.State.OVER else me.set_ready(True, now))
-        steps = self._held or self._events()
-        if not steps:
-            self._check_deadline("no run started")
-            return None
-        self._last = steps[-1]
-        # What was rewarded before this observation, or a run that is over already, is the first step's.
-        self._held, self._told = steps, Decimal(0)
-        self._episode = True
-        return self._observation(self._last), self._info(len(steps) - 1)
+            while not (steps := self._events()):
+                self._wait(deadline, RemoteTimeoutError, "no run started")
+            self._last, self._episode = steps[-1], True
+            # What was rewarded before this observation, or a run that is over already, is the first step's.
+            self._held, self._told = steps, Decimal(0)
+            return self._observation(self._last), self._info(len(steps) - 1)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Send the action, and return the next observation and everything that was rewarded since the last one.
@@ -370,14 +309,6 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
             InvalidActionError: The action is not in the action space; nothing was sent.
             RemoteTimeoutError: No step came within `timeout`.
         """
-        self.begin_step(action)
-        with self._exclusive():
-            while (result := self._poll_step()) is None:
-                self._client.wait(self._deadline)
-            return result
-
-    def begin_step(self, action: Any) -> None:
-        """Do what `step` does without waiting; `poll_step` says when it is done."""
         with self._exclusive():
             if not self._episode:
                 raise ResetNeededError("expected a running episode, got none or one that is over; call reset()")
@@ -390,33 +321,21 @@ class PerlertEnv(gymnasium.Env[Any, Any]):
             self._held += self._events()
             if not (self._held and self._held[-1].done):
                 self._client.port.send(self._client.player.act(text, time.monotonic()))
-            self._deadline = time.monotonic() + self._timeout
+                self._held += self._await_steps()
+            steps, self._held = self._held, []
+            # Of the returns, because the queue of steps is bounded.
+            reward, self._told = float(steps[-1].ret - self._told), steps[-1].ret
+            skipped = sum(1 for step in steps if step is not self._last) - 1
+            last = self._last = steps[-1]
+            self._episode = not last.done
+            terminated = last.done and not last.truncated
+            return self._observation(last), reward, terminated, last.truncated, self._info(max(skipped, 0))
 
-    def poll_step(self) -> tuple[Any, float, bool, bool, dict[str, Any]] | None:
-        """Return what `step` returns, or None as long as no step has come.
-
-        Raises:
-            RemoteTimeoutError: One should have come by now.
-        """
-        with self._exclusive():
-            return self._poll_step()
-
-    def _poll_step(self) -> tuple[Any, float, bool, bool, dict[str, Any]] | None:
-        self._client.pump()
-        fresh = self._events()
-        self._held += fresh
-        if not fresh and not (self._held and self._held[-1].done):
-            self._check_deadline("no step came")
-            return None
-        steps, self._held = self._held, []
-        # Of the returns, because the queue of steps is bounded.
-        reward, self._told = float(steps[-1].ret - self._told), steps[-1].ret
-        skipped = sum(1 for step in steps if step is not self._last) - 1
-        self._last = steps[-1]
-        self._episode = not self._last.done
-        observation = self._observation(self._last)
-        terminated = self._last.done and not self._last.truncated
-        return observation, reward, terminated, self._last.truncated, self._info(max(skipped, 0))
+    def _await_steps(self) -> list[Stepped]:
+        deadline = time.monotonic() + self._timeout
+        while not (fresh := self._events()):
+            self._wait(deadline, RemoteTimeoutError, "no step came")
+        return fresh
 
     def _observation(self, step: Stepped) -> Any:
         try:

@@ -14,6 +14,8 @@ import hmac
 import ipaddress
 import os
 from collections import Counter, OrderedDict
+from collections.abc import Callable
+from functools import lru_cache
 from typing import TypeAlias
 
 from bridge.errors import SettingError
@@ -45,10 +47,8 @@ class GuardConfig:
     """Slots that clients at one IP address may hold; None: 4, and no limit for trusted networks."""
     datagrams_per_second: float = 200.0
     """Datagrams that are read from one address and port, those with its token counted apart; more are dropped."""
-    bytes_per_second: float = 8_000_000.0
-    """Bytes sent in all; a second's worth may go at once."""
     unproven_bytes_per_second: float = 64_000.0
-    """The part of it that goes to addresses that are not proven."""
+    """Bytes sent to all addresses that are not proven; a second's worth may go at once."""
     max_addresses: int = 4096
     """Addresses that are remembered, of each sort; the one that was silent longest is forgotten."""
 
@@ -80,9 +80,6 @@ class _Bucket:
             self.time = now
         return self.left
 
-    def take(self, amount: float) -> None:
-        self.left -= amount
-
 
 @dataclasses.dataclass(slots=True)
 class _Peer:
@@ -109,14 +106,14 @@ class Guard:
     def __init__(self, config: GuardConfig | None = None, secret: bytes | None = None) -> None:
         self.config = config or GuardConfig()
         self.dropped: Counter[str] = Counter()
-        """Datagrams that were not read or not sent, by reason."""
+        """Datagrams that were not read, changed nothing or were not sent, by reason; lobbies and runs count here."""
+        self.trusts: Callable[[str], bool] = lru_cache(self.config.max_addresses)(self._trusts)
+        """Tells whether an IP address is in a trusted network."""
         self._secret = secret if secret is not None else os.urandom(32)
         self._networks = [ipaddress.ip_network(network) for network in self.config.trusted]
-        self._hosts: OrderedDict[str, bool] = OrderedDict()
         self._unproven: OrderedDict[Address, _Peer] = OrderedDict()
         self._of_host: dict[str, set[Address]] = {}
         self._proven: OrderedDict[Address, _Peer] = OrderedDict()
-        self._all = _Bucket(self.config.bytes_per_second, 0.0)
         self._strangers = _Bucket(self.config.unproven_bytes_per_second, 0.0)
 
     def token(self, address: Address) -> str:
@@ -127,21 +124,12 @@ class Guard:
     def _token(self, address: Address) -> str:
         return hmac.digest(self._secret, f"{address[0]} {address[1]}".encode(), hashlib.sha256).hex()[:12]
 
-    def trusts(self, host: str) -> bool:
-        """Tell whether an IP address is in a trusted network."""
-        known = self._hosts.get(host)
-        if known is None:
-            try:
-                ip = ipaddress.ip_address(host.partition("%")[0])
-            except ValueError:
-                known = False
-            else:
-                mapped = getattr(ip, "ipv4_mapped", None)
-                known = any((mapped or ip) in network for network in self._networks)
-            self._hosts[host] = known
-            if len(self._hosts) > self.config.max_addresses:
-                self._hosts.popitem(last=False)
-        return known
+    def _trusts(self, host: str) -> bool:
+        try:
+            ip = ipaddress.ip_address(host.partition("%")[0])
+        except ValueError:
+            return False
+        return any((getattr(ip, "ipv4_mapped", None) or ip) in network for network in self._networks)
 
     def slots_allowed(self, host: str) -> float:
         """Return how many slots clients at one IP address may hold."""
@@ -151,33 +139,31 @@ class Guard:
 
     # What came
 
+    def _new_peer(self, address: Address, now: float) -> _Peer:
+        rates = self.config.datagrams_per_second, self.config.datagrams_per_second, self.config.unproven_rate
+        plain, own, allowance = (_Bucket(rate, now) for rate in rates)
+        return _Peer(plain, own, allowance, self._token(address), now)
+
     def _peer(self, address: Address, now: float) -> _Peer | None:
         """Return what is known of an address; None: its host has too many that are not proven."""
         for table in (self._proven, self._unproven):
             if address in table:
                 table.move_to_end(address)
                 return table[address]
-        if trusted := self.trusts(address[0]):
-            table = self._proven
-        else:
-            others = self._of_host.setdefault(address[0], set())
-            if len(others) >= self.config.unproven_per_host:
-                silent = min(others, key=lambda other: self._unproven[other].heard)
-                if now < self._unproven[silent].heard + _FORGOTTEN:
-                    return None
-                self._forget(silent)
-                others = self._of_host.setdefault(address[0], set())
-            others.add(address)
-        rate = self.config.datagrams_per_second
-        table[address] = _Peer(
-            _Bucket(rate, now), _Bucket(rate, now), _Bucket(self.config.unproven_rate, now), self._token(address), now
-        )
-        if len(table) > self.config.max_addresses:
-            if trusted:
-                table.popitem(last=False)
-            else:
-                self._forget(next(iter(table)))
-        return table[address]
+        if self.trusts(address[0]):
+            self.prove(address)
+            return self._proven[address]
+        others = self._of_host.get(address[0], set())
+        if len(others) >= self.config.unproven_per_host:
+            silent = min(others, key=lambda other: self._unproven[other].heard)
+            if now < self._unproven[silent].heard + _FORGOTTEN:
+                return None
+            self._forget(silent)
+        self._of_host.setdefault(address[0], set()).add(address)
+        peer = self._unproven[address] = self._new_peer(address, now)
+        if len(self._unproven) > self.config.max_addresses:
+            self._forget(next(iter(self._unproven)))
+        return peer
 
     def _forget(self, address: Address) -> _Peer:
         others = self._of_host[address[0]]
@@ -194,26 +180,22 @@ class Guard:
         if now > peer.heard:
             # Silence earns nothing: the kilobyte a second is for who is there.
             peer.allowance.level(min(now, peer.heard + _LISTENS))
-            peer.allowance.time = now
-            peer.heard = now
+            peer.allowance.time = peer.heard = now
         peer.credit = min(peer.credit + self.config.amplification * len(datagram), 1 << 20)
         bucket = peer.own if peer.token.encode() in datagram else peer.plain
         if bucket.level(now) < 1:
             self.dropped["flood"] += 1
             return False
-        bucket.take(1)
+        bucket.left -= 1
         return True
 
     def prove(self, address: Address) -> None:
         """Note that an address receives what is sent to it."""
-        if address in self._unproven:
-            self._proven[address] = self._forget(address)
-        elif address not in self._proven:
-            bucket = _Bucket(self.config.datagrams_per_second, 0.0)
-            own = _Bucket(self.config.datagrams_per_second, 0.0)
-            self._proven[address] = _Peer(bucket, own, bucket, self._token(address), 0.0)
-        if len(self._proven) > self.config.max_addresses:
-            self._proven.popitem(last=False)
+        if address not in self._proven:
+            known = address in self._unproven
+            self._proven[address] = self._forget(address) if known else self._new_peer(address, 0.0)
+            if len(self._proven) > self.config.max_addresses:
+                self._proven.popitem(last=False)
 
     def proven(self, address: Address) -> bool:
         """Tell whether an address has been proven, or is trusted."""
@@ -223,40 +205,25 @@ class Guard:
 
     def spend(self, address: Address, size: int, now: float) -> bool:
         """Book a datagram that is about to be sent; False: do not send it."""
-        if self.proven(address):
-            return self._book(size, now)
-        peer = self._unproven.get(address)
-        if peer is None:
-            self.dropped["amplification"] += 1
-            return False
-        allowed = peer.allowance.level(min(now, peer.heard + _LISTENS))
-        if max(allowed, peer.credit) < size:
-            self.dropped["amplification"] += 1
-            return False
-        if not self._book(size, now, stranger=True):
-            return False
-        # Each byte counts against both, so that the larger of the two is the limit, and not their sum.
-        peer.allowance.take(size)
-        peer.credit -= size
-        return True
+        peer, allowed = self._unproven.get(address), 0.0
+        if peer is not None:
+            allowed = max(peer.allowance.level(min(now, peer.heard + _LISTENS)), peer.credit)
+        return self._book(address, size, allowed, now)
 
     def answer(self, address: Address, size: int, received: int, now: float) -> bool:
         """Book a short answer to one datagram, which any address may have: `size` bytes for `received` ones."""
-        if self.proven(address):
-            return self._book(size, now)
-        if size > self.config.amplification * received:
-            self.dropped["amplification"] += 1
-            return False
-        if (peer := self._unproven.get(address)) is not None:
-            peer.allowance.take(size)
-            peer.credit -= size
-        return self._book(size, now, stranger=True)
+        return self._book(address, size, self.config.amplification * received, now)
 
-    def _book(self, size: int, now: float, *, stranger: bool = False) -> bool:
-        if self._all.level(now) < size or (stranger and self._strangers.level(now) < size):
-            self.dropped["rate"] += 1
+    def _book(self, address: Address, size: int, allowed: float, now: float) -> bool:
+        """Book a datagram; `allowed` bytes may go to the address, unless it is proven."""
+        if self.proven(address):
+            return True
+        if size > allowed or self._strangers.level(now) < size:
+            self.dropped["amplification" if size > allowed else "rate"] += 1
             return False
-        self._all.take(size)
-        if stranger:
-            self._strangers.take(size)
+        self._strangers.left -= size
+        if (peer := self._unproven.get(address)) is not None:
+            # Each byte counts against both, so that the larger of the two is the limit, and not their sum.
+            peer.allowance.left -= size
+            peer.credit -= size
         return True

@@ -9,15 +9,14 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections import Counter, deque
+from collections import deque
 
 from bridge.errors import PacketError
 from bridge.perlert.guard import Address
-from bridge.perlert.lobby import Outgoing
-from bridge.perlert.player_run import LobbyChanged, PlayerEvent, PlayerRun, RunStarted, Said
+from bridge.perlert.player_run import LobbyChanged, PlayerEvent, PlayerRun, RunStarted, Said, Stats
 from bridge.perlert.protocol import packet, profile
 from bridge.perlert.protocol.codec import parse_decimal
-from bridge.perlert.stats import Stats
+from bridge.perlert.roster import Outgoing
 
 __all__ = ["TRANSITIONS", "Event", "Player", "PlayerConfig", "State"]
 
@@ -146,8 +145,6 @@ class Player:
         """Whether the server is known to have no profile."""
         self.said = ""
         """The last text for people."""
-        self.counts: Counter[str] = Counter()
-        """Datagrams that changed nothing, by reason, over all runs."""
         self.port: int | None = None
         self.seq = 0
         """The number of the newest action."""
@@ -213,8 +210,8 @@ class Player:
         if self.key is None or self.state is State.ASKING:
             return []
         if self.plain or not self.token:
-            return [(packet.format_message(packet.Ready(self.header, self.key, False)), self.server)]
-        return [self._register("l")] * 2  # nobody will say it again
+            return [self._say(packet.Ready(self.header, self.key, False))]
+        return [self._register(self.key, "l")] * 2  # nobody will say it again
 
     def waits_for(self) -> str:
         """Return what is missing, for an error or a display."""
@@ -246,23 +243,23 @@ class Player:
         if sender[0] != self.server[0] or not (
             sender[1] == self.server[1] or sender[1] == self.port or sender[1] in self._old_ports
         ):
-            return self._drop("stale", "another sender")
+            return self._drop()
         try:
             message = packet.parse_server(datagram)
         except PacketError:
-            return self._drop("malformed", "malformed")
+            return self._drop(malformed=True)
         if message.header != self.header:
-            return self._drop("stale", "another instance")
+            return self._drop()
         if isinstance(message, packet.Step):
             if sender[1] == self.port and self.state in (State.JOINING, State.PLAYING):
                 return self._on_step(message, now, now if arrived is None else arrived)
             if sender[1] != self.port:
-                return self._drop("stale", "an older run")
+                return self._drop()
             self.stats.received += 1
             self.stats.duplicates += 1  # done=true again
             return []
         if sender[1] != self.server[1]:  # P-12
-            return self._drop("stale", "not the lobby's port")
+            return self._drop()
         if isinstance(message, packet.LobbyInfo):
             self._on_info(message, now)
         elif isinstance(message, packet.Registered):
@@ -273,9 +270,10 @@ class Player:
             self._on_start(message, now)
         return self.tick(now)
 
-    def _drop(self, counter: str, reason: str) -> list[Outgoing]:
-        self.counts[reason] += 1
-        setattr(self.stats, counter, getattr(self.stats, counter) + 1)
+    def _drop(self, *, malformed: bool = False) -> list[Outgoing]:
+        """Count a datagram that is none, or of an older run, another instance or another sender."""
+        self.stats.malformed += malformed
+        self.stats.stale += not malformed
         return []
 
     def _move(self, event: Event) -> None:
@@ -354,8 +352,7 @@ class Player:
             return
         alive = now < max(self._claim.owned_at + self.config.ownership, self._run.last_step + 2 * self.config.poll)
         if self.settled and offer.token != self.token and alive:
-            self.counts["another token"] += 1  # a server that began anew confirms nothing by the old one
-            return
+            return  # a server that began anew confirms nothing by the old one
         self._claim.seq = max(self._claim.seq, offer.seq)
         if self.offer is None:
             self._claim.owned_at = now  # from here on registrations can be confirmed
@@ -369,7 +366,6 @@ class Player:
     def _on_start(self, message: packet.Start, now: float) -> None:
         if message.port in self._old_ports:
             self._claim.busy = self._claim.busy or self.state is State.WAITING
-            self.counts["an older run's start"] += 1
             return
         if message.port == self.port or (self.state, Event.START) not in TRANSITIONS:
             self._run.gone = 0
@@ -392,10 +388,10 @@ class Player:
         try:
             reward = parse_decimal(message.reward)
         except PacketError:
-            return self._drop("malformed", "malformed")
+            return self._drop(malformed=True)
         extra = None if self.plain else profile.parse_extra(message.extra)
         if self.token and (extra is None or extra.token != self.token):
-            return self._drop("stale", "step without token")  # whoever made it cannot see what is sent to us
+            return self._drop()  # whoever made it cannot see what is sent to us
         if not run.take(message, extra, reward, arrived):
             return []
         run.last_step = now
@@ -427,70 +423,56 @@ class Player:
     # Output
 
     def _send_action(self, now: float) -> list[Outgoing]:
-        if self._action is None or self.port is None or self.state not in (State.JOINING, State.PLAYING):
-            return []
         run, text = self._run, self._action
+        if text is None or self.port is None or self.state not in (State.JOINING, State.PLAYING):
+            run.next_action = math.inf
+            return []
         if self.token and not self.plain:
             text = profile.action_text(self.token, self.port, self.seq, text)
         run.sends(self.seq, now)
-        silent = now - self._run.last_step > self.config.repeat or self.state is State.JOINING
-        self._run.next_action = now + (self.config.repeat if silent else self.config.keepalive)
+        silent = now - run.last_step > self.config.repeat or self.state is State.JOINING
+        run.next_action = now + (self.config.repeat if silent else self.config.keepalive)
         return [(packet.format_message(packet.Action(self.header, text)), (self.server[0], self.port))]
 
-    def _register(self, word: str = "w") -> Outgoing:
-        assert self.key is not None
+    def _say(self, message: packet.ClientMessage) -> Outgoing:
+        return packet.format_message(message), self.server
+
+    def _register(self, key: str, word: str) -> Outgoing:
         claim = profile.Claim(self.tag, not self.plain)
         if self.token and not self.plain:
             self._claim.seq += 1
             claim = profile.Claim(self.tag, True, self.token, self._claim.seq, word, self._claim.former)
-        return packet.format_message(packet.Register(self.header, self.key, profile.format_tag(claim))), self.server
+        return self._say(packet.Register(self.header, key, profile.format_tag(claim)))
+
+    def _claim_slot(self, key: str) -> Outgoing:
+        """Return what asks for our slot, keeps it, and says whether we are ready."""
+        if self.plain and self.state is not State.REGISTERING:
+            return self._say(packet.Ready(self.header, key, self._claim.wants_ready))
+        ready = self._claim.wants_ready and self.settled and not self._claim.busy
+        return self._register(key, "r" if ready else "w")
 
     def tick(self, now: float) -> list[Outgoing]:
         """Do what is due: ask, repeat, keep contact."""
         out: list[Outgoing] = []
+        claims, polls = False, now >= self._next_poll
         if self.state is State.OVER:
             return out
         if self.state in (State.JOINING, State.PLAYING):
             if now >= self._run.next_action:
                 out += self._send_action(now)
-                if not out:
-                    self._run.next_action = math.inf
             # Without steps the lobby is asked, too: it has the port while the run is on.
-            polls = now >= self._run.last_step + 2 * self.config.poll or not self.settled
-        else:
-            polls = True
-            if now >= self._next_retry:
-                out += self._retry(now)
-        if polls and now >= self._next_poll:
+            polls = polls and (now >= self._run.last_step + 2 * self.config.poll or not self.settled)
+        elif now >= self._next_retry:
+            self._next_retry = now + self.config.retry
+            unconfirmed = not self._claim.confirmed and not self._claim.busy
+            claims = self.state is State.REGISTERING or unconfirmed or not self.settled
+        if polls:
             self._next_poll = now + self.config.poll
-            out.append((packet.format_message(packet.LobbyRequest(self.header)), self.server))
-            if (
-                self.key is not None
-                and self.state is not State.ASKING
-                and self.token
-                and not self.plain
-                and not any(b";register=" in datagram for datagram, _ in out)
-            ):
-                out.append(self._register_again())  # the slot is kept for who shows the token
+            out.append(self._say(packet.LobbyRequest(self.header)))
+            claims = claims or (bool(self.token) and not self.plain)  # the slot is kept for who shows the token
+        if claims and self.key is not None and self.state is not State.ASKING:
+            out.append(self._claim_slot(self.key))
         return out
-
-    def _register_again(self) -> Outgoing:
-        ready = self._claim.wants_ready and self.settled and not self._claim.busy
-        return self._register("r" if ready else "w")
-
-    def _retry(self, now: float) -> list[Outgoing]:
-        self._next_retry = now + self.config.retry
-        if self.key is None or self.state is State.ASKING:
-            return []
-        if self.state is State.REGISTERING or not self.settled:
-            return [self._register_again()]
-        if not self._claim.confirmed and not self._claim.busy:
-            if self.plain:
-                return [
-                    (packet.format_message(packet.Ready(self.header, self.key, self._claim.wants_ready)), self.server)
-                ]
-            return [self._register_again()]
-        return []
 
     def wake(self) -> float:
         """Return when `tick` is due next."""

@@ -10,17 +10,18 @@ import dataclasses
 import enum
 import hmac
 import math
-from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from decimal import Decimal, localcontext
+from decimal import Context, Decimal
 
 from bridge.errors import PacketError, SettingError
 from bridge.perlert.guard import Address, Guard
-from bridge.perlert.lobby import Outgoing
 from bridge.perlert.protocol import packet, profile
 from bridge.perlert.protocol.codec import DECIMALS, decimal_text
+from bridge.perlert.roster import Outgoing
 
 __all__ = ["TRANSITIONS", "Event", "Player", "Result", "Rollout", "RolloutConfig", "State"]
+
+_EXACT = Context(prec=400)
 
 
 class State(enum.Enum):
@@ -51,7 +52,8 @@ class RolloutConfig:
     fps: float = 30.0
     """Frames of the simulation a second."""
     max_rate: int = 30
-    """S5 a second to one client (P-21); rewards of steps that are not sent are added to the next one."""
+    """S5 a second to one client (P-21), and one more where a frame is early or late; rewards of steps that are not sent
+    are added to the next one, and the last step is sent in any case."""
     linger: float = 10.0
     """Seconds that the port stays open after a client's done=true (P-17)."""
     resends: tuple[float, ...] = (1.0, 3.0, 7.0)
@@ -78,11 +80,6 @@ class Result:
     terminated: bool = False
     truncated: bool = False
 
-    @property
-    def done(self) -> bool:
-        """Whether the episode is over for this agent."""
-        return self.terminated or self.truncated
-
 
 @dataclasses.dataclass(slots=True)
 class Player:
@@ -102,18 +99,13 @@ class Player:
     heard: float = -math.inf
     got: int = 0
     sent: int = 0
-    ret: Decimal = Decimal(0)
-    """The return, rounded."""
     ret_sent: Decimal = Decimal(0)
-    """The return up to the last S5 that was sent."""
-    times: deque[float] = dataclasses.field(default_factory=deque)
-    """When S5 were sent in the last second."""
+    """The return, rounded, up to the last S5 that was sent."""
     due: float = -math.inf
+    """When the next S5 would be sent at an even rate."""
     last: bytes = b""
     """The S5 with done=true."""
     done_at: float | None = None
-    owed: bool = False
-    """Whether the S5 with done=true has yet to be sent for the first time."""
     resends: list[float] = dataclasses.field(default_factory=list)
 
 
@@ -145,12 +137,11 @@ class Rollout:
         self.config = config or RolloutConfig()
         self.state = State.RUNNING
         self.players: dict[Address, Player] = {}
-        self.counts: Counter[str] = Counter()
-        """Datagrams that changed nothing, by reason."""
+        self.counts = guard.dropped
         self.step = -1
         self._act = act
         self._returns: dict[str, Decimal] = {}
-        self._results: dict[str, Result] = {}
+        self._observations: dict[str, str] = {}
         self._begun_at = now
 
     # Clients
@@ -158,7 +149,7 @@ class Rollout:
     def join(self, player: Player, now: float) -> None:
         """Let a client in."""
         player.heard = now
-        player.ret = player.ret_sent = self._rounded(player.key)
+        player.ret_sent = self._rounded(player.key)
         self.players[player.address] = player
 
     def move(self, old: Address, new: Address, token: str) -> None:
@@ -181,70 +172,56 @@ class Rollout:
 
     def receive(self, datagram: bytes, sender: Address, now: float) -> list[Outgoing]:
         """Take a datagram that came to the rollout's port; whatever it holds, nothing is raised."""
-        if not self.guard.heard(sender, datagram, now):
-            return []
+        out: list[Outgoing] = []
+        if self.guard.heard(sender, datagram, now):
+            problem = self._take(datagram, sender, now, out)
+            if problem:
+                self.counts[problem] += 1
+        return out
+
+    def _take(self, datagram: bytes, sender: Address, now: float, out: list[Outgoing]) -> str:
+        """Take a datagram; return why it changes nothing, or nothing."""
         player = self.players.get(sender)
         if player is None:
-            self.counts["not in this run"] += 1
-            return []
+            return "not in this run"
         try:
             message = packet.parse_client(datagram)
         except PacketError:
-            self.counts["malformed"] += 1
-            return []
+            return "malformed"
         if message.header != self.header:
-            self.counts["other instance"] += 1
-            return []
-        text = message.action if isinstance(message, packet.Action) else ""
-        seq = player.seq
+            return "other instance"
+        text, seq = message.action if isinstance(message, packet.Action) else "", player.seq
         if player.token:
-            own = self._authenticated(player, text)
-            if own is None:
-                return []
-            seq, text = own
+            parts = profile.split_action(text)
+            if parts is None or not hmac.compare_digest(parts[0], player.token):
+                return "action without token"
+            _, port, seq, text = parts
+            if port != self.port:
+                return "action of another run"
+            player.got += 1
         player.heard, player.here = now, True
         if player.done_at is not None:
-            out: list[Outgoing] = []
-            if now <= player.done_at + self.config.linger:
-                self._resend(player, now, out)  # P-18
-            return out
-        if text:
-            self._apply(player, seq, text)
-        return []
+            if now <= player.done_at + self.config.linger and now >= player.due - 1e-6:
+                self._send(player, player.last, now, out)  # P-18
+            return ""
+        return self._apply(player, seq, text) if text else ""
 
-    def _authenticated(self, player: Player, action: str) -> tuple[int, str] | None:
-        """Return number and text of an action that is the client's own and of this run; None: it is not."""
-        parts = profile.split_action(action)
-        if parts is None or not hmac.compare_digest(parts[0], player.token):
-            self.counts["action without token"] += 1
-            return None
-        if parts[1] != self.port:
-            self.counts["action of another run"] += 1
-            return None
-        player.got += 1
-        return parts[2], parts[3]
-
-    def _apply(self, player: Player, seq: int, text: str) -> None:
+    def _apply(self, player: Player, seq: int, text: str) -> str:
         if player.token and seq <= player.seq:
-            self.counts["stale action"] += 1
-            return
-        if player.watching:
-            player.seq = seq
-            self.counts["action of a spectator"] += 1
-            return
-        try:
-            self._act(player.key, text)
-        except PacketError:
-            self.counts["invalid action"] += 1  # P-27: the last valid one stays
-            return
+            return "stale action"
+        if not player.watching:
+            try:
+                self._act(player.key, text)
+            except PacketError:
+                return "invalid action"  # P-27: the last valid one stays
         player.seq = seq
+        return "action of a spectator" if player.watching else ""
 
     # Frames
 
     def _rounded(self, key: str) -> Decimal:
-        with localcontext() as context:
-            context.prec = 400
-            return self._returns.get(key, Decimal(0)).quantize(Decimal(1).scaleb(-self.config.decimals))
+        places = Decimal(1).scaleb(-self.config.decimals)
+        return self._returns.get(key, Decimal(0)).quantize(places, context=_EXACT)
 
     def frame(self, results: Mapping[str, Result], now: float) -> list[Outgoing]:
         """Send what each agent saw of this frame; slots without a result are not in it any more.
@@ -256,82 +233,49 @@ class Rollout:
             if not abs(result.reward) < 1e20:
                 raise ValueError(f"expected a reward below 1e20, got {result.reward!r}")
         self.step += 1
-        with localcontext() as context:
-            context.prec = 400
-            for key, result in results.items():
-                self._returns[key] = self._returns.get(key, Decimal(0)) + Decimal(repr(float(result.reward)))
-        self._results |= results
+        for key, result in results.items():
+            reward = Decimal(repr(float(result.reward)))
+            self._returns[key] = _EXACT.add(self._returns.get(key, Decimal(0)), reward)
+            self._observations[key] = result.observation
         out: list[Outgoing] = []
-        rounded = {key: self._rounded(key) for key in results}
         for player in self.players.values():
             if player.done_at is None and (known := results.get(player.key)) is not None:
-                player.ret = rounded[player.key]
-                self._show(player, known, now, out)
+                if known.terminated or known.truncated:
+                    self._finish(player, "terminated" if known.terminated else "truncated", now, out)
+                elif now < player.due - 1e-6:  # P-21
+                    self.counts["not sent, rate"] += 1
+                else:
+                    self._show(player, None, now, out)
         self._settle()
         return out
 
-    def _datagram(self, player: Player, result: Result, now: float, end: str | None) -> bytes:
-        extra = None
+    def _show(self, player: Player, end: str | None, now: float, out: list[Outgoing]) -> None:
+        """Send what a client's agent saw last, with its rewards since the last S5; the last one may follow later."""
+        ret, extra = self._rounded(player.key), None
         if player.token:
             counts = player.seq, player.got, player.sent + 1
-            extra = profile.extra_text(profile.Extra(player.token, *counts, player.ret, end))
-        return packet.format_message(
-            packet.Step(
-                self.header,
-                max(0, round((now + self.epoch) * 1000)),
-                max(self.step, 0),
-                result.observation,
-                decimal_text(player.ret - player.ret_sent),
-                end is not None,
-                extra,
-            )
-        )
-
-    def _show(self, player: Player, result: Result, now: float, out: list[Outgoing]) -> None:
-        if result.done:
-            self._finish(player, result, now, out)
-        elif not self._may(player, now):
-            self.counts["not sent, rate"] += 1
-        elif self._send(player, self._datagram(player, result, now, None), now, out):
+            extra = profile.extra_text(profile.Extra(player.token, *counts, ret, end))
+        stamp, reward = max(0, round((now + self.epoch) * 1000)), decimal_text(ret - player.ret_sent)
+        seen = self._observations.get(player.key, "none")
+        step = packet.Step(self.header, stamp, max(self.step, 0), seen, reward, end is not None, extra)
+        player.last = packet.format_message(step)
+        if self._send(player, player.last, now, out) or end is not None:
             player.sent += 1
-            player.ret_sent = player.ret
-
-    def _finish(self, player: Player, result: Result, now: float, out: list[Outgoing]) -> None:
-        end = "truncated" if result.truncated and not result.terminated else "terminated"
-        player.last = self._datagram(player, result, now, end)
-        player.sent += 1
-        player.ret_sent = player.ret
-        player.done_at = now
-        player.resends = [now + after for after in self.config.resends if after <= self.config.linger]
-        if not self._resend(player, now, out):
-            player.owed = True
-            player.resends.insert(0, max(now, self._next_slot(player)))
-
-    def _may(self, player: Player, now: float) -> bool:
-        """Tell whether the rate (P-21) lets an S5 go: evenly spread, and never more than `max_rate` in any second."""
-        while player.times and now - player.times[0] > 1 - 1e-6:
-            player.times.popleft()
-        return len(player.times) < self.config.max_rate and now >= player.due - 1e-6
-
-    def _next_slot(self, player: Player) -> float:
-        """Return when the rate lets the next S5 go."""
-        full = len(player.times) >= self.config.max_rate
-        return max(player.due, player.times[0] + 1.0) if full else player.due
+            player.ret_sent = ret
 
     def _send(self, player: Player, datagram: bytes, now: float, out: list[Outgoing]) -> bool:
+        """Send, unless the guard refuses; count it against the rate, of which a frame's worth may be left over."""
         if not self.guard.spend(player.address, len(datagram), now):
             return False
-        player.times.append(now)
         interval = 1 / self.config.max_rate
-        player.due = max(player.due, now - interval / 2) + interval
+        player.due = max(player.due, now - interval) + interval
         out.append((datagram, player.address))
         return True
 
-    def _resend(self, player: Player, now: float, out: list[Outgoing]) -> bool:
-        if self._may(player, now) and self._send(player, player.last, now, out):
-            player.owed = False
-            return True
-        return False
+    def _finish(self, player: Player, end: str, now: float, out: list[Outgoing]) -> None:
+        player.done_at = now
+        player.resends = [now + after for after in self.config.resends if after <= self.config.linger]
+        self._show(player, end, now, out)
 
     def _settle(self) -> None:
         """End when every client that plays has its end; a spectator alone keeps nothing going."""
@@ -348,9 +292,7 @@ class Rollout:
             self.step += 1  # a step of its own, or it would read as the last one again
         out: list[Outgoing] = []
         for player in ending:
-            result = self._results.get(player.key)
-            text = result.observation if result is not None else "none"
-            self._finish(player, Result(text, 0.0, not truncated, truncated), now, out)
+            self._finish(player, "truncated" if truncated else "terminated", now, out)
         self._settle()
         return out
 
@@ -359,35 +301,30 @@ class Rollout:
     def tick(self, now: float) -> list[Outgoing]:
         """Do what is due: resend done=true, give up an abandoned run, close."""
         out: list[Outgoing] = []
-        if self.state is State.RUNNING and now >= self._heard() + self.config.abandoned:
+        if self.state is State.RUNNING and now >= self._abandoned_at():
             self.counts["abandoned"] += 1
             out += self.end(now)
         if self.state is State.LINGERING:  # for spectators of a slot that went on
             out += self.end(now)
         for player in self.players.values():
             if player.resends and now >= player.resends[0]:
-                if self._resend(player, now, out):
-                    player.resends.pop(0)
-                else:  # the rate or the budget is used up: a little later
-                    player.resends[0] = max(now + 1 / self.config.max_rate, self._next_slot(player))
-            if player.done_at is not None and now > player.done_at + self.config.linger:
-                player.resends.clear()
+                player.resends.pop(0)
+                self._send(player, player.last, now, out)
         if self.state is State.LINGERING and now >= self._closes_at():
             self.state = TRANSITIONS[self.state, Event.LINGERED]
         return out
 
-    def _heard(self) -> float:
-        return max((p.heard for p in self.players.values() if not p.watching), default=self._begun_at)
+    def _abandoned_at(self) -> float:
+        heard = (player.heard for player in self.players.values() if not player.watching)
+        return max(heard, default=self._begun_at) + self.config.abandoned
 
     def _closes_at(self) -> float:
-        return max(
-            (player.done_at for player in self.players.values() if player.done_at is not None), default=self._begun_at
-        ) + (self.config.linger if self.players else 0.0)
+        ends = [player.done_at for player in self.players.values() if player.done_at is not None]
+        return max(ends, default=self._begun_at) + (self.config.linger if self.players else 0.0)
 
     def wake(self) -> float:
         """Return when something is due next: a resend, the end."""
         if self.state is State.CLOSED:
             return math.inf
         times = [player.resends[0] for player in self.players.values() if player.resends]
-        times.append(self._closes_at() if self.state is State.LINGERING else self._heard() + self.config.abandoned)
-        return min(times)
+        return min([*times, self._closes_at() if self.state is State.LINGERING else self._abandoned_at()])

@@ -13,21 +13,20 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from bridge.errors import InvalidActionError, PacketError, RemoteTimeoutError, RequestError, SettingError
+from bridge.errors import RemoteTimeoutError, RequestError, SettingError
 from bridge.logs import SafeLog
 from bridge.perlert import lobby, rollout
 from bridge.perlert.guard import GuardConfig
-from bridge.perlert.host import Host, Instance, Policy
+from bridge.perlert.host import Host, Instance, InstanceConfig
 from bridge.perlert.protocol import packet
 from bridge.perlert.protocol.cipher import ServerSeal, check_key
-from bridge.perlert.protocol.codec import DECIMALS, TextCodec
+from bridge.perlert.protocol.codec import DECIMALS
 from bridge.perlert.udp import ServerPorts
-from bridge.perlert.worlds import default_name, make_world, slots_of
+from bridge.perlert.worlds import Policy, default_name, make_world
 from bridge.server.event_loop import READ, EventLoop
 from bridge.server.serving import ServerRuntime, ServingThread
 from bridge.transport.address import is_loopback
 from bridge.worlds.base import start_error
-from bridge.worlds.default_actions import neutral_action
 from bridge.worlds.isolated.world import CALL_TIMEOUT, Isolation
 from bridge.worlds.scheduling import Pending
 
@@ -59,7 +58,6 @@ class PerlertServer:
         self.host = Host(
             guard,
             self._loop.scheduler,
-            self.runtime.executor,
             send=ports.send,
             open_port=ports.open_port,
             close_port=ports.close_port,
@@ -126,15 +124,9 @@ class PerlertServer:
         """Return counters by instance (runs, frames, late frames, failures, clients), and of what was dropped."""
         found: dict[str, dict[str, int]] = {}
         for header, instance in list(self.host.instances.items()):
-            found[str(header)] = {
-                "runs": instance.runs,
-                "frames": instance.frames,
-                "late_frames": instance.late_frames,
-                "failures": instance.failures,
-                "clients": len(instance.lobby.clients),
-            }
+            found[str(header)] = instance.stats()
         dropped: Counter[str] = Counter()
-        for counts in (self.host.guard.dropped, self.host.counts, self._ports.counts):
+        for counts in (self.host.guard.dropped, self._ports.counts):
             dropped.update(dict(counts))  # a copy: the loop's thread goes on counting
         found["dropped"] = dict(dropped)
         return found
@@ -171,21 +163,20 @@ class PerlertServer:
                 )
 
     async def _end(self, grace: float) -> None:
-        """In the loop: end the runs, send what the rate holds back, close everything."""
-        await self._until(lambda: not self.host.running, grace)
-        self.host.stop()
-        await self._until(lambda: not self.host.owes, 1.0)
-        self._ports.close()
-        for instance in self.host.instances.values():
-            await instance.close()
-        self._serving.finish()
-
-    async def _until(self, ready: Callable[[], bool], seconds: float) -> None:
-        end = self.host.now() + seconds
-        while not ready() and self.host.now() < end:
+        """In the loop: end the runs, and close everything."""
+        instances, end = self.host.instances.values(), self.host.now() + grace
+        while any(instance.running for instance in instances) and self.host.now() < end:
             turn: Pending[None] = Pending()
             self._loop.scheduler.call_later(0.01, partial(turn.set_result, None))
             await turn
+        for instance in instances:
+            instance.stop()
+        self._ports.close()
+        for instance in instances:
+            await instance.close()
+        for process in tuple(self.runtime.processes):  # of an environment that is being made again
+            process.abandon()
+        self._serving.finish()
 
     def __enter__(self) -> PerlertServer:
         return self
@@ -194,23 +185,6 @@ class PerlertServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
     ) -> None:
         self.stop()
-
-
-def _policy(start: str | int | lobby.StartPolicy, countdown: float) -> lobby.StartPolicy:
-    if isinstance(start, lobby.StartPolicy):
-        return start
-    if start == "all":
-        return lobby.StartPolicy(None, countdown)
-    if isinstance(start, int) and not isinstance(start, bool):
-        return lobby.StartPolicy(start, countdown)
-    raise SettingError(f'expected start="all", a number of clients or a StartPolicy, got {start!r}')
-
-
-def _by_slot(given: Any, agents: Mapping[str, str]) -> dict[str, Any]:
-    """Return what is given for each slot, or for all of them, by slot."""
-    if given is None:
-        return {}
-    return dict(given) if isinstance(given, Mapping) else dict.fromkeys(agents, given)
 
 
 def serve_perlert(
@@ -223,7 +197,7 @@ def serve_perlert(
     bots: Mapping[str, Policy | str] | Policy | str | None = None,
     default_action: Any = None,
     spectators: int = 0,
-    start: str | int | lobby.StartPolicy = "all",
+    start: Literal["all"] | int = "all",
     countdown: float = 0.0,
     fps: float = 30.0,
     max_rate: int = 30,
@@ -265,7 +239,7 @@ def serve_perlert(
             holds up no other; None: the thread that serves calls them, one after the other.
         thread_safe: The environments may be called at the same time: each has a thread of its own.
         guard: Limits against floods and spoofed addresses.
-        lobby_config: Times of the lobby.
+        lobby_config: Times of the lobby; its clients and countdown are those of the keywords.
         rollout_config: Times of the runs; its fps, max_rate and decimals are those of the keywords.
 
     Raises:
@@ -285,10 +259,14 @@ def serve_perlert(
         named = {name if name is not None else default_name(env): env}
     if not named:
         raise SettingError("expected one environment or more, got an empty mapping")
-    config = dataclasses.replace(
+    runs = dataclasses.replace(
         rollout_config or rollout.RolloutConfig(), fps=float(fps), max_rate=max_rate, decimals=decimals
     )
-    policy = _policy(start, countdown)
+    if start != "all" and (not isinstance(start, int) or isinstance(start, bool)):
+        raise SettingError(f'expected start="all" or a number of clients, got {start!r}')
+    gathering = dataclasses.replace(
+        lobby_config or lobby.LobbyConfig(), clients=None if start == "all" else start, countdown=countdown
+    )
     own_process = Isolation.of(isolation, CALL_TIMEOUT, None)
     guard = guard or GuardConfig(datagrams_per_second=max(200.0, 4 * fps))
     ports = ServerPorts(host, port, ServerSeal(check_key(key)) if key is not None else None)
@@ -299,81 +277,30 @@ def serve_perlert(
             stacklevel=2,
         )
 
-    publish = partial(
-        _publish,
-        named=named,
-        instances=instances,
-        make={"kwargs": dict(env_kwargs or {}), "fps": fps, "isolation": own_process, "thread_safe": thread_safe},
+    config = InstanceConfig(
         slots=slots,
         bots=bots,
         default_action=default_action,
-        seed=seed,
-        settings={
-            "spectators": spectators,
-            "policy": policy,
-            "lobby_config": lobby_config,
-            "rollout_config": config,
-        },
+        spectators=spectators,
+        lobby=gathering,
+        rollout=runs,
     )
-    return PerlertServer(ports, guard, publish)
+    settings: dict[str, Any] = {
+        "fps": fps,
+        "kwargs": env_kwargs,
+        "isolation": own_process,
+        "thread_safe": thread_safe,
+    }
 
-
-async def _publish(
-    server: PerlertServer,
-    named: Mapping[str, Any],
-    instances: int,
-    make: Mapping[str, Any],
-    slots: Any,
-    bots: Any,
-    default_action: Any,
-    seed: int | None,
-    settings: Mapping[str, Any],
-) -> None:
-    """Make the environments, and publish them."""
-    for label, number in [(label, number) for label in named for number in range(instances)]:
-        header = packet.Header(packet.check_label(label, "name"), number)
-        defaults: dict[str, Any] = {}
-        given = None if default_action is None else partial(_default_action, defaults)
-        try:
-            world = await make_world(
-                named[label], runtime=server.runtime, name=str(header), default_action=given, **make
-            )
-        except RequestError as error:
-            raise start_error(f"cannot make the environment of {header}", error) from error
-        try:
-            agents = slots_of(list(world.members), default_name(named[label]), slots)
-            defaults.update(_defaults(default_action, agents, world))
+    async def publish(server: PerlertServer) -> None:
+        for label, number in [(label, number) for label in named for number in range(instances)]:
+            header = packet.Header(packet.check_label(label, "name"), number)
+            make = partial(make_world, named[label], server.runtime, str(header), **settings)
             first = None if seed is None else seed + number
-            server.host.add(
-                Instance(header, world, agents, server.host, bots=_by_slot(bots, agents), seed=first, **settings)
-            )
-        except BaseException:
-            await world.close()
-            raise
+            kind = default_name(named[label])
+            try:
+                await server.host.add(Instance(header, make, server.host, config=config, kind=kind, seed=first))
+            except RequestError as error:
+                raise start_error(f"cannot make the environment of {header}", error) from error
 
-
-def _default_action(defaults: Mapping[str, Any], agent: Any, observation: Any, space: Any) -> Any:
-    """Return what an agent does that nobody plays."""
-    return defaults[str(agent)] if str(agent) in defaults else neutral_action(space)
-
-
-def _defaults(given: Any, agents: Mapping[str, str], world: Any) -> dict[str, Any]:
-    """Return the default action of each agent by its name, read from what a slot's text would be.
-
-    Raises:
-        SettingError: It is for a slot that does not exist, or not an element of the action space.
-    """
-    if isinstance(given, Mapping) and not set(given) & set(agents):
-        given = dict.fromkeys(agents, given)  # an action of a Dict space
-    found = {}
-    names = dict(zip(agents, world.members, strict=True))
-    for key, action in _by_slot(given, agents).items():
-        if key not in names:
-            raise SettingError(f"expected default_action for slots of {', '.join(agents)}, got {key!r}")
-        space = world.members.spaces[names[key]][1]
-        codec = TextCodec(space, named=False, decimals=None)
-        try:
-            found[names[key]] = codec.decode(codec.encode(action))
-        except (InvalidActionError, PacketError) as error:
-            raise SettingError(f"expected a default_action of {space} for {key}, got {action!r}") from error
-    return found
+    return PerlertServer(ports, guard, publish)

@@ -1,49 +1,33 @@
-"""A vector of PERLERT slots, in one thread: each goes at its own pace, and none waits for another one's reset."""
+"""A vector of PERLERT slots: each goes at its own pace, and none waits for another one's reset."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import enum
-import selectors
-import time
 from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
+from bridge.client.remote import SlotState
 from bridge.errors import ClosedError, RemoteError, ResetNeededError, SettingError
 from bridge.perlert.client import PerlertEnv
 
-__all__ = ["PerlertVectorEnv", "SlotState"]
+__all__ = ["PerlertVectorEnv"]
 
-
-class SlotState(enum.IntEnum):
-    """Where a slot is; `infos["slot_state"]` holds these numbers, those of `RemoteVectorEnv`."""
-
-    CONNECTING = 0
-    RESETTING = 1
-    RUNNING = 2
-    LOST = 3
-
-
-@dataclasses.dataclass
-class _Results:
-    """What a call returns, by slot."""
-
-    observations: list[Any]
-    infos: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
-    errors: dict[int, str] = dataclasses.field(default_factory=dict)
+_IDLE = 0.1
+"""Seconds that `step` waits for a run to begin when no slot is in one."""
 
 
 class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
-    """Slots of one or several PERLERT servers as a `gymnasium.vector.VectorEnv`.
+    """Slots of one or several PERLERT servers as a `gymnasium.vector.VectorEnv`, with a thread each.
 
     Observations are a tuple with an entry a slot, None while it waits for its next run; its reward is then 0, both its
     flags False, and its action is not sent. A slot whose episode ended goes for the next run by itself. `step` never
-    waits for a slot that is between its runs, so agents of one world can be slots of one vector.
+    waits for a slot that is between its runs, so agents of one world can be slots of one vector. The state of each
+    slot, a `SlotState` as of `RemoteVectorEnv`, is in `infos["slot_state"]`, and what it failed of in `infos["error"]`.
 
     Args:
         urls: A URL for each slot, or one for all of `agents`.
@@ -63,12 +47,11 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
         if not urls or len(agents) != len(urls):
             raise SettingError(f"expected as many agents as URLs, one or more, got {len(agents)} and {len(urls)}")
         self.envs: list[PerlertEnv] = []
-        self._selector = selectors.DefaultSelector()
+        self._threads = ThreadPoolExecutor(len(urls), "bridge-perlert-slot")
         try:
             for url, agent in zip(urls, agents, strict=True):
-                self.envs.append(PerlertEnv(url, agent=agent, **settings))
-            first = self.envs[0]
-            for env in self.envs[1:]:
+                self.envs.append(env := PerlertEnv(url, agent=agent, **settings))
+                first = self.envs[0]
                 if (env.observation_space, env.action_space) != (first.observation_space, first.action_space):
                     raise SettingError(
                         f"expected the same spaces in all slots, got {env.observation_space} and {env.action_space} at "
@@ -77,48 +60,41 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
         except BaseException:
             self.close()
             raise
-        for env in self.envs:
-            self._selector.register(env, selectors.EVENT_READ)
         self.num_envs = len(self.envs)
         self.single_observation_space, self.single_action_space = first.observation_space, first.action_space
         self.observation_space = batch_space(first.observation_space, self.num_envs)
         self.action_space = batch_space(first.action_space, self.num_envs)
         self.metadata = {**first.metadata, "autoreset_mode": AutoresetMode.NEXT_STEP}
         self._states = [SlotState.CONNECTING] * self.num_envs
-        self._ended = [False] * self.num_envs
+        self._resets: dict[int, Future[Any]] = {}
+        self._ended: set[int] = set()
+        """Slots whose episodes are over, and which go for the next run in the next step."""
 
     def _check_open(self) -> None:
         if self.closed:
             raise ClosedError("expected an open environment, got a closed one; make a new one")
 
-    def _begin(self, slot: int, results: _Results) -> None:
-        """Let a slot go for its next run."""
-        try:
-            self.envs[slot].begin_reset()
+    def _begin(self, slot: int) -> None:
+        """Let a slot go for its next run, unless it does already."""
+        if slot not in self._resets:
             self._states[slot] = SlotState.RESETTING
-        except RemoteError as error:
-            self._states[slot] = SlotState.LOST
-            results.errors[slot] = str(error)
+            self._ended.discard(slot)
+            self._resets[slot] = self._threads.submit(self.envs[slot].reset)
 
-    def _look(self, slot: int, results: _Results) -> None:
-        """Deliver the first observation of a slot whose run has begun."""
-        try:
-            begun = self.envs[slot].poll_reset()
-        except RemoteError as error:
-            results.errors[slot] = str(error)
-            self._begin(slot, results)  # another deadline
-            return
-        if begun is not None:
-            results.observations[slot], results.infos[slot] = begun
-            self._states[slot] = SlotState.RUNNING
-
-    def _infos(self, results: _Results) -> dict[str, Any]:
-        infos: dict[str, Any] = {"slot_state": np.array(self._states, np.int64)}
-        for slot, info in results.infos.items():
+    def _collect(self, observations: list[Any]) -> dict[str, Any]:
+        """Take the first observations of slots whose runs have begun; return the infos."""
+        infos: dict[str, Any] = {}
+        for slot, reset in list(self._resets.items()):
+            if not reset.done():
+                continue
+            del self._resets[slot]
+            try:
+                observations[slot], info = reset.result()
+                self._states[slot] = SlotState.RUNNING
+            except RemoteError as error:
+                info = {"error": str(error)}
+                self._begin(slot)  # another deadline
             infos = self._add_info(infos, info, slot)
-        if results.errors:
-            infos["error"] = np.array([results.errors.get(slot) for slot in range(self.num_envs)], object)
-            infos["_error"] = np.array([slot in results.errors for slot in range(self.num_envs)])
         return infos
 
     def reset(
@@ -136,15 +112,11 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
             raise SettingError(
                 f"expected no options but reset_mask, a bool array ({self.num_envs},), got {options or mask!r}"
             )
-        results = _Results([None] * self.num_envs)
-        slots = np.flatnonzero(mask).tolist()
-        for slot in slots:
-            self._ended[slot] = False
-            self._begin(slot, results)
-        for slot in slots:
-            if self._states[slot] is SlotState.RESETTING:
-                self._look(slot, results)
-        return tuple(results.observations), self._infos(results)
+        for slot in np.flatnonzero(mask).tolist():
+            self._begin(slot)
+        observations: list[Any] = [None] * self.num_envs
+        infos = self._collect(observations)
+        return tuple(observations), {**infos, "slot_state": np.array(self._states, np.int64)}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Act in the slots that are in a run and wait for the next step of each; the others are looked after.
@@ -162,43 +134,35 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
         self._check_open()
         if all(state is SlotState.CONNECTING for state in self._states):
             raise ResetNeededError("expected reset() before the first step()")
-        results = _Results([None] * self.num_envs)
+        observations: list[Any] = [None] * self.num_envs
         rewards, flags = np.zeros(self.num_envs), np.zeros((2, self.num_envs), np.bool_)
-        waiting = set()
+        steps: dict[int, Future[Any]] = {}
         for slot, action in enumerate(iterate(self.action_space, actions)):
-            if self._ended[slot] or self._states[slot] is SlotState.LOST:
-                self._ended[slot] = False
-                self._begin(slot, results)
-            elif self._states[slot] is SlotState.RUNNING:
-                self.envs[slot].begin_step(action)
-                waiting.add(slot)
-        idle_until = time.monotonic() + 0.1
-        while True:
-            for slot in sorted(waiting):
-                try:
-                    stepped = self.envs[slot].poll_step()
-                except RemoteError as error:
-                    results.errors[slot] = str(error)
-                    flags[1, slot], self._states[slot] = True, SlotState.LOST
-                    waiting.discard(slot)
-                    continue
-                if stepped is not None:
-                    waiting.discard(slot)
-                    results.observations[slot], rewards[slot], *ends, results.infos[slot] = stepped
-                    flags[:, slot], self._ended[slot] = ends, any(ends)
-            for slot, state in enumerate(self._states):
-                if state is SlotState.RESETTING:
-                    self._look(slot, results)
-            any_seen = any(seen is not None for seen in results.observations)
-            if not waiting and (any_seen or time.monotonic() >= idle_until):
-                return tuple(results.observations), rewards, *flags, self._infos(results)
-            until = idle_until if not waiting else time.monotonic() + 0.5
-            wake = min(until, *(env.wake() for env in self.envs))
-            self._selector.select(max(0.0, wake - time.monotonic()))
+            if self._states[slot] is SlotState.RUNNING and slot not in self._ended:
+                steps[slot] = self._threads.submit(self.envs[slot].step, action)
+            elif self._states[slot] is not SlotState.RESETTING:
+                self._begin(slot)
+        if steps:
+            wait(steps.values())
+        else:
+            wait(self._resets.values(), _IDLE, FIRST_COMPLETED)
+        infos = self._collect(observations)
+        for slot, step in steps.items():
+            try:
+                observations[slot], rewards[slot], *ends, info = step.result()
+            except RemoteError as error:
+                ends, info = [False, True], {"error": str(error)}
+                self._states[slot] = SlotState.LOST
+            flags[:, slot] = ends
+            if any(ends):
+                self._ended.add(slot)
+            infos = self._add_info(infos, info, slot)
+        states = np.array(self._states, np.int64)
+        return tuple(observations), rewards, *flags, {**infos, "slot_state": states}
 
     def close_extras(self, **kwargs: Any) -> None:
         """Leave all slots and close their sockets."""
-        self._selector.close()
         for env in self.envs:
             with contextlib.suppress(RemoteError):
                 env.close()
+        self._threads.shutdown()

@@ -1,24 +1,29 @@
-"""The environments of instances: worlds that a clock drives, by name and with their slots."""
+"""The environments of instances: real-time worlds that begin an episode when they are told to."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium
 
-from bridge.errors import SettingError
+from bridge.errors import InvalidActionError, PacketError, SettingError
+from bridge.perlert.protocol.codec import TextCodec
+from bridge.worlds.default_actions import default_action
 from bridge.worlds.isolated.world import Isolation
 from bridge.worlds.multi_agent.source import ParallelSource
 from bridge.worlds.realtime.clocked_world import Realtime
 from bridge.worlds.scheduling import Runtime
 
-__all__ = ["default_name", "make_world", "slots_of"]
+__all__ = ["Policy", "StandIns", "by_slot", "default_name", "make_world", "slots_of"]
 
 CATCH_UP = 0.5
 """Seconds of frames that are made up for when the server is late; later ones are left out."""
+
+Policy: TypeAlias = Callable[[Any], Any]
+"""A bot: observation in, action out."""
 
 
 def default_name(env: Any) -> str:
@@ -51,14 +56,62 @@ def slots_of(agents: Sequence[str], name: str, slots: Mapping[str, str] | Sequen
     return dict(slots) if isinstance(slots, Mapping) else dict(zip(slots, kinds, strict=True))
 
 
+def by_slot(what: str, given: Any, slots: Sequence[str]) -> dict[str, Any]:
+    """Return what is given for each slot, or once for all of them, by slot.
+
+    Raises:
+        SettingError: It is given for a slot that does not exist.
+    """
+    if not isinstance(given, Mapping):
+        return {} if given is None else dict.fromkeys(slots, given)
+    if unknown := set(given) - set(slots):
+        raise SettingError(f"expected {what} for slots of {', '.join(slots)}, got {sorted(unknown)}")
+    return dict(given)
+
+
+class StandIns:
+    """What agents do whose client has not said what to do, or who have none: a world's function for default actions."""
+
+    def __init__(self) -> None:
+        self.bots: dict[str, Policy] = {}
+        """By the agent's name; they act while no client holds the slot."""
+        self.taken: frozenset[str] = frozenset()
+        """The agents whose slots clients hold. The world's thread reads it, so it is replaced and never changed."""
+        self._actions: dict[str, Any] = {}
+
+    def __call__(self, agent: Any, observation: Any, space: Any) -> Any:
+        """Return the action of an agent."""
+        name = str(agent)
+        if name in self.bots and name not in self.taken:
+            return self.bots[name](observation)
+        return self._actions[name] if name in self._actions else default_action(agent, observation, space)
+
+    def add_bot(self, name: str, policy: Any, space: Any) -> None:
+        """Let a policy, or `"random"`, act for an agent."""
+        if policy == "random":
+            self.bots[name] = lambda observation: space.sample()
+        elif callable(policy):
+            self.bots[name] = policy
+        else:
+            raise SettingError(f'expected bots as policies (observation to action) or "random", got {policy!r}')
+
+    def add_action(self, name: str, action: Any, space: Any) -> None:
+        """Set what an agent does until its client's first valid action, read from what its text would be."""
+        codec = TextCodec(space, named=False, decimals=None)
+        try:
+            self._actions[name] = codec.decode(codec.encode(action))
+        except (InvalidActionError, PacketError) as error:
+            raise SettingError(f"expected a default_action of {space} for {name}, got {action!r}") from error
+
+
 async def make_world(
     env: Any,
-    kwargs: Mapping[str, Any],
     runtime: Runtime,
     name: str,
+    stand_ins: StandIns | None,
     *,
     fps: float,
-    default_action: Callable[[Any, Any, Any], Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
     isolation: Isolation | None = None,
     thread_safe: bool = False,
 ) -> Any:
@@ -66,11 +119,11 @@ async def make_world(
 
     Args:
         env: As for `serve_perlert`.
-        kwargs: Keywords for the environment's maker.
         runtime: Calls it.
         name: The world's.
+        stand_ins: Act where no client does; None: with the first action that is allowed, or zeros.
         fps: Frames a second.
-        default_action: What an agent does that nobody plays, of its name, last observation and action space.
+        kwargs: Keywords for the environment's maker.
         isolation: What its process may use; None: it lives in this one.
         thread_safe: Whether it has a thread of its own.
 
@@ -80,6 +133,6 @@ async def make_world(
     """
     if isinstance(env, str | gymnasium.envs.registration.EnvSpec):
         env = partial(gymnasium.make, env)
-    realtime = Realtime(fps, default_action=default_action, catch_up=CATCH_UP, autoreset=False)
+    realtime = Realtime(fps, default_action=stand_ins, catch_up=CATCH_UP, autoreset=False)
     source = ParallelSource(env, None, kwargs, isolation, realtime=realtime, thread_safe=thread_safe)
     return await source.make_world(name, {}, runtime)

@@ -102,26 +102,22 @@ class _Channel:
         self._counter += 1
         return head + bytes(self._out.encrypt(bytes(4) + head[-8:], message, _bound(head, port)))
 
-    def open(self, head: bytes, sealed: bytes, port: int | None) -> bytes | None:
-        """Return the message; `head` ends with the counter."""
-        counter = int.from_bytes(head[-8:], "big")
-        behind = self._highest - counter
-        if behind >= _WINDOW or (behind >= 0 and self._seen >> behind & 1):
-            return None  # seen, or too old to know
-        message = _open(self._in, bytes(4) + head[-8:], sealed, _bound(head, port))
-        if message is None:
-            return None
-        if behind < 0:
-            self._seen = (self._seen << min(-behind, _WINDOW) | 1) & ((1 << _WINDOW) - 1)
-            self._highest = counter
-        else:
-            self._seen |= 1 << behind
-        return message
-
     def knows(self, head: bytes) -> bool:
-        """Tell whether a datagram with this counter was opened, or is too old to know."""
+        """Tell whether a datagram was opened whose head ends with this counter, or is too old to know."""
         behind = self._highest - int.from_bytes(head[-8:], "big")
         return behind >= _WINDOW or (behind >= 0 and bool(self._seen >> behind & 1))
+
+    def open(self, head: bytes, sealed: bytes, port: int | None) -> bytes | None:
+        """Return the message; None: it is none, or was opened already."""
+        if self.knows(head):
+            return None
+        message = _open(self._in, bytes(4) + head[-8:], sealed, _bound(head, port))
+        if message is not None:
+            ahead = max(0, int.from_bytes(head[-8:], "big") - self._highest)
+            self._highest += ahead
+            self._seen = self._seen << min(ahead, _WINDOW) & ((1 << _WINDOW) - 1)
+            self._seen |= 1 << self._highest - int.from_bytes(head[-8:], "big")
+        return message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,16 +167,11 @@ class ServerSeal:
         if datagram[:1] != _UP or len(datagram) < UP_OVERHEAD:
             return Opened()
         head, ids = datagram[:_HEAD], datagram[1:25]
-        known = self._channels.get(sender)
-        if known is not None and known[0] == ids:
-            channel = known[1]
-        else:
-            claimed = int.from_bytes(ids[16:], "big")
-            last = self._forgotten if known is None else int.from_bytes(known[0][16:], "big")
-            if last < claimed <= self._number:
-                channel = _Channel(self._key, ids + self._server_id(ids, sender), is_server=True)
-            else:
-                channel = None
+        last, channel = self._channels.get(sender, (bytes(16) + self._forgotten.to_bytes(8, "big"), None))
+        if last != ids:
+            is_new = last[16:] < ids[16:] <= self._number.to_bytes(8, "big")
+            server_id = self._server_id(ids, sender)
+            channel = _Channel(self._key, ids + server_id, is_server=True) if is_new else None
         message = channel.open(head, datagram[_HEAD:], port) if channel is not None else None
         if channel is None or (message is None and not channel.knows(head)):
             return Opened(reply=self._sealed(_REJECT, datagram[-16:], b"reject"))

@@ -11,17 +11,17 @@ the digits that give the same float back.
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import math
 import re
-from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
 
-from bridge.errors import InvalidActionError, PacketError, UnsupportedSpaceError
+from bridge.encoding.spaces import Layout, Leaf, bounds_of
+from bridge.errors import InvalidActionError, PacketError, TensorError, UnsupportedSpaceError
 
 __all__ = ["DECIMALS", "LIMIT", "Space", "TextCodec", "decimal_text", "parse_decimal"]
 
@@ -72,57 +72,24 @@ def _exact_text(value: Any) -> str:
     return "0" if text == "-0" else text
 
 
-@dataclasses.dataclass(frozen=True)
-class _Leaf:
-    path: tuple[str, ...]
-    space: Space
-    shape: tuple[int, ...]
-    dtype: Any
-    floats: bool
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-
-def _leaves(space: Space, path: tuple[str, ...] = ()) -> list[_Leaf]:
-    if isinstance(space, spaces.Dict):
-        found: list[_Leaf] = []
-        for name, part in space.spaces.items():
-            if not isinstance(name, str) or not name or _BANNED.search(name):
-                raise UnsupportedSpaceError(
-                    f"expected names without `:` `;` `,` `=` `.` and control characters in a Dict space, got {name!r}; "
-                    "rename the key with a wrapper"
-                )
-            found += _leaves(part, (*path, name))
-        if not found:
-            raise UnsupportedSpaceError("expected a Dict space with parts, got an empty one")
-        return found
-    if isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
-        dtype = np.dtype(space.dtype)
-        if dtype.kind not in "iufb":
-            raise UnsupportedSpaceError(f"expected numbers in {space}, got dtype {dtype}")
-        shape = tuple(space.shape or ())
-        if not math.prod(shape):
-            raise UnsupportedSpaceError(f"expected a space with elements, got {space}")
-        return [_Leaf(path, space, shape, dtype, dtype.kind == "f")]
-    raise UnsupportedSpaceError(
-        f"expected a Box, Discrete, MultiDiscrete, MultiBinary or a Dict of these, got {space}; PERLERT carries short "
-        "texts: convert the space with a wrapper, e.g. gymnasium.wrappers.FlattenObservation, or serve it over grpc://"
-    )
-
-
-def _integer_width(leaf: _Leaf) -> int:
-    space = leaf.space
-    if isinstance(space, spaces.Discrete):
-        return max(len(str(int(space.start))), len(str(int(space.start) + int(space.n) - 1)))
-    if isinstance(space, spaces.MultiDiscrete):
-        ends = np.concatenate([space.start.ravel(), (space.start + space.nvec - 1).ravel()])
-        return max(len(str(int(end))) for end in ends)
-    if isinstance(space, spaces.MultiBinary):
-        return 1
-    assert isinstance(space, spaces.Box)
-    return max(len(str(int(end))) for end in (space.low.min(), space.high.max()))
+def _leaves(layout: Layout) -> tuple[Leaf, ...]:
+    """Return the parts of a space that has a text form, or raise UnsupportedSpaceError."""
+    for leaf in layout.leaves:
+        names = [key for key in leaf.path if not isinstance(key, str) or not key or _BANNED.search(key)]
+        if leaf.kind not in ("array", "scalar") or any(isinstance(key, int) for key in leaf.path):
+            raise UnsupportedSpaceError(
+                f"expected a Box, Discrete, MultiDiscrete, MultiBinary or a Dict of these, got {layout.space}; PERLERT "
+                "carries short texts: convert the space with a wrapper, e.g. gymnasium.wrappers.FlattenObservation, or "
+                "serve it over grpc://"
+            )
+        if names:
+            raise UnsupportedSpaceError(
+                f"expected names without `:` `;` `,` `=` `.` and control characters in a Dict space, got {names[0]!r}; "
+                "rename the key with a wrapper"
+            )
+    if not layout.leaves or not all(math.prod(leaf.spec.shape) for leaf in layout.leaves):
+        raise UnsupportedSpaceError(f"expected a space with parts and elements, got {layout.space}")
+    return layout.leaves
 
 
 class TextCodec:
@@ -138,74 +105,65 @@ class TextCodec:
     """
 
     def __init__(self, space: Space, *, named: bool = True, decimals: int | None = DECIMALS) -> None:
-        self.space, self.named, self.decimals = space, named, decimals
-        self._leaves = _leaves(space)
-        self.elements = sum(leaf.size for leaf in self._leaves)
-        names = [".".join(leaf.path) for leaf in self._leaves]
-        self._names = names if named and isinstance(space, spaces.Dict) else None
+        self.space, self.decimals = space, decimals
+        try:
+            self._layout = Layout(space, "value")
+        except TensorError as error:
+            raise UnsupportedSpaceError(f"expected numbers in {space}: {error}") from error
+        self._leaves = _leaves(self._layout)
+        self._sizes = [math.prod(leaf.spec.shape) for leaf in self._leaves]
+        self._names = [".".join(leaf.path) for leaf in self._leaves] if named and self._leaves[0].path else None
 
     def max_bytes(self) -> int:
         """Return the length of the longest text that `encode` writes, in bytes."""
-        total = self.elements - 1
-        for leaf in self._leaves:
-            if not leaf.floats:
-                total += leaf.size * _integer_width(leaf)
+        total = sum(self._sizes) - 1 + sum(len(name.encode()) + 1 for name in self._names or ())
+        for leaf, size in zip(self._leaves, self._sizes, strict=True):
+            low, high = bounds_of(leaf.space)
+            if low.dtype.kind != "f":
+                total += size * max(len(str(int(end))) for end in (low.min(), high.max()))
             elif self.decimals is None:
-                info = np.finfo(leaf.dtype)
+                info = np.finfo(leaf.space.dtype)
                 # sign, integer digits, dot, zeros of the smallest denormal and its digits
-                total += leaf.size * (3 + 2 * int(np.ceil(-np.log10(float(info.smallest_subnormal)))) + info.precision)
+                total += size * (3 + 2 * int(np.ceil(-np.log10(float(info.smallest_subnormal)))) + info.precision)
             else:
-                low, high = (np.asarray(getattr(leaf.space, side), np.float64) for side in ("low", "high"))
-                bound = np.where(np.isfinite(low) & np.isfinite(high), np.maximum(abs(low), abs(high)), LIMIT)
-                digits = np.floor(np.log10(np.maximum(np.minimum(bound, LIMIT), 1.0))) + 1
-                total += int(digits.sum()) + leaf.size * (1 + bool(self.decimals) + self.decimals)
-        if self._names:
-            total += sum(len(name.encode()) + 1 for name in self._names)
+                most = np.maximum(abs(low.astype(np.float64)), abs(high.astype(np.float64)))
+                digits = np.floor(np.log10(np.clip(most, 1.0, LIMIT))) + 1
+                total += int(digits.sum()) + size * (1 + bool(self.decimals) + self.decimals)
         return total
-
-    def _part(self, value: Any, path: tuple[str, ...]) -> Any:
-        for name in path:
-            if not isinstance(value, Mapping) or name not in value:
-                raise InvalidActionError(f"expected a mapping with {name!r}, got {value!r}")
-            value = value[name]
-        return value
 
     def encode(self, value: Any) -> str:
         """Write a value of the space.
 
         Raises:
-            InvalidActionError: Its shape is another, or it holds NaN.
+            InvalidActionError: Its structure or shape is another, or it holds NaN.
         """
+        try:
+            arrays = self._layout.pack(value, rounding=True)
+        except TensorError as error:
+            raise InvalidActionError(str(error)) from error
         texts = []
-        for number, leaf in enumerate(self._leaves):
-            part = self._part(value, leaf.path)
-            try:
-                array = np.asarray(part, leaf.dtype).reshape(-1)
-            except (TypeError, ValueError, OverflowError) as error:
-                raise InvalidActionError(f"expected a value of {leaf.space}, got {part!r}: {error}") from error
-            if array.size != leaf.size:
-                raise InvalidActionError(f"expected {leaf.size} elements for {leaf.space}, got {array.size}")
-            if not leaf.floats:
-                items = [str(int(item)) for item in array.tolist()]
-            elif np.isnan(array).any():
-                raise InvalidActionError(f"expected numbers for {leaf.space}, got NaN: {part!r}")
-            elif self.decimals is None:
-                if np.isinf(array).any():
-                    raise InvalidActionError(f"expected finite numbers for {leaf.space}, got infinity: {part!r}")
-                items = [_exact_text(item) for item in array]
+        for number, (leaf, array) in enumerate(zip(self._leaves, arrays, strict=True)):
+            flat = array.reshape(-1).astype(leaf.space.dtype, copy=False)
+            if flat.dtype.kind != "f":
+                items = [str(int(item)) for item in flat.tolist()]
+            elif np.isnan(flat).any():
+                raise InvalidActionError(f"expected numbers for {leaf.space}, got NaN: {value!r:.80}")
+            elif self.decimals is not None:
+                items = [_float_text(min(max(item, -LIMIT), LIMIT), self.decimals) for item in flat.tolist()]
+            elif np.isinf(flat).any():
+                raise InvalidActionError(f"expected finite numbers for {leaf.space}, got infinity: {value!r:.80}")
             else:
-                items = [_float_text(min(max(item, -LIMIT), LIMIT), self.decimals) for item in array.tolist()]
+                items = [_exact_text(item) for item in flat]
             if self._names:
                 items[0] = f"{self._names[number]}:{items[0]}"
             texts += items
         return ",".join(texts)
 
     def _items(self, text: str) -> list[str]:
-        if len(text) > 64 * 1024:
-            raise PacketError(f"expected a short text, got {len(text)} characters")
-        items = text.split(",")
-        if len(items) != self.elements:
-            raise PacketError(f"expected {self.elements} values for {self.space}, got {len(items)}: {text[:80]!r}")
+        """Return the texts of all elements, in the order of the space."""
+        items = text.split(",") if len(text) <= 64 * 1024 else []
+        if len(items) != sum(self._sizes):
+            raise PacketError(f"expected {sum(self._sizes)} values for {self.space}, got {text[:80]!r}")
         if not self._names:
             return items
         # Parts may come in any order; each begins with its name.
@@ -221,12 +179,10 @@ class TextCodec:
             elif not groups:
                 raise PacketError(f"expected name:value, got {item[:40]!r}")
             groups[name].append(after)
-        ordered: list[str] = []
-        for wanted, leaf in zip(self._names, self._leaves, strict=True):
-            if len(groups.get(wanted, ())) != leaf.size:
-                raise PacketError(f"expected {leaf.size} values named {wanted!r}, got {text[:80]!r}")
-            ordered += groups[wanted]
-        return ordered
+        for wanted, size in zip(self._names, self._sizes, strict=True):
+            if len(groups.get(wanted, ())) != size:
+                raise PacketError(f"expected {size} values named {wanted!r}, got {text[:80]!r}")
+        return [item for name in self._names for item in groups[name]]
 
     def decode(self, text: str, *, check: bool = True) -> Any:
         """Read a value: a numpy array, an integer for Discrete, a dict for Dict.
@@ -238,33 +194,29 @@ class TextCodec:
         Raises:
             PacketError: The text has another form, or the value is not in the space.
         """
-        items = self._items(text)
-        result: Any = {}
-        for leaf in self._leaves:
-            mine, items = items[: leaf.size], items[leaf.size :]
-            if leaf.floats:
-                numbers: list[float] = [float(parse_decimal(item)) for item in mine]
+        items, arrays = iter(self._items(text)), []
+        for leaf, size in zip(self._leaves, self._sizes, strict=True):
+            mine, dtype = list(itertools.islice(items, size)), np.dtype(leaf.space.dtype)
+            read = _read_float if dtype.kind == "f" else _read_integer
+            try:
                 with np.errstate(over="ignore"):
-                    array = np.array(numbers, leaf.dtype)
-                if not np.isfinite(array).all():
-                    raise PacketError(f"expected numbers that {leaf.dtype} can hold, got {text[:80]!r}")
-            else:
-                for item in mine:
-                    if not _INTEGER.match(item):
-                        raise PacketError(f"expected an integer, got {item[:40]!r}")
-                try:
-                    array = np.array([int(item) for item in mine], leaf.dtype)
-                except OverflowError as error:
-                    raise PacketError(f"expected integers that {leaf.dtype} can hold, got {text[:80]!r}") from error
-            value: Any = array.reshape(leaf.shape)
-            if isinstance(leaf.space, spaces.Discrete):
-                value = array[0]
-            if check and not leaf.space.contains(value):
-                raise PacketError(f"expected a value of {leaf.space}, got {','.join(mine)[:80]!r}")
-            if not leaf.path:
-                return value
-            target = result
-            for name in leaf.path[:-1]:
-                target = target.setdefault(name, {})
-            target[leaf.path[-1]] = value
-        return result
+                    array = np.array([read(item) for item in mine], dtype)
+            except OverflowError as error:
+                raise PacketError(f"expected numbers that {dtype} can hold, got {text[:80]!r}") from error
+            if not np.isfinite(array).all():
+                raise PacketError(f"expected numbers that {dtype} can hold, got {text[:80]!r}")
+            arrays.append(array.reshape(leaf.spec.shape))
+        value = self._layout.unpack(arrays)
+        if check and not self.space.contains(value):
+            raise PacketError(f"expected a value of {self.space}, got {text[:80]!r}")
+        return value
+
+
+def _read_float(text: str) -> float:
+    return float(parse_decimal(text))
+
+
+def _read_integer(text: str) -> int:
+    if not _INTEGER.match(text):
+        raise PacketError(f"expected an integer, got {text[:40]!r}")
+    return int(text)

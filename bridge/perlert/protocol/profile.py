@@ -27,7 +27,6 @@ from bridge.perlert.protocol.codec import Space, TextCodec, decimal_text, parse_
 
 __all__ = [
     "MAX_NAME",
-    "TOKEN_DIGITS",
     "Claim",
     "Extra",
     "Offer",
@@ -43,8 +42,6 @@ __all__ = [
 
 OFFER = "bridge/1 "
 MARK = "+b1"
-TOKEN_DIGITS = 12
-"""Hexadecimal digits of a token."""
 MAX_NAME = 23
 """Bytes of a client's name, which leave room in a TAG for the rest."""
 _MAX_ELEMENTS = 1200
@@ -105,8 +102,6 @@ class Offer:
     """The slot that the client holds."""
     fps: float | None = None
     """Frames a second; None: this is not yet all that the server has to say."""
-    decimals: int | None = None
-    """Decimal places of floats."""
     observation_space: Space | None = None
     action_space: Space | None = None
 
@@ -159,7 +154,7 @@ def parse_offer(text: str) -> Offer | None:
     # Whatever the peer wrote, in JSON, NumPy or Gymnasium: it is the peer's text that is wrong.
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, TensorError, UnsupportedSpaceError):
         return None
-    token, seq, slot, fps, decimals = (parts.get(name) for name in ("token", "seq", "slot", "fps", "decimals"))
+    token, seq, slot, fps = (parts.get(name) for name in ("token", "seq", "slot", "fps"))
     if not isinstance(token, str) or not _TOKEN.match(token):
         return None
     return Offer(
@@ -167,7 +162,6 @@ def parse_offer(text: str) -> Offer | None:
         seq if type(seq) is int and 0 <= seq < 10**9 else 0,
         slot if isinstance(slot, str) else "",
         float(fps) if type(fps) in (int, float) and 0 < fps < 1e6 else None,
-        decimals if type(decimals) is int and 0 <= decimals <= 20 else None,
         observation,
         action,
     )

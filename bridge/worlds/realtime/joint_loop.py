@@ -188,6 +188,14 @@ class JointLoop(RealtimeLoop):
                 seen, info, length = part.observation, part.info, part.length
                 self._finish(part, now, Ended(lane.episode, part.reward, length, False, True, seen, info, None, False))
 
+    def end(self, now: float) -> None:
+        """Cut off the running episode, as if the environment had ended it for all agents."""
+        lane = self.environment
+        if lane.phase is Phase.RUNNING:
+            self._cut_off(lane, now)
+            lane.move(Event.ENDED)
+            self._renew(lane)
+
     def _finish(self, part: Lane, now: float, ended: Ended) -> None:
         if part.phase is Phase.RUNNING:
             part.move(Event.ENDED)

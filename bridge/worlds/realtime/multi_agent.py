@@ -9,6 +9,7 @@ players of this process. A program that hosts such a world without a network bet
     player = world.enter("cat_0")               # takes the agent, until `player.leave()`
     world.begin(seed=7)                         # lets the clock run, and begins an episode
     player.act(action)                          # goes on until the next one
+    world.end()                                 # cuts the episode off, where it has not ended
     await world.close()
 
 `runtime` is a `bridge.worlds.scheduling.Runtime`, which gives it a thread, timers, and with `clock=None` the time:
@@ -232,6 +233,11 @@ class RealtimeMultiAgentWorld(ClockedWorld):
         self.loop.ask_reset(0, seed, options, self.now())
         self._changed()
         self.start()
+
+    def end(self) -> None:
+        """Cut off a running episode; with `Realtime(autoreset=False)` the clock then stands until `begin`."""
+        self.loop.end(self.now())
+        self._changed()
 
     def subscribe(self, listener: Callable[[Frame], None]) -> Callable[[], None]:
         """Have a function called after each reset, frame and failure of the environment; return what ends that."""
