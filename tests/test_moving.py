@@ -126,15 +126,14 @@ def test_a_spare_leaves_a_server_that_drains_and_comes_back() -> None:
 
 def test_nothing_is_cut_and_the_next_episode_is_elsewhere() -> None:
     with serve_gym(lambda: CountingEnv(50)) as old, serve_gym(lambda: CountingEnv(7)) as new:
-        directory = Listed(old)
-        envs = make_vec_remote(directory, num_envs=1, timeout=DEADLINE)
+        envs = make_vec_remote(Listed(old, new), num_envs=1, timeout=DEADLINE)
         blocking = BlockingReset(envs)
         blocking.reset()
         action = np.zeros(1, np.int64)
         for _ in range(10):
             blocking.step(action)
-        directory.listed.append(Endpoint(new.url))
         old.drain(600.0)
+        until(lambda: old.draining)
         steps = 10
         while not (result := blocking.step(action))[2].any():
             assert not result[3].any()
