@@ -9,7 +9,7 @@ from benchmarks.registry import Measure, goal, subject
 from benchmarks.serving import Script, joined, server_on
 
 LANES = 64
-GAME = "ALE/Pong-v5"
+GAME = "ale_py:ALE/Pong-v5"
 RATES = {"": 0, "-1g": 10**9, "-100m": 10**8}
 """Bits a second by the end of a subject's name; 0: as many as there are."""
 # A token bucket, which holds 2 ms of the link's bytes, in each direction of each connection.
