@@ -306,7 +306,8 @@ class GrpcProtocol:
         stream.reader = MessageReader(self._limits.max_message_bytes, self._connection.admit)
         if encoding != "identity":
             self._encodings[stream] = encoding
-        if encoding in get_args(Compression):  # answers are compressed as the client's requests may be
+        accepted = re.split(r"\s*,\s*", fields.get("grpc-accept-encoding", ""))
+        if encoding in get_args(Compression) and encoding in accepted:  # answers are compressed as requests may be
             call.compression = encoding
 
     def _open_side_call(self, stream: Stream, path: str) -> None:
