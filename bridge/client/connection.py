@@ -475,7 +475,7 @@ class Connection:
 
 def connection_to(address: Address, poller: Poller[Any], max_message_bytes: int, *, shared: bool) -> Connection:
     """Return a connection that takes a further call: a new one, unless it may be shared and there is one."""
-    key = address.scheme, address.target, address.credentials
+    key = address.scheme, address.target, address.credentials, address.compression
     connection: Connection | None = poller.connections.get(key) if shared else None
     if connection is None or not connection.accepts_calls:
         connection = Connection(address, poller, max_message_bytes, shared=shared)

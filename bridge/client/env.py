@@ -46,6 +46,7 @@ from bridge.errors import (
 from bridge.forks import forget_in_child
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.transport.address import secret_url
+from bridge.transport.compression import Compression
 from bridge.transport.credentials import Pem, TokenLike
 
 __all__ = ["RemoteEnv", "RolloutStep", "make_remote", "remote_metadata", "remote_spec"]
@@ -454,6 +455,7 @@ def make_remote(
     tls_certificate: Pem | None = None,
     tls_key: Pem | None = None,
     tls_server_name: str | None = None,
+    compression: Compression | None = None,
     env: Callable[..., Any] | None = None,
     role: Role | None = None,
     wait: Wait | None = None,
@@ -491,6 +493,8 @@ def make_remote(
         tls_key: The key of `tls_certificate`, PEM.
         tls_server_name: For `grpcs://`: the name that the server's certificate must hold, where the URL has an address
             or another name; None: the URL's host.
+        compression: What the server compresses its answers with, for slow networks: `zstd` (extra `zstd`, at both
+            ends), or `gzip`; None: nothing. Observations stay bit for bit the same.
         env: A function that makes the environment: sent to the server, which executes it if it was started with
             `allow_env_factories=True`. `env_kwargs` are its arguments.
         role: In a real-time world: `player`, or `spectator`, whose actions and resets change nothing.

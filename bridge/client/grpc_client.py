@@ -9,6 +9,7 @@ from urllib.parse import unquote
 from bridge.errors import Code, ConnectError, ConnectionLostError, PeerError, RefusedError, RemoteError
 from bridge.transport import keepalive
 from bridge.transport.address import Address
+from bridge.transport.compression import inflater
 from bridge.transport.credentials import TOKEN_VARIABLE
 from bridge.transport.frames import (
     CANCEL,
@@ -23,6 +24,7 @@ from bridge.transport.frames import (
 )
 from bridge.transport.http2 import Http2
 from bridge.transport.messages import (
+    LARGE,
     PREFIX,
     CompressedMessage,
     MalformedMessage,
@@ -126,6 +128,7 @@ class GrpcClient:
         self._scheme = address.scheme
         self._url = address.url
         self._max_message_bytes = max_message_bytes
+        self._compression = address.compression
         token = shown_token(address)
         self._withheld = token is None and address.credentials.token is not None
         self._fields = [
@@ -138,6 +141,8 @@ class GrpcClient:
             ("user-agent", f"gymnasium-bridge/{__version__}"),
             (HELLO, __version__),  # U-12
         ]
+        if address.compression is not None:
+            self._fields += [("grpc-encoding", address.compression), ("grpc-accept-encoding", address.compression)]
         if token is not None:
             self._fields.append(("authorization", f"Bearer {token}"))
         self.http = Http2(client=True, max_header_bytes=_MAX_HEADER_BYTES)
@@ -261,10 +266,15 @@ class GrpcClient:
                 self.answered = True
                 came.append((stream.owner, event))
             else:
-                status = self._status(stream, event)
-                if status is not None:
+                found = (
+                    self._inflate(event.data) if isinstance(event, CompressedMessage) else self._status(stream, event)
+                )
+                if isinstance(found, (bytes, bytearray)):
+                    self.answered = True
+                    came.append((stream.owner, found))
+                elif found is not None:
                     self.http.reset_stream(stream, CANCEL)  # if it is still open
-                    error = self._error(stream.owner.url, status)
+                    error = self._error(stream.owner.url, found)
                     came.append((stream.owner, Refused(error) if _is_refused(stream, event) else error))
         if self._queued and self.http.settings_received:
             came += self._open_queued()
@@ -287,12 +297,25 @@ class GrpcClient:
             return _Status(int(Code.RESOURCE_EXHAUSTED), text)
         if isinstance(event, MalformedMessage):
             return _Status(int(Code.INTERNAL), event.reason)
-        if isinstance(event, CompressedMessage):
-            text = "the server sent a compressed message, which was not asked for"
-            return _Status(int(Code.INTERNAL), text)
         if isinstance(event, StreamEnded):
             return _Status(int(Code.INTERNAL), "the server ended the stream without a status")
         return None
+
+    def _inflate(self, data: bytes | bytearray) -> bytes | bytearray | _Status:
+        """Return an answer that came compressed, or the status of a call whose answer cannot be read."""
+        if self._compression is None:
+            return _Status(int(Code.INTERNAL), "the server sent a compressed message, which was not asked for")
+        reader, most = inflater(self._compression), self._max_message_bytes
+        try:
+            plain = reader.take(data, most + 1)
+        except Exception as error:  # each library has one of its own
+            return _Status(int(Code.INTERNAL), f"the server sent a compressed message that cannot be read: {error}")
+        if len(plain) > most:
+            text = f"an answer is larger than max_message_bytes={most} once it is uncompressed"
+            return _Status(int(Code.RESOURCE_EXHAUSTED), text)
+        if not reader.eof:
+            return _Status(int(Code.INTERNAL), "the server sent a compressed message that is cut off")
+        return bytearray(plain) if len(plain) > LARGE else plain  # as what came plain
 
     def _by_reset(self, event: StreamReset) -> _Status:
         """Return the status of a stream that was reset: lost, by the server or by a proxy, unless it was forbidden."""

@@ -39,7 +39,7 @@ class GrpcioCall:
         most: The largest request or answer, in bytes.
 
     Raises:
-        SettingError: The certificates cannot be used.
+        SettingError: The certificates cannot be used, or grpcio has no such compression.
     """
 
     def __init__(
@@ -54,9 +54,12 @@ class GrpcioCall:
         self._withheld = token is None and address.credentials.token is not None
         metadata = ((HELLO, __version__), *(() if token is None else (("authorization", f"Bearer {token}"),)))
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        if address.compression == "zstd":
+            raise SettingError("grpcio cannot read zstd: use compression='gzip', or transport='http2'")
+        compression = grpc.Compression.NoCompression if address.compression is None else grpc.Compression.Gzip
         self._channel = _channel(address, most)
         method = self._channel.stream_stream(f"/{SERVICE}/{METHOD}", bytes, bytes)
-        self._call: Any = method(iter(self._requests.get, None), metadata=metadata)
+        self._call: Any = method(iter(self._requests.get, None), metadata=metadata, compression=compression)
         poller.add_poster()
         self._reader = threading.Thread(target=self._read, name="bridge-grpcio", daemon=True)
         self._reader.start()

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 from bridge.client.connect import Transport, checked_transport
 from bridge.client.world_request import WorldRequest
 from bridge.errors import SettingError
+from bridge.transport.compression import Compression, checked_compression
 from bridge.transport.credentials import ClientCredentials, Pem, TokenLike
 
 __all__ = [
@@ -70,6 +71,8 @@ class RemoteOptions:
     """PEM: the key of `tls_certificate`."""
     tls_server_name: str | None = None
     """The name that the server's certificate must hold; None: the URL's host."""
+    compression: Compression | None = None
+    """What the server compresses its answers with: `zstd`, `gzip`; None: nothing."""
     env: Callable[..., Any] | None = None
     """A function that makes the environment, sent to the server; `env_kwargs` are its arguments."""
     role: Role | None = None
@@ -84,6 +87,7 @@ class RemoteOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "timeout", checked_timeout(self.timeout))
         checked_transport(self.transport)
+        checked_compression(self.compression)
         credentials = ClientCredentials.of(
             token=self.token,
             token_file=self.token_file,
@@ -120,6 +124,7 @@ class RemoteOptions:
             {"role": self.role, "wait": self.wait},
             self.diagnostics,
             credentials=credentials,
+            compression=self.compression,
             env=self.env,
         )
 

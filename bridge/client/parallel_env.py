@@ -33,6 +33,7 @@ from bridge.errors import (
 )
 from bridge.forks import forget_in_child
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.transport.compression import Compression
 from bridge.transport.credentials import Pem, TokenLike
 
 try:
@@ -290,6 +291,7 @@ def make_parallel_remote(
     tls_certificate: Pem | None = None,
     tls_key: Pem | None = None,
     tls_server_name: str | None = None,
+    compression: Compression | None = None,
     wait: Wait | None = None,
     diagnostics: bool = True,
 ) -> RemoteParallelEnv:
@@ -309,6 +311,7 @@ def make_parallel_remote(
         tls_certificate: For a server that asks for one: the client's certificate, PEM.
         tls_key: The key of `tls_certificate`, PEM.
         tls_server_name: The name in the servers' certificates, as for `make_remote`.
+        compression: `zstd` or `gzip`, for slow networks, as for `make_remote`.
         wait: In a real-time world: `now`, or `next_frame`, for one decision a frame: each step returns with a frame
             that used its actions.
         diagnostics: In a real-time world: whether infos carry `latency`.

@@ -44,6 +44,7 @@ from bridge.encoding.tensors import Array
 from bridge.errors import Code, RefusedError, SettingError
 from bridge.forks import forget_in_child
 from bridge.transport.address import secret_url
+from bridge.transport.compression import Compression
 from bridge.transport.credentials import Pem, TokenLike
 
 __all__ = ["VECTOR_ENTRY_POINT", "RemoteVectorEnv", "make_vec_remote"]
@@ -492,6 +493,7 @@ def make_vec_remote(
     tls_certificate: Pem | None = None,
     tls_key: Pem | None = None,
     tls_server_name: str | None = None,
+    compression: Compression | None = None,
     env: Callable[..., Any] | None = None,
     spares: str | Sequence[str] = (),
     role: Role | None = None,
@@ -532,6 +534,7 @@ def make_vec_remote(
         tls_certificate: The client's certificate, PEM, for a server that asks for one.
         tls_key: The key of `tls_certificate`, PEM.
         tls_server_name: The name in the servers' certificates, as for `make_remote`.
+        compression: `zstd` or `gzip`, for slow networks, as for `make_remote`.
         env: A function that makes the environment, sent to the servers, as for `make_remote`.
         spares: URLs of further servers, whose worlds stand ready and take over the slots of remotes that are lost.
             Where there are more `urls` than `num_envs`, those beyond are spares too.

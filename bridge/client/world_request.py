@@ -16,6 +16,7 @@ from bridge.encoding.tensors import pack_tensor
 from bridge.errors import SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.transport.address import Address, parse_address
+from bridge.transport.compression import Compression
 from bridge.transport.credentials import ClientCredentials
 
 __all__ = ["WorldInfo", "WorldRequest", "pack_factory"]
@@ -55,6 +56,7 @@ class WorldRequest:
         diagnostics: bool = True,
         *,
         credentials: ClientCredentials | None = None,
+        compression: Compression | None = None,
         env: Callable[..., Any] | None = None,
     ) -> WorldRequest:
         """Join what a URL says and what keywords say.
@@ -69,6 +71,12 @@ class WorldRequest:
             address = dataclasses.replace(
                 address, credentials=credentials.with_token_of(address.credentials, address.url)
             )
+        if compression is not None:
+            if address.compression not in (None, compression):
+                raise SettingError(
+                    f"the URL {url!r} asks for another compression than compression={compression!r}; give one of them"
+                )
+            address = dataclasses.replace(address, compression=compression)
         if address.env_id and env_id and address.env_id != env_id:
             raise SettingError(f"the URL {url!r} names {address.env_id!r}, but env_id is {env_id!r}; give one of them")
         if env is not None and (address.env_id or env_id or address.world is not None):

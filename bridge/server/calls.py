@@ -98,6 +98,10 @@ class Call:
         """Whether nothing more is said."""
         self.concluded = False
         """Whether its session is closed."""
+        self.compression: str | None = None
+        """What its answers are compressed with; None: they are not."""
+        self.compressing = False
+        """Whether an answer is being compressed, and sent after that."""
         self.blocked = False
         """Whether the client has no room for the last answer."""
         self.unsent = 0

@@ -11,6 +11,7 @@ from bridge.errors import RequestError
 from bridge.server.admission import Admission
 from bridge.server.event_loop import READ
 from bridge.server.fair_share import ProcessorAccount
+from bridge.transport.compression import WORTHWHILE
 from bridge.transport.frames import Stream
 from bridge.transport.http2_sender import SMALL
 from bridge.transport.messages import PREFIX, pack_prefix
@@ -186,15 +187,21 @@ class Connection:
     # The interface that a call has to its client, whatever the transport (`bridge.server.calls.Client`)
 
     def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
-        """Send an answer with the next `flush`; return whether the client has room for all of it."""
+        """Send an answer with the next `flush`; return whether the client has room for all of it.
+
+        One that is to be compressed first is sent later; meanwhile the client counts as having no room.
+        """
         self.joins_answers = size <= SMALL
+        if call.compression is not None and size >= WORTHWHILE:
+            self.protocol.compress(call, parts, size)
+            return False
         stream: Stream = call.stream
         self.protocol.http.send_data(stream, [pack_prefix(0, size), *parts], size + PREFIX)
         return not stream.pending
 
     def is_blocked(self, call: Call) -> bool:
         """Whether the client does not take the answers of a call for now."""
-        return bool(self.unsent or call.stream.pending)
+        return bool(self.unsent or call.stream.pending or call.compressing)
 
     def defer(self, call: Call, size: int) -> None:
         """Give the client no new flow-control window for a request that waits."""

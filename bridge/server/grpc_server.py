@@ -6,7 +6,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, get_args
 from urllib.parse import quote
 
 from bridge.errors import Code, RequestError
@@ -17,6 +17,7 @@ from bridge.server.grpc_services import MAX_REQUEST, Services, SideCall
 from bridge.server.helper_thread import HelperThread
 from bridge.server.inflation import Inflation
 from bridge.server.limits import Limits
+from bridge.transport.compression import Compression, compress, encodings
 from bridge.transport.frames import (
     ENHANCE_YOUR_CALM,
     NO_ERROR,
@@ -29,12 +30,14 @@ from bridge.transport.frames import (
 )
 from bridge.transport.http2 import Http2
 from bridge.transport.messages import (
+    PREFIX,
     CompressedMessage,
     MalformedMessage,
     MessageReader,
     RefusedMessage,
     TooLarge,
     message_parts,
+    pack_prefix,
 )
 from bridge.transport.service import HELLO, METHOD, SERVICE
 from bridge.transport.sockets import PATIENCE, QUIET
@@ -46,7 +49,7 @@ __all__ = ["CallHandler", "GrpcProtocol"]
 _PATH = f"/{SERVICE}/{METHOD}"
 _CONTENT = ("content-type", "application/grpc")
 _OK = (":status", "200")
-_ENCODINGS = "identity, deflate, gzip"
+_ENCODINGS = ", ".join(("identity", *encodings()))
 _HEAD = (_OK, _CONTENT, ("grpc-accept-encoding", _ENCODINGS), (HELLO, __version__))
 _WINDOW = 1 << 22
 # Streams that a connection may have beside its calls, and how many of them may be calls of gRPC's own services, which
@@ -233,7 +236,8 @@ class GrpcProtocol:
             self._inflated(stream, result)
 
         connection = self._connection
-        inflation = Inflation(message, self._limits.max_message_bytes, connection.admit, self._handler.helper, done)
+        encoding, most = self._encodings[stream], self._limits.max_message_bytes
+        inflation = Inflation(message, encoding, most, connection.admit, self._handler.helper, done)
         self._inflating[stream] = inflation, deque()
         connection.unserved += 1  # so that no more is read meanwhile
         inflation.start()
@@ -280,7 +284,8 @@ class GrpcProtocol:
         except RequestError as error:
             self._end(stream, error, headed=False)
             return
-        self.http.send_headers(stream, _HEAD)
+        compression = stream.owner.compression if isinstance(stream.owner, Call) else None
+        self.http.send_headers(stream, _HEAD if compression is None else (*_HEAD, ("grpc-encoding", compression)))
         if timeout is not None:
             self._deadlines[stream] = self._handler.call_later(timeout, lambda: self._expire(stream))
         if event.end_stream:
@@ -290,7 +295,9 @@ class GrpcProtocol:
         """Open a call of a client that may. Raises RequestError."""
         encoding = fields.get("grpc-encoding", "identity")
         if encoding not in _ENCODINGS.split(", "):
-            raise RequestError(Code.UNIMPLEMENTED, f"the compression {encoding!r:.40} is none of {_ENCODINGS}")
+            text = f"the compression {encoding!r:.40} is none of {_ENCODINGS}"
+            remedy = "; zstd needs the extra gymnasium-bridge[zstd] on the server" if encoding == "zstd" else ""
+            raise RequestError(Code.UNIMPLEMENTED, text + remedy)
         if path != _PATH:
             self._open_side_call(stream, path)
             return
@@ -299,6 +306,9 @@ class GrpcProtocol:
         stream.reader = MessageReader(self._limits.max_message_bytes, self._connection.admit)
         if encoding != "identity":
             self._encodings[stream] = encoding
+        accepted = re.split(r"\s*,\s*", fields.get("grpc-accept-encoding", ""))
+        if encoding in get_args(Compression) and encoding in accepted:  # answers are compressed as requests may be
+            call.compression = encoding
 
     def _open_side_call(self, stream: Stream, path: str) -> None:
         """Open a call of gRPC's own services. Raises RequestError."""
@@ -353,6 +363,24 @@ class GrpcProtocol:
         stream.discard()
 
     # What goes
+
+    def compress(self, call: Call, parts: list[bytes | memoryview], size: int) -> None:
+        """Compress an answer in the helper thread, and send it then: as it is, where that makes it no smaller."""
+        encoding = str(call.compression)
+        call.compressing = True
+
+        def done(result: bytes | Exception) -> None:
+            call.compressing = False
+            if call.over:
+                return
+            if isinstance(result, bytes) and len(result) < size:
+                self.http.send_data(call.stream, [pack_prefix(1, len(result)), result], len(result) + PREFIX)
+            else:
+                self.http.send_data(call.stream, message_parts(parts, size), size + PREFIX)
+            self._handler.calls.unblock(call)
+            self._handler.go_on(self._connection)
+
+        self._handler.helper.submit(lambda: compress(encoding, parts), done)
 
     def defer(self, call: Call, size: int) -> None:
         """Give the stream no new window for a request."""

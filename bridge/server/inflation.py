@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 
 from bridge.errors import Code, RequestError
 from bridge.server.helper_thread import HelperThread
+from bridge.transport.compression import inflater
 from bridge.transport.messages import CompressedMessage, RefusedMessage
 
 __all__ = ["MAX_RATIO", "Inflation"]
@@ -21,6 +21,7 @@ class Inflation:
 
     Args:
         message: The message.
+        encoding: What it is compressed with, one of `bridge.transport.compression.encodings`.
         max_message_bytes: The largest message to take.
         admit: Called by the event loop with the bytes of each step before memory is taken for it, and with as many
             less than none where they are given up. Raises RequestError.
@@ -32,6 +33,7 @@ class Inflation:
     def __init__(
         self,
         message: CompressedMessage,
+        encoding: str,
         max_message_bytes: int,
         admit: Callable[[int], None],
         helper: HelperThread,
@@ -43,7 +45,7 @@ class Inflation:
         self._admit = admit
         self._helper = helper
         self._done = done
-        self._inflater = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip, or zlib's own format
+        self._inflater = inflater(encoding)
         self._rest: bytes | bytearray = self._data
         self._plain = bytearray()
         self._admitted = 0
@@ -75,9 +77,8 @@ class Inflation:
 
     def _step(self) -> bytes:
         """Inflate as much as one step holds, in the helper thread."""
-        part = self._inflater.decompress(self._rest, _STEP)
-        self._rest = self._inflater.unconsumed_tail
-        return part
+        data, self._rest = self._rest, b""
+        return self._inflater.take(data, _STEP)
 
     def _stepped(self, result: bytes | Exception) -> None:
         if self._cancelled:

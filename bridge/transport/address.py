@@ -4,6 +4,8 @@
 (`grpc://host:50051/ALE/Pong-v5`), query parameters are CreateWorld settings (`?num_envs=8`), and `?world=NAME` joins
 a world that exists.
 
+`?compression=zstd` has the server compress its answers.
+
 `?token=…`, as a server prints that has made its own token, is what the client shows; no message repeats it.
 
 `unix:///PATH` is gRPC over a Unix socket of this machine. The path is the socket's, so the environment id is the query
@@ -17,6 +19,7 @@ import ipaddress
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from bridge.errors import AddressError, SettingError, shown_url
+from bridge.transport.compression import Compression, checked_compression
 from bridge.transport.credentials import ClientCredentials, Token
 
 __all__ = ["Address", "is_loopback", "parse_address", "secret_url"]
@@ -47,6 +50,8 @@ class Address:
     """The socket's path for `unix`."""
     credentials: ClientCredentials = dataclasses.field(default_factory=ClientCredentials)
     """What is shown there; no part of the URL."""
+    compression: Compression | None = None
+    """What the server is to compress its answers with; None: nothing."""
 
     @property
     def tls(self) -> bool:
@@ -122,6 +127,10 @@ def parse_address(url: str) -> Address:
             raise AddressError(url, f"the query gives {name!r} twice")
     settings = dict(query)
     world = settings.pop("world", None)
+    try:
+        compression = checked_compression(settings.pop("compression", None))
+    except SettingError as error:
+        raise AddressError(url, f"?compression=: {error}") from None
     credentials = ClientCredentials()
     if "token" in settings:
         try:
@@ -133,7 +142,9 @@ def parse_address(url: str) -> Address:
         raise AddressError(url, "?world=NAME joins a world that exists, so an environment or settings cannot be given")
     path = unquote(parts.path) if local else ""
     rest = tuple(settings.items())
-    return Address(url, parts.scheme, parts.hostname or "", port or 0, env_id, world, rest, path, credentials)
+    return Address(
+        url, parts.scheme, parts.hostname or "", port or 0, env_id, world, rest, path, credentials, compression
+    )
 
 
 def _check_host(url: str, parts: SplitResult, port: int | None) -> None:
