@@ -84,10 +84,10 @@ class Episodes:
         assert (infos.get("_moved", moved) == moved).all()
         assert not (moved & (terminations | lost)).any(), "it was moved and ended by itself, or was lost"
         assert (truncations == (moved | (lost & truncations))).all(), "it was cut, and nobody says why"
-        begun = self._ended  # an observation of a new episode, which no action made
+        begun = self._ended & ~lost  # an observation of a new episode, which no action made
         assert (after[begun, 1] == 0).all()
         assert (rewards[begun] == 0).all()
-        going = ~begun & ~lost
+        going = ~self._ended & ~lost
         assert (after[going, 0] == self.last[going, 0]).all(), "another episode"
         assert (after[going, 1] == self.last[going, 1] + 1).all(), "a step was left out, or made twice"
         assert (terminations == (going & (after[:, 0] == after[:, 1]))).all(), "it ended before its time, or after it"

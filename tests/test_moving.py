@@ -286,8 +286,8 @@ def test_an_endpoint_that_nobody_serves_takes_no_slot_from_a_server_that_drains(
 
 def test_the_step_with_which_lanes_move_is_real_and_every_lane_says_so_once() -> None:
     with (
-        serve_gym(lambda: CountingEnv(1000), num_envs=3) as old,
-        serve_gym(lambda: CountingEnv(1000), num_envs=3) as new,
+        serve_gym(lambda: CountingEnv(1 << 30), num_envs=3) as old,
+        serve_gym(lambda: CountingEnv(1 << 30), num_envs=3) as new,
     ):
         directory = Listed(old)
         envs = make_vec_remote(directory, num_envs=3, timeout=DEADLINE)
@@ -327,9 +327,9 @@ def test_the_step_with_which_lanes_move_is_real_and_every_lane_says_so_once() ->
 
 def test_lanes_move_with_recv_too() -> None:
     with (
-        serve_gym(lambda: CountingEnv(1000), num_envs=2) as old,
-        serve_gym(lambda: CountingEnv(1000), num_envs=2) as other,
-        serve_gym(lambda: CountingEnv(1000), num_envs=2) as new,
+        serve_gym(lambda: CountingEnv(1 << 30), num_envs=2) as old,
+        serve_gym(lambda: CountingEnv(1 << 30), num_envs=2) as other,
+        serve_gym(lambda: CountingEnv(1 << 30), num_envs=2) as new,
     ):
         directory = Listed(old, other)
         envs = BlockingReset(make_vec_remote(directory, num_envs=4, timeout=DEADLINE))
