@@ -20,6 +20,7 @@ BridgeError
 │   │   └── EnvironmentFailedError    the environment itself raised; has its traceback text
 │   └── PeerError                 the peer broke the protocol
 ├── PacketError                   a PERLERT datagram outside of its grammar                  (ValueError)
+├── RecordingError                a recording that cannot be read                            (ValueError)
 └── RequestError                  raised on the server: becomes the error answer of one request
 
 Exceptions carry their fields, say themselves in `__str__`, and can be pickled.
@@ -47,6 +48,7 @@ __all__ = [
     "NothingPendingError",
     "PacketError",
     "PeerError",
+    "RecordingError",
     "RefusedError",
     "RemoteError",
     "RemoteTimeoutError",
@@ -217,6 +219,10 @@ class PeerError(RemoteError):
 
 class PacketError(BridgeError, ValueError):
     """A PERLERT datagram, or a field of one, outside of its grammar; the receiver drops it and counts it."""
+
+
+class RecordingError(BridgeError, ValueError):
+    """A file is no recording, an episode is not in it, or cannot be replayed or exported."""
 
 
 class RequestError(BridgeError):

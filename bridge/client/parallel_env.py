@@ -290,6 +290,7 @@ def make_parallel_remote(
     tls_certificate: Pem | None = None,
     tls_key: Pem | None = None,
     wait: Wait | None = None,
+    player: str | None = None,
     diagnostics: bool = True,
 ) -> RemoteParallelEnv:
     """Connect to a remote world of several agents as all of them.
@@ -309,6 +310,7 @@ def make_parallel_remote(
         tls_key: The key of `tls_certificate`, PEM.
         wait: In a real-time world: `now`, or `next_frame`, for one decision a frame: each step returns with a frame
             that used its actions.
+        player: Who acts, as the server's recordings say: `agent` or `person`, with a name as in `person:Ann`.
         diagnostics: In a real-time world: whether infos carry `latency`.
 
     Raises:

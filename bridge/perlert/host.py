@@ -256,7 +256,7 @@ class Instance:
     async def _play(self, seen: Mapping[str, Any]) -> None:
         actions = await self.host.executor.run(_ask_bots, self._bots, seen)
         for key, action in actions.items():
-            self._players[key].act(action)
+            self._players[key].act(action, by="agent:bot")
 
     def _played(self, result: None, error: BaseException | None) -> None:
         self._bots_play = False
@@ -266,7 +266,9 @@ class Instance:
 
     def _act(self, key: str, text: str) -> None:
         """Take an action of a client; raises PacketError."""
-        self._players[key].act(self._texts[key].actions.decode(text))
+        client = next((client for client in self.lobby.clients.values() if client.key == key), None)
+        action = self._texts[key].actions.decode(text)
+        self._players[key].act(action, by=f"agent:{client.tag}" if client is not None and client.tag else "agent")
 
     def _player(self, client: Client) -> rollout.Player:
         watches = self.lobby.slots[client.key].watches

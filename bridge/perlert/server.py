@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import socket
 import threading
 import time
@@ -24,6 +25,7 @@ from bridge.perlert.protocol.codec import DECIMALS, TextCodec
 from bridge.perlert.udp import ServerPorts
 from bridge.perlert.worlds import default_name, make_world, slots_of
 from bridge.server.event_loop import READ, EventLoop
+from bridge.server.serve import open_journal
 from bridge.server.serving import ServerRuntime, ServingThread
 from bridge.transport.address import is_loopback
 from bridge.worlds.default_actions import neutral_action
@@ -46,10 +48,14 @@ class PerlertServer:
         ports: The sockets.
         guard: Limits.
         publish: Makes the instances; awaited in the thread that serves.
+        journal: Records them, and is closed with the server; None: nothing is recorded.
     """
 
-    def __init__(self, ports: ServerPorts, guard: GuardConfig, publish: Callable[[PerlertServer], Any]) -> None:
+    def __init__(
+        self, ports: ServerPorts, guard: GuardConfig, publish: Callable[[PerlertServer], Any], journal: Any = None
+    ) -> None:
         self._ports = ports
+        self._journal = journal
         self.port = ports.port
         """The lobby's UDP port."""
         self._loop = EventLoop()
@@ -177,6 +183,8 @@ class PerlertServer:
         self._ports.close()
         for instance in self.host.instances.values():
             await instance.close()
+        if self._journal is not None:
+            self._journal.close()
         self._serving.finish()
 
     async def _until(self, ready: Callable[[], bool], seconds: float) -> None:
@@ -236,6 +244,10 @@ def serve_perlert(
     guard: GuardConfig | None = None,
     lobby_config: lobby.LobbyConfig | None = None,
     rollout_config: rollout.RolloutConfig | None = None,
+    record: str | os.PathLike[str] | None = None,
+    record_observations: bool = False,
+    record_frames: bool = False,
+    record_limit: int | None = None,
 ) -> PerlertServer:
     """Publish environments over PERLERT; starts in the background.
 
@@ -266,6 +278,10 @@ def serve_perlert(
         guard: Limits against floods and spoofed addresses.
         lobby_config: Times of the lobby.
         rollout_config: Times of the runs; its fps, max_rate and decimals are those of the keywords.
+        record: A folder in which every episode is recorded, as for `serve_gym`; None: nothing is recorded.
+        record_observations: Record the observations too.
+        record_frames: Record what `render` gives after each step too, which every step then waits for.
+        record_limit: The most bytes of a server's recording, as for `serve_gym`.
 
     Raises:
         SettingError: A keyword has a value that cannot be served, or the environment cannot be made.
@@ -297,11 +313,18 @@ def serve_perlert(
             stacklevel=2,
         )
 
+    journal = open_journal(record, record_observations, record_frames, record_limit)
     publish = partial(
         _publish,
         named=named,
         instances=instances,
-        make={"kwargs": dict(env_kwargs or {}), "fps": fps, "isolation": own_process, "thread_safe": thread_safe},
+        make={
+            "kwargs": dict(env_kwargs or {}),
+            "fps": fps,
+            "isolation": own_process,
+            "thread_safe": thread_safe,
+            "journal": journal,
+        },
         slots=slots,
         bots=bots,
         default_action=default_action,
@@ -313,7 +336,7 @@ def serve_perlert(
             "rollout_config": config,
         },
     )
-    return PerlertServer(ports, guard, publish)
+    return PerlertServer(ports, guard, publish, journal)
 
 
 async def _publish(

@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium
 
 from bridge.errors import SettingError
+from bridge.server.serve import recorded
 from bridge.worlds.isolated.world import Isolation
 from bridge.worlds.multi_agent.source import ParallelSource
 from bridge.worlds.realtime.clocked_world import Realtime
@@ -61,6 +62,7 @@ async def make_world(
     default_action: Callable[[Any, Any, Any], Any] | None = None,
     isolation: Isolation | None = None,
     thread_safe: bool = False,
+    journal: Any = None,
 ) -> Any:
     """Make a world that begins an episode when it is told to.
 
@@ -73,6 +75,7 @@ async def make_world(
         default_action: What an agent does that nobody plays, of its name, last observation and action space.
         isolation: What its process may use; None: it lives in this one.
         thread_safe: Whether it has a thread of its own.
+        journal: Records it; None: nothing is recorded.
 
     Raises:
         SettingError: It is something else, or cannot be sent to another process.
@@ -82,4 +85,4 @@ async def make_world(
         env = partial(gymnasium.make, env)
     realtime = Realtime(fps, default_action=default_action, catch_up=CATCH_UP, autoreset=False)
     source = ParallelSource(env, None, kwargs, isolation, realtime=realtime, thread_safe=thread_safe)
-    return await source.make_world(name, {}, runtime)
+    return await recorded(source, journal).make_world(name, {}, runtime)
