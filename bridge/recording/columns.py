@@ -13,7 +13,7 @@ from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array, Spec
 from bridge.errors import TensorError
 
-__all__ = ["HASH_BYTES", "Kind", "Row", "hash_of", "is_fixed", "pack_samples", "unpack_sample"]
+__all__ = ["HASH_BYTES", "Kind", "Row", "hash_of", "hashes_of", "is_fixed", "pack_samples", "unpack_sample"]
 
 HASH_BYTES = 8
 """The length of the hash of an observation."""
@@ -97,6 +97,23 @@ def hash_of(layout: Layout, sample: Any) -> bytes:
     return digest.digest()
 
 
+def hashes_of(layout: Layout, samples: Sequence[Any]) -> Array:
+    """Return the hash of each observation, uint8 `(samples, 8)`; zeros where there is None. Raises as `hash_of`."""
+    none = bytes(HASH_BYTES)
+    digests = [none if sample is None else hash_of(layout, sample) for sample in samples]
+    return np.frombuffer(b"".join(digests), np.uint8).reshape(len(samples), HASH_BYTES)
+
+
+def _stack(samples: Sequence[Any], spec: Spec) -> Array | None:
+    """Return samples that are arrays, or scalars, of a spec as one array; None: they are something else."""
+    try:
+        column: Array = np.array(samples)
+    except ValueError:
+        return None
+    kind = column.dtype == spec.dtype and column.shape == (len(samples), *spec.shape)
+    return column if kind else None
+
+
 def pack_samples(layout: Layout, samples: Sequence[Any], prefix: str = "") -> dict[str, Array]:
     """Return the columns of samples, one for each tensor; None where there is no sample.
 
@@ -106,6 +123,12 @@ def pack_samples(layout: Layout, samples: Sequence[Any], prefix: str = "") -> di
     Raises:
         TensorError: One is not of the space.
     """
+    if layout.single and is_fixed(layout.specs[0]):
+        spec = layout.specs[0]
+        zero = np.zeros(spec.shape, spec.dtype)[()]
+        stacked = _stack([zero if sample is None else sample for sample in samples], spec) if samples else None
+        if stacked is not None:
+            return {f"{prefix}{layout.leaves[0].name}": stacked}
     there = np.array([sample is not None for sample in samples], np.bool_)
     packed = [layout.pack(sample, rounding=True) for sample in samples if sample is not None]
     columns: dict[str, Array] = {}

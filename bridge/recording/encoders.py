@@ -13,7 +13,7 @@ from bridge.encoding import values
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array
 from bridge.errors import TensorError
-from bridge.recording.columns import HASH_BYTES, Kind, Row, hash_of, pack_samples
+from bridge.recording.columns import HASH_BYTES, Kind, Row, hash_of, hashes_of, pack_samples
 from bridge.recording.files import pack_record
 from bridge.worlds.rewards import Rewards
 
@@ -135,31 +135,30 @@ class Encoder:
         header["players"] = list(players)
         columns.update(pack_samples(self._actions, [row.action for row in rows]))
         shape = (len(rows),) if self._lanes is None else (len(rows), self._lanes)
-        reward = columns["reward"] = np.zeros((len(rows), *self._reward.shape), self._reward.dtype)
-        ended = {name: np.zeros(shape, np.bool_) for name in ("terminated", "truncated")}
-        hashes = columns["hash"] = np.zeros((len(rows), HASH_BYTES), np.uint8)
-        for index, row in enumerate(rows):
-            if row.observation is not None:
-                hashes[index] = np.frombuffer(hash_of(self._observations, row.observation), np.uint8)
-            reward[index] = _number(row.reward, reward.dtype)
-            ended["terminated"][index], ended["truncated"][index] = row.terminated, row.truncated
-        columns.update(ended)
+        columns["reward"] = _rewards(rows, self._reward.dtype, self._reward.shape)
+        columns["terminated"] = _flags([row.terminated for row in rows], shape)
+        columns["truncated"] = _flags([row.truncated for row in rows], shape)
+        observations = [row.observation for row in rows]
+        columns["hash"] = hashes_of(self._observations, observations)
         if self._keeps:
-            columns.update(pack_samples(self._observations, [row.observation for row in rows]))
-        self._count(rows, (ended["terminated"] | ended["truncated"]).reshape(len(rows), -1))
+            columns.update(pack_samples(self._observations, observations))
+        self._count(rows, (columns["terminated"] | columns["truncated"]).reshape(len(rows), -1))
 
     def _count(self, rows: list[Row], ended: Array) -> None:
         """Count the episodes that begin: at a reset, and in the row after the last of a lane's episode."""
-        for row, over in zip(rows, ended, strict=True):
+        if not rows:
+            return
+        begins = np.zeros(ended.shape, np.bool_)
+        if self._lanes is not None:
+            steps = np.array([row.kind == Kind.STEP for row in rows], np.bool_)
+            begins[0] = self._over & steps[0]
+            begins[1:] = ended[:-1] & steps[1:, None]
+        for index, row in enumerate(rows):
             if row.kind == Kind.RESET:
                 mask = _mask(row)
-                begins = np.ones_like(self._over) if mask is None else np.asarray(mask, np.bool_)
-            elif row.kind == Kind.STEP and self._lanes is not None:
-                begins = self._over
-            else:
-                begins = np.zeros_like(self._over)
-            self._begun = self._begun + begins
-            self._over = over
+                begins[index] = True if mask is None else np.asarray(mask, np.bool_)
+        self._begun = self._begun + begins.sum(axis=0)
+        self._over = ended[-1].copy()
 
 
 class AgentsEncoder(Encoder):
@@ -234,12 +233,24 @@ def _reset(index: int, row: Row) -> dict[str, Any]:
     return found
 
 
-def _number(reward: Any, dtype: np.dtype[Any]) -> Any:
-    """Return a reward that the column can hold; NaN for what is no number."""
-    try:
-        return np.asarray(reward, dtype)
-    except (TypeError, ValueError):
-        return np.nan
+def _rewards(rows: list[Row], dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    """Return the column of rewards; NaN for what is no number."""
+    column: Array = np.zeros((len(rows), *shape), dtype)
+    for index, row in enumerate(rows):
+        try:
+            column[index] = row.reward
+        except (TypeError, ValueError):
+            column[index] = np.nan
+    return column
+
+
+def _flags(flags: list[Any], shape: tuple[int, ...]) -> Array:
+    """Return a column of bools; a single one stands for all lanes."""
+    column: Array = np.zeros(shape, np.bool_)
+    for index, flag in enumerate(flags):
+        if flag is not False:
+            column[index] = flag
+    return column
 
 
 def _frames(rows: list[Row], lanes: int | None) -> dict[str, Array]:

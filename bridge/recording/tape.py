@@ -112,7 +112,9 @@ class RecordedEnv:
         except RequestError as error:
             self._add(Row(Kind.FAILED_RESET, time.time(), seed=given[0], options=given[1], error=error.message))
             raise
-        await self._record(Kind.RESET, None, result, *given)
+        moment = None if self._moment is None else self._moment()
+        frame = None if self._read_frames is None else await self._read_frames()
+        self._record(Kind.RESET, None, result, *given, "", moment, frame)
         return result
 
     async def step(self, action: Any) -> Any:
@@ -124,35 +126,26 @@ class RecordedEnv:
         except RequestError as error:
             self._add(Row(Kind.FAILED_STEP, time.time(), by, given, error=error.message, moment=moment))
             raise
-        await self._record(Kind.STEP, given, result, by=by, moment=moment)
+        frame = None if self._read_frames is None else await self._read_frames()
+        self._record(Kind.STEP, given, result, None, None, by, moment, frame)
         return result
 
     def _copy(self, action: Any) -> Any:
         """Return an action as it is recorded, whatever the environment does with it."""
         return kept(action)
 
-    async def _record(
-        self,
-        kind: int,
-        action: Any,
-        result: Any,
-        seed: Any = None,
-        options: Any = None,
-        by: Any = "",
-        moment: Any = None,
+    def _record(
+        self, kind: int, action: Any, result: Any, seed: Any, options: Any, by: Any, moment: Any, frame: Any
     ) -> None:
         """Hand over what came of a call; nothing of this concerns the world."""
-        if self._moment is not None and moment is None:
-            moment = self._moment()
-        frame = None if self._read_frames is None else await self._read_frames()
         try:
             observation, reward, terminated, truncated, alive = self._parts(kind, result)
         except (TypeError, ValueError):  # it did not return what it must, which the world says
             return
-        observation = kept(observation)
-        size = size_of(observation) + (0 if frame is None else size_of(frame))
+        seen = kept(observation)
+        size = size_of(seen) + (0 if frame is None else size_of(frame))
         row = Row(
-            kind, time.time(), by, action, observation, kept(reward), kept(terminated), kept(truncated), alive,
+            kind, time.time(), by, action, seen, kept(reward), kept(terminated), kept(truncated), alive,
             seed, options, "", moment, frame,
         )  # fmt: skip
         self._tape.add(row, size)
