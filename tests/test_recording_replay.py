@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from bridge import TimeAction, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
-from bridge.errors import EnvironmentFailedError, RecordingError, SettingError
+from bridge.errors import EnvironmentFailedError, RecordingError, RefusedError, SettingError
 from bridge.perlert import make_perlert_env, serve_perlert
 from bridge.recording.reader import Episode, read_folder
-from bridge.recording.replay import Replay, verify
+from bridge.recording.replay import Replay, Verification, verify, verify_stream
 from bridge.testing import CountingEnv, FailingEnv, Proxy, VirtualClock
 from bridge.wrappers import BlockingReset
 from tests.parallel_envs import Relay
@@ -69,6 +69,10 @@ def check_all(folder: Path, env: Any = None, least: int = 1) -> list[Episode]:
         done = verify(episode, env)
         assert done.ok, str(done)
         assert done.rows >= episode.length + 1
+    for stream in found.streams:  # the same in one pass
+        passed = list(verify_stream(stream, env))
+        assert len(passed) == len(stream.episodes())
+        assert all(isinstance(done, Verification) and done.ok for done in passed), [str(done) for done in passed]
     return episodes
 
 
@@ -388,3 +392,99 @@ def test_a_recording_calls_nothing_that_it_names(tmp_path):
     episode = read_folder(tmp_path).episodes()[0]
     with pytest.raises(SettingError, match="a recording imports nothing by itself"):
         verify(episode)
+
+
+def test_one_pass_names_the_episodes_that_differ_and_goes_on_at_the_next_seed(tmp_path):
+    with serve_gym("CartPole-v1", record=tmp_path) as server:
+        env = make_remote(server.url)
+        for seed in (1, None, 2):
+            env.reset(seed=seed)
+            for step in range(4):
+                env.step(step % 2)
+        env.close()
+    (file,) = tmp_path.glob("*.rec")
+    change(file, "reward", 3, fix=True)
+    (stream,) = read_folder(tmp_path).streams
+    first, second, third = verify_stream(stream)
+    assert isinstance(first, Verification)
+    assert isinstance(second, Verification)
+    assert isinstance(third, Verification)
+    assert (first.step, third.ok) == (3, True)
+    assert second.step == -2
+    assert "2 rows before the episode, which it depends on: reward differs" in str(second)
+
+
+def test_frames_are_recorded_of_lanes_in_real_time_and_of_several_agents(tmp_path):
+    clock = VirtualClock()
+    with serve_gym(
+        "CartPole-v1",
+        num_envs=2,
+        env_kwargs={"render_mode": "rgb_array"},
+        fps=10,
+        clock=clock,
+        record=tmp_path / "lanes",
+        record_frames=True,
+    ) as server:
+        envs = make_vec_remote(server.url)
+        envs.reset(seed=1)
+        clock.advance(0.5)
+        envs.close()
+    streams = read_folder(tmp_path / "lanes").streams
+    assert len(streams) == 2
+    frames = [stream.column("frame") for stream in streams]
+    assert all(column.shape[1:] == (400, 600, 3) for column in frames)
+    assert frames[0][-1].tobytes() != frames[1][-1].tobytes(), "each lane has its own picture"
+    with serve_parallel(
+        "butterfly/pistonball-v6",
+        env_kwargs={"render_mode": "rgb_array"},
+        record=tmp_path / "agents",
+        record_frames=True,
+    ) as server:
+        env = make_parallel_remote(server.url)
+        env.reset(seed=1)
+        env.step({agent: env.action_space(agent).sample() for agent in env.agents})
+        env.close()
+    (stream,) = read_folder(tmp_path / "agents").streams
+    assert stream.column("frame").shape[3] == 3
+
+
+def test_lanes_in_threads_of_their_own_are_recorded_and_verified(tmp_path):
+    clock = VirtualClock()
+    with serve_gym("CartPole-v1", num_envs=2, thread_safe=True, fps=10, clock=clock, record=tmp_path) as server:
+        envs = make_vec_remote(server.url)
+        envs.reset(seed=1)
+        clock.advance(3.0)
+        envs.set_attr("gravity", 5.0)
+        clock.advance(1.0)
+        envs.close()
+    check_all(tmp_path, least=2)
+
+
+@pytest.mark.parametrize("player", ["", "robot", "person:", "person:" + "x" * 65, "agent:a\nb"])
+def test_a_player_that_is_none_is_refused_by_every_kind_of_world(player):
+    expected = "expected the setting player to be agent or person"
+    for keywords in ({}, {"num_envs": 2}, {"fps": 10.0}):
+        with serve_gym("CartPole-v1", **keywords) as server:
+            with pytest.raises(RefusedError, match=expected):
+                make_vec_remote(server.url, player=player)
+            make_vec_remote(server.url, player="person:Ann").close()
+    with serve_parallel(Relay) as server:
+        with pytest.raises(RefusedError, match=expected):
+            make_parallel_remote(server.url, player=player)
+        make_parallel_remote(server.url, player="agent").close()
+
+
+def test_in_a_lock_step_world_of_several_agents_each_action_is_somebodys(tmp_path):
+    with serve_parallel(Relay, missing_agent="default", agent_timeout=5.0, record=tmp_path) as server:
+        world = make_parallel_remote(server.url)  # has the world made, and shows its agents
+        agents = list(world.possible_agents)
+        world.close()
+        ann = make_remote(f"{server.url}?world=", agent=agents[0], player="person:Ann")
+        ann.reset(seed=1)
+        ann.step(ann.action_space.sample())
+        ann.close()
+    streams = [stream for stream in read_folder(tmp_path).streams if stream.records]
+    (stream,) = streams
+    (names,) = list(stream.players(1, 2))
+    assert names[agents[0]] == "person:Ann"
+    assert set(names.values()) - {"person:Ann"} <= {"default"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from bridge.cli.serve import SERVED_AT
 from bridge.cli.target import find_target
 from bridge.errors import RecordingError
 from bridge.recording.reader import Episode, open_episode, read_folder
-from bridge.recording.replay import replayed_from, verify
+from bridge.recording.replay import Verification, replayed_from, verify, verify_stream
 
 __all__ = ["UNKNOWN", "register"]
 
@@ -57,21 +56,28 @@ def run(arguments: argparse.Namespace) -> int:
         return _serve(open_episode(arguments.episode), env, arguments)
     path: Path = arguments.episode
     if not path.exists():
-        return _verify(open_episode(path), env, say)
-    episodes = read_folder(path).episodes()
-    codes = [_verify(episode, env, say) for episode in episodes]
+        return _verify(open_episode(path), env)
+    folder = read_folder(path)
+    for damage in folder.damage:
+        say(f"warning: {damage}")
+    codes = [_tell(done) for stream in folder.streams for done in verify_stream(stream, env)]
     say(f"{codes.count(OK)} of {len(codes)} episodes are verified")
     return FAILED if FAILED in codes else max(codes, default=OK)
 
 
-def _verify(episode: Episode, env: Any, say: Callable[[str], None]) -> int:
+def _verify(episode: Episode, env: Any) -> int:
     try:
         replayed_from(episode)
     except RecordingError as error:
-        say(str(error))
-        return UNKNOWN
-    done = verify(episode, env)
+        return _tell(error)
+    return _tell(verify(episode, env))
+
+
+def _tell(done: Verification | RecordingError) -> int:
+    """Say what came of a verification; return the exit code."""
     say(str(done))
+    if isinstance(done, RecordingError):
+        return UNKNOWN
     return OK if done.ok else FAILED
 
 

@@ -32,7 +32,7 @@ from bridge.worlds.rewards import Rewards
 from bridge.worlds.source import EnvRecipe, WorldRequest
 from bridge.worlds.timed import TimeAction
 
-__all__ = ["Comparison", "Replay", "ReplayedRow", "Verification", "replayed_from", "verify"]
+__all__ = ["Comparison", "Replay", "ReplayedRow", "Verification", "replayed_from", "verify", "verify_stream"]
 
 T = TypeVar("T")
 
@@ -286,6 +286,59 @@ def verify(episode: Episode | str | Path, env: Any = None) -> Verification:
         second = _verify_from(found, again, env)
         return second if not second.difference else done
     return done
+
+
+def verify_stream(stream: Stream, env: Any = None) -> Iterator[Verification | RecordingError]:
+    """Verify every episode of a stream in one pass, in the order of their beginnings.
+
+    Args:
+        stream: What was recorded.
+        env: As for `Replay`.
+
+    Yields:
+        For each episode what came of the comparison, or why it cannot be verified.
+
+    Raises:
+        SettingError: The environment cannot be made.
+    """
+    differences = _differences(stream, env)
+    for episode in stream.episodes():
+        try:
+            start = replayed_from(episode)
+        except RecordingError as error:
+            yield error
+            continue
+        row = next((row for row in range(start, episode.stop) if row in differences), None)
+        if row is None:
+            yield Verification(episode.id, episode.stop - start, damage=_damage(episode))
+        else:
+            where = f"{_where(episode, row)}: {differences[row]}"
+            step = row - episode.start
+            yield Verification(episode.id, row + 1 - start, where, step, _damage(episode), _versions(stream))
+
+
+def _differences(stream: Stream, env: Any) -> dict[int, str]:
+    """Replay a whole stream; return what differs, by row: the first row after each seeded reset that does."""
+    seeded = sorted(
+        row
+        for row, reset in stream.resets.items()
+        if reset.seeds(stream.lanes) and int(stream.column("kind")[row - stream.first]) == Kind.RESET
+    )
+    ends = sorted({at for at, _ in stream.gaps} | {stream.stop})
+    found: dict[int, str] = {}
+    done = stream.first
+    for start in seeded:
+        if start < done:
+            continue  # the pass that is over came through it
+        done = next(end for end in ends if end > start)
+        compare, lost = Comparison(stream, start, done), False
+        with Replay(stream, env) as replay:
+            for row in replay.rows(start, done):
+                lost = lost and row.row not in seeded
+                text = compare(row)
+                if text and not lost:
+                    found[row.row], lost = text, True
+    return found
 
 
 def _verify_from(episode: Episode, start: int, env: Any) -> Verification:

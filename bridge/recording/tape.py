@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from bridge.encoding import values
 from bridge.encoding.properties import encoded, read_encoded
 from bridge.errors import RequestError
 from bridge.logs import SafeLog
@@ -310,19 +311,27 @@ class _Frames:
     async def __call__(self) -> Sequence[Any] | None:
         if self._over:
             return None
-        request = properties_pb2.PropertyRequest()
-        request.read_property.key = "world.frame"
         try:
-            response = await self._env.answer_property(request)
-            frames: list[Any] = read_encoded(response.read_property.value)
+            frames = await (self._render() if self._lane is None else self._render_lane(self._lane))
         except RequestError as error:
             self._stop(error.message.partition("\n")[0])
             return None
-        chosen = frames if self._lane is None else [frames[self._lane]]
-        if not all(isinstance(frame, np.ndarray) for frame in chosen):
+        if not all(isinstance(frame, np.ndarray) for frame in frames):
             self._stop("render() gives no arrays; make the environment with render_mode='rgb_array'")
             return None
-        return chosen
+        return frames
+
+    async def _render(self) -> list[Any]:
+        request = properties_pb2.PropertyRequest()
+        request.read_property.key = "world.frame"
+        response = await self._env.answer_property(request)
+        frames: list[Any] = read_encoded(response.read_property.value)
+        return frames
+
+    async def _render_lane(self, lane: int) -> list[Any]:
+        """Render one lane: the others may not have been reset yet."""
+        response = await self._env.call(bridge_pb2.CallRequest(name="render", lanes=[lane]))
+        return [values.from_value(result) for result in response.results]
 
     def _stop(self, why: str) -> None:
         self._over = True
