@@ -488,3 +488,32 @@ def test_in_a_lock_step_world_of_several_agents_each_action_is_somebodys(tmp_pat
     (names,) = list(stream.players(1, 2))
     assert names[agents[0]] == "person:Ann"
     assert set(names.values()) - {"person:Ann"} <= {"default"}
+
+
+def test_whatever_byte_is_changed_the_recording_reads_or_says_why_and_never_passes_for_whole(tmp_path):
+    """One bit of any byte: it is an error of ours, a difference, or damage that is said."""
+    whole = recorded_cartpole(tmp_path).read_bytes()
+    (file,) = tmp_path.glob("*.rec")
+    generator = np.random.default_rng(5)
+    outcomes = dict.fromkeys(("differs", "damaged", "refused", "passed"), 0)
+    for _ in range(250):
+        at, bit = int(generator.integers(16, len(whole))), int(generator.integers(8))
+        data = bytearray(whole)
+        data[at] ^= 1 << bit
+        file.write_bytes(bytes(data))
+        try:
+            found = read_folder(tmp_path)
+            done = [one for stream in found.streams for one in verify_stream(stream)]
+        except (RecordingError, SettingError):
+            outcomes["refused"] += 1
+            continue
+        broken = found.damage or any(stream.damaged for stream in found.streams)
+        if any(isinstance(one, Verification) and one.difference for one in done):
+            outcomes["differs"] += 1
+        elif broken or any(not isinstance(one, Verification) or not one.ok for one in done) or not done:
+            outcomes["damaged"] += 1
+        else:
+            outcomes["passed"] += 1
+    print(outcomes)
+    assert outcomes["differs"] > 20
+    assert outcomes["passed"] == 0

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,11 @@ class Damage:
     """Its bytes."""
     torn: bool
     """Whether the file ends in it, as where the process was killed while it wrote."""
+    problem: str = ""
+    """What is wrong with a record that is whole; empty: it is none."""
 
     def __str__(self) -> str:
-        what = "a torn record at the end" if self.torn else "bytes that are no record"
+        what = self.problem or ("a torn record at the end" if self.torn else "bytes that are no record")
         return f"{self.path.name}: {what}, {self.size} bytes from byte {self.offset} on, skipped"
 
 
@@ -68,9 +71,15 @@ class Record:
         return str(self.header["type"])
 
     @property
+    def listed(self) -> Sequence[Mapping[str, Any]]:
+        """What the JSON object says of its columns."""
+        columns: Sequence[Mapping[str, Any]] = self.header.get("columns", ())
+        return columns
+
+    @property
     def columns(self) -> list[str]:
         """The names of its columns."""
-        return [column["name"] for column in self.header.get("columns", ())]
+        return [column["name"] for column in self.listed]
 
     def column(self, name: str) -> Array:
         """Read a column.
@@ -90,9 +99,10 @@ class Record:
             file.seek(offset)
             data = file.read(column["bytes"])
         try:
-            if column.get("compression") == "zlib":
-                data = zlib.decompress(data)
-            found: Array = np.frombuffer(data, np.dtype(column["dtype"])).reshape(column["shape"])
+            dtype = np.dtype(column["dtype"])
+            if column.get("compression") == "zlib":  # never more than the shape says
+                data = zlib.decompressobj().decompress(data, math.prod(column["shape"]) * dtype.itemsize + 1)
+            found: Array = np.frombuffer(data, dtype).reshape(column["shape"])
             return found
         except (TypeError, ValueError, zlib.error) as error:
             raise RecordingError(f"{self.path.name}: the column {column['name']!r} cannot be read: {error}") from error
@@ -159,7 +169,11 @@ def _read_record(path: Path, data: bytes, at: int) -> tuple[Record | None, int]:
     try:
         header = json.loads(bytes(payload[_LENGTH.size : _LENGTH.size + size]))
         listed = sum(column["bytes"] for column in header.get("columns", ()))
-        whole = header["type"] is not None and _LENGTH.size + size + listed == length
+        fields = [(column["name"], column["dtype"], [*column["shape"]]) for column in header.get("columns", ())]
+        whole = all(isinstance(name, str) and isinstance(dtype, str) for name, dtype, _ in fields)
+        whole &= isinstance(header["type"], str) and _LENGTH.size + size + listed == length
+        whole &= all(isinstance(side, int) and side >= 0 for _, _, shape in fields for side in shape)
+        whole &= all(isinstance(column["bytes"], int) and column["bytes"] >= 0 for column in header.get("columns", ()))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None, at
     if not whole:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import binascii
+import bisect
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +16,7 @@ from bridge.encoding import values
 from bridge.encoding.space_json import space_from_json
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array
-from bridge.errors import RecordingError, TensorError
+from bridge.errors import RecordingError, TensorError, UsageError
 from bridge.recording.columns import Kind, unpack_sample
 from bridge.recording.files import SUFFIX, Damage, Record, read_records
 
@@ -126,14 +128,22 @@ class Stream:
         records: The records of its rows, in order; those between may be missing.
         lost: Where rows were lost: the row before which, and how many.
         closed: Whether the environment was closed in order.
+        changed: Whether the checksum of the record `world` does not fit.
     """
 
     def __init__(
-        self, header: Mapping[str, Any], records: Sequence[Record], lost: Sequence[tuple[int, int]], closed: bool
+        self,
+        header: Mapping[str, Any],
+        records: Sequence[Record],
+        lost: Sequence[tuple[int, int]],
+        closed: bool,
+        changed: bool = False,
     ) -> None:
         self.header = header
         self.records = records
         self.closed = closed
+        self.changed = changed
+        """Whether what is said of the environment is not what was written."""
         self.run = str(header["run"])
         self.number = int(header["stream"])
         self.kind = str(header["kind"])
@@ -157,6 +167,7 @@ class Stream:
             if record.damaged
         ]
         """Rows of records whose checksum does not fit, from and up to."""
+        self._firsts = [int(record.header["first_row"]) for record in records]
         self._columns: dict[str, Array] = {}
         self.resets = self._read_resets()
         """What the environment was reset with, by row."""
@@ -173,7 +184,10 @@ class Stream:
     @property
     def spaces(self) -> list[tuple[Any, Any]]:
         """Observation and action space: of one environment, or of each agent."""
-        return [(space_from_json(pair[0]), space_from_json(pair[1])) for pair in self.header["spaces"]]
+        try:
+            return [(space_from_json(pair[0]), space_from_json(pair[1])) for pair in self.header["spaces"]]
+        except (UsageError, IndexError, TypeError) as error:
+            raise RecordingError(f"the spaces of the recording {self.run} cannot be read: {error}") from error
 
     @property
     def has_observations(self) -> bool:
@@ -208,7 +222,10 @@ class Stream:
         found = {}
         for record in self.records:
             for item in record.header["resets"]:
-                options = values.decode(_bytes(item["options"])) if "options" in item else None
+                try:
+                    options = values.decode(_bytes(item["options"])) if "options" in item else None
+                except TensorError as error:
+                    raise RecordingError(f"the options of a reset of {self.run} cannot be read: {error}") from error
                 row = int(record.header["first_row"]) + int(item["row"])
                 found[row] = Reset(item["seed"], options, item.get("mask"), "unknown_options" in item)
         return found
@@ -236,7 +253,9 @@ class Stream:
     _last_by: tuple[Any, Any] = (None, None)
 
     def _rows(self, start: int, stop: int) -> Iterator[tuple[Record, int]]:
-        for record in self.records:
+        for record in self.records[max(0, bisect.bisect_right(self._firsts, start) - 1) :]:
+            if int(record.header["first_row"]) >= stop:
+                return
             first, count = int(record.header["first_row"]), int(record.header["rows"])
             for row in range(max(start, first), min(stop, first + count)):
                 yield record, row - first
@@ -401,7 +420,7 @@ def read_folder(folder: str | Path) -> Folder:
 
 
 def _read_files(files: Sequence[Path]) -> Folder:
-    headers: dict[tuple[str, int], Mapping[str, Any]] = {}
+    worlds: dict[tuple[str, int], Record] = {}
     records: dict[tuple[str, int], list[Record]] = {}
     lost: dict[tuple[str, int], list[tuple[int, int]]] = {}
     closed: set[tuple[str, int]] = set()
@@ -412,9 +431,14 @@ def _read_files(files: Sequence[Path]) -> Folder:
             if isinstance(record, Damage):
                 damage.append(record)
                 continue
-            key = run, int(record.header.get("stream", 0))
+            problem = _problem_of(record)
+            if problem:
+                damage.append(Damage(file, record.offset, sum(one["bytes"] for one in record.listed), False, problem))
+                continue
+            key = run, int(record.header["stream"])
             if record.type == "world":
-                headers.setdefault(key, record.header)
+                if key not in worlds or worlds[key].damaged:
+                    worlds[key] = record
             elif record.type == "rows":
                 records.setdefault(key, []).append(record)
             elif record.type == "lost":
@@ -422,10 +446,66 @@ def _read_files(files: Sequence[Path]) -> Folder:
             elif record.type == "end":
                 closed.add(key)
     streams = [
-        Stream(header, [one for one in records.get(key, ()) if one.columns], lost.get(key, ()), key in closed)
-        for key, header in headers.items()
+        Stream(
+            world.header,
+            [one for one in records.get(key, ()) if one.columns],
+            lost.get(key, ()),
+            key in closed,
+            world.damaged,
+        )
+        for key, world in worlds.items()
     ]
     return Folder(streams, damage)
+
+
+_WANTED: Mapping[str, Mapping[str, type]] = {
+    "world": {"run": str, "stream": int, "kind": str, "spaces": list},
+    "rows": {
+        "stream": int,
+        "first_row": int,
+        "rows": int,
+        "episodes": list,
+        "players": list,
+        "resets": list,
+        "calls": list,
+        "errors": dict,
+    },
+    "lost": {"stream": int, "first_row": int, "rows": int},
+    "end": {"stream": int},
+}
+_COLUMNS = ("kind", "time", "by", "reward", "terminated", "truncated", "hash")
+
+
+def _problem_of(record: Record) -> str:
+    """Say what a record lacks, as one may whose bytes were changed; empty: nothing."""
+    header, wanted = record.header, _WANTED.get(record.type)
+    if wanted is None:
+        return f"a record of the unknown type {record.type!r:.40}"
+    for name, kind in wanted.items():
+        if not isinstance(header.get(name), kind) or (kind is int and header[name] < 0):
+            return f"a record {record.type!r} whose {name!r} is {header.get(name)!r:.40}"
+    if record.type == "world" and header["kind"] not in ("env", "lanes", "agents"):
+        return f"a record 'world' of the unknown kind {header['kind']!r:.40}"
+    if record.type != "rows" or not header["rows"]:
+        return ""
+    shapes = {column["name"]: column["shape"] for column in record.listed}
+    short = [name for name in _COLUMNS if not shapes.get(name) or shapes[name][0] != header["rows"]]
+    try:
+        for item in header["resets"]:
+            inside = 0 <= item["row"] < header["rows"] and isinstance(item["seed"], (int, list, type(None)))
+            if not inside or not isinstance(item.get("mask", []), list):
+                short.append("resets")
+        for row, kind, data in header["calls"]:
+            if not 0 <= row <= header["rows"] or kind not in ("call", "write") or not isinstance(data, str):
+                short.append("calls")
+        if len(record.column("by")) and int(record.column("by").max()) >= len(header["players"]):
+            short.append("players")
+        for name in (*_COLUMNS, "acted", "seen", "alive"):
+            if name in shapes:
+                record.column(name)
+    except (KeyError, TypeError, ValueError, RecordingError) as error:
+        return f"a record of rows that cannot be read: {error}"
+    return f"a record of rows with unfit {', '.join(short)}" if short else ""
 
 
 def open_episode(path: str | Path) -> Episode:
@@ -450,4 +530,7 @@ def open_episode(path: str | Path) -> Episode:
 
 
 def _bytes(text: str) -> bytes:
-    return base64.b64decode(text)
+    try:
+        return base64.b64decode(text)
+    except (binascii.Error, TypeError) as error:
+        raise RecordingError(f"expected base64 in a recording, got {text!r:.40}") from error

@@ -204,7 +204,12 @@ def _kwargs(stream: Stream) -> dict[str, Any]:
     if "kwargs" not in stream.header:
         why = stream.header.get("unknown_kwargs", "")
         raise SettingError(f"the keywords that the environment was made with were not recorded: {why}")
-    kwargs: dict[str, Any] = values.decode(base64.b64decode(stream.header["kwargs"]))
+    try:
+        kwargs = values.decode(base64.b64decode(stream.header["kwargs"]))
+    except (TensorError, ValueError, TypeError) as error:
+        raise RecordingError(f"the keywords of the environment of {stream.run} cannot be read: {error}") from error
+    if not isinstance(kwargs, dict):
+        raise RecordingError(f"expected the keywords of the environment of {stream.run} as a dict, got {kwargs!r:.80}")
     return kwargs
 
 
@@ -218,7 +223,11 @@ def _maker(stream: Stream, env: Any, kwargs: dict[str, Any]) -> Callable[[], Any
             raise _unknown(stream)
         env = header["env_id"]
     timed = header.get("time_action")
-    recipe = EnvRecipe.of(env, time_action=None if timed is None else TimeAction(**timed))
+    try:
+        time_action = None if timed is None else TimeAction(**timed)
+    except TypeError as error:
+        raise RecordingError(f"the time_action of {stream.run} cannot be read: {error}") from error
+    recipe = EnvRecipe.of(env, time_action=time_action)
     count = stream.lanes if stream.kind == "lanes" else 1
     mode = str(header.get("vectorization_mode", "sync")) if stream.kind == "lanes" else "sync"
     if callable(env) and stream.kind == "lanes" and mode == "sync" and header.get("num_envs", 1) == 1:
@@ -390,6 +399,8 @@ def _where(episode: Episode, row: int) -> str:
 
 def _damage(episode: Episode) -> str:
     """Say which damaged records the rows of an episode are in."""
+    if episode.stream.changed:
+        return "the checksum of the record that describes its environment does not fit: its bytes were changed"
     for first, stop in episode.stream.damaged:
         if first < episode.stop and stop > episode.start:
             begin, end = max(first, episode.start) - episode.start, min(stop, episode.stop) - episode.start - 1
