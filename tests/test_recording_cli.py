@@ -19,6 +19,7 @@ from bridge.recording.reader import open_episode, read_folder
 from bridge.testing import VirtualClock
 from tests.parallel_envs import Relay
 from tests.support import until
+from tests.test_recording_replay import change
 
 
 def record(folder: Path, *, seed: int | None = 3, episodes: int = 2, steps: int = 500, **keywords: Any) -> list[str]:
@@ -120,10 +121,11 @@ def test_the_exit_codes_of_replay_tell_what_is_wrong(tmp_path, capsys):
     assert main(["replay", str(tmp_path / "seeded" / first), "--verify", "--env", "nothing:Here-v0"]) == 2
     capsys.readouterr()
     (file,) = (tmp_path / "seeded").glob("*.rec")
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(bytes(data))
-    assert main(["replay", str(tmp_path / "seeded" / first), "--verify"]) in (1, 3)
+    change(file, "reward", 4, fix=False)
+    assert main(["replay", str(tmp_path / "seeded" / first), "--verify"]) == 1
+    out = capsys.readouterr().out
+    assert f"{first}: step 4: reward differs" in out
+    assert "its bytes were changed" in out
 
 
 def test_export_writes_arrays_of_the_chosen_episodes(tmp_path, capsys):

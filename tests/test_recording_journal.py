@@ -228,7 +228,7 @@ def test_a_queue_that_is_full_drops_rows_counts_them_and_marks_the_episode(tmp_p
         fill(tape, 1, steps=100)
     assert caplog.text.count("lacks rows") == 1
     journal._start()
-    until(lambda: not journal._rows)
+    until(lambda: journal._offered == journal._taken)
     fill(tape, 1, steps=3)
     tape.end()
     journal.close()
@@ -238,6 +238,21 @@ def test_a_queue_that_is_full_drops_rows_counts_them_and_marks_the_episode(tmp_p
     assert (second.end, second.incomplete, second.length) == ("terminated", False, 3)
     lost = sum(count for _, count in set(stream.gaps))
     assert lost + first.length + 1 + second.length + 1 == 105
+
+
+def test_steps_of_a_slow_world_share_records_and_an_end_is_written_at_once(tmp_path):
+    journal = Journal(tmp_path)
+    tape = tape_of(journal)
+    tape.add(Row(Kind.RESET, 0.0, observation=np.zeros(3), seed=1))
+    for step in range(20):
+        tape.add(Row(Kind.STEP, step / 60, "agent", 1, np.zeros(3), 1.0))
+        until(lambda: not journal._rows)
+    records = read_folder(tmp_path).streams[0].records if list(tmp_path.glob("*.rec")) else ()
+    assert len(records) <= 10, "half a second of steps is a record"
+    tape.add(Row(Kind.STEP, 1.0, "agent", 1, np.zeros(3), 1.0, terminated=True))
+    until(lambda: list(tmp_path.glob("*.rec")) and read_folder(tmp_path).episodes()[0].end == "terminated")
+    tape.end()
+    journal.close()
 
 
 def test_rows_that_cannot_be_encoded_are_logged_and_counted(tmp_path, caplog):

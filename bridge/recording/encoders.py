@@ -89,6 +89,13 @@ class Encoder:
         flush()
         return b"".join(parts)
 
+    def is_urgent(self, rows: Sequence[Row]) -> bool:
+        """Whether an episode ended in one of the rows, or the environment was closed."""
+        return any(self._ends(row) for row in rows)
+
+    def _ends(self, row: Row) -> bool:
+        return row.kind > Kind.RESET or bool(np.any(row.terminated) or np.any(row.truncated))
+
     def give_up(self, rows: Sequence[Row]) -> None:
         """Count rows as lost that `encode` was called with last: it failed, or what it returned was not written."""
         self._first_row, self._lost = self._before
@@ -177,6 +184,9 @@ class AgentsEncoder(Encoder):
         super().__init__(facts, first, None, None, observations)
         self._agents = list(spaces)
         self._layouts = [(Layout(pair[0], "observation"), Layout(pair[1], "action")) for pair in spaces.values()]
+
+    def _ends(self, row: Row) -> bool:
+        return row.kind > Kind.RESET or not row.alive
 
     def _fill(self, header: dict[str, Any], columns: dict[str, Array], rows: list[Row]) -> None:
         count = len(self._agents)

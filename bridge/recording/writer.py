@@ -30,6 +30,10 @@ _PAUSE = 5.0
 """Seconds without a try after files could not be written."""
 _CLOSE = 10.0
 """Seconds that `close` waits for what is queued to be written."""
+_ENOUGH = 64
+"""So many rows are written at once, fewer only when they cannot wait."""
+_PATIENCE = 0.5
+"""Seconds that rows wait for others to come."""
 _BATCH = 4096
 """The most rows of a record."""
 _BATCH_BYTES = 16 << 20
@@ -66,6 +70,9 @@ class Source(Protocol):
     def describe(self) -> bytes:
         """Return the record that says what the source is; each file begins with it."""
 
+    def is_urgent(self, rows: list[Any]) -> bool:
+        """Whether rows are to be written soon: an episode ended in one of them."""
+
     def encode(self, rows: list[Any]) -> bytes:
         """Return records of rows."""
 
@@ -98,6 +105,7 @@ class Journal:
             raise SettingError(f"cannot record into {self.folder}: it is not writable; give another folder to record=")
         self._files = _Files(self.folder, self.run, self.options)
         self._rows: deque[tuple[Source, Any, int]] = deque()
+        self._held: dict[Source, _Held] = {}
         self._offered = self._taken = 0  # bytes; each is changed by one side alone
         self._streams = 0
         self._wake = threading.Event()
@@ -157,42 +165,61 @@ class Journal:
     def _run(self) -> None:
         try:
             while True:
-                self._wake.wait()
+                if not self._held:
+                    self._wake.wait()
                 closing = self._closing.wait(_GATHER)
                 self._wake.clear()
                 while self._rows:
-                    self._write(self._take())
+                    self._take()
+                    self._write(everything=False)
+                self._write(everything=closing)
                 if closing and not self._rows:
                     return
         finally:
             self._files.close()
 
-    def _take(self) -> dict[Source, list[Any]]:
+    def _take(self) -> None:
         """Take what waits, up to the size of a record, by source; the order of each source's rows is kept."""
-        taken: dict[Source, list[Any]] = {}
-        total = 0
+        total, now = 0, time.monotonic()
         for _ in range(_BATCH):
             if not self._rows or total > _BATCH_BYTES:
                 break
             source, row, size = self._rows.popleft()
-            taken.setdefault(source, []).append(row)
+            held = self._held.get(source)
+            if held is None:
+                held = self._held[source] = _Held(now)
+            held.rows.append(row)
+            held.size += size
             total += size
-        self._pending = total
-        return taken
 
-    def _write(self, taken: dict[Source, list[Any]]) -> None:
-        try:
-            for source, rows in taken.items():
-                try:
-                    data = source.encode(rows)
-                except Exception as error:  # whatever an environment returned
-                    source.give_up(rows)
-                    _log.error("rows of a recording cannot be encoded: %r", error, exc_info=error)
-                    continue
+    def _write(self, everything: bool) -> None:
+        """Write the rows of the sources that have enough for a record, or cannot wait; or all of them."""
+        now = time.monotonic()
+        for source, held in list(self._held.items()):
+            few = len(held.rows) < _ENOUGH and held.size < _BATCH_BYTES and now - held.since < _PATIENCE
+            if few and not everything and not source.is_urgent(held.rows):
+                continue
+            del self._held[source]
+            try:
+                data = source.encode(held.rows)
+            except Exception as error:  # whatever an environment returned
+                source.give_up(held.rows)
+                _log.error("rows of a recording cannot be encoded: %r", error, exc_info=error)
+            else:
                 if not self._files.write(source, data):
-                    source.give_up(rows)
-        finally:
-            self._taken += self._pending
+                    source.give_up(held.rows)
+            finally:
+                self._taken += held.size
+
+
+class _Held:
+    """Rows of a source that are not written yet."""
+
+    def __init__(self, since: float) -> None:
+        self.rows: list[Any] = []
+        self.size = 0
+        self.since = since
+        """When the first of them was taken."""
 
 
 class _Files:
