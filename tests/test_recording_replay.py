@@ -290,6 +290,45 @@ def test_a_step_that_raised_raises_again(tmp_path):
     assert episodes[0].end == "failed"
 
 
+def test_a_reset_that_raised_in_real_time_is_recorded_and_the_world_goes_on(tmp_path):
+    clock = VirtualClock()
+    arguments = {"fail_in_reset": 2, "length": 3}
+    with serve_gym(FailingEnv, env_kwargs=arguments, fps=10, clock=clock, record=tmp_path) as server:
+        env = make_remote(server.url)
+        env.reset(seed=1)
+        clock.advance(3.0)
+        env.close()
+    episodes = check_all(tmp_path, FailingEnv, least=3)
+    (stream,) = read_folder(tmp_path).streams
+    assert not stream.gaps
+    assert 3 in stream.column("kind").tolist(), "the reset that raised"
+    assert episodes[0].end == "terminated"
+
+
+class Broken(CountingEnv):
+    """Its second step returns something else than a step does."""
+
+    def step(self, action: Any) -> Any:
+        result = super().step(action)
+        return result if self.steps != 2 else result[:3]
+
+
+def test_a_step_that_returns_nonsense_marks_its_episode_incomplete(tmp_path):
+    with serve_gym(Broken, record=tmp_path) as server:
+        env = make_remote(server.url)
+        env.reset(seed=1)
+        env.step(0)
+        with pytest.raises(EnvironmentFailedError):
+            env.step(0)
+        env.reset(seed=1)
+        env.step(0)
+        env.close()
+    first, second = read_folder(tmp_path).episodes()
+    assert (first.end, first.incomplete, second.incomplete) == ("lost", True, False)
+    with pytest.raises(RecordingError, match="rows of it were lost"):
+        verify(first, Broken)
+
+
 # What is not as it was recorded
 
 

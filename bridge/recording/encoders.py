@@ -126,8 +126,8 @@ class Encoder:
             "time": np.array([row.time for row in rows], np.float64),
         }
         self._fill(header, columns, rows)
-        if rows and rows[0].moment is not None:
-            moments = [row.moment for row in rows]
+        if any(row.moment is not None for row in rows):
+            moments = [row.moment or (np.nan, 0, np.nan) for row in rows]
             columns["clock"] = np.array([moment[0] for moment in moments], np.float64)
             columns["frame_number"] = np.array([moment[1] for moment in moments], np.int64)
             columns["acted_at"] = np.array([moment[2] for moment in moments], np.float64)
@@ -231,7 +231,9 @@ def _mask(row: Row) -> Any:
 
 def _reset(index: int, row: Row) -> dict[str, Any]:
     """Return what the header says of a reset."""
-    found: dict[str, Any] = {"row": index, "seed": row.seed}
+    several = isinstance(row.seed, (list, tuple))
+    seeds = [None if seed is None else int(seed) for seed in (row.seed if several else [row.seed])]
+    found: dict[str, Any] = {"row": index, "seed": seeds if several else seeds[0]}
     mask = _mask(row)
     if mask is not None:
         found["mask"] = np.asarray(mask, np.bool_).tolist()

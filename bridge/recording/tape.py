@@ -111,7 +111,9 @@ class RecordedEnv:
         try:
             result = await self._env.reset(seed=seed, options=options)
         except RequestError as error:
-            self._add(Row(Kind.FAILED_RESET, time.time(), seed=given[0], options=given[1], error=error.message))
+            moment = None if self._moment is None else self._moment()
+            failed = Row(Kind.FAILED_RESET, time.time(), seed=given[0], options=given[1], error=error.message)
+            self._tape.add(failed._replace(moment=moment))
             raise
         moment = None if self._moment is None else self._moment()
         frame = None if self._read_frames is None else await self._read_frames()
@@ -125,7 +127,7 @@ class RecordedEnv:
         try:
             result = await self._env.step(action)
         except RequestError as error:
-            self._add(Row(Kind.FAILED_STEP, time.time(), by, given, error=error.message, moment=moment))
+            self._tape.add(Row(Kind.FAILED_STEP, time.time(), by, given, error=error.message, moment=moment))
             raise
         frame = None if self._read_frames is None else await self._read_frames()
         self._record(Kind.STEP, given, result, None, None, by, moment, frame)
@@ -142,6 +144,7 @@ class RecordedEnv:
         try:
             observation, reward, terminated, truncated, alive = self._parts(kind, result)
         except (TypeError, ValueError):  # it did not return what it must, which the world says
+            self._tape.add(Row(Kind.LOST, time.time(), action=1))
             return
         seen = kept(observation)
         size = size_of(seen) + (0 if frame is None else size_of(frame))
@@ -158,21 +161,18 @@ class RecordedEnv:
         observation, reward, terminated, truncated, _ = result
         return observation, reward, terminated, truncated, ()
 
-    def _add(self, row: Row) -> None:
-        self._tape.add(row)
-
     async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a public method, or read a public attribute; calls are recorded, for they may change its state."""
         response: bridge_pb2.CallResponse = await self._env.call(request)
         if not request.look:
-            self._add(Row(Kind.CALL, time.time(), action=("call", request.SerializeToString())))
+            self._tape.add(Row(Kind.CALL, time.time(), action=("call", request.SerializeToString())))
         return response
 
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
         """Answer a request for a property; what is written is recorded."""
         response: properties_pb2.PropertyResponse = await self._env.answer_property(request)
         if request.WhichOneof("payload") == "write_property":
-            self._add(Row(Kind.CALL, time.time(), action=("write", request.SerializeToString())))
+            self._tape.add(Row(Kind.CALL, time.time(), action=("write", request.SerializeToString())))
         return response
 
     async def close(self, reason: RequestError | None = None) -> None:

@@ -146,7 +146,7 @@ class Journal:
 
     def after_fork(self) -> None:
         """In a forked process: record nothing; the files are the parent's."""
-        self._closing = threading.Event()
+        self._closing, self._starting = threading.Event(), threading.Lock()
         self._closing.set()
         self._thread = None
         leak(self._files)
