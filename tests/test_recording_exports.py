@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from bridge import make_parallel_remote, make_remote, serve_gym, serve_parallel
-from bridge.errors import RecordingError, SettingError
+from bridge.errors import EnvironmentFailedError, RecordingError, SettingError
 from bridge.recording.episodes import load_episode
 from bridge.recording.exports import export_minari, export_mp4, export_npz
 from bridge.recording.reader import read_folder
 from bridge.recording.selection import Selection
+from bridge.testing import FailingEnv
 from tests.parallel_envs import Relay
-from tests.support import assert_identical
+from tests.support import assert_identical, minigrid
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # where its warnings are errors, the import of Box2D crashes the process
@@ -91,6 +92,32 @@ def test_pictures_are_exported_without_loss(tmp_path, datasets):
     (episode,) = datasets.load_dataset("test/pictures-v0").iterate_episodes()
     assert episode.observations.tobytes() == np.stack(observations).tobytes()
     assert episode.truncations.tolist() == [False] * 5 + [True], "an episode that was cut off is truncated"
+
+
+def test_dicts_and_texts_come_back_exactly(tmp_path, datasets):
+    with serve_gym(minigrid, record=tmp_path / "runs") as server:
+        ((observations, actions, *_),) = play(server.url, 1, steps=6)
+    export_minari(read_folder(tmp_path / "runs").episodes(), "test/dict-v0", env=minigrid)
+    (episode,) = datasets.load_dataset("test/dict-v0").iterate_episodes()
+    assert set(episode.observations) == set(observations[0])
+    assert episode.observations["image"].tobytes() == np.stack([seen["image"] for seen in observations]).tobytes()
+    assert list(episode.observations["mission"]) == [seen["mission"] for seen in observations]
+    assert episode.actions.tolist() == [int(action) for action in actions]
+
+
+def test_the_step_that_raised_is_no_part_of_a_dataset(tmp_path, datasets):
+    with serve_gym(FailingEnv, env_kwargs={"fail_in_step": 3}, record=tmp_path, record_observations=True) as server:
+        env = make_remote(server.url)
+        env.reset(seed=1)
+        env.step(0)
+        env.step(0)
+        with pytest.raises(EnvironmentFailedError):
+            env.step(0)
+        env.close()
+    export_minari(Selection().of(read_folder(tmp_path).episodes()), "test/failed-v0")
+    (episode,) = datasets.load_dataset("test/failed-v0").iterate_episodes()
+    assert episode.observations.tolist() == [[1, 0], [1, 1], [1, 2]]
+    assert episode.truncations.tolist() == [False, True]
 
 
 def test_lanes_are_episodes_of_their_own(tmp_path, datasets):

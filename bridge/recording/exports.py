@@ -68,6 +68,8 @@ def export_minari(
     for agent in parts_of(episodes[0]):
         dataset = name if agent is None else _of_agent(name, agent)
         data = [one for one in (_loaded(episode, env, agent) for episode in episodes) if one is not None]
+        if not data:
+            raise RecordingError(f"there is no step{'' if agent is None else f' of {agent}'} in these episodes")
         buffers = [
             EpisodeBuffer(
                 id=number,
