@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from bridge.client.parallel_env import RemoteParallelEnv, make_parallel_remote
     from bridge.client.vector_env import RemoteVectorEnv, make_vec_remote
     from bridge.encoding.space_json import register_space
+    from bridge.recording.recorder import Recorder
     from bridge.server.serve import serve_gym
     from bridge.server.serve_parallel import serve_parallel
     from bridge.server.server import Server
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from bridge.worlds.timed import TimeAction
 
 __all__ = [
+    "Recorder",
     "RemoteEnv",
     "RemoteParallelEnv",
     "RemoteVectorEnv",
@@ -35,6 +37,7 @@ register_remote()
 
 # Each is imported when it is first asked for: the command line starts fast, and some need an extra.
 _PLACES = {
+    "Recorder": "bridge.recording.recorder",
     "RemoteEnv": "bridge.client.env",
     "RemoteParallelEnv": "bridge.client.parallel_env",
     "RemoteVectorEnv": "bridge.client.vector_env",

@@ -21,6 +21,7 @@ BridgeError
 │   └── PeerError                 the peer broke the protocol
 ├── StartError                    a server's environment failed while it was made at the start
 ├── PacketError                   a PERLERT datagram outside of its grammar                  (ValueError)
+├── RecordingError                a recording that cannot be read                            (ValueError)
 └── RequestError                  raised on the server: becomes the error answer of one request
 
 Exceptions carry their fields, say themselves in `__str__`, and can be pickled.
@@ -48,6 +49,7 @@ __all__ = [
     "NothingPendingError",
     "PacketError",
     "PeerError",
+    "RecordingError",
     "RefusedError",
     "RemoteError",
     "RemoteTimeoutError",
@@ -223,6 +225,10 @@ class StartError(BridgeError):
 
 class PacketError(BridgeError, ValueError):
     """A PERLERT datagram, or a field of one, outside of its grammar; the receiver drops it and counts it."""
+
+
+class RecordingError(BridgeError, ValueError):
+    """A file is no recording, an episode is not in it, or cannot be replayed or exported."""
 
 
 class RequestError(BridgeError):

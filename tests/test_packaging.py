@@ -169,9 +169,10 @@ DIRECTIONS = {
     "client": BASE | {"encoding", "transport"},
     "wrappers": BASE | {"client", "encoding", "transport"},
     "perlert": BASE | {"client", "encoding", "server", "transport", "worlds"},
+    "recording": BASE | {"client", "encoding", "server", "worlds"},
     "testing": BASE | {"client", "encoding", "server", "transport", "worlds", "perlert"},
 }
-LAZILY = {("client", "perlert")}
+LAZILY = {("client", "perlert"), ("server", "recording")}
 
 
 def outside_functions(tree: ast.AST) -> Iterator[ast.AST]:

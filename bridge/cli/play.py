@@ -44,6 +44,7 @@ def add_play_parser(commands: Any) -> None:
         "--keys", nargs="+", default=[], metavar="KEY=ACTION", help="keys for a Discrete space's actions"
     )
     parser.add_argument("--role", choices=["player", "spectator"], help="role in a real-time world")
+    parser.add_argument("--player", metavar="NAME", help="who you are, in the server's recordings")
     parser.add_argument("--fps", type=float, metavar="X", help="frames a second (default: the environment's own)")
     parser.add_argument("--frames", type=int, metavar="N", help="stop after N frames")
     parser.add_argument("--scale", type=int, default=0, metavar="N", help="enlarge the picture N times")
@@ -143,7 +144,8 @@ def describe(info: Mapping[str, Any], score: float, fps: float) -> list[str]:
 
 def _connect(arguments: argparse.Namespace) -> RemoteEnv:
     """Connect with pictures where the environment has them."""
-    keywords = {"role": arguments.role, **credential_keywords(arguments)}
+    player = None if arguments.player is None else f"person:{arguments.player}"
+    keywords = {"role": arguments.role, "player": player, **credential_keywords(arguments)}
     if "world=" in arguments.url:
         return RemoteEnv(arguments.url, **keywords)
     try:

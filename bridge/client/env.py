@@ -459,6 +459,7 @@ def make_remote(
     env: Callable[..., Any] | None = None,
     role: Role | None = None,
     wait: Wait | None = None,
+    player: str | None = None,
     diagnostics: bool = True,
     **perlert: Any,
 ) -> RemoteEnv:
@@ -499,6 +500,7 @@ def make_remote(
             `allow_env_factories=True`. `env_kwargs` are its arguments.
         role: In a real-time world: `player`, or `spectator`, whose actions and resets change nothing.
         wait: In a real-time world: `now`, or `next_frame`, for one decision a frame.
+        player: Who acts, as the server's recordings say: `agent` or `person`, with a name as in `person:Ann`.
         diagnostics: In a real-time world: whether infos carry `latency`.
         perlert: With a `perlert://` URL: the keywords of `bridge.perlert.make_perlert_env`.
 

@@ -79,6 +79,8 @@ class RemoteOptions:
     """In a real-time world: `player`, or `spectator`, whose actions and resets change nothing."""
     wait: Wait | None = None
     """In a real-time world: `now`, or `next_frame`, for one decision a frame."""
+    player: str | None = None
+    """Who acts, as the server's recordings say: `agent` or `person`, with a name as in `person:Ann`; None: `agent`."""
     diagnostics: bool = True
     """In a real-time world: whether infos carry `latency` (U-11)."""
     credentials: ClientCredentials = dataclasses.field(init=False, repr=False)
@@ -121,7 +123,7 @@ class RemoteOptions:
             self.render_mode,
             self.env_kwargs,
             agent or self.agent,
-            {"role": self.role, "wait": self.wait},
+            {"role": self.role, "wait": self.wait, "player": self.player},
             self.diagnostics,
             credentials=credentials,
             compression=self.compression,

@@ -293,6 +293,7 @@ def make_parallel_remote(
     tls_server_name: str | None = None,
     compression: Compression | None = None,
     wait: Wait | None = None,
+    player: str | None = None,
     diagnostics: bool = True,
 ) -> RemoteParallelEnv:
     """Connect to a remote world of several agents as all of them.
@@ -314,6 +315,7 @@ def make_parallel_remote(
         compression: `zstd` or `gzip`, for slow networks, as for `make_remote`.
         wait: In a real-time world: `now`, or `next_frame`, for one decision a frame: each step returns with a frame
             that used its actions.
+        player: Who acts, as the server's recordings say: `agent` or `person`, with a name as in `person:Ann`.
         diagnostics: In a real-time world: whether infos carry `latency`.
 
     Raises:

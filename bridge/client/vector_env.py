@@ -498,6 +498,7 @@ def make_vec_remote(
     spares: str | Sequence[str] = (),
     role: Role | None = None,
     wait: Wait | None = None,
+    player: str | None = None,
     diagnostics: bool = True,
     **perlert: Any,
 ) -> RemoteVectorEnv:
@@ -540,6 +541,7 @@ def make_vec_remote(
             Where there are more `urls` than `num_envs`, those beyond are spares too.
         role: In a real-time world: `player`, or `spectator`, whose actions and resets change nothing.
         wait: In a real-time world: `now`, or `next_frame`, for one decision a frame.
+        player: Who acts, as the server's recordings say: `agent` or `person`, with a name as in `person:Ann`.
         diagnostics: In a real-time world: whether infos carry `latency`.
         perlert: With `perlert://` URLs: the keywords of `bridge.perlert.PerlertVectorEnv`.
 

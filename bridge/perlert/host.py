@@ -198,7 +198,9 @@ class Instance:
 
     def _act(self, key: str, text: str) -> None:
         """Take an action of a client; raises PacketError."""
-        self._players[key].act(self._texts[key].actions.decode(text))
+        client = next((client for client in self.lobby.clients.values() if client.key == key), None)
+        action = self._texts[key].actions.decode(text)
+        self._players[key].act(action, by=f"agent:{client.tag}" if client is not None and client.tag else "agent")
 
     # The run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import socket
 import threading
 import time
@@ -24,6 +25,7 @@ from bridge.perlert.protocol.codec import DECIMALS
 from bridge.perlert.udp import ServerPorts
 from bridge.perlert.worlds import Policy, default_name, make_world
 from bridge.server.event_loop import READ, EventLoop
+from bridge.server.serve import open_journal
 from bridge.server.serving import ServerRuntime, ServingThread
 from bridge.transport.address import is_loopback
 from bridge.worlds.base import start_error
@@ -46,10 +48,14 @@ class PerlertServer:
         ports: The sockets.
         guard: Limits.
         publish: Makes the instances; awaited in the thread that serves.
+        journal: Records them, and is closed with the server; None: nothing is recorded.
     """
 
-    def __init__(self, ports: ServerPorts, guard: GuardConfig, publish: Callable[[PerlertServer], Any]) -> None:
+    def __init__(
+        self, ports: ServerPorts, guard: GuardConfig, publish: Callable[[PerlertServer], Any], journal: Any = None
+    ) -> None:
         self._ports = ports
+        self._journal = journal
         self.port = ports.port
         """The lobby's UDP port."""
         self._loop = EventLoop()
@@ -176,6 +182,8 @@ class PerlertServer:
             await instance.close()
         for process in tuple(self.runtime.processes):  # of an environment that is being made again
             process.abandon()
+        if self._journal is not None:
+            self._journal.close()
         self._serving.finish()
 
     def __enter__(self) -> PerlertServer:
@@ -211,6 +219,10 @@ def serve_perlert(
     guard: GuardConfig | None = None,
     lobby_config: lobby.LobbyConfig | None = None,
     rollout_config: rollout.RolloutConfig | None = None,
+    record: str | os.PathLike[str] | None = None,
+    record_observations: bool = False,
+    record_frames: bool = False,
+    record_limit: int | None = None,
 ) -> PerlertServer:
     """Publish environments over PERLERT; starts in the background.
 
@@ -241,6 +253,10 @@ def serve_perlert(
         guard: Limits against floods and spoofed addresses.
         lobby_config: Times of the lobby; its clients and countdown are those of the keywords.
         rollout_config: Times of the runs; its fps, max_rate and decimals are those of the keywords.
+        record: A folder in which every episode is recorded, as for `serve_gym`; None: nothing is recorded.
+        record_observations: Record the observations too.
+        record_frames: Record what `render` gives after each step too, which every step then waits for.
+        record_limit: The most bytes of a server's recording, as for `serve_gym`.
 
     Raises:
         SettingError: A keyword has a value that cannot be served, such as wrong `env_kwargs`.
@@ -290,6 +306,7 @@ def serve_perlert(
         "kwargs": env_kwargs,
         "isolation": own_process,
         "thread_safe": thread_safe,
+        "journal": open_journal(record, record_observations, record_frames, record_limit),
     }
 
     async def publish(server: PerlertServer) -> None:
@@ -303,4 +320,4 @@ def serve_perlert(
             except RequestError as error:
                 raise start_error(f"cannot make the environment of {header}", error) from error
 
-    return PerlertServer(ports, guard, publish)
+    return PerlertServer(ports, guard, publish, settings["journal"])

@@ -11,6 +11,7 @@ import gymnasium
 
 from bridge.errors import InvalidActionError, PacketError, SettingError
 from bridge.perlert.protocol.codec import TextCodec
+from bridge.server.serve import recorded
 from bridge.worlds.default_actions import default_action
 from bridge.worlds.isolated.world import Isolation
 from bridge.worlds.multi_agent.source import ParallelSource
@@ -114,6 +115,7 @@ async def make_world(
     kwargs: Mapping[str, Any] | None = None,
     isolation: Isolation | None = None,
     thread_safe: bool = False,
+    journal: Any = None,
 ) -> Any:
     """Make a world that begins an episode when it is told to.
 
@@ -126,6 +128,7 @@ async def make_world(
         kwargs: Keywords for the environment's maker.
         isolation: What its process may use; None: it lives in this one.
         thread_safe: Whether it has a thread of its own.
+        journal: Records it; None: nothing is recorded.
 
     Raises:
         SettingError: It is something else, or cannot be sent to another process.
@@ -135,4 +138,4 @@ async def make_world(
         env = partial(gymnasium.make, env)
     realtime = Realtime(fps, default_action=stand_ins, catch_up=CATCH_UP, autoreset=False)
     source = ParallelSource(env, None, kwargs, isolation, realtime=realtime, thread_safe=thread_safe)
-    return await source.make_world(name, {}, runtime)
+    return await recorded(source, journal).make_world(name, {}, runtime)

@@ -19,7 +19,7 @@ from bridge.worlds.realtime.clocked_world import Realtime
 from bridge.worlds.source import EnvLike, EnvSource
 from bridge.worlds.timed import TimeAction
 
-__all__ = ["serve_gym"]
+__all__ = ["open_journal", "recorded", "serve_gym"]
 
 _DEFAULTS = Limits()
 
@@ -61,6 +61,10 @@ def serve_gym(
     metrics_port: int | None = None,
     transport: Literal["http2", "grpcio"] = "http2",
     insecure: bool = False,
+    record: str | os.PathLike[str] | None = None,
+    record_observations: bool = False,
+    record_frames: bool = False,
+    record_limit: int | None = None,
     start: bool = True,
 ) -> Server:
     """Publish a Gymnasium environment as a world of dm_env_rpc.
@@ -126,6 +130,11 @@ def serve_gym(
         transport: The gRPC implementation: `http2`, this package's own, or `grpcio`, the library, for untrusted
             networks and unusual proxies; it is three to five times slower and needs a thread for each connection.
         insecure: Make no token beyond loopback: whoever reaches the port is let in, with a warning.
+        record: A folder in which every episode is recorded: actions, who applied them and when, rewards, flags and a
+            hash of each observation; None: nothing is recorded.
+        record_observations: Record the observations too.
+        record_frames: Record what `render` gives after each step too, which every step then waits for.
+        record_limit: The most bytes of a server's recording, after which its oldest file is deleted; None: no limit.
         start: Serve in a background thread at once. False: listen, and serve when `start()` or `run()` of the server
             is called.
 
@@ -158,7 +167,7 @@ def serve_gym(
             f"allow_env_factories=True lets clients execute code on this machine, and host={host!r} is open to other "
             f"machines: it needs {security.missing()}; give tls_certificate, tls_key and token"
         )
-    source = EnvSource(
+    source: Any = EnvSource(
         env,
         num_envs=num_envs,
         vectorization_mode=vectorization_mode,
@@ -170,6 +179,7 @@ def serve_gym(
         isolation=own_processes,
         allow_env_factories=allow_env_factories,
     )
+    source = recorded(source, open_journal(record, record_observations, record_frames, record_limit))
     server = Server(
         source,
         host=host,
@@ -187,6 +197,30 @@ def serve_gym(
     if start:
         server.start()
     return server
+
+
+def open_journal(folder: str | os.PathLike[str] | None, observations: bool, frames: bool, limit: int | None) -> Any:
+    """Return what writes a recording into a folder; None: none is given, and nothing is recorded.
+
+    Raises:
+        SettingError: The folder cannot be written, or the other keywords stand without it.
+    """
+    if folder is None:
+        if observations or frames or limit is not None:
+            raise SettingError("record_observations, record_frames and record_limit need a folder: give record= too")
+        return None
+    from bridge.recording.writer import Journal, RecordOptions
+
+    return Journal(folder, RecordOptions(observations, frames, limit))
+
+
+def recorded(source: Any, journal: Any) -> Any:
+    """Return a source whose worlds are recorded by a journal; without one, the source as it is."""
+    if journal is None:
+        return source
+    from bridge.recording.source import RecordedSource
+
+    return RecordedSource(source, journal)
 
 
 def _realtime(

@@ -10,6 +10,7 @@ from bridge.clock import Clock
 from bridge.errors import SettingError
 from bridge.server.auth import Security
 from bridge.server.limits import Limits
+from bridge.server.serve import open_journal, recorded
 from bridge.server.server import IDLE_TIMEOUT, RESET_WORLD_TIMEOUT, Server
 from bridge.server.shutdown import DRAIN_TIMEOUT
 from bridge.transport.credentials import TokenLike
@@ -53,6 +54,10 @@ def serve_parallel(
     metrics_port: int | None = None,
     transport: Literal["http2", "grpcio"] = "http2",
     insecure: bool = False,
+    record: str | os.PathLike[str] | None = None,
+    record_observations: bool = False,
+    record_frames: bool = False,
+    record_limit: int | None = None,
     start: bool = True,
 ) -> Server:
     """Publish a PettingZoo environment as a world of dm_env_rpc in which each connection is an agent.
@@ -97,6 +102,10 @@ def serve_parallel(
         metrics_port: Serve metrics for Prometheus at this port; 0: any free port; None: no metrics.
         transport: The gRPC implementation: `http2` or `grpcio`, as for `serve_gym`.
         insecure: Make no token beyond loopback, as for `serve_gym`.
+        record: A folder in which every episode is recorded, as for `serve_gym`; None: nothing is recorded.
+        record_observations: Record the observations too.
+        record_frames: Record what `render` gives after each step too, which every step then waits for.
+        record_limit: The most bytes of a server's recording, as for `serve_gym`.
         start: Serve in a background thread at once. False: listen, and serve when `start()` or `run()` of the server
             is called.
 
@@ -134,7 +143,7 @@ def serve_parallel(
         tls_client_ca=tls_client_ca,
     )
     server = Server(
-        source,
+        recorded(source, open_journal(record, record_observations, record_frames, record_limit)),
         host=host,
         port=port,
         limits=limits,

@@ -343,7 +343,7 @@ class Session:
     async def _join_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         self._require(Event.JOIN_WORLD)
         world = await self._hub.find_world(request.join_world.world_name)
-        agent = world.join(request.join_world.settings)
+        agent = world.admit(request.join_world.settings)
         self._world, self._agent = world, agent
         self._codec = self._wanted = None
         self._known.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -12,7 +13,7 @@ import gymnasium
 
 from bridge.encoding import values
 from bridge.encoding.properties import PropertyTree
-from bridge.encoding.tensors import Array, Spec, fill_tensor
+from bridge.encoding.tensors import Array, Spec, fill_tensor, unpack_tensor
 from bridge.errors import Code, RequestError, SettingError, StartError, TensorError, UnsupportedSpaceError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -20,9 +21,21 @@ from bridge.worlds.resets import ResetBook, ResetOrder
 from bridge.worlds.rewards import explain_lane_failure
 from bridge.worlds.scheduling import Scheduler
 
-__all__ = ["Agent", "World", "answer_to", "environment_failure", "failures_in", "in_environment", "start_error"]
+__all__ = [
+    "DEFAULT_PLAYER",
+    "Agent",
+    "World",
+    "answer_to",
+    "environment_failure",
+    "failures_in",
+    "in_environment",
+    "start_error",
+]
 
 T = TypeVar("T")
+DEFAULT_PLAYER = "agent"
+"""Who acts where the client does not say."""
+_PLAYER = re.compile(r"(agent|person)(:[^\x00-\x1f\x7f]{1,64})?")
 
 
 class Agent(abc.ABC):
@@ -33,6 +46,8 @@ class Agent(abc.ABC):
     environment's thread or process, for other agents, or for a clock.
     """
 
+    player: str = DEFAULT_PLAYER
+    """Who acts through it, for a recording: `agent` or `person`, with `:` and a name where it said one."""
     actions: Mapping[int, Spec]
     """Action specs by UID."""
     observations: Mapping[int, Spec]
@@ -130,6 +145,21 @@ class World(abc.ABC):
         Raises:
             RequestError: RESOURCE_EXHAUSTED where the world is full, INVALID_ARGUMENT for settings it does not know.
         """
+
+    def admit(self, settings: Mapping[str, pb.Tensor]) -> Agent:
+        """Let an agent in by the settings of a JoinWorld: `player` says who it is, `join` takes the others.
+
+        Raises:
+            RequestError: As `join`; INVALID_ARGUMENT where `player` is not `agent` or `person`, with a name or without.
+        """
+        agent = self.join({name: tensor for name, tensor in settings.items() if name != "player"})
+        if "player" in settings:
+            try:
+                agent.player = _read_player(settings["player"])
+            except RequestError:
+                agent.leave()
+                raise
+        return agent
 
     @property
     @abc.abstractmethod
@@ -288,6 +318,20 @@ def read_bytes(settings: Mapping[str, pb.Tensor], name: str) -> Any:
     if tensor.WhichOneof("payload") != "uint8s":
         raise TensorError(f"expected the setting {name!r} as uint8 bytes of the values codec")
     return values.decode(tensor.uint8s.array)
+
+
+def _read_player(tensor: pb.Tensor) -> str:
+    try:
+        text = unpack_tensor(tensor, "player")[()]
+    except TensorError as error:
+        raise RequestError(Code.INVALID_ARGUMENT, f"bad JoinWorld settings: {error}") from error
+    if not isinstance(text, str) or not _PLAYER.fullmatch(text):
+        raise RequestError(
+            Code.INVALID_ARGUMENT,
+            "expected the setting player to be agent or person, or one of them with a name of at most 64 characters as "
+            f"in person:Ann, got {text!r:.100}",
+        )
+    return text
 
 
 # Settings that other worlds than the one at hand take.

@@ -15,7 +15,7 @@ from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.access import refuse_private
-from bridge.worlds.base import Agent, World, answer_to, failures_in, read_bytes, refuse_unknown
+from bridge.worlds.base import DEFAULT_PLAYER, Agent, World, answer_to, failures_in, read_bytes, refuse_unknown
 from bridge.worlds.rewards import Rewards
 from bridge.worlds.scheduling import Scheduler
 
@@ -282,6 +282,17 @@ class EnvWorld(World):
         self._agent = self._make_agent()
         self._agent.pending, self._carried = self._carried, (None, None)
         return self._agent
+
+    def applied_by(self, lane: int) -> Any:
+        """Return who the action is of that the environment is stepped by now, for a recording.
+
+        Args:
+            lane: Which of the environments that are stepped one by one.
+
+        Returns:
+            A text such as `agent`, `agent:PPO`, `person:Ann` or `default`; of several agents one for each, by name.
+        """
+        return self._agent.player if self._agent is not None else DEFAULT_PLAYER
 
     def refuse_if_over(self) -> None:
         """Raise where the world is destroyed, or its environment has ended by itself."""

@@ -327,6 +327,25 @@ class EnvSource:
         """What to call it to a person."""
         return self._recipe.title
 
+    def made_by(self, settings: Mapping[str, pb.Tensor]) -> dict[str, Any]:
+        """Return what the environment of a world is made of, for a recording; raises as `make_world`."""
+        recipe = self._recipe if "env_factory" not in settings else self._recipe.of_factory(_factory_of_client)
+        request = recipe.read({key: value for key, value in settings.items() if key != "env_factory"})
+        spec = recipe.spec or (gymnasium.spec(request.env_id) if request.env_id and recipe.factory is None else None)
+        entry_point = getattr(spec, "entry_point", recipe.factory)
+        if callable(entry_point):
+            module = getattr(entry_point, "__module__", "")
+            entry_point = f"{module}:{getattr(entry_point, '__qualname__', type(entry_point).__qualname__)}"
+        return {
+            "env_id": request.env_id or "",
+            "title": recipe.title,
+            "entry_point": str(entry_point or ""),
+            "num_envs": request.num_envs,
+            "vectorization_mode": request.vectorization_mode,
+            "kwargs": request.kwargs,
+            "time_action": None if recipe.time_action is None else dataclasses.asdict(recipe.time_action),
+        }
+
     async def prepare(self, runtime: Runtime) -> None:
         """Make the environment of the first world ahead, where there is one to choose: what it lacks shows at once.
 

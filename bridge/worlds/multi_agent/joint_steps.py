@@ -350,6 +350,14 @@ class JointStepTable:
                 missing[name] = self._latest[name][0]
         return StepCall(tuple(self._alive), actions, missing)
 
+    def applied_by(self) -> dict[str, str]:
+        """Return who acts in the environment's step that is under way, by agent; `default`: nobody does."""
+        call = self._call
+        if not isinstance(call, StepCall):
+            return {}
+        acting = {name: one.agent.player for name, one in self.participants.items() if name in call.actions}
+        return {name: acting.get(name, "default") for name in call.agents}
+
     def _late(self, missing: list[str]) -> RequestError:
         return RequestError(
             Code.DEADLINE_EXCEEDED,

@@ -226,6 +226,7 @@ class ParallelSource:
         self._ahead = MadeAhead()
         self._only: list[Any] = []
         """The environment that was made already, until its one world takes it."""
+        self._env_id = env if isinstance(env, str) else ""
         factory: Any
         if isinstance(env, str):
             factory, title = _maker(env), env
@@ -243,19 +244,20 @@ class ParallelSource:
                 "expected an id, a callable that returns a PettingZoo environment, a PettingZoo module, or an "
                 f"environment; got {env!r:.80} of type {type(env).__name__}"
             )
-        self._recipe = ParallelRecipe(factory, title, dict(env_kwargs or {}))
+        self.recipe = ParallelRecipe(factory, title, dict(env_kwargs or {}))
+        """How its environments are made."""
         if isolation is not None:
             if factory is None:
                 raise SettingError(
                     f'isolation="process" makes each environment in a process of its own, and {title} is made '
                     "already; give serve_parallel a callable that makes it"
                 )
-            isolation.check(title, lambda: self._recipe.pickled(None))
+            isolation.check(title, lambda: self.recipe.pickled(None))
 
     @property
     def single(self) -> bool:
         """Whether there is one environment, and so at most one world."""
-        return self._recipe.factory is None
+        return self.recipe.factory is None
 
     @property
     def env_ids(self) -> list[str]:
@@ -265,7 +267,23 @@ class ParallelSource:
     @property
     def title(self) -> str:
         """What to call it to a person."""
-        return self._recipe.title
+        return self.recipe.title
+
+    def made_by(self, settings: Mapping[str, pb.Tensor]) -> dict[str, Any]:
+        """Return what the environment of a world is made of, for a recording; raises as `make_world`."""
+        factory, env_id = self.recipe.factory, self._env_id
+        if isinstance(factory, partial) and factory.func is gymnasium.make:
+            spec = factory.args[0] if not isinstance(factory.args[0], str) else gymnasium.spec(factory.args[0])
+            env_id, entry_point = spec.id, str(spec.entry_point)
+        else:
+            name = getattr(factory, "__qualname__", "")
+            entry_point = f"{getattr(factory, '__module__', '')}:{name}" if name and not env_id else ""
+        return {
+            "env_id": env_id,
+            "title": env_id or self.recipe.title,
+            "entry_point": entry_point,
+            "kwargs": self.recipe.read(settings),
+        }
 
     async def prepare(self, runtime: Runtime) -> None:
         """Make the environment of the first world ahead, unless it was made already: what it lacks shows at once.
@@ -274,7 +292,7 @@ class ParallelSource:
             RequestError: It could not be made, or has a space that does not travel.
         """
         if not self.single:
-            kwargs = self._recipe.read({})
+            kwargs = self.recipe.read({})
             await self._ahead.make(kwargs, self._make_env("", kwargs, runtime), _Made.spaces)
 
     async def close(self) -> None:
@@ -287,7 +305,7 @@ class ParallelSource:
         Raises:
             RequestError: Settings that are unknown or invalid, or an environment that could not be made.
         """
-        kwargs = self._recipe.read(settings)
+        kwargs = self.recipe.read(settings)
         made = await self._ahead.take(kwargs)
         if made is None:
             made = await self._make_env(name, kwargs, runtime, None if not self.single else self._take(settings))
@@ -312,11 +330,11 @@ class ParallelSource:
         """
         executor = runtime.executor
         if self._isolation is not None:
-            recipe = self._recipe.pickled(kwargs)
+            recipe = self.recipe.pickled(kwargs)
             return _Made(await start_isolated(name, recipe, None, self._isolation, runtime), executor)
         if self._thread_safe:
             executor = runtime.start_thread(f"bridge-world {name or 'default'}")
-        make = make or partial(self._recipe.make_env, kwargs)
+        make = make or partial(self.recipe.make_env, kwargs)
         return _Made(await adopt(make, executor, own_executor=self._thread_safe, parallel=True), executor)
 
     def _take(self, settings: Mapping[str, pb.Tensor]) -> Callable[[], Any]:

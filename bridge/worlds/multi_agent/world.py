@@ -155,6 +155,10 @@ class MultiAgentWorld(EnvWorld):
             self.advance()
             await self.env.close(self._destroyed())
 
+    def applied_by(self, lane: int) -> Any:
+        """Return who the action of each agent is of that the environment is stepped by now."""
+        return self.table.applied_by()
+
     # Sequences
 
     def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:

@@ -77,6 +77,15 @@ class RealtimeAgent(EnvAgent):
         self._batched_actions = action_space if lanes is None else batch_space(action_space, lanes)
 
     @property
+    def player(self) -> str:
+        """Who acts through it, for a recording."""
+        return self._observer.name
+
+    @player.setter
+    def player(self, name: str) -> None:
+        self._observer.name = name
+
+    @property
     def spectator(self) -> bool:
         """Whether its actions and resets change nothing."""
         return not self._observer.player

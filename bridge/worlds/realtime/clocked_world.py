@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import Agent
 from bridge.worlds.realtime.agent import RealtimeAgent
-from bridge.worlds.realtime.loop import Job, Observer, RealtimeLoop
+from bridge.worlds.realtime.loop import Job, Observer, Phase, RealtimeLoop
 from bridge.worlds.resets import ResetOrder
 from bridge.worlds.scheduling import Pending, Scheduler, Timer
 from bridge.worlds.single import EnvWorld
@@ -116,6 +117,16 @@ class ClockedWorld(EnvWorld, abc.ABC):
     def now(self) -> float:
         """Return the world's time, seconds."""
         return self._clock.now()
+
+    def applied_by(self, lane: int) -> Any:
+        """Return who the action is of that a lane is stepped by now: `default` where it is nobody's."""
+        return self.loop.lanes[lane].applied_by or "default"
+
+    def moment(self, lane: int) -> tuple[float, int, float]:
+        """Return the world's seconds, the number of the frame, and when the action came that it applies; NaN: never."""
+        part = self.loop.lanes[lane]
+        now = part.applied_at if part.phase is Phase.RUNNING else self.now()
+        return now, self.loop.frames, part.acted_at if part.applied_by else math.nan
 
     # Agents
 

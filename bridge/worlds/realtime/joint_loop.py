@@ -104,6 +104,7 @@ class JointLoop(RealtimeLoop):
             action = super()._choose(part, now)
             if action is not DEFAULT and not fresh and not self._may_repeat(name, part.observation, action):
                 self.default_frames += 1
+                part.applied_by = ""
                 action = DEFAULT
             chosen[name] = action
         return chosen

@@ -99,6 +99,12 @@ class Lane:
     """When the agent's action came; -inf: there is none in this episode."""
     unused: bool = False
     """Whether no frame has used it yet."""
+    player: str = ""
+    """Who the action came from."""
+    applied_by: str = ""
+    """Who the action of the newest frame came from; empty: the default one was applied."""
+    applied_at: float = 0.0
+    """When that frame took place."""
     failures: int = 0
     retry_at: float = 0.0
     action_delay: float = 0.0
@@ -122,6 +128,8 @@ class Observer:
 
     def __init__(self, lanes: Sequence[Lane], player: bool, *, follows: bool = False) -> None:
         self.player = player
+        self.name = "agent"
+        """Who it is, for a recording."""
         self.follows = follows
         self.asked = False
         """Whether it asked for an episode that it has not entered yet."""
@@ -254,10 +262,12 @@ class RealtimeLoop:
 
     def _choose(self, lane: Lane, now: float) -> Any:
         """The agent's latest action of this episode, unless it is too old; else the default one (U-13)."""
-        age = now - lane.acted_at
+        age, lane.applied_at = now - lane.acted_at, now
         if age == math.inf or (self._max_action_age is not None and age > self._max_action_age):
             self.default_frames += 1
+            lane.applied_by = ""
             return self._default
+        lane.applied_by = lane.player
         if lane.unused:
             lane.unused = False
             self.actions_applied += 1
@@ -416,7 +426,7 @@ class RealtimeLoop:
             return False
         if lane.unused:
             self.actions_replaced += 1
-        lane.action, lane.acted_at, lane.unused = action, now, True
+        lane.action, lane.acted_at, lane.unused, lane.player = action, now, True, observer.name
         return True
 
     def may_enter(self, observer: Observer, index: int) -> bool:

@@ -22,6 +22,7 @@ ended. A `gymnasium.Env` is a world of one agent, `agent0`.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -110,17 +111,20 @@ class Player:
         self._world = world
         self._observer = observer
 
-    def act(self, action: Any, at: float | None = None) -> bool:
+    def act(self, action: Any, at: float | None = None, by: str | None = None) -> bool:
         """Leave an action for the next frames.
 
         Args:
             action: An element of the agent's action space, which is not checked.
             at: When it came, seconds of the world's time; None: now.
+            by: Who it is of, for a recording; None: whoever was said last, `agent` at first.
 
         Returns:
             Whether it counts: the agent is alive in a running episode.
         """
         loop = self._world.loop
+        if by is not None:
+            self._observer.name = by
         return self._observer in loop.observers and loop.act(
             self._observer, 0, action, self._world.now() if at is None else at
         )
@@ -164,6 +168,18 @@ class RealtimeMultiAgentWorld(ClockedWorld):
     def has_begun(self) -> bool:
         """Whether the environment was ever reset."""
         return any(part.episode for part in self.loop.parts.values())
+
+    def applied_by(self, lane: int) -> Any:
+        """Return who the action of each agent is of that the environment is stepped by now."""
+        return {name: part.applied_by or "default" for name, part in self.loop.parts.items()}
+
+    def moment(self, lane: int) -> tuple[float, int, float]:
+        """Return the world's seconds, the number of the frame, and when the newest action came that it applies."""
+        parts = self.loop.parts.values()
+        came = [part.acted_at for part in parts if part.applied_by]
+        running = self.loop.environment.phase is Phase.RUNNING
+        now = max(part.applied_at for part in parts) if running else self.now()
+        return now, self.loop.frames, max(came, default=math.nan)
 
     @property
     def others_play(self) -> bool:

@@ -1,0 +1,96 @@
+"""`bridge replay`: verify a recorded episode, or watch it again."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from bridge.cli.program import FAILED, OK, USAGE, say
+from bridge.cli.serve import SERVED_AT
+from bridge.cli.target import find_target
+from bridge.errors import RecordingError
+from bridge.recording.reader import Episode, open_episode, read_folder
+from bridge.recording.replay import Verification, replayed_from, verify, verify_stream
+
+__all__ = ["UNKNOWN", "register"]
+
+UNKNOWN = 3
+"""The exit code where an episode cannot be verified."""
+_EPILOG = f"""examples:
+  bridge replay runs/20261122T140501-3fa9c1-1.0.17 --verify
+  bridge replay runs/ --verify                             every episode of the folder
+  bridge replay runs/… --verify --env ale_py:ALE/Pong-v5   the environment, where its id is not registered
+  bridge replay runs/… --serve --port 50051                as a world that people watch
+
+exit codes:
+  {OK}    verified
+  {FAILED}    a step differs, or bytes of the recording were changed
+  {USAGE}    there is no such episode, or its environment cannot be made
+  {UNKNOWN}    it cannot be verified: no reset with a seed before it, or rows are missing
+  130  interrupted by Ctrl-C
+"""
+
+
+def register(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser("replay", description="Verify recorded episodes, or watch one again.", epilog=_EPILOG)
+    parser.add_argument(
+        "episode", type=Path, metavar="EPISODE", help="FOLDER/ID as `bridge runs` lists it, or a FOLDER"
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--verify", action="store_true", help="make the environment again, and compare each step with the recording"
+    )
+    what.add_argument("--serve", action="store_true", help="publish the episode as a world, in real time")
+    parser.add_argument("--env", metavar="ENV_ID", help="what makes the environment, as for bridge serve")
+    parser.add_argument("--port", type=int, default=0, help="with --serve: the port (default: any free one)")
+    parser.add_argument("--fps", type=float, metavar="X", help="with --serve: frames a second (default: as recorded)")
+    parser.set_defaults(run=run, exit_codes={RecordingError: USAGE})
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Verify or serve."""
+    env = None if arguments.env is None else find_target([arguments.env]).factory
+    if arguments.serve:
+        return _serve(open_episode(arguments.episode), env, arguments)
+    path: Path = arguments.episode
+    if not path.exists():
+        return _verify(open_episode(path), env)
+    folder = read_folder(path)
+    for damage in folder.damage:
+        say(f"warning: {damage}")
+    codes = [_tell(done) for stream in folder.streams for done in verify_stream(stream, env)]
+    say(f"{codes.count(OK)} of {len(codes)} episodes are verified")
+    return FAILED if FAILED in codes else max(codes, default=OK)
+
+
+def _verify(episode: Episode, env: Any) -> int:
+    try:
+        replayed_from(episode)
+    except RecordingError as error:
+        return _tell(error)
+    return _tell(verify(episode, env))
+
+
+def _tell(done: Verification | RecordingError) -> int:
+    """Say what came of a verification; return the exit code."""
+    say(str(done))
+    if isinstance(done, RecordingError):
+        return UNKNOWN
+    return OK if done.ok else FAILED
+
+
+def _serve(episode: Episode, env: Any, arguments: argparse.Namespace) -> int:
+    """Serve an episode until a signal."""
+    from bridge.recording.player import serve_episode
+
+    server = serve_episode(episode, env, port=arguments.port, fps=arguments.fps, start=False)
+
+    def started() -> None:
+        say(f"{episode.id}{SERVED_AT}{' '.join(server.urls)}")
+        say(f'watch:  bridge play "{server.url}?world=" --role spectator')
+        say("Ctrl-C stops.")
+
+    server.run(started=started)
+    return OK

@@ -1,0 +1,86 @@
+"""`bridge runs`: the episodes of a folder of recordings, as a table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bridge.cli.program import OK, say
+from bridge.recording.reader import Episode, read_folder
+from bridge.recording.selection import add_selection_options, selection_of
+
+__all__ = ["register"]
+
+_EPILOG = """examples:
+  bridge runs runs/
+  bridge runs runs/ --who person --min-return 100
+  bridge runs runs/ --json | jq .return
+"""
+_HEAD = ("episode", "environment", "began", "steps", "return", "end", "seed", "who", "")
+
+
+def register(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser("runs", description="List the episodes of recordings.", epilog=_EPILOG)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="a folder with recordings, or one of its files")
+    add_selection_options(parser, complete=False)
+    parser.add_argument("--json", action="store_true", help="print a JSON object a line instead of a table")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """List them."""
+    folder = read_folder(arguments.folder)
+    episodes = selection_of(arguments).of(folder.episodes())
+    if arguments.json:
+        for episode in episodes:
+            say(json.dumps(facts_of(episode)))
+    else:
+        for line in table([_HEAD, *(_row(episode) for episode in episodes)]):
+            say(line)
+        steps = sum(episode.length for episode in episodes)
+        say(f"{len(episodes)} episodes, {steps} steps")
+    for damage in folder.damage:
+        say(f"warning: {damage}")
+    return OK
+
+
+def facts_of(episode: Episode) -> dict[str, Any]:
+    """Return what is known of an episode, as JSON says it."""
+    return {
+        "episode": episode.id,
+        "environment": episode.stream.title,
+        "began": episode.started,
+        "seconds": episode.seconds,
+        "steps": episode.length,
+        "return": episode.total,
+        "end": episode.end,
+        "seed": episode.seed,
+        "players": episode.players,
+        "incomplete": episode.incomplete,
+        "observations": episode.stream.has_observations,
+    }
+
+
+def _row(episode: Episode) -> tuple[str, ...]:
+    return (
+        episode.id,
+        episode.stream.title,
+        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(episode.started)),
+        str(episode.length),
+        f"{episode.total:g}",
+        episode.end,
+        "" if episode.seed is None else str(episode.seed),
+        ", ".join(episode.players),
+        "incomplete" if episode.incomplete else "",
+    )
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines whose columns stand one below the other."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,0 +1,252 @@
+"""Episodes as datasets of Minari, arrays of NumPy, and films."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bridge.encoding.spaces import Layout
+from bridge.errors import RecordingError, SettingError
+from bridge.recording.columns import pack_samples
+from bridge.recording.episodes import EpisodeData, load_episode, observed_rows, stacked
+from bridge.recording.reader import Episode, Stream
+
+__all__ = ["export_minari", "export_mp4", "export_npz"]
+
+Said = Callable[[str], None]
+
+
+def _quiet(text: str) -> None:
+    """Say nothing."""
+
+
+def parts_of(episode: Episode) -> list[str | None]:
+    """Return the agents of an episode, each of which is an episode of its own; [None]: there is one."""
+    if episode.stream.kind != "agents":
+        return [None]
+    return list(episode.stream.agents)
+
+
+def export_minari(
+    episodes: Sequence[Episode],
+    name: str,
+    *,
+    env: Any = None,
+    author: str | None = None,
+    data_format: str | None = None,
+    say: Said = _quiet,
+) -> list[str]:
+    """Write episodes as a dataset of Minari, without loss; of several agents one dataset for each.
+
+    Args:
+        episodes: Of one environment.
+        name: The dataset's id, such as `cartpole/people-v0`; that of an agent gets its name, `pong/people-first_0-v0`.
+        env: What makes the environment, where observations were not recorded; None: the id that the recording names.
+        author: Who made it.
+        data_format: `hdf5` or `arrow`; None: Minari's default.
+        say: Takes a line for each dataset.
+
+    Returns:
+        The ids of the datasets.
+
+    Raises:
+        SettingError: Minari is not installed, or there is such a dataset.
+        RecordingError: The episodes are of several environments, or their observations are not to be had.
+    """
+    try:
+        import minari
+        from minari.data_collector import EpisodeBuffer
+    except ImportError as error:
+        raise SettingError("this needs Minari: pip install 'gymnasium-bridge[minari]'") from error
+    stream = _one_environment(episodes)
+    names = []
+    for agent in parts_of(episodes[0]):
+        dataset = name if agent is None else _of_agent(name, agent)
+        data = [one for one in (_loaded(episode, env, agent) for episode in episodes) if one is not None]
+        if not data:
+            raise RecordingError(f"there is no step{'' if agent is None else f' of {agent}'} in these episodes")
+        buffers = [
+            EpisodeBuffer(
+                id=number,
+                seed=one.episode.seed,
+                observations=stacked(one.observation_space, one.observations),
+                actions=stacked(one.action_space, one.actions),
+                rewards=list(one.rewards),
+                terminations=one.terminations.tolist(),
+                truncations=one.truncations.tolist(),
+            )
+            for number, one in enumerate(data)
+        ]
+        more = {} if data_format is None else {"data_format": data_format}
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", ".* is (set to )?None")  # an address, a link: what nobody gave
+                minari.create_dataset_from_buffers(
+                    dataset_id=dataset,
+                    buffer=buffers,
+                    env=_spec_of(stream),
+                    observation_space=data[0].observation_space,
+                    action_space=data[0].action_space,
+                    author=author,
+                    description=_describe(data),
+                    requirements=_requirements(stream),
+                    jpeg_encoding=False,  # which loses colours
+                    **more,
+                )
+        except ValueError as error:
+            raise SettingError(f"Minari does not take the dataset {dataset!r}: {error}") from error
+        names.append(dataset)
+        say(f"{dataset}: {len(buffers)} episodes, {sum(len(one.actions) for one in data)} steps")
+    return names
+
+
+def _loaded(episode: Episode, env: Any, agent: str | None) -> EpisodeData | None:
+    """Return an agent's part of an episode; None: it did nothing in it."""
+    data = load_episode(episode, env, agent)
+    return data if data.actions else None
+
+
+def _one_environment(episodes: Sequence[Episode]) -> Stream:
+    """Return the stream of the first episode.
+
+    Raises:
+        RecordingError: There is none, or they are of different environments.
+    """
+    if not episodes:
+        raise RecordingError("there are no such episodes; `bridge runs` lists those that there are")
+    first = episodes[0].stream
+    for episode in episodes:
+        if episode.stream.header["spaces"] != first.header["spaces"] or episode.stream.title != first.title:
+            raise RecordingError(
+                f"expected episodes of one environment, got {first.title} and {episode.stream.title}; choose one by "
+                "--env-id"
+            )
+    return first
+
+
+def _of_agent(name: str, agent: str) -> str:
+    match = re.fullmatch(r"(.*?)(-v\d+)?", name)
+    assert match is not None
+    return f"{match[1]}-{re.sub(r'[^A-Za-z0-9_-]+', '_', agent)}{match[2] or ''}"
+
+
+def _spec_of(stream: Stream) -> Any:
+    """Return the id of the environment where it is registered here, for the dataset's `recover_environment`."""
+    import gymnasium
+
+    env_id = stream.header.get("env_id")
+    return env_id if stream.kind != "agents" and env_id in gymnasium.registry else None
+
+
+def _describe(data: Sequence[EpisodeData]) -> str:
+    header = data[0].episode.stream.header
+    who = sorted({name for one in data for name in one.by})
+    title = header.get("env_id") or header.get("title")
+    return f"Recorded by Gymnasium Bridge from {title}; by {', '.join(who)}"
+
+
+def _requirements(stream: Stream) -> list[str]:
+    """Return the versions of the packages that the episodes were recorded with, as pip takes them."""
+    versions: dict[str, str] = stream.header.get("versions", {})
+    return [f"{name}=={text}" for name, text in versions.items() if name not in ("python", "gymnasium-bridge")]
+
+
+def export_npz(episodes: Sequence[Episode], folder: str | Path, *, env: Any = None, say: Said = _quiet) -> list[Path]:
+    """Write each episode as a file of NumPy arrays, `ID.npz`, or for each agent `ID.AGENT.npz`.
+
+    The arrays are `rewards`, `terminations`, `truncations`, `by` (who acted), and the columns of observations (a row
+    more) and actions, as the format of recordings names them.
+
+    Args:
+        episodes: Which.
+        folder: Where to; made where there is none.
+        env: As for `export_minari`.
+        say: Takes a line for each file.
+
+    Raises:
+        RecordingError: The observations of one are not to be had.
+    """
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    written = []
+    for episode in episodes:
+        for agent in parts_of(episode):
+            data = _loaded(episode, env, agent)
+            if data is None:
+                continue
+            suffix = "" if agent is None else "." + re.sub(r"[^A-Za-z0-9_-]+", "_", agent)
+            path = target / f"{episode.id}{suffix}.npz"
+            arrays: dict[str, Any] = {
+                "rewards": data.rewards,
+                "terminations": data.terminations,
+                "truncations": data.truncations,
+                "by": np.array(data.by),
+                **pack_samples(Layout(data.observation_space, "observation"), data.observations),
+                **pack_samples(Layout(data.action_space, "action"), data.actions),
+            }
+            np.savez_compressed(path, **arrays)
+            written.append(path)
+            say(f"{path}: {len(data.actions)} steps")
+    return written
+
+
+def export_mp4(
+    episodes: Sequence[Episode],
+    folder: str | Path,
+    *,
+    env: Any = None,
+    fps: float | None = None,
+    say: Said = _quiet,
+) -> list[Path]:
+    """Write each episode as a film, `ID.mp4`: of its recorded frames, or of those of a replay.
+
+    Args:
+        episodes: Which.
+        folder: Where to; made where there is none.
+        env: As for `export_minari`.
+        fps: Frames a second; None: those of the real-time world, or of the environment's metadata, or 30.
+        say: Takes a line for each file.
+
+    Raises:
+        SettingError: imageio-ffmpeg is not installed.
+        RecordingError: The frames of one are not to be had.
+    """
+    try:
+        import imageio_ffmpeg
+    except ImportError as error:
+        raise SettingError("this needs imageio-ffmpeg: pip install 'gymnasium-bridge[film]'") from error
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    written = []
+    for episode in episodes:
+        path = target / f"{episode.id}.mp4"
+        rate = fps or episode.stream.header.get("fps") or episode.stream.header.get("render_fps") or 30
+        writer: Any = None
+        try:
+            for _, _, frame in observed_rows(episode, env, frames=True):
+                picture = _even(frame)
+                if writer is None:
+                    size = (picture.shape[1], picture.shape[0])
+                    writer = imageio_ffmpeg.write_frames(str(path), size, fps=float(rate), macro_block_size=1)
+                    writer.send(None)
+                writer.send(picture.tobytes())
+        finally:
+            if writer is not None:
+                writer.close()
+        written.append(path)
+        say(f"{path}: {episode.length + 1} frames at {rate:g} a second")
+    return written
+
+
+def _even(frame: Any) -> Any:
+    """Return a picture as three bytes a pixel, with a last row and column more where their number is odd."""
+    picture = np.asarray(frame)
+    if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
+        raise RecordingError(f"expected frames of bytes, (height, width, 3), got {picture.dtype} {picture.shape}")
+    odd = ((0, picture.shape[0] % 2), (0, picture.shape[1] % 2), (0, 0))
+    return np.ascontiguousarray(np.pad(picture, odd, mode="edge"))

@@ -1,0 +1,110 @@
+"""What a recording says of an environment: where it comes from, its spaces, the versions of its packages."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import platform
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from bridge.encoding.space_json import space_to_json
+from bridge.errors import TensorError
+from bridge.recording.encoders import as_text
+from bridge.recording.writer import Journal
+
+__all__ = ["describe_world", "facts_of", "package_versions"]
+
+# Whose versions may change what environments do; that of an environment's own package is added.
+_PACKAGES = (
+    "ale-py",
+    "Box2D",
+    "gymnasium",
+    "gymnasium-bridge",
+    "minigrid",
+    "mpe2",
+    "mujoco",
+    "numpy",
+    "pettingzoo",
+    "pygame-ce",
+    "pymunk",
+)
+
+
+@functools.lru_cache(maxsize=64)
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def package_versions(entry_point: str = "") -> dict[str, str]:
+    """Return the versions of Python and of the installed packages that matter, by name.
+
+    Args:
+        entry_point: `module:name` of what makes the environment, whose package is one of them.
+    """
+    own = entry_point.partition(":")[0].partition(".")[0]
+    found = {name: _version(name) for name in (*_PACKAGES, *([own] if own else []))}
+    return {"python": platform.python_version(), **{name: text for name, text in found.items() if text is not None}}
+
+
+def facts_of(
+    run: str, stream: int, kind: str, spaces: Mapping[str, Any] | tuple[Any, Any], made_by: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what the record `world` says of any environment.
+
+    Args:
+        run: The recording.
+        stream: The number of the environment in it.
+        kind: `env`, `lanes` or `agents`.
+        spaces: Observation and action space of one environment, or of each agent by its name.
+        made_by: What it was made of.
+    """
+    rest = {name: value for name, value in made_by.items() if name != "kwargs"}
+    facts: dict[str, Any] = {"run": run, "stream": stream, "kind": kind, "started": time.time(), **rest}
+    try:
+        facts["kwargs"] = as_text(dict(made_by.get("kwargs") or {}))
+    except TensorError as error:
+        facts["unknown_kwargs"] = str(error)
+    if isinstance(spaces, Mapping):
+        facts["agents"] = list(spaces)
+        facts["spaces"] = [[space_to_json(space) for space in pair] for pair in spaces.values()]
+    else:
+        facts["spaces"] = [[space_to_json(space) for space in spaces]]
+    facts["versions"] = package_versions(str(made_by.get("entry_point") or ""))
+    return facts
+
+
+def describe_world(
+    journal: Journal, world: Any, kind: str, made_by: Mapping[str, Any], lane: int | None = None
+) -> dict[str, Any]:
+    """Return what the record `world` says of the environment of a world, or of one of its lanes.
+
+    Args:
+        journal: The recording.
+        world: The world.
+        kind: `env`, `lanes` or `agents`.
+        made_by: What its environment was made of.
+        lane: Which lane of a world that steps its lanes one by one; None: all of them together.
+    """
+    env = world.env
+    spaces: Any = (
+        {str(agent): (env.observation_space(agent), env.action_space(agent)) for agent in env.possible_agents}
+        if kind == "agents"
+        else (env.observation_space, env.action_space)
+    )
+    facts = facts_of(journal.run, journal.number(), kind, spaces, made_by)
+    facts["world"] = world.name
+    if kind == "lanes":
+        facts["lanes"] = env.num_envs
+    if lane is not None:
+        facts["lane"] = lane
+    if env.reward_space is not None:
+        facts["reward_space"] = space_to_json(env.reward_space)
+    fps = getattr(getattr(world, "options", None), "fps", None)
+    if fps is not None:
+        facts["fps"] = fps
+    return {**facts, "observations": journal.options.observations, "recorded_by": "server"}

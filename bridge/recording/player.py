@@ -1,0 +1,185 @@
+"""A recorded episode as an environment that people watch: with pause, seek and speed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from bridge.errors import RecordingError, SettingError
+from bridge.recording.episodes import lane_sample, observed_rows
+from bridge.recording.reader import Episode, open_episode
+from bridge.server.serve import serve_gym
+from bridge.server.server import Server
+
+__all__ = ["EpisodeEnv", "serve_episode"]
+
+_LARGEST_SPEED = 100.0
+
+
+class EpisodeEnv(gymnasium.Env[Any, Any]):
+    """Shows a recorded episode: each `step` goes on to the next one, whatever the action.
+
+    Several agents are watched over the shoulder of the first. At its end the episode is truncated, and `reset` begins
+    it again. `pause`, `play`, `seek` and the attributes below are for those who watch: `env.call("seek", 100)`.
+
+    Args:
+        episode: The episode, or `FOLDER/ID`.
+        env: What makes the environment, where observations or frames were not recorded; None: the id that the
+            recording names.
+        render_mode: `rgb_array` for its pictures.
+
+    Raises:
+        RecordingError: The episode was recorded without observations and cannot be replayed.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012 - Gymnasium's own
+
+    def __init__(self, episode: Episode | str, env: Any = None, render_mode: str | None = None) -> None:
+        self._episode = episode if isinstance(episode, Episode) else open_episode(episode)
+        self._env = env
+        self.render_mode = render_mode
+        stream = self._episode.stream
+        self.observation_space = stream.spaces[0][0]
+        self.action_space = spaces.Discrete(1)
+        self.metadata = {**self.metadata, "render_fps": stream.header.get("fps") or 30}
+        self.paused = False
+        """Whether steps stand still."""
+        self.position = 0
+        """The step of the episode that is shown, 0 for its first observation."""
+        self.length = self._episode.length
+        """The steps of the episode."""
+        self._speed = 1.0
+        self._due = 0.0
+        self._rows: Iterator[tuple[int, Any, Any]] | None = None
+        self._next = 0
+        self._observation: Any = None
+        self._frame: Any = None
+
+    @property
+    def speed(self) -> float:
+        """Steps of the episode for each step of this environment: 1 as recorded, 0.5 at half the speed."""
+        return self._speed
+
+    @speed.setter
+    def speed(self, speed: float) -> None:
+        if not isinstance(speed, (int, float)) or not 0 < speed <= _LARGEST_SPEED:
+            raise SettingError(f"expected a speed above 0 and at most {_LARGEST_SPEED:g}, got {speed!r}")
+        self._speed = float(speed)
+
+    def pause(self) -> None:
+        """Stand still."""
+        self.paused = True
+
+    def play(self) -> None:
+        """Go on."""
+        self.paused = False
+
+    def seek(self, position: int) -> int:
+        """Go to a step of the episode, and return it: within 0 and `length`."""
+        self._go(min(max(int(position), 0), self.length))
+        self._due = 0.0
+        return self.position
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin the episode again."""
+        super().reset(seed=seed)
+        self._due = 0.0
+        self._go(0)
+        return self._observation, self._info()
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Go on, unless it stands still."""
+        reward = 0.0
+        if not self.paused:
+            self._due += self._speed
+            steps, self._due = int(self._due), self._due - int(self._due)
+            before = self.position
+            self._go(min(before + steps, self.length))
+            reward = self._reward(before, self.position)
+        ended = self.position >= self.length and not self.paused
+        return self._observation, reward, False, ended, self._info()
+
+    def _reward(self, before: int, after: int) -> float:
+        rewards = self._episode.rewards[before:after]
+        if self._episode.stream.kind == "agents":
+            rewards = rewards[:, 0]
+        return float(np.sum(rewards))
+
+    def _info(self) -> dict[str, Any]:
+        stream, row = self._episode.stream, self._episode.start + self.position
+        by = next(iter(stream.players(row, row + 1)), "") if self.position else ""
+        return {"episode_id": self._episode.id, "position": self.position, "by": by}
+
+    def _go(self, position: int) -> None:
+        """Show a step; going back begins anew."""
+        if self._rows is None or position < self.position or self._next == 0:
+            self._rows = observed_rows(self._episode, self._env, frames=self.render_mode == "rgb_array", check=False)
+            self._next = 0
+        while self._next <= position:
+            row, observation, frame = next(self._rows)
+            del row
+            self._next += 1
+            self._frame = frame
+            self._observation = self._seen(observation)
+        self.position = position
+
+    def _seen(self, observation: Any) -> Any:
+        stream = self._episode.stream
+        if stream.kind == "agents":
+            return observation.get(stream.agents[0], self._observation)
+        if stream.kind == "lanes":
+            return lane_sample(self.observation_space, observation, stream.lanes, self._episode.lane)
+        return observation
+
+    def render(self) -> Any:
+        """Return the picture of the step that is shown."""
+        return self._frame
+
+    def close(self) -> None:
+        """Close the environment of the replay."""
+        rows, self._rows = self._rows, None
+        close = getattr(rows, "close", None)
+        if close is not None:
+            close()
+
+
+def serve_episode(
+    episode: Episode | str, env: Any = None, *, fps: float | None = None, frames: bool | None = None, **keywords: Any
+) -> Server:
+    """Publish a recorded episode as a real-time world that people watch.
+
+    Args:
+        episode: The episode, or `FOLDER/ID`.
+        env: As for `EpisodeEnv`.
+        fps: Frames a second at speed 1; None: as recorded, or 30.
+        frames: Whether it has pictures; None: where it can.
+        keywords: Those of `serve_gym`.
+
+    Raises:
+        RecordingError: There is no such episode, or it was recorded without observations and cannot be replayed.
+        SettingError: Its environment cannot be made.
+    """
+    found = episode if isinstance(episode, Episode) else open_episode(episode)
+    mode = None if frames is False else "rgb_array"
+    try:
+        first = EpisodeEnv(found, env, mode)
+        first.reset()
+        first.close()
+    except (RecordingError, SettingError):
+        if frames or mode is None:
+            raise
+        mode = None  # it cannot be drawn
+        first = EpisodeEnv(found, env, None)
+        first.reset()
+        first.close()
+    rate = fps or float(found.stream.header.get("fps") or 30)
+
+    def make(render_mode: str | None = None) -> EpisodeEnv:
+        """Make the environment; a client's render mode changes nothing."""
+        return EpisodeEnv(found, env, mode)
+
+    return serve_gym(make, fps=rate, **keywords)

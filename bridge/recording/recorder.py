@@ -1,0 +1,185 @@
+"""A recorder on the client, for servers that are not ours: the same files as a server's own recording."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.vector.utils import iterate
+
+from bridge.client.vector_env import RemoteVectorEnv
+from bridge.encoding.space_json import space_to_json
+from bridge.encoding.tensors import Array
+from bridge.errors import SettingError
+from bridge.recording.columns import Kind, Row
+from bridge.recording.encoders import Encoder
+from bridge.recording.facts import facts_of
+from bridge.recording.tape import Tape, size_of
+from bridge.recording.writer import Journal, RecordOptions
+from bridge.worlds.realtime.clocked_world import kept
+
+__all__ = ["Recorder"]
+
+
+_OF_VECTORS = ("num_envs", "vectorization_mode", "vector_kwargs")
+"""What the spec of a vector environment has besides the arguments of one environment."""
+
+
+class _Slot:
+    """What is known of a slot."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self.running = False
+        """Whether it is in an episode."""
+        self.seed: int | None = None
+        self.options: Any = None
+
+
+class Recorder(VectorWrapper[Any, Any, Any, Any, Array]):
+    """Records what goes through remote environments, as far as the client sees it.
+
+    Each slot is an environment of the recording. Where a server can record itself (`serve_gym(record=…)`), that sees
+    more: what other clients do, and in real time every frame.
+
+    Example:
+        >>> import tempfile
+        >>> from bridge import Recorder, make_vec_remote, serve_gym
+        >>> from bridge.wrappers import BlockingReset
+        >>> folder = tempfile.mkdtemp()
+        >>> with serve_gym("CartPole-v1") as server:
+        ...     envs = Recorder(BlockingReset(make_vec_remote(server.url, num_envs=2)), folder)
+        ...     observations, infos = envs.reset(seed=0)
+        ...     observations, *_ = envs.step(envs.action_space.sample())
+        ...     envs.close()
+
+    Args:
+        env: What `make_vec_remote` returns, or `BlockingReset` around it.
+        folder: Where the files go; made where there is none.
+        observations: Whether observations are recorded; otherwise their hashes are.
+        player: Who acts: `agent` or `person`, with a name as in `agent:PPO`.
+        max_bytes: The most bytes of the recording, after which its oldest file is deleted; None: no limit.
+
+    Raises:
+        SettingError: The folder cannot be written, or `env` is another kind of environment.
+    """
+
+    def __init__(
+        self,
+        env: VectorEnv[Any, Any, Array],
+        folder: str | os.PathLike[str],
+        *,
+        observations: bool = False,
+        player: str = "agent",
+        max_bytes: int | None = None,
+    ) -> None:
+        base = env.unwrapped
+        if not isinstance(base, RemoteVectorEnv):
+            raise SettingError(f"expected what make_vec_remote returns, got {env!r} of type {type(env).__name__}")
+        super().__init__(env)
+        self._journal = Journal(folder, RecordOptions(observations, max_bytes=max_bytes))
+        self._player = player
+        self._bare = env.observation_space if env is base else None
+        self._same_step = env is not base and env.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP
+        self._slots = [_Slot(self._tape(base)) for _ in range(env.num_envs)]
+
+    def _tape(self, base: RemoteVectorEnv) -> Tape:
+        """Return what records a slot."""
+        world = base.pool.world_info()
+        registered = world.spec or {}
+        kwargs = {key: value for key, value in (registered.get("kwargs") or {}).items() if key not in _OF_VECTORS}
+        if world.render_mode:
+            kwargs["render_mode"] = world.render_mode
+        pair = (base.single_observation_space, base.single_action_space)
+        made_by = {"env_id": world.env_id or "", "title": world.env_id or "remote", "entry_point": "", "kwargs": kwargs}
+        facts = facts_of(self._journal.run, self._journal.number(), "env", pair, made_by)
+        facts.update(versions={}, recorded_by="client", observations=self._journal.options.observations)
+        if world.fps is not None:
+            facts["fps"] = world.fps
+        if world.reward_space is not None:
+            facts["reward_space"] = space_to_json(world.reward_space)
+        return Tape(self._journal, Encoder(facts, pair, None, world.reward_space, self._journal.options.observations))
+
+    @property
+    def run(self) -> str:
+        """The name of the recording."""
+        return self._journal.run
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin episodes, as the environment does."""
+        mask = (options or {}).get("reset_mask")
+        rest = {key: value for key, value in (options or {}).items() if key != "reset_mask"} or None
+        chosen = np.ones(self.num_envs, np.bool_) if mask is None else np.asarray(mask, np.bool_)
+        observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
+        for index, slot in enumerate(self._slots):
+            if chosen[index]:
+                slot.running = False
+                slot.seed = seed[index] if isinstance(seed, Sequence) else None if seed is None else int(seed) + index
+                slot.options = rest
+        for index, observation in enumerate(self._split(observations)):
+            if chosen[index] and observation is not None:
+                self._begin(index, observation)
+        return observations, infos
+
+    def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+        """Apply actions, as the environment does."""
+        given = list(iterate(self.env.action_space, actions))
+        result = self.env.step(actions)
+        observations, rewards, terminations, truncations, infos = result
+        finals = infos.get("final_obs") if self._same_step else None
+        errors = infos.get("error", ())
+        for index, observation in enumerate(self._split(observations)):
+            slot, ended = self._slots[index], bool(terminations[index] or truncations[index])
+            error = str(errors[index]) if len(errors) and infos["_error"][index] else ""
+            if not slot.running:
+                if observation is not None and not ended:
+                    self._begin(index, observation)
+                continue
+            last = finals[index] if finals is not None and ended else observation
+            if last is None and not error:
+                continue
+            kind = Kind.FAILED_STEP if error else Kind.STEP
+            seen = None if error else last
+            row = Row(
+                kind, time.time(), self._player, given[index], seen, rewards[index], bool(terminations[index]),
+                bool(truncations[index]), error=error,
+            )  # fmt: skip
+            slot.tape.add(row, size_of(seen))
+            slot.running = not (ended or error)
+            if finals is not None and ended and observation is not None:
+                self._begin(index, observation)
+        return result
+
+    def _begin(self, index: int, observation: Any) -> None:
+        """Record the first observation of an episode."""
+        slot = self._slots[index]
+        row = Row(Kind.RESET, time.time(), observation=observation, seed=slot.seed, options=slot.options)
+        slot.tape.add(row, size_of(observation))
+        slot.running, slot.seed, slot.options = True, None, None
+
+    def _split(self, observations: Any) -> list[Any]:
+        """Return each slot's observation, a copy; None: it has none."""
+        if self._bare is not None:
+            return [kept(item) for item in observations]  # they are the caller's, who may change them
+        return [kept(item) for item in iterate(self.env.observation_space, observations)]
+
+    def send(self, actions: Any, slots: Any = None) -> None:
+        """Refuse: steps of some slots are not recorded."""
+        raise SettingError(
+            "a Recorder records step(), not send() and recv(); have the server record: serve_gym(record=…)"
+        )
+
+    recv = send
+
+    def close(self, **kwargs: Any) -> None:
+        """Close the environments, and write the recording to its end."""
+        super().close(**kwargs)
+        for slot in self._slots:
+            slot.tape.end()
+        self._journal.close()

@@ -1,0 +1,88 @@
+"""Which episodes of a recording are meant: by who acted, by their return, by their environment."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import fnmatch
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from bridge.recording.reader import Episode
+
+__all__ = ["Selection", "add_selection_options", "selection_of"]
+
+DEFAULT = "default"
+"""Who acts where nobody does."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """What an episode must be to be chosen."""
+
+    who: str | None = None
+    """Who acted in it, with wildcards: `person`, `agent`, `person:Ann`, `agent:*`; None: anybody."""
+    env: str | None = None
+    """The environment's id, with wildcards; None: any."""
+    min_return: float = -math.inf
+    """The least sum of rewards."""
+    max_return: float = math.inf
+    """The largest sum of rewards."""
+    intervention: bool | None = None
+    """Whether more than one acted in it, as where a person took over from an agent; None: either."""
+    complete: bool = True
+    """Whether it must have ended, and lack nothing."""
+
+    def has(self, episode: Episode) -> bool:
+        """Whether an episode is chosen."""
+        if self.complete and (episode.incomplete or episode.end in ("running", "closed", "lost") or not episode.length):
+            return False
+        if self.env is not None and not fnmatch.fnmatchcase(episode.stream.title, self.env):
+            return False
+        if not self.min_return <= episode.total <= self.max_return:
+            return False
+        players = [name for name in episode.players if name != DEFAULT]
+        if self.intervention is not None and (len(players) > 1) != self.intervention:
+            return False
+        return self.who is None or any(_is(name, self.who) for name in players)
+
+    def of(self, episodes: Sequence[Episode]) -> list[Episode]:
+        """Return the episodes that are chosen."""
+        return [episode for episode in episodes if self.has(episode)]
+
+
+def _is(name: str, who: str) -> bool:
+    """Whether a player is meant: `person` means every person, with a name or without."""
+    return fnmatch.fnmatchcase(name, who) or name.partition(":")[0] == who
+
+
+def add_selection_options(parser: argparse.ArgumentParser, *, complete: bool) -> None:
+    """Add the options that choose episodes."""
+    parser.add_argument("--who", metavar="WHO", help="where this one acted: person, agent, person:Ann, 'agent:*'")
+    parser.add_argument("--env-id", metavar="ID", help="of this environment; wildcards as in 'ALE/*'")
+    parser.add_argument("--min-return", type=float, default=-math.inf, metavar="X", help="with this return or more")
+    parser.add_argument("--max-return", type=float, default=math.inf, metavar="X", help="with this return or less")
+    parser.add_argument(
+        "--intervention",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="in which more than one acted, as where a person took over; or in which nobody else did",
+    )
+    if complete:
+        parser.add_argument(
+            "--unfinished", action="store_true", help="also episodes that did not end, or lack rows or a checksum"
+        )
+
+
+def selection_of(arguments: argparse.Namespace) -> Selection:
+    """Read the options."""
+    unfinished: Any = getattr(arguments, "unfinished", True)
+    return Selection(
+        arguments.who,
+        arguments.env_id,
+        arguments.min_return,
+        arguments.max_return,
+        arguments.intervention,
+        complete=not unfinished,
+    )

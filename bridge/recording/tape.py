@@ -1,0 +1,353 @@
+"""What goes through an environment, handed to the writer: the environment as a world sees it, with a recorder around.
+
+The world's own code is the same with and without a recording: `attach` puts a `RecordedEnv` in the place of its
+environment.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from bridge.encoding import values
+from bridge.encoding.properties import encoded, read_encoded
+from bridge.errors import RequestError
+from bridge.logs import SafeLog
+from bridge.pb import bridge_pb2, properties_pb2
+from bridge.recording.columns import Kind, Row
+from bridge.recording.encoders import AgentsEncoder, Encoder
+from bridge.recording.facts import describe_world
+from bridge.recording.writer import Journal
+from bridge.worlds.base import World
+from bridge.worlds.realtime.clocked_world import ClockedWorld, kept
+from bridge.worlds.realtime.world import RealtimeWorld
+from bridge.worlds.single import EnvWorld
+
+__all__ = ["RecordedEnv", "Tape", "attach", "size_of"]
+
+_log = SafeLog(__name__)
+_OVERHEAD = 400
+"""Bytes of a row beside its observation and frame, about."""
+
+
+class Tape:
+    """Hands rows to the writer; what does not fit into its queue is counted.
+
+    Args:
+        journal: The writer.
+        encoder: Makes records of the rows.
+    """
+
+    def __init__(self, journal: Journal, encoder: Encoder) -> None:
+        self._journal = journal
+        self._encoder = encoder
+        self._lost = 0
+        self._ended = False
+
+    def add(self, row: Row, size: int = 0) -> None:
+        """Hand over a row of about so many bytes."""
+        if self._lost:
+            lost = Row(Kind.LOST, row.time, action=self._lost)
+            if not self._journal.offer(self._encoder, lost, _OVERHEAD):
+                self._lost += row.kind < Kind.LOST
+                return
+            self._lost = 0
+        if not self._journal.offer(self._encoder, row, size + _OVERHEAD):
+            if not self._lost:
+                _log.warning("a recording lacks rows, for they come faster than they are written")
+            self._lost += 1
+
+    def end(self) -> None:
+        """The environment was closed. Again: nothing."""
+        if not self._ended:
+            self._ended = True
+            self.add(Row(Kind.END, time.time()))
+
+
+class RecordedEnv:
+    """An environment whose resets and steps are recorded; everything else is the environment's own.
+
+    Args:
+        env: What is recorded: a `LocalEnv`, a lane, a `LocalVectorEnv`, or what stands for one in another process.
+        tape: Takes the rows.
+        applied_by: Says who the action at hand is of.
+        moment: In real time, says when it is; None: in lock-step.
+        read_frames: Returns what `render` gives; None: frames are not recorded.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        tape: Tape,
+        applied_by: Callable[[], Any],
+        moment: Callable[[], Any] | None = None,
+        read_frames: Callable[[], Any] | None = None,
+    ) -> None:
+        self._env = env
+        self._tape = tape
+        self._applied_by = applied_by
+        self._moment = moment
+        self._read_frames = read_frames
+        self.notes: list[str] = getattr(env, "notes", [])
+        self.times = getattr(env, "times", None)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_env":
+            raise AttributeError(name)
+        return getattr(self._env, name)
+
+    @property
+    def lanes(self) -> list[Any]:
+        """The environments that a world steps separately: this one."""
+        return [self] if getattr(self._env, "num_envs", None) is None else self._env.lanes
+
+    async def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        """Reset the environment."""
+        given = kept(seed), kept(options)  # Gymnasium's vector environments take `reset_mask` out of the dict
+        try:
+            result = await self._env.reset(seed=seed, options=options)
+        except RequestError as error:
+            moment = None if self._moment is None else self._moment()
+            failed = Row(Kind.FAILED_RESET, time.time(), seed=given[0], options=given[1], error=error.message)
+            self._tape.add(failed._replace(moment=moment))
+            raise
+        moment = None if self._moment is None else self._moment()
+        frame = None if self._read_frames is None else await self._read_frames()
+        self._record(Kind.RESET, None, result, *given, "", moment, frame)
+        return result
+
+    async def step(self, action: Any) -> Any:
+        """Step the environment."""
+        by, given = self._applied_by(), self._copy(action)
+        moment = None if self._moment is None else self._moment()
+        try:
+            result = await self._env.step(action)
+        except RequestError as error:
+            self._tape.add(Row(Kind.FAILED_STEP, time.time(), by, given, error=error.message, moment=moment))
+            raise
+        frame = None if self._read_frames is None else await self._read_frames()
+        self._record(Kind.STEP, given, result, None, None, by, moment, frame)
+        return result
+
+    def _copy(self, action: Any) -> Any:
+        """Return an action as it is recorded, whatever the environment does with it."""
+        return kept(action)
+
+    def _record(
+        self, kind: int, action: Any, result: Any, seed: Any, options: Any, by: Any, moment: Any, frame: Any
+    ) -> None:
+        """Hand over what came of a call; nothing of this concerns the world."""
+        try:
+            observation, reward, terminated, truncated, alive = self._parts(kind, result)
+        except (TypeError, ValueError):  # it did not return what it must, which the world says
+            self._tape.add(Row(Kind.LOST, time.time(), action=1))
+            return
+        seen = kept(observation)
+        size = size_of(seen) + (0 if frame is None else size_of(frame))
+        row = Row(
+            kind, time.time(), by, action, seen, kept(reward), kept(terminated), kept(truncated), alive,
+            seed, options, "", moment, frame,
+        )  # fmt: skip
+        self._tape.add(row, size)
+
+    def _parts(self, kind: int, result: Any) -> tuple[Any, Any, Any, Any, Any]:
+        if kind == Kind.RESET:
+            observation, _ = result
+            return observation, 0.0, False, False, ()
+        observation, reward, terminated, truncated, _ = result
+        return observation, reward, terminated, truncated, ()
+
+    async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+        """Call a public method, or read a public attribute; calls are recorded, for they may change its state."""
+        response: bridge_pb2.CallResponse = await self._env.call(request)
+        if not request.look:
+            self._tape.add(Row(Kind.CALL, time.time(), action=("call", request.SerializeToString())))
+        return response
+
+    async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
+        """Answer a request for a property; what is written is recorded."""
+        response: properties_pb2.PropertyResponse = await self._env.answer_property(request)
+        if request.WhichOneof("payload") == "write_property":
+            self._tape.add(Row(Kind.CALL, time.time(), action=("write", request.SerializeToString())))
+        return response
+
+    async def close(self, reason: RequestError | None = None) -> None:
+        """Close the environment."""
+        try:
+            await self._env.close(reason)
+        finally:
+            self._tape.end()
+
+
+class RecordedParallelEnv(RecordedEnv):
+    """A PettingZoo environment whose resets and steps are recorded."""
+
+    def _parts(self, kind: int, result: Any) -> tuple[Any, Any, Any, Any, Any]:
+        if kind == Kind.RESET:
+            observations, _, alive = result
+            return _named(observations), None, None, None, [str(agent) for agent in alive]
+        *parts, _, alive = result
+        observations, rewards, terminated, truncated = map(_named, parts)
+        return observations, rewards, terminated, truncated, [str(agent) for agent in alive]
+
+    def _copy(self, action: Any) -> Any:
+        return _named(kept(dict(action)))
+
+
+class RecordedLanes(RecordedEnv):
+    """Lanes that are stepped one by one, each of which is recorded.
+
+    Args:
+        env: What has the lanes.
+        lanes: The lanes, recorded.
+        tapes: Those of the lanes.
+    """
+
+    def __init__(self, env: Any, lanes: list[RecordedEnv], tapes: list[Tape]) -> None:
+        super().__init__(env, tapes[0], lambda: "")
+        self._lanes = lanes
+        self._tapes = tapes
+
+    @property
+    def lanes(self) -> list[Any]:
+        """The environments that a world steps separately."""
+        return list(self._lanes)
+
+    async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+        """Call a public method, or read a public attribute, on the lanes that the request names."""
+        response: bridge_pb2.CallResponse = await self._env.call(request)
+        part = bridge_pb2.CallRequest()
+        part.CopyFrom(request)
+        del part.lanes[:]
+        for lane in () if request.look else request.lanes or range(len(self._tapes)):
+            self._tapes[lane].add(Row(Kind.CALL, time.time(), action=("call", part.SerializeToString())))
+        return response
+
+    async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
+        """Answer a request for a property; what is written is recorded, for each lane its own value."""
+        response: properties_pb2.PropertyResponse = await self._env.answer_property(request)
+        if request.WhichOneof("payload") == "write_property":
+            written = read_encoded(request.write_property.value)
+            for tape, value in zip(self._tapes, written, strict=True):
+                part = properties_pb2.PropertyRequest()
+                part.write_property.key = request.write_property.key
+                part.write_property.value.CopyFrom(encoded([value]))
+                tape.add(Row(Kind.CALL, time.time(), action=("write", part.SerializeToString())))
+        return response
+
+    async def close(self, reason: RequestError | None = None) -> None:
+        """Close the environments."""
+        try:
+            await self._env.close(reason)
+        finally:
+            for tape in self._tapes:
+                tape.end()
+
+
+def attach(journal: Journal, world: World, made_by: Mapping[str, Any]) -> None:
+    """Record what goes through the environment of a world from now on.
+
+    Args:
+        journal: Where to.
+        world: One of `serve_gym`, `serve_parallel` or `serve_perlert`, of which nothing was asked yet.
+        made_by: What the environment was made of, for the record `world`.
+    """
+    if not isinstance(world, EnvWorld):
+        return
+    env = world.env
+    if hasattr(env, "possible_agents"):
+        spaces = {str(a): (env.observation_space(a), env.action_space(a)) for a in env.possible_agents}
+        facts = describe_world(journal, world, "agents", made_by)
+        tape = Tape(journal, AgentsEncoder(facts, spaces, journal.options.observations))
+        frames = _Frames(env, None) if journal.options.frames else None
+        world.env = RecordedParallelEnv(env, tape, lambda: world.applied_by(0), _moment_of(world, 0), frames)
+        return
+    if isinstance(world, RealtimeWorld):
+        made = [_record_lane(journal, world, lane, made_by) for lane in range(len(env.lanes))]
+        world.env = RecordedLanes(env, [recorded for recorded, _ in made], [tape for _, tape in made])
+        return
+    lanes = getattr(env, "num_envs", None)
+    facts = describe_world(journal, world, "env" if lanes is None else "lanes", made_by)
+    pair = (env.observation_space, env.action_space)
+    tape = Tape(journal, Encoder(facts, pair, lanes, env.reward_space, journal.options.observations))
+    frames = _Frames(env, None) if journal.options.frames else None
+    world.env = RecordedEnv(env, tape, lambda: world.applied_by(0), None, frames)
+
+
+def _moment_of(world: EnvWorld, lane: int) -> Callable[[], Any] | None:
+    """Return what says when a frame of a real-time world takes place; None: the world is in lock-step."""
+    return partial(world.moment, lane) if isinstance(world, ClockedWorld) else None
+
+
+def _record_lane(
+    journal: Journal, world: RealtimeWorld, lane: int, made_by: Mapping[str, Any]
+) -> tuple[RecordedEnv, Tape]:
+    """Return one lane of a real-time world, recorded."""
+    env = world.env
+    facts = describe_world(journal, world, "env", made_by, lane)
+    pair = (env.observation_space, env.action_space)
+    tape = Tape(journal, Encoder(facts, pair, None, None, journal.options.observations))
+    frames = _Frames(env, None if world.single else lane) if journal.options.frames else None
+    return RecordedEnv(env.lanes[lane], tape, lambda: world.applied_by(lane), _moment_of(world, lane), frames), tape
+
+
+class _Frames:
+    """Renders an environment; once it cannot, no more.
+
+    Args:
+        env: What answers for the property `world.frame`.
+        lane: Which of its frames is wanted; None: all of them.
+    """
+
+    def __init__(self, env: Any, lane: int | None) -> None:
+        self._env = env
+        self._lane = lane
+        self._over = False
+
+    async def __call__(self) -> Sequence[Any] | None:
+        if self._over:
+            return None
+        try:
+            frames = await (self._render() if self._lane is None else self._render_lane(self._lane))
+        except RequestError as error:
+            self._stop(error.message.partition("\n")[0])
+            return None
+        if not all(isinstance(frame, np.ndarray) for frame in frames):
+            self._stop("render() gives no arrays; make the environment with render_mode='rgb_array'")
+            return None
+        return frames
+
+    async def _render(self) -> list[Any]:
+        request = properties_pb2.PropertyRequest()
+        request.read_property.key = "world.frame"
+        response = await self._env.answer_property(request)
+        frames: list[Any] = read_encoded(response.read_property.value)
+        return frames
+
+    async def _render_lane(self, lane: int) -> list[Any]:
+        """Render one lane: the others may not have been reset yet."""
+        response = await self._env.call(bridge_pb2.CallRequest(name="render", lanes=[lane]))
+        return [values.from_value(result) for result in response.results]
+
+    def _stop(self, why: str) -> None:
+        self._over = True
+        _log.warning("no frames are recorded: %s", why)
+
+
+def _named(part: Mapping[Any, Any]) -> dict[str, Any]:
+    return {str(agent): value for agent, value in part.items()}
+
+
+def size_of(value: Any) -> int:
+    """Return about how many bytes of memory a value holds."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, Mapping):
+        return sum(size_of(item) for item in value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(size_of(item) for item in value)
+    return 50

@@ -1,0 +1,271 @@
+"""Exports: what Minari's own loader reads back is what was recorded; arrays, films, and which episodes are chosen."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from bridge import make_parallel_remote, make_remote, serve_gym, serve_parallel
+from bridge.errors import EnvironmentFailedError, RecordingError, SettingError
+from bridge.recording.episodes import load_episode
+from bridge.recording.exports import export_minari, export_mp4, export_npz
+from bridge.recording.reader import read_folder
+from bridge.recording.selection import Selection
+from bridge.testing import FailingEnv
+from tests.parallel_envs import Relay
+from tests.support import assert_identical, minigrid
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # where its warnings are errors, the import of Box2D crashes the process
+    importlib.import_module("Box2D")
+
+
+@pytest.fixture
+def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Minari, with a folder of its own for its datasets."""
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
+    return pytest.importorskip("minari")
+
+
+def play(url: str, episodes: int, steps: int = 200, seed: int = 7, **keywords: Any) -> list[list[Any]]:
+    """Play episodes; return what the client saw of each: observations, actions, rewards, flags."""
+    env = make_remote(url, **keywords)
+    env.action_space.seed(3)
+    found = []
+    for number in range(episodes):
+        observation, _ = env.reset(seed=seed if number == 0 else None)
+        seen: list[Any] = [[observation], [], [], [], []]
+        for _ in range(steps):
+            action = env.action_space.sample()
+            observation, reward, terminated, truncated, _ = env.step(action)
+            for part, item in zip(seen, (observation, action, reward, terminated, truncated), strict=True):
+                part.append(item)
+            if terminated or truncated:
+                break
+        found.append(seen)
+    env.close()
+    return found
+
+
+@pytest.mark.parametrize("observations", [True, False], ids=["recorded", "replayed"])
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "Blackjack-v1", "Taxi-v4"])
+def test_minari_reads_back_exactly_what_the_client_saw(tmp_path, datasets, env_id, observations):
+    with serve_gym(env_id, record=tmp_path / "runs", record_observations=observations) as server:
+        seen = play(server.url, 4)
+    episodes = read_folder(tmp_path / "runs").episodes()
+    assert export_minari(episodes, "test/exact-v0") == ["test/exact-v0"]
+    dataset = datasets.load_dataset("test/exact-v0")
+    assert dataset.total_episodes == 4
+    assert dataset.total_steps == sum(len(one[1]) for one in seen)
+    assert dataset.observation_space == gymnasium.make(env_id).observation_space
+    assert dataset.action_space == gymnasium.make(env_id).action_space
+    for episode, one in zip(dataset.iterate_episodes(), seen, strict=True):
+        assert_identical(as_rows(episode.observations), [plain(item) for item in one[0]])
+        assert_identical(as_rows(episode.actions), [plain(item) for item in one[1]])
+        assert episode.rewards.tolist() == one[2]
+        assert episode.terminations.tolist() == one[3]
+        assert episode.truncations.tolist()[:-1] == one[4][:-1]
+    assert dataset.recover_environment().spec.id == env_id
+
+
+def plain(item: Any) -> Any:
+    return tuple(int(part) for part in item) if isinstance(item, tuple) else np.asarray(item)
+
+
+def as_rows(data: Any) -> list[Any]:
+    if isinstance(data, tuple):
+        return [tuple(int(part[row]) for part in data) for row in range(len(data[0]))]
+    return [np.asarray(row) for row in data]
+
+
+def test_pictures_are_exported_without_loss(tmp_path, datasets):
+    with serve_gym("CarRacing-v3", record=tmp_path / "runs", record_observations=True) as server:
+        ((observations, *_),) = play(server.url, 1, steps=6)
+    episodes = read_folder(tmp_path / "runs").episodes()
+    export_minari(episodes, "test/pictures-v0")
+    (episode,) = datasets.load_dataset("test/pictures-v0").iterate_episodes()
+    assert episode.observations.tobytes() == np.stack(observations).tobytes()
+    assert episode.truncations.tolist() == [False] * 5 + [True], "an episode that was cut off is truncated"
+
+
+def test_dicts_and_texts_come_back_exactly(tmp_path, datasets):
+    with serve_gym(minigrid, record=tmp_path / "runs") as server:
+        ((observations, actions, *_),) = play(server.url, 1, steps=6)
+    export_minari(read_folder(tmp_path / "runs").episodes(), "test/dict-v0", env=minigrid)
+    (episode,) = datasets.load_dataset("test/dict-v0").iterate_episodes()
+    assert set(episode.observations) == set(observations[0])
+    assert episode.observations["image"].tobytes() == np.stack([seen["image"] for seen in observations]).tobytes()
+    assert list(episode.observations["mission"]) == [seen["mission"] for seen in observations]
+    assert episode.actions.tolist() == [int(action) for action in actions]
+
+
+def test_the_step_that_raised_is_no_part_of_a_dataset(tmp_path, datasets):
+    with serve_gym(FailingEnv, env_kwargs={"fail_in_step": 3}, record=tmp_path, record_observations=True) as server:
+        env = make_remote(server.url)
+        env.reset(seed=1)
+        env.step(0)
+        env.step(0)
+        with pytest.raises(EnvironmentFailedError):
+            env.step(0)
+        env.close()
+    export_minari(Selection().of(read_folder(tmp_path).episodes()), "test/failed-v0")
+    (episode,) = datasets.load_dataset("test/failed-v0").iterate_episodes()
+    assert episode.observations.tolist() == [[1, 0], [1, 1], [1, 2]]
+    assert episode.truncations.tolist() == [False, True]
+
+
+def test_lanes_are_episodes_of_their_own(tmp_path, datasets):
+    from bridge import make_vec_remote
+    from bridge.wrappers import BlockingReset
+
+    with serve_gym("CartPole-v1", num_envs=2, record=tmp_path / "runs", record_observations=True) as server:
+        envs = BlockingReset(make_vec_remote(server.url))
+        envs.action_space.seed(1)
+        envs.reset(seed=1)
+        for _ in range(80):
+            envs.step(envs.action_space.sample())
+        envs.close()
+    episodes = Selection().of(read_folder(tmp_path / "runs").episodes())
+    export_minari(episodes, "test/lanes-v0")
+    dataset = datasets.load_dataset("test/lanes-v0")
+    assert dataset.total_episodes == len(episodes) >= 3
+    for episode, recorded in zip(dataset.iterate_episodes(), episodes, strict=True):
+        assert episode.rewards.tolist() == recorded.rewards.tolist()
+        assert len(episode.observations) == recorded.length + 1
+        assert (episode.terminations | episode.truncations).tolist() == [False] * (recorded.length - 1) + [True]
+
+
+def test_several_agents_give_a_dataset_each(tmp_path, datasets):
+    with serve_parallel(Relay, record=tmp_path / "runs", record_observations=True) as server:
+        env = make_parallel_remote(server.url)
+        env.reset(seed=3)
+        while env.agents:
+            env.step({agent: env.action_space(agent).sample() for agent in env.agents})
+        agents = list(env.possible_agents)
+        env.close()
+    episodes = read_folder(tmp_path / "runs").episodes()
+    names = export_minari(episodes, "test/relay-v1")
+    assert names == [f"test/relay-{agent}-v1" for agent in agents]
+    for name, agent in zip(names, agents, strict=True):
+        (episode,) = datasets.load_dataset(name).iterate_episodes()
+        data = load_episode(episodes[0], agent=agent)
+        assert episode.rewards.tolist() == data.rewards.tolist()
+        assert len(episode) == len(data.actions) > 0
+
+
+def test_a_trainer_reads_the_dataset_and_learns_the_recorded_policy(tmp_path, datasets):
+    """Behaviour cloning by least squares: of a policy that is a line, the data give that line back."""
+    with serve_gym("CartPole-v1", record=tmp_path / "runs", record_observations=True) as server:
+        env = make_remote(server.url)
+        for number in range(5):
+            observation, _ = env.reset(seed=number)
+            ended, steps = False, 0
+            while not ended and steps < 200:
+                observation, _, terminated, truncated, _ = env.step(expert(observation))
+                ended, steps = terminated or truncated, steps + 1
+        env.close()
+    export_minari(read_folder(tmp_path / "runs").episodes(), "test/expert-v0")
+    dataset = datasets.load_dataset("test/expert-v0")
+    seen = np.concatenate([episode.observations[:-1] for episode in dataset.iterate_episodes()])
+    acted = np.concatenate([episode.actions for episode in dataset.iterate_episodes()])
+    weights, *_ = np.linalg.lstsq(np.c_[seen, np.ones(len(seen))], 2.0 * acted - 1.0, rcond=None)
+    env = dataset.recover_environment()
+    total = 0.0
+    observation, _ = env.reset(seed=77)
+    for _ in range(200):
+        observation, reward, terminated, truncated, _ = env.step(int(np.r_[observation, 1.0] @ weights > 0))
+        total += float(reward)
+        if terminated or truncated:
+            break
+    env.close()
+    assert total >= 150, "the cloned policy balances the pole as the recorded one does"
+
+
+def expert(observation: Any) -> int:
+    return int(3.0 * observation[2] + observation[3] + 0.1 * observation[0] + 0.3 * observation[1] > 0)
+
+
+def test_arrays_have_the_columns_of_the_recording(tmp_path):
+    with serve_gym("CartPole-v1", record=tmp_path / "runs", record_observations=True) as server:
+        seen = play(server.url, 2, player="person:Ann")
+    episodes = read_folder(tmp_path / "runs").episodes()
+    files = export_npz(episodes, tmp_path / "arrays")
+    assert [file.name for file in files] == [f"{episode.id}.npz" for episode in episodes]
+    for file, one in zip(files, seen, strict=True):
+        with np.load(file) as arrays:
+            assert arrays["observation"].tobytes() == np.stack(one[0]).tobytes()
+            assert arrays["action"].tolist() == [int(action) for action in one[1]]
+            assert arrays["rewards"].tolist() == one[2]
+            assert set(arrays["by"]) == {"person:Ann"}
+
+
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded frames", "frames of a replay"])
+def test_a_film_has_a_frame_for_each_observation(tmp_path, recorded):
+    ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    keywords: dict[str, Any] = {"record_frames": True, "record_observations": True} if recorded else {}
+    with serve_gym(
+        "CartPole-v1", env_kwargs={"render_mode": "rgb_array"}, record=tmp_path / "runs", **keywords
+    ) as server:
+        play(server.url, 1, steps=8)
+    (episode,) = read_folder(tmp_path / "runs").episodes()
+    assert episode.stream.has_column("frame") == recorded
+    (film,) = export_mp4([episode], tmp_path, fps=10)
+    frames, _ = ffmpeg.count_frames_and_secs(str(film))
+    assert frames == episode.length + 1
+
+
+def test_frames_that_cannot_be_rendered_are_logged_and_left_out(tmp_path, caplog):
+    with serve_gym("CartPole-v1", record=tmp_path, record_frames=True) as server:
+        play(server.url, 1, steps=3)
+    assert "no frames are recorded" in caplog.text
+    (stream,) = read_folder(tmp_path).streams
+    assert "frame" not in stream.records[0].columns
+
+
+def test_episodes_are_chosen_by_who_return_environment_and_intervention(tmp_path):
+    with serve_gym("CartPole-v1", record=tmp_path) as server:
+        play(server.url, 2, player="person:Ann")
+        play(server.url, 1, player="agent:PPO")
+    with serve_gym("MountainCar-v0", record=tmp_path) as server:
+        play(server.url, 1)
+    episodes = read_folder(tmp_path).episodes()
+    best = max(episode.total for episode in episodes)
+
+    def chosen(**options: Any) -> int:
+        return len(Selection(**options).of(episodes))
+
+    assert chosen() == 4
+    assert (chosen(who="person"), chosen(who="agent"), chosen(who="agent:*"), chosen(who="person:Bob")) == (2, 2, 1, 0)
+    assert (chosen(env="CartPole*"), chosen(env="MountainCar-v0")) == (3, 1)
+    assert (chosen(min_return=best), chosen(max_return=-200)) == (1, 1)
+    assert (chosen(intervention=True), chosen(intervention=False)) == (0, 4)
+
+
+def test_an_export_that_cannot_be_made_says_why(tmp_path, datasets):
+    with serve_gym("CartPole-v1", record=tmp_path) as server:
+        play(server.url, 1)
+    with serve_gym("MountainCar-v0", record=tmp_path) as server:
+        play(server.url, 1)
+    episodes = read_folder(tmp_path).episodes()
+    with pytest.raises(RecordingError, match=r"expected episodes of one environment, got .* choose one by --env-id"):
+        export_minari(episodes, "test/mixed-v0")
+    with pytest.raises(RecordingError, match="there are no such episodes"):
+        export_minari([], "test/none-v0")
+    export_minari(episodes[:1], "test/twice-v0")
+    with pytest.raises(SettingError, match="Minari does not take the dataset 'test/twice-v0'"):
+        export_minari(episodes[:1], "test/twice-v0")
+
+
+def test_a_replay_that_differs_is_no_dataset(tmp_path, datasets):
+    from tests.test_recording_replay import Noisy
+
+    with serve_gym(Noisy, record=tmp_path) as server:
+        play(server.url, 1, steps=4)
+    with pytest.raises(RecordingError, match="the replay is not what was recorded: the observation differs"):
+        export_minari(read_folder(tmp_path).episodes(), "test/noisy-v0", env=Noisy)

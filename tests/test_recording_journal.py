@@ -1,0 +1,318 @@
+"""The thread that writes: killed servers, full disks, files that rotate, and a queue that never makes a step wait."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from bridge import make_remote, make_vec_remote, serve_gym
+from bridge.recording.columns import Kind, Row
+from bridge.recording.encoders import Encoder
+from bridge.recording.facts import facts_of
+from bridge.recording.reader import read_folder
+from bridge.recording.replay import verify
+from bridge.recording.tape import Tape
+from bridge.recording.writer import Journal, RecordOptions
+from bridge.wrappers import BlockingReset
+from tests.support import server_process, until
+
+SERVE = """
+import sys, resource
+import bridge
+if len(sys.argv) > 2:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+server = bridge.serve_gym("CartPole-v1", record=sys.argv[1])
+print(server.url, flush=True)
+server.wait(grace=0.0)
+"""
+PAIR = (spaces.Box(-1, 1, (3,), np.float64), spaces.Discrete(4))
+
+
+def tape_of(journal: Journal) -> Tape:
+    """A tape of a made-up environment."""
+    facts = facts_of(journal.run, journal.number(), "env", PAIR, {"env_id": "Made-up-v0"})
+    return Tape(journal, Encoder({**facts, "observations": True}, PAIR, None, None, True))
+
+
+def fill(tape: Tape, episodes: int, steps: int = 10, size: int = 24) -> None:
+    """Record episodes."""
+    for number in range(episodes):
+        tape.add(Row(Kind.RESET, float(number), observation=np.zeros(3), seed=number), size)
+        for step in range(steps):
+            observation = np.full(3, step / 100)
+            row = Row(Kind.STEP, number + step / 100, "agent", step % 4, observation, 1.0, step == steps - 1)
+            tape.add(row, size)
+
+
+def test_a_server_that_is_killed_leaves_every_finished_episode_and_the_running_one_so_far(tmp_path):
+    with server_process(SERVE, str(tmp_path)) as (process, url):
+        env = make_remote(url)
+        lengths = []
+        for number in range(20):
+            env.reset(seed=7 if number == 0 else None)
+            ended, steps = False, 0
+            while not ended:
+                *_, terminated, truncated, _ = env.step(steps % 2)
+                ended, steps = terminated or truncated, steps + 1
+            lengths.append(steps)
+        env.reset()
+        env.step(0)
+        until(lambda: len(read_folder(tmp_path).episodes()) == 21)
+        for _ in range(3):
+            env.step(0)
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+        env.close()
+    found = read_folder(tmp_path)
+    assert [episode.length for episode in found.episodes()[:20]] == lengths
+    assert all(episode.end == "terminated" and not episode.incomplete for episode in found.episodes()[:20])
+    last = found.episodes()[20]
+    assert last.end == "running"
+    assert 1 <= last.length <= 4
+    for episode in found.episodes():
+        assert verify(episode).ok
+
+
+def test_a_server_that_is_killed_at_any_moment_leaves_a_recording_that_reads(tmp_path):
+    """Killed while it writes all the time: only the last record may be cut short."""
+    with server_process(SERVE, str(tmp_path)) as (process, url):
+        envs = BlockingReset(make_vec_remote(url, num_envs=2))
+        envs.reset(seed=1)
+        stopped = threading.Event()
+
+        def step() -> None:
+            try:
+                while not stopped.is_set():
+                    envs.step(envs.action_space.sample())
+            except Exception:
+                pass  # the server is gone
+
+        thread = threading.Thread(target=step)
+        thread.start()
+        until(lambda: len(list(tmp_path.glob("*.rec"))) == 1 and len(read_folder(tmp_path).episodes()) > 50, 60)
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+        stopped.set()
+        thread.join(90)
+        envs.close()
+    found = read_folder(tmp_path)
+    assert all(damage.torn for damage in found.damage)
+    episodes = found.episodes()
+    assert sum(episode.end == "running" for episode in episodes) <= 2
+    assert not any(episode.incomplete for episode in episodes)
+    assert verify(episodes[-1]).ok
+
+
+@pytest.mark.parametrize("size", [3_000, 40_000], ids=["too small for a record", "too small for all"])
+def test_files_that_may_not_grow_cost_nobody_a_step(tmp_path, size):
+    """Where a record does not fit into a file, it is lost; where it fits into another file, nothing is."""
+    with server_process(SERVE, str(tmp_path), str(size)) as (process, url):
+        env = make_remote(url)
+        env.reset(seed=1)
+        for step in range(3000):
+            *_, terminated, truncated, _ = env.step(step % 2)
+            if terminated or truncated:
+                env.reset()
+        env.close()
+        assert process.poll() is None
+        files = list(tmp_path.glob("*.rec"))
+        assert all(file.stat().st_size <= size for file in files)
+        if size > 3_000:
+            until(lambda: sum(episode.length for episode in read_folder(tmp_path).episodes()) == 3000)
+    if size > 3_000:
+        found = read_folder(tmp_path)
+        assert not found.damage
+        assert len(list(tmp_path.glob("*.rec"))) > 1
+        assert not any(stream.gaps for stream in found.streams)
+
+
+def test_a_full_disk_is_logged_once_and_tried_again_later(tmp_path, caplog, monkeypatch):
+    journal = Journal(tmp_path)
+    tape = tape_of(journal)
+    monkeypatch.setattr("bridge.recording.writer._PAUSE", 0.2)
+    real = os.write
+    full = threading.Event()
+    full.set()
+
+    def write(file: int, data: Any) -> int:
+        if full.is_set() and file == journal._files._file:
+            raise OSError(28, "No space left on device")
+        return real(file, data)
+
+    monkeypatch.setattr("bridge.recording.writer.os.write", write)
+    with caplog.at_level(logging.ERROR, "bridge"):
+        fill(tape, 2)
+        until(lambda: "No space left" in caplog.text)
+        full.clear()
+        until(lambda: _written_after(tape, tmp_path))
+    assert caplog.text.count("No space left") <= 3
+    tape.end()
+    journal.close()
+    (stream,) = read_folder(tmp_path).streams
+    lost = [count for at, count in stream.gaps if at == 0]
+    assert lost
+    assert lost[0] >= 22
+    assert stream.first == lost[0], "rows that were lost are counted once"
+    assert stream.episodes()[-1].end == "terminated"
+
+
+def _written_after(tape: Tape, folder: Path) -> bool:
+    fill(tape, 1)
+    return any(file.stat().st_size > 100 for file in folder.glob("*.rec"))
+
+
+def test_a_small_file_system_that_fills_costs_nobody_a_step(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("only root mounts a file system")
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    try:
+        with serve_gym("CartPole-v1", record=place, record_observations=True) as server:
+            env = make_remote(server.url)
+            env.reset(seed=1)
+            for step in range(6000):
+                *_, terminated, truncated, _ = env.step(step % 2)
+                if terminated or truncated:
+                    env.reset()
+            env.close()
+        found = read_folder(place)
+        assert not found.damage
+        assert found.episodes()
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def test_files_rotate_and_the_oldest_goes_at_the_limit(tmp_path, caplog):
+    journal = Journal(tmp_path, RecordOptions(observations=True, max_bytes=40_000))
+    tape = tape_of(journal)
+    with caplog.at_level(logging.WARNING, "bridge"):
+        for _ in range(30):
+            fill(tape, 10)
+            until(lambda: not journal._rows)
+        tape.end()
+        journal.close()
+    files = sorted(tmp_path.glob("*.rec"))
+    assert len(files) >= 2
+    assert files[0].name.endswith(".rec")
+    assert not files[0].name.endswith(".0001.rec"), "the oldest file is still there"
+    assert sum(file.stat().st_size for file in files) <= 40_000
+    assert "reached its limit of 40000 bytes" in caplog.text
+    (stream,) = read_folder(tmp_path).streams
+    episodes = stream.episodes()
+    assert episodes[-1].number == 300, "episodes are counted from the first one on, also where that is deleted"
+    assert [episode.number for episode in episodes] == list(range(episodes[0].number, 301))
+    assert stream.first > 0
+    assert not any(episode.incomplete for episode in episodes)
+
+
+def test_a_queue_that_is_full_drops_rows_counts_them_and_marks_the_episode(tmp_path, caplog):
+    journal = Journal(tmp_path, RecordOptions(queue_bytes=4_000))
+    tape = tape_of(journal)
+    journal._wake.set()  # the writer sleeps on, as one that is slow
+    with caplog.at_level(logging.WARNING, "bridge"):
+        fill(tape, 1, steps=100)
+    assert caplog.text.count("lacks rows") == 1
+    journal._start()
+    until(lambda: journal._offered == journal._taken)
+    fill(tape, 1, steps=3)
+    tape.end()
+    journal.close()
+    (stream,) = read_folder(tmp_path).streams
+    first, second = stream.episodes()
+    assert (first.end, first.incomplete) == ("lost", True)
+    assert (second.end, second.incomplete, second.length) == ("terminated", False, 3)
+    lost = sum(count for _, count in set(stream.gaps))
+    assert lost + first.length + 1 + second.length + 1 == 105
+
+
+def test_steps_of_a_slow_world_share_records_and_an_end_is_written_at_once(tmp_path):
+    journal = Journal(tmp_path)
+    tape = tape_of(journal)
+    tape.add(Row(Kind.RESET, 0.0, observation=np.zeros(3), seed=1))
+    for step in range(20):
+        tape.add(Row(Kind.STEP, step / 60, "agent", 1, np.zeros(3), 1.0))
+        until(lambda: not journal._rows)
+    records = read_folder(tmp_path).streams[0].records if list(tmp_path.glob("*.rec")) else ()
+    assert len(records) <= 10, "half a second of steps is a record"
+    tape.add(Row(Kind.STEP, 1.0, "agent", 1, np.zeros(3), 1.0, terminated=True))
+    until(lambda: list(tmp_path.glob("*.rec")) and read_folder(tmp_path).episodes()[0].end == "terminated")
+    tape.end()
+    journal.close()
+
+
+def test_rows_that_cannot_be_encoded_are_logged_and_counted(tmp_path, caplog):
+    journal = Journal(tmp_path)
+    tape = tape_of(journal)
+    tape.add(Row(Kind.RESET, 0.0, observation="no array", seed=1))
+    until(lambda: "cannot be encoded" in caplog.text)
+    fill(tape, 1)
+    tape.end()
+    journal.close()
+    (stream,) = read_folder(tmp_path).streams
+    assert stream.gaps[0] == (0, 1)
+    assert stream.episodes()[0].end == "terminated"
+
+
+def test_close_writes_what_is_queued_and_may_be_called_twice(tmp_path):
+    journal = Journal(tmp_path)
+    tape = tape_of(journal)
+    fill(tape, 50)
+    tape.end()
+    journal.close()
+    journal.close()
+    assert len(read_folder(tmp_path).episodes()) == 50
+    assert not journal.offer(tape._encoder, Row(Kind.STEP, 0.0), 1)
+
+
+def test_a_journal_that_was_never_used_leaves_no_file_and_no_thread(tmp_path):
+    journal = Journal(tmp_path / "runs")
+    journal.close()
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+def test_a_forked_process_records_nothing_and_leaves_the_parents_file_alone(tmp_path):
+    script = """
+import os, sys, numpy as np
+from tests.test_recording_journal import Journal, fill, tape_of, until
+journal = Journal(sys.argv[1])
+tape = tape_of(journal)
+fill(tape, 3)
+until(lambda: not journal._rows)
+child = os.fork()
+if child == 0:
+    fill(tape, 100)
+    journal.close()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+fill(tape, 2)
+tape.end()
+journal.close()
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, str(tmp_path)],
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = read_folder(tmp_path)
+    assert not found.damage
+    assert [episode.number for episode in found.streams[0].episodes()] == [1, 2, 3, 4, 5]

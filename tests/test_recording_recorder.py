@@ -1,0 +1,85 @@
+"""The recorder on the client: the same files, whatever wraps the remote environments."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+
+from bridge import Recorder, make_vec_remote, serve_gym
+from bridge.errors import RecordingError, SettingError
+from bridge.recording.reader import read_folder
+from bridge.recording.replay import verify
+from bridge.testing import VirtualClock
+from bridge.wrappers import BlockingReset
+from tests.recording_reader import episodes_of, hash_of, read_run
+
+
+def test_slots_of_a_bare_remote_are_recorded_and_verified(tmp_path):
+    with serve_gym("CartPole-v1") as server:
+        envs = Recorder(make_vec_remote(server.url, num_envs=2), tmp_path, player="agent:PPO")
+        envs.action_space.seed(1)
+        envs.reset(seed=5)
+        for _ in range(150):
+            envs.step(envs.action_space.sample())
+        envs.close()
+    found = read_folder(tmp_path)
+    assert [stream.header["recorded_by"] for stream in found.streams] == ["client", "client"]
+    episodes = found.episodes()
+    assert len(episodes) >= 4
+    assert {episode.seed for episode in episodes} >= {5, 6}
+    for episode in episodes:
+        done = verify(episode)
+        assert done.ok, str(done)
+        assert episode.players in (["agent:PPO"], [])
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_blocking_reset_is_recorded_in_each_of_its_modes(tmp_path, mode):
+    with serve_gym("CartPole-v1", num_envs=2) as server:
+        envs = Recorder(BlockingReset(make_vec_remote(server.url), autoreset_mode=mode), tmp_path, observations=True)
+        envs.action_space.seed(1)
+        observations, _ = envs.reset(seed=5)
+        rewards = 0.0
+        first = [observation.copy() for observation in observations]
+        for _ in range(60):
+            _, reward, terminations, truncations, _ = envs.step(envs.action_space.sample())
+            rewards += reward.sum()
+            if mode == "Disabled" and (ended := terminations | truncations).any():
+                envs.reset(options={"reset_mask": ended})
+        envs.close()
+    episodes = read_folder(tmp_path).episodes()
+    assert sum(episode.total for episode in episodes) == rewards
+    for episode in episodes:
+        done = verify(episode)
+        assert done.ok, str(done)
+    for number, (_, records) in read_run(tmp_path).items():
+        assert episodes_of(records)[0]["hash"][0].tobytes() == hash_of(first[number - 1])
+
+
+def test_a_recording_of_real_time_by_a_client_is_no_proof_and_says_so(tmp_path):
+    clock = VirtualClock()
+    with serve_gym("CartPole-v1", fps=10, clock=clock) as server:
+        envs = Recorder(BlockingReset(make_vec_remote(server.url)), tmp_path)
+        envs.reset(seed=5)
+        clock.advance(0.3)
+        envs.step(np.array([1]))
+        envs.close()
+    (episode,) = read_folder(tmp_path).episodes()
+    with pytest.raises(RecordingError, match="a client recorded it in real time"):
+        verify(episode)
+
+
+def test_an_environment_that_is_not_remote_is_refused(tmp_path):
+    envs = gymnasium.make_vec("CartPole-v1", num_envs=1)
+    with pytest.raises(SettingError, match="expected what make_vec_remote returns"):
+        Recorder(envs, tmp_path)
+    envs.close()
+
+
+def test_send_is_refused_by_name(tmp_path):
+    with serve_gym("CartPole-v1") as server:
+        envs = Recorder(make_vec_remote(server.url), tmp_path)
+        with pytest.raises(SettingError, match="have the server record"):
+            envs.send(np.array([0]))
+        envs.close()

@@ -1,0 +1,558 @@
+"""A recording is a proof: over 20 environments and all kinds of worlds the replay is what was recorded, bit for bit."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import struct
+import warnings
+import zlib
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from bridge import TimeAction, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge.errors import EnvironmentFailedError, RecordingError, RefusedError, SettingError
+from bridge.perlert import make_perlert_env, serve_perlert
+from bridge.recording.reader import Episode, read_folder
+from bridge.recording.replay import Replay, Verification, verify, verify_stream
+from bridge.testing import CountingEnv, FailingEnv, Proxy, VirtualClock
+from bridge.wrappers import BlockingReset
+from tests.parallel_envs import Relay
+from tests.support import everywhere, minigrid, pong, until, world_of
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # where its warnings are errors, the import of Box2D crashes the process
+    importlib.import_module("Box2D")
+
+SINGLE = [
+    "CartPole-v1",
+    "Acrobot-v1",
+    "MountainCar-v0",
+    "MountainCarContinuous-v0",
+    "Pendulum-v1",
+    "FrozenLake-v1",
+    "Taxi-v4",
+    "Blackjack-v1",
+    "CliffWalking-v1",
+    "LunarLander-v3",
+    "BipedalWalker-v3",
+    "Ant-v5",
+    "HalfCheetah-v5",
+    "Hopper-v5",
+    "InvertedPendulum-v5",
+]
+
+
+def play(url: str, steps: int, **keywords: Any) -> None:
+    """Step by random actions; the first episode is seeded, the others begin by themselves."""
+    env = make_remote(url, **keywords)
+    env.action_space.seed(11)
+    env.reset(seed=7)
+    for _ in range(steps):
+        _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+        if terminated or truncated:
+            env.reset()
+    env.close()
+
+
+def check_all(folder: Path, env: Any = None, least: int = 1) -> list[Episode]:
+    """Verify every episode of a folder; return them."""
+    found = read_folder(folder)
+    assert not found.damage
+    episodes = found.episodes()
+    assert len(episodes) >= least
+    for episode in episodes:
+        done = verify(episode, env)
+        assert done.ok, str(done)
+        assert done.rows >= episode.length + 1
+    for stream in found.streams:  # the same in one pass
+        passed = list(verify_stream(stream, env))
+        assert len(passed) == len(stream.episodes())
+        assert all(isinstance(done, Verification) and done.ok for done in passed), [str(done) for done in passed]
+    return episodes
+
+
+@pytest.mark.parametrize("env_id", SINGLE)
+def test_what_an_environment_did_is_verified(tmp_path, env_id):
+    with serve_gym(env_id, record=tmp_path) as server:
+        play(server.url, 120)
+    check_all(tmp_path)
+
+
+@pytest.mark.parametrize("make", [pong, minigrid], ids=["Atari", "MiniGrid"])
+def test_environments_of_a_callable_are_verified_by_naming_it(tmp_path, make):
+    with serve_gym(make, record=tmp_path) as server:
+        play(server.url, 60)
+    check_all(tmp_path, make)
+    (episode, *_) = read_folder(tmp_path).episodes()
+    with pytest.raises(SettingError, match=rf"name what makes it, for example --env tests:{make.__name__}"):
+        verify(episode)
+
+
+def test_box2d_with_pictures_as_observations_is_verified(tmp_path):
+    with serve_gym("CarRacing-v3", record=tmp_path) as server:
+        play(server.url, 15)
+    check_all(tmp_path)
+
+
+@everywhere
+@pytest.mark.parametrize("mode", ["sync", "async", "vector_entry_point"])
+def test_lanes_are_verified_together(tmp_path, isolation, mode):
+    if mode == "async" and isolation:
+        pytest.skip("a process in a process")
+    with serve_gym("CartPole-v1", num_envs=3, vectorization_mode=mode, record=tmp_path, isolation=isolation) as server:
+        envs = BlockingReset(make_vec_remote(server.url))
+        envs.action_space.seed(2)
+        envs.reset(seed=5)
+        for _ in range(80):
+            envs.step(envs.action_space.sample())
+        envs.close()
+    episodes = check_all(tmp_path, least=6)
+    assert {episode.lane for episode in episodes} == {0, 1, 2}
+
+
+def test_lanes_that_are_reset_one_by_one_are_verified(tmp_path):
+    with serve_gym("CartPole-v1", num_envs=3, record=tmp_path) as server:
+        envs = BlockingReset(make_vec_remote(server.url), autoreset_mode="Disabled")
+        envs.action_space.seed(2)
+        envs.reset(seed=5)
+        for _ in range(60):
+            *_, terminations, truncations, _ = envs.step(envs.action_space.sample())
+            ended = terminations | truncations
+            if ended.any():
+                envs.reset(options={"reset_mask": ended})
+        envs.close()
+    check_all(tmp_path, least=4)
+
+
+@pytest.mark.parametrize("fps", [None, 30.0], ids=["lock-step", "real time"])
+def test_environments_of_several_agents_are_verified(tmp_path, fps):
+    clock = VirtualClock() if fps else None
+    with serve_parallel("butterfly/pistonball-v6", fps=fps, clock=clock, record=tmp_path) as server:
+        env = make_parallel_remote(server.url)
+        env.reset(seed=3)
+        for _ in range(25):
+            if clock is not None:
+                clock.advance(1 / 30)
+            env.step({agent: env.action_space(agent).sample() for agent in env.agents})
+        env.close()
+    episodes = check_all(tmp_path)
+    assert episodes[0].length >= 20
+
+
+@pytest.mark.parametrize("maker", ["mpe2.simple_tag_v3", "pettingzoo.classic.tictactoe_v3", "tests.parallel_envs"])
+def test_other_environments_of_several_agents_are_verified(tmp_path, maker):
+    if maker == "pettingzoo.classic.tictactoe_v3":
+        pytest.importorskip(maker)
+    module = pytest.importorskip(maker)
+    source: Any = Relay if maker.startswith("tests") else module
+    with serve_parallel(source, record=tmp_path) as server:
+        env = make_parallel_remote(server.url)
+        observations, _ = env.reset(seed=3)
+        for _ in range(12):
+            actions = {agent: legal(env, agent, observations[agent]) for agent in env.agents}
+            observations, *_ = env.step(actions)
+            if not env.agents:
+                observations, _ = env.reset()
+        env.close()
+    check_all(tmp_path, source)
+
+
+def legal(env: Any, agent: str, observation: Any) -> Any:
+    """An action of an agent that its mask allows, where it has one."""
+    mask = observation.get("action_mask") if isinstance(observation, dict) else None
+    if mask is None or not np.any(mask):
+        return env.action_space(agent).sample()
+    return np.int64(np.flatnonzero(mask)[0])
+
+
+@everywhere
+def test_a_real_time_world_records_which_action_each_frame_applied_and_by_whom(tmp_path, isolation):
+    clock = VirtualClock()
+    with serve_gym(
+        "CartPole-v1", fps=10, clock=clock, record=tmp_path, default_action=0, isolation=isolation
+    ) as server:
+        env = make_remote(server.url, player="person:Ann", wait="now")
+        env.reset(seed=4)
+        clock.advance(0.2)  # two frames of the default action
+        env.step(1)
+        clock.advance(0.2)  # two of Ann's
+        env.close()
+    (stream,) = read_folder(tmp_path).streams
+    (episode,) = check_all(tmp_path)
+    names = list(stream.players(episode.start + 1, episode.stop))
+    assert names[:4] == ["default", "default", "person:Ann", "person:Ann"]
+    assert [int(action) for action in stream.samples("action", 1, 5)] == [0, 0, 1, 1]
+    assert stream.column("clock")[1:5].tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert np.isnan(stream.column("acted_at")[1:3]).all()
+    assert stream.column("acted_at")[3:5].tolist() == pytest.approx([0.2, 0.2])
+    assert episode.players == ["default", "person:Ann"]
+
+
+def test_a_person_who_takes_over_from_an_agent_is_told_apart(tmp_path):
+    clock = VirtualClock()
+    with serve_gym(CountingEnv, env_kwargs={"length": 100}, fps=10, clock=clock, record=tmp_path) as server:
+        agent = make_remote(f"{server.url}?world=", player="agent:PPO")
+        agent.reset(seed=4)
+        agent.step(1)
+        clock.advance(0.3)
+        agent.close()
+        until(lambda: not world_of(server).agents)
+        person = make_remote(f"{server.url}?world=", player="person:Ann")
+        person.reset(options={})
+        person.step(0)
+        clock.advance(0.3)
+        person.close()
+    players = {name for episode in read_folder(tmp_path).episodes() for name in episode.players}
+    assert {"agent:PPO", "person:Ann"} <= players
+
+
+def test_lanes_of_a_real_time_world_behind_a_slow_network_are_verified(tmp_path):
+    with (
+        serve_gym("CartPole-v1", num_envs=2, fps=120, record=tmp_path) as server,
+        Proxy(server.port) as proxy,
+    ):
+        proxy.delay = 0.02
+        envs = BlockingReset(make_vec_remote(f"grpc://127.0.0.1:{proxy.port}"))
+        envs.action_space.seed(3)
+        envs.reset(seed=9)
+        for _ in range(25):
+            envs.step(envs.action_space.sample())
+        envs.close()
+    found = read_folder(tmp_path)
+    assert [stream.header["lane"] for stream in found.streams] == [0, 1]
+    episodes = check_all(tmp_path, least=2)
+    names = {name for episode in episodes for name in episode.players}
+    assert names <= {"agent", "default"}
+
+
+def test_a_world_of_perlert_is_recorded_and_verified(tmp_path):
+    with (
+        serve_perlert("CartPole-v1", fps=100, seed=5, record=tmp_path) as server,
+        make_perlert_env(server.url) as env,
+    ):
+        env.reset()
+        for _ in range(10):
+            *_, terminated, truncated, _ = env.step(1)
+            if terminated or truncated:
+                break
+    (episode, *_) = check_all(tmp_path)
+    assert episode.stream.kind == "agents"
+    assert any(name.startswith("agent") for name in episode.players)
+
+
+def test_processes_write_files_of_their_own(tmp_path):
+    with serve_gym("CartPole-v1", processes=2, record=tmp_path) as server:
+        envs = BlockingReset(make_vec_remote(server.urls))
+        envs.action_space.seed(3)
+        envs.reset(seed=9)
+        for _ in range(30):
+            envs.step(envs.action_space.sample())
+        envs.close()
+    found = read_folder(tmp_path)
+    assert len({stream.run for stream in found.streams}) == 2
+    check_all(tmp_path, least=2)
+
+
+def test_array_rewards_and_actions_with_time_are_verified(tmp_path):
+    with serve_gym("CartPole-v1", time_action=TimeAction(most=4), record=tmp_path) as server:
+        play(server.url, 20)
+    check_all(tmp_path)
+
+
+def test_attributes_that_were_set_are_set_again(tmp_path):
+    with serve_gym("CartPole-v1", record=tmp_path) as server:
+        env = make_remote(server.url)
+        env.reset(seed=1)
+        env.set_wrapper_attr("gravity", 1.0)
+        for _ in range(5):
+            env.step(1)
+        env.close()
+    check_all(tmp_path)
+
+
+def test_a_step_that_raised_raises_again(tmp_path):
+    with serve_gym(FailingEnv, env_kwargs={"fail_in_step": 3}, record=tmp_path) as server:
+        env = make_remote(server.url)
+        env.reset(seed=1)
+        env.step(0)
+        env.step(0)
+        with pytest.raises(EnvironmentFailedError, match="fails on purpose"):
+            env.step(0)
+        env.reset(seed=1)
+        env.step(0)
+        env.close()
+    episodes = check_all(tmp_path, FailingEnv, least=2)
+    assert episodes[0].end == "failed"
+
+
+def test_a_reset_that_raised_in_real_time_is_recorded_and_the_world_goes_on(tmp_path):
+    clock = VirtualClock()
+    arguments = {"fail_in_reset": 2, "length": 3}
+    with serve_gym(FailingEnv, env_kwargs=arguments, fps=10, clock=clock, record=tmp_path) as server:
+        env = make_remote(server.url)
+        env.reset(seed=1)
+        clock.advance(3.0)
+        env.close()
+    episodes = check_all(tmp_path, FailingEnv, least=3)
+    (stream,) = read_folder(tmp_path).streams
+    assert not stream.gaps
+    assert 3 in stream.column("kind").tolist(), "the reset that raised"
+    assert episodes[0].end == "terminated"
+
+
+class Broken(CountingEnv):
+    """Its second step returns something else than a step does."""
+
+    def step(self, action: Any) -> Any:
+        result = super().step(action)
+        return result if self.steps != 2 else result[:3]
+
+
+def test_a_step_that_returns_nonsense_marks_its_episode_incomplete(tmp_path):
+    with serve_gym(Broken, record=tmp_path) as server:
+        env = make_remote(server.url)
+        env.reset(seed=1)
+        env.step(0)
+        with pytest.raises(EnvironmentFailedError):
+            env.step(0)
+        env.reset(seed=1)
+        env.step(0)
+        env.close()
+    first, second = read_folder(tmp_path).episodes()
+    assert (first.end, first.incomplete, second.incomplete) == ("lost", True, False)
+    with pytest.raises(RecordingError, match="rows of it were lost"):
+        verify(first, Broken)
+
+
+# What is not as it was recorded
+
+
+class Noisy(gymnasium.Env[Any, Any]):
+    """Its observations are of a generator that nobody seeds."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float64)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(2), {}
+
+    def step(self, action: Any) -> Any:
+        return np.random.default_rng().random(2), 0.0, False, False, {}
+
+
+def test_an_environment_that_does_not_follow_its_seed_is_named_at_its_first_step(tmp_path):
+    with serve_gym(Noisy, record=tmp_path) as server:
+        play(server.url, 5)
+    (episode,) = read_folder(tmp_path).episodes()
+    done = verify(episode, Noisy)
+    assert not done.ok
+    assert done.step == 1
+    assert re.search(r"step 1: the observation differs: its hash was [0-9a-f]{16}, and is [0-9a-f]{16}", str(done))
+
+
+def test_an_episode_without_a_seed_before_it_says_so(tmp_path):
+    with serve_gym("CartPole-v1", record=tmp_path) as server:
+        env = make_remote(server.url)
+        env.reset()
+        env.step(0)
+        env.close()
+    (episode,) = read_folder(tmp_path).episodes()
+    with pytest.raises(RecordingError, match="no reset with a seed was recorded before it"):
+        verify(episode)
+
+
+def recorded_cartpole(folder: Path) -> Path:
+    """Record some episodes of CartPole; return the file."""
+    with serve_gym("CartPole-v1", record=folder, record_observations=True) as server:
+        play(server.url, 100)
+    (file,) = folder.glob("*.rec")
+    return file
+
+
+def change(file: Path, column: str, row: int, fix: bool) -> None:
+    """Change one byte of a row of a column of the first record of rows; `fix`: and the checksum with it."""
+    data = bytearray(file.read_bytes())
+    (stream,) = read_folder(file.parent).streams
+    record = stream.records[0]
+    at = record.offset
+    for item in record.header["columns"]:
+        if item["name"] == column:
+            data[at + item["bytes"] // item["shape"][0] * row] ^= 1
+            break
+        at += item["bytes"]
+    else:
+        raise AssertionError(column)
+    if fix:
+        start = data.rindex(bytes.fromhex("A9524543"), 0, record.offset)
+        (length,) = struct.unpack_from("<I", data, start + 4)
+        struct.pack_into("<I", data, start + 8, zlib.crc32(data[start + 12 : start + 12 + length]))
+    file.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("fix", [False, True], ids=["the byte", "the byte and the checksum"])
+@pytest.mark.parametrize("column", ["action", "reward", "terminated", "hash", "observation"])
+def test_one_changed_byte_is_found_and_its_step_is_named(tmp_path, column, fix):
+    change(recorded_cartpole(tmp_path), column, 5, fix)
+    episode = read_folder(tmp_path).episodes()[0]
+    done = verify(episode)
+    assert not done.ok
+    if column in ("terminated", "observation"):  # the episode then ends there; the observation is beside its hash
+        assert done.damage or done.difference
+    if column != "observation" or fix:
+        assert done.step == 5, str(done)
+        assert "step 5" in str(done)
+    assert bool(done.damage) == (not fix)
+    if not fix:
+        assert episode.incomplete
+        assert "the checksum of the record with the steps 0 to" in done.damage
+
+
+def test_a_replay_yields_what_the_environment_gives(tmp_path):
+    recorded_cartpole(tmp_path)
+    episode = read_folder(tmp_path).episodes()[0]
+    with Replay(episode.stream) as replay:
+        rows = list(replay.rows(episode.start, episode.stop))
+    recorded = list(episode.stream.samples("observation", episode.start, episode.stop))
+    assert [row.observation.tobytes() for row in rows] == [one.tobytes() for one in recorded]
+
+
+def test_a_recording_calls_nothing_that_it_names(tmp_path):
+    """The id is registered here for something else: it is not made, and the entry point of the file is not called."""
+    with serve_gym("CartPole-v1", record=tmp_path) as server:
+        play(server.url, 5)
+    (file,) = tmp_path.glob("*.rec")
+    data = file.read_bytes().replace(b"gymnasium.envs.classic_control.cartpole:CartPoleEnv", b"os:system" + b" " * 42)
+    file.write_bytes(data)
+    episode = read_folder(tmp_path).episodes()[0]
+    with pytest.raises(SettingError, match="a recording imports nothing by itself"):
+        verify(episode)
+
+
+def test_one_pass_names_the_episodes_that_differ_and_goes_on_at_the_next_seed(tmp_path):
+    with serve_gym("CartPole-v1", record=tmp_path) as server:
+        env = make_remote(server.url)
+        for seed in (1, None, 2):
+            env.reset(seed=seed)
+            for step in range(4):
+                env.step(step % 2)
+        env.close()
+    (file,) = tmp_path.glob("*.rec")
+    change(file, "reward", 3, fix=True)
+    (stream,) = read_folder(tmp_path).streams
+    first, second, third = verify_stream(stream)
+    assert isinstance(first, Verification)
+    assert isinstance(second, Verification)
+    assert isinstance(third, Verification)
+    assert (first.step, third.ok) == (3, True)
+    assert second.step == -2
+    assert "2 rows before the episode, which it depends on: reward differs" in str(second)
+
+
+def test_frames_are_recorded_of_lanes_in_real_time_and_of_several_agents(tmp_path):
+    clock = VirtualClock()
+    with serve_gym(
+        "CartPole-v1",
+        num_envs=2,
+        env_kwargs={"render_mode": "rgb_array"},
+        fps=10,
+        clock=clock,
+        record=tmp_path / "lanes",
+        record_frames=True,
+    ) as server:
+        envs = make_vec_remote(server.url)
+        envs.reset(seed=1)
+        clock.advance(0.5)
+        envs.close()
+    streams = read_folder(tmp_path / "lanes").streams
+    assert len(streams) == 2
+    frames = [stream.column("frame") for stream in streams]
+    assert all(column.shape[1:] == (400, 600, 3) for column in frames)
+    assert frames[0][-1].tobytes() != frames[1][-1].tobytes(), "each lane has its own picture"
+    with serve_parallel(
+        "butterfly/pistonball-v6",
+        env_kwargs={"render_mode": "rgb_array"},
+        record=tmp_path / "agents",
+        record_frames=True,
+    ) as server:
+        env = make_parallel_remote(server.url)
+        env.reset(seed=1)
+        env.step({agent: env.action_space(agent).sample() for agent in env.agents})
+        env.close()
+    (stream,) = read_folder(tmp_path / "agents").streams
+    assert stream.column("frame").shape[3] == 3
+
+
+def test_lanes_in_threads_of_their_own_are_recorded_and_verified(tmp_path):
+    clock = VirtualClock()
+    with serve_gym("CartPole-v1", num_envs=2, thread_safe=True, fps=10, clock=clock, record=tmp_path) as server:
+        envs = make_vec_remote(server.url)
+        envs.reset(seed=1)
+        clock.advance(3.0)
+        envs.set_attr("gravity", 5.0)
+        clock.advance(1.0)
+        envs.close()
+    check_all(tmp_path, least=2)
+
+
+@pytest.mark.parametrize("player", ["", "robot", "person:", "person:" + "x" * 65, "agent:a\nb"])
+def test_a_player_that_is_none_is_refused_by_every_kind_of_world(player):
+    expected = "expected the setting player to be agent or person"
+    for keywords in ({}, {"num_envs": 2}, {"fps": 10.0}):
+        with serve_gym("CartPole-v1", **keywords) as server:
+            with pytest.raises(RefusedError, match=expected):
+                make_vec_remote(server.url, player=player)
+            make_vec_remote(server.url, player="person:Ann").close()
+    with serve_parallel(Relay) as server:
+        with pytest.raises(RefusedError, match=expected):
+            make_parallel_remote(server.url, player=player)
+        make_parallel_remote(server.url, player="agent").close()
+
+
+def test_in_a_lock_step_world_of_several_agents_each_action_is_somebodys(tmp_path):
+    with serve_parallel(Relay, missing_agent="default", agent_timeout=5.0, record=tmp_path) as server:
+        world = make_parallel_remote(server.url)  # has the world made, and shows its agents
+        agents = list(world.possible_agents)
+        world.close()
+        ann = make_remote(f"{server.url}?world=", agent=agents[0], player="person:Ann")
+        ann.reset(seed=1)
+        ann.step(ann.action_space.sample())
+        ann.close()
+    streams = [stream for stream in read_folder(tmp_path).streams if stream.records]
+    (stream,) = streams
+    (names,) = list(stream.players(1, 2))
+    assert names[agents[0]] == "person:Ann"
+    assert set(names.values()) - {"person:Ann"} <= {"default"}
+
+
+def test_whatever_byte_is_changed_the_recording_reads_or_says_why_and_never_passes_for_whole(tmp_path):
+    """One bit of any byte: it is an error of ours, a difference, or damage that is said."""
+    whole = recorded_cartpole(tmp_path).read_bytes()
+    (file,) = tmp_path.glob("*.rec")
+    generator = np.random.default_rng(5)
+    outcomes = dict.fromkeys(("differs", "damaged", "refused", "passed"), 0)
+    for _ in range(250):
+        at, bit = int(generator.integers(16, len(whole))), int(generator.integers(8))
+        data = bytearray(whole)
+        data[at] ^= 1 << bit
+        file.write_bytes(bytes(data))
+        try:
+            found = read_folder(tmp_path)
+            done = [one for stream in found.streams for one in verify_stream(stream)]
+        except (RecordingError, SettingError):
+            outcomes["refused"] += 1
+            continue
+        broken = found.damage or any(stream.damaged for stream in found.streams)
+        if any(isinstance(one, Verification) and one.difference for one in done):
+            outcomes["differs"] += 1
+        elif broken or any(not isinstance(one, Verification) or not one.ok for one in done) or not done:
+            outcomes["damaged"] += 1
+        else:
+            outcomes["passed"] += 1
+    print(outcomes)
+    assert outcomes["differs"] > 20
+    assert outcomes["passed"] == 0
