@@ -81,10 +81,14 @@ def connect(
         remedy = "a Unix socket needs none, leave them out" if local else f"write {address.scheme}s://"
         raise SettingError(f"tls_ca, tls_certificate and tls_key are for TLS, but {address.url!r} is without: {remedy}")
     if transport == "grpcio":
+        if address.websocket:
+            raise SettingError(
+                f"transport='grpcio' speaks gRPC alone, but {address.url!r} is for WebSocket: leave it out"
+            )
         from bridge.client.grpcio_transport import GrpcioCall  # loads grpcio, which nothing else needs
 
         return GrpcioCall(address, poller, label, max_message_bytes)
-    shared = shared and (local or is_loopback(address.host))
+    shared = shared and not address.websocket and (local or is_loopback(address.host))
     return Call(connection_to(address, poller, max_message_bytes, shared=shared), address.url, deliver)
 
 

@@ -99,7 +99,8 @@ def call_error(url: str, scheme: str, code: int, details: str, *, answered: bool
     if code == Code.UNIMPLEMENTED:
         return ConnectError(url, f"a gRPC server is there, but it does not speak dm_env_rpc: {details}")
     if code == Code.UNAUTHENTICATED and withheld:
-        details += f" ({TOKEN_VARIABLE} is not sent unencrypted to another machine: use grpcs://, or pass token=)"
+        secure = f"{scheme.removesuffix('s')}s://"
+        details += f" ({TOKEN_VARIABLE} is not sent unencrypted to another machine: use {secure}, or pass token=)"
     return RefusedError(url, f"the stream was ended: {details}", code)
 
 
@@ -116,6 +117,8 @@ class GrpcClient:
         address: The server.
         max_message_bytes: The largest answer.
     """
+
+    ALPN = "h2"
 
     def __init__(self, address: Address, max_message_bytes: int) -> None:
         self._scheme = address.scheme
@@ -136,7 +139,9 @@ class GrpcClient:
         if token is not None:
             self._fields.append(("authorization", f"Bearer {token}"))
         self.http = Http2(client=True, max_header_bytes=_MAX_HEADER_BYTES)
-        """The connection's HTTP/2: its `error`, its `outgoing` bytes."""
+        """The connection's HTTP/2."""
+        self.outgoing = self.http.outgoing
+        """What is to be sent."""
         self._queued: list[Call] = []
         """Calls that wait for the server's settings, which say how many there may be."""
         self.answered = False

@@ -64,18 +64,18 @@ class Security:
         """Whether what travels is encrypted, and the server proves who it is."""
         return self.tls_certificate is not None
 
-    def context(self, alpn: str | None = None) -> ssl.SSLContext | None:
+    def context(self, *alpn: str) -> ssl.SSLContext | None:
         """Return what a socket speaks TLS with; None: it speaks none.
 
         Args:
-            alpn: The name of what is spoken within; None: it has none.
+            alpn: The names of what is spoken within, the preferred one first.
 
         Raises:
             SettingError: The certificate and its key cannot be used.
         """
         if self.tls_certificate is None or self.tls_key is None:
             return None
-        return server_context(self.tls_certificate, self.tls_key, self.tls_client_ca, alpn)
+        return server_context(self.tls_certificate, self.tls_key, self.tls_client_ca, *alpn)
 
     def for_host(self, host: str, *, insecure: bool) -> Security:
         """Return how a server that listens there is protected: with a token of its own, where it has none.

@@ -16,6 +16,7 @@ from bridge.server.connection import Connection
 from bridge.server.grpc_services import MAX_REQUEST, Services, SideCall
 from bridge.server.helper_thread import HelperThread
 from bridge.server.inflation import Inflation
+from bridge.server.keepalive import Keepalive
 from bridge.server.limits import Limits
 from bridge.transport.frames import (
     ENHANCE_YOUR_CALM,
@@ -28,16 +29,18 @@ from bridge.transport.frames import (
     StreamReset,
 )
 from bridge.transport.http2 import Http2
+from bridge.transport.http2_sender import SMALL
 from bridge.transport.messages import (
+    PREFIX,
     CompressedMessage,
     MalformedMessage,
     MessageReader,
     RefusedMessage,
     TooLarge,
     message_parts,
+    pack_prefix,
 )
 from bridge.transport.service import HELLO, METHOD, SERVICE
-from bridge.transport.sockets import PATIENCE, QUIET
 from bridge.version import __version__
 from bridge.worlds.scheduling import Timer
 
@@ -88,7 +91,7 @@ class CallHandler(Protocol):
         """Send what a connection has to send, outside of its turn."""
 
 
-class GrpcProtocol:
+class GrpcProtocol(Keepalive):
     """The calls of one connection. What is to be sent goes into the connection's `outgoing`.
 
     Args:
@@ -102,13 +105,12 @@ class GrpcProtocol:
     def __init__(
         self, connection: Connection, handler: CallHandler, limits: Limits, gate: Gate, services: Services
     ) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self._handler = handler
         self._limits = limits
         self._gate = gate
         self._services = services
-        self._began = self._heard = time.monotonic()
-        self._asked: float | None = None
+        self._began = self._heard
         self._settled = False
         self._side_calls = 0
         self._encodings: dict[Stream, str] = {}
@@ -122,6 +124,13 @@ class GrpcProtocol:
             max_streams=limits.max_connections + _SPARE_STREAMS,
             outgoing=connection.outgoing,
         )
+
+    finished = False
+
+    @property
+    def receives_large(self) -> bool:
+        """Whether a large request is being received."""
+        return self.http.receives_large
 
     # What comes
 
@@ -354,6 +363,17 @@ class GrpcProtocol:
 
     # What goes
 
+    def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
+        """Send an answer with the next flush; return whether the client has a window for all of it."""
+        self._connection.joins_answers = size <= SMALL
+        stream: Stream = call.stream
+        self.http.send_data(stream, [pack_prefix(0, size), *parts], size + PREFIX)
+        return not stream.pending
+
+    def is_blocked(self, call: Call) -> bool:
+        """Whether the client has no window for the answers of a call."""
+        return bool(call.stream.pending)
+
     def defer(self, call: Call, size: int) -> None:
         """Give the stream no new window for a request."""
         call.stream.deferred += size
@@ -380,20 +400,9 @@ class GrpcProtocol:
             if isinstance(stream.owner, SideCall):
                 self._reply(stream, stream.owner, stream.owner.drain())
 
-    def check_keepalive(self, now: float) -> bool:
-        """Ask for a sign of a client that has been quiet; tell whether it gave one in time."""
-        if self._connection.progressed:  # it takes what was sent, behind which any ping would stand
-            self._connection.progressed = False
-            self._heard = now
-        if self._asked is not None:
-            if self._heard > self._asked:
-                self._asked = None
-            elif now - self._asked > PATIENCE:
-                return False
-        elif now - self._heard > QUIET:
-            self._asked = now
-            self.http.ping()
-        return True
+    def ping(self) -> None:
+        """Send PING."""
+        self.http.ping()
 
     def connection_lost(self) -> None:
         """Free everything, at once: whoever waits for the garbage collector holds memory that nobody counts."""
