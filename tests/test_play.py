@@ -9,10 +9,11 @@ import pytest
 from gymnasium import spaces
 
 from bridge import serve_gym
-from bridge.cli.play import Keyboard, default_keys, describe, read_keys
+from bridge.cli.play import Keyboard, describe, read_keys
 from bridge.cli.program import main
 from bridge.errors import SettingError
 from bridge.testing import CountingEnv
+from bridge.worlds.watching.controls import default_keys
 
 pygame = pytest.importorskip("pygame")
 

@@ -16,7 +16,7 @@ from bridge.client.env import RemoteEnv
 from bridge.errors import RefusedError, SettingError
 from bridge.transport.credentials import add_credential_options, credential_keywords
 
-__all__ = ["Keyboard", "add_play_parser", "default_keys", "describe", "read_keys", "register", "run"]
+__all__ = ["Keyboard", "add_play_parser", "describe", "read_keys", "register", "run"]
 
 _EPILOG = """keys:
   Discrete actions: the digits 0 to 9; the arrows if there are at most four actions, or if the environment names its
@@ -29,7 +29,6 @@ examples:
   bridge play grpc://localhost:50051 --keys a=0 d=1
   bridge play "grpc://localhost:50051?world=" --role spectator
 """
-_MEANINGS = {"UP": "up", "DOWN": "down", "LEFT": "left", "RIGHT": "right", "FIRE": "space"}
 
 
 def add_play_parser(commands: Any) -> None:
@@ -71,25 +70,6 @@ def read_keys(pairs: Sequence[str], space: Space[Any]) -> dict[frozenset[str], A
             raise SettingError(f"expected --keys KEY=ACTION with an action of {space}, e.g. left=0, got {pair!r}")
         found[frozenset(key.split("+"))] = action
     return found
-
-
-def default_keys(space: Space[Any], meanings: Sequence[str] | None) -> dict[frozenset[str], Any]:
-    """Return keys for a Discrete space: digits, and arrows by what the actions mean or where there are up to four."""
-    if not isinstance(space, spaces.Discrete):
-        return {}
-    first, count = int(space.start), int(space.n)
-    keys = {frozenset({str(digit)}): first + digit for digit in range(min(10, count))}
-    if meanings is not None:
-        for action, meaning in enumerate(meanings):
-            held = frozenset(key for word, key in _MEANINGS.items() if word in meaning)
-            if held:
-                keys[held] = first + action
-    elif count <= 4:
-        order = {2: ("left", "right"), 3: ("left", "", "right")}.get(count, ("left", "down", "right", "up"))
-        for action, key in zip(range(count), order, strict=False):
-            if key:
-                keys[frozenset({key})] = first + action
-    return keys
 
 
 class Keyboard:
@@ -159,6 +139,7 @@ def run(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         raise SettingError("bridge play needs pygame: pip install 'gymnasium-bridge[play]'") from error
     from bridge.worlds.default_actions import neutral_action
+    from bridge.worlds.watching.controls import default_keys
 
     env = _connect(arguments)
     try:

@@ -14,6 +14,7 @@ import grpc
 from bridge.errors import Code, RequestError, SettingError
 from bridge.server.auth import Gate, Security
 from bridge.server.calls import Call, Calls, Client
+from bridge.server.helper_thread import HelperThread
 from bridge.server.limits import Limits
 from bridge.transport.service import HELLO, METHOD, SERVICE
 from bridge.version import __version__
@@ -53,6 +54,8 @@ class GrpcioTransport:
         self._post = scheduler.call_soon_threadsafe
         self._gate, self._security = Gate(security.token), security
         self.calls: Calls
+        self.helper = HelperThread(scheduler)
+        """Does what takes processor time."""
         self.all: set[Call] = set()
         """The calls that are open."""
         self._draining = False
@@ -152,6 +155,7 @@ class GrpcioTransport:
         for call in list(self.all):
             self.calls.abandon(call, error)
         self.all.clear()
+        self.helper.close()
 
     def stop_listening(self) -> None:
         """Close the ports; by the thread that stops the server."""

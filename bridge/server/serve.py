@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from bridge.clock import Clock
@@ -11,12 +11,14 @@ from bridge.errors import SettingError
 from bridge.server.auth import Security
 from bridge.server.limits import Limits
 from bridge.server.server import IDLE_TIMEOUT, RESET_WORLD_TIMEOUT, Server
+from bridge.server.web_site import WebSite, page_files
 from bridge.transport.address import is_loopback
 from bridge.transport.credentials import TokenLike
 from bridge.worlds.isolated.world import CALL_TIMEOUT, Isolation
 from bridge.worlds.realtime.clocked_world import Realtime
 from bridge.worlds.source import EnvLike, EnvSource
 from bridge.worlds.timed import TimeAction
+from bridge.worlds.watching.render_mode import drawing_kwargs
 
 __all__ = ["serve_gym"]
 
@@ -59,6 +61,8 @@ def serve_gym(
     metrics_port: int | None = None,
     transport: Literal["http2", "grpcio"] = "http2",
     insecure: bool = False,
+    web: bool = False,
+    web_hosts: str | Sequence[str] = (),
     start: bool = True,
 ) -> Server:
     """Publish a Gymnasium environment as a world of dm_env_rpc.
@@ -122,6 +126,10 @@ def serve_gym(
         transport: The gRPC implementation: `http2`, this package's own, or `grpcio`, the library, for untrusted
             networks and unusual proxies; it is three to five times slower and needs a thread for each connection.
         insecure: Make no token beyond loopback: whoever reaches the port is let in, with a warning.
+        web: Also speak WebSocket at the port, for browsers and for clients behind proxies that pass nothing else. The
+            environment is made with `render_mode="rgb_array"`, where it has that and `env_kwargs` name no other.
+        web_hosts: Names under which browsers may reach the server, beside addresses, localhost and this machine's name:
+            those under which a proxy publishes it; as one string: with commas between them.
         start: Serve in a background thread at once. False: listen, and serve when `start()` or `run()` of the server
             is called.
 
@@ -158,7 +166,7 @@ def serve_gym(
         env,
         num_envs=num_envs,
         vectorization_mode=vectorization_mode,
-        env_kwargs=env_kwargs,
+        env_kwargs=drawing_kwargs(env, env_kwargs) if web else env_kwargs,
         max_lanes=max_lanes,
         time_action=time_action,
         realtime=_realtime(fps, default_action, max_action_age, clock),
@@ -178,6 +186,7 @@ def serve_gym(
         metrics_port=metrics_port,
         transport=transport,
         insecure=insecure,
+        web=WebSite(page_files(), web_hosts) if web else None,
     )
     if start:
         server.start()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from bridge.clock import Clock
@@ -11,11 +11,13 @@ from bridge.errors import SettingError
 from bridge.server.auth import Security
 from bridge.server.limits import Limits
 from bridge.server.server import IDLE_TIMEOUT, RESET_WORLD_TIMEOUT, Server
+from bridge.server.web_site import WebSite, page_files
 from bridge.transport.credentials import TokenLike
 from bridge.worlds.isolated.world import CALL_TIMEOUT, Isolation
 from bridge.worlds.multi_agent.joint_steps import MultiAgentOptions
 from bridge.worlds.multi_agent.source import ParallelSource
 from bridge.worlds.realtime.clocked_world import Realtime
+from bridge.worlds.watching.render_mode import drawing_kwargs
 
 __all__ = ["serve_parallel"]
 
@@ -51,6 +53,8 @@ def serve_parallel(
     metrics_port: int | None = None,
     transport: Literal["http2", "grpcio"] = "http2",
     insecure: bool = False,
+    web: bool = False,
+    web_hosts: str | Sequence[str] = (),
     start: bool = True,
 ) -> Server:
     """Publish a PettingZoo environment as a world of dm_env_rpc in which each connection is an agent.
@@ -94,6 +98,8 @@ def serve_parallel(
         metrics_port: Serve metrics for Prometheus at this port; 0: any free port; None: no metrics.
         transport: The gRPC implementation: `http2` or `grpcio`, as for `serve_gym`.
         insecure: Make no token beyond loopback, as for `serve_gym`.
+        web: Also speak WebSocket at the port, as for `serve_gym`.
+        web_hosts: Names under which browsers may reach the server, as for `serve_gym`.
         start: Serve in a background thread at once. False: listen, and serve when `start()` or `run()` of the server
             is called.
 
@@ -117,7 +123,7 @@ def serve_parallel(
     source = ParallelSource(
         env,
         MultiAgentOptions(default_action=default_action, **given),  # type: ignore[arg-type]
-        env_kwargs,
+        drawing_kwargs(env, env_kwargs) if web and not hasattr(env, "possible_agents") else env_kwargs,
         Isolation.of(isolation, call_timeout, max_world_bytes),
         realtime=None if fps is None else Realtime(fps, default_action, max_action_age, clock=clock),
         thread_safe=thread_safe,
@@ -141,6 +147,7 @@ def serve_parallel(
         reset_world_timeout=reset_world_timeout,
         transport=transport,
         insecure=insecure,
+        web=WebSite(page_files(), web_hosts) if web else None,
     )
     if start:
         server.start()

@@ -23,6 +23,7 @@ from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import Agent, World, fill_observations
 from bridge.worlds.resets import ResetOrder
+from bridge.worlds.watching.agents import Gallery, join
 
 __all__ = ["TRANSITIONS", "Event", "Hub", "Session", "State", "error_response"]
 
@@ -124,6 +125,9 @@ _MOST_KNOWN = 256
 
 class Hub(Protocol):
     """What a session asks of the server that it is part of: the worlds, and the properties that all of them share."""
+
+    gallery: Gallery | None
+    """Draws worlds for those who look on; None: nobody may."""
 
     async def create_world(self, settings: Mapping[str, pb.Tensor], owner: object, *, for_others: bool) -> str:
         """Make a world that belongs to the connection `owner`; return its name."""
@@ -340,7 +344,7 @@ class Session:
     async def _join_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         self._require(Event.JOIN_WORLD)
         world = await self._hub.find_world(request.join_world.world_name)
-        agent = world.join(request.join_world.settings)
+        agent = join(world, request.join_world.settings, self._hub.gallery)
         self._world, self._agent = world, agent
         self._codec = self._wanted = None
         self._known.clear()

@@ -72,6 +72,11 @@ class Agent(abc.ABC):
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
         """Return these observations of the last `begin` or `step`, and compute no others (D-10)."""
 
+    @property
+    def unwrapped(self) -> Agent:
+        """The agent that the world knows; another one where this one adds to it."""
+        return self
+
     # The same in the parts that pay where the same few requests come again and again.
 
     keeps_actions = False
@@ -135,6 +140,11 @@ class World(abc.ABC):
     @abc.abstractmethod
     def agents(self) -> int:
         """How many agents are in."""
+
+    @property
+    def seats(self) -> Mapping[str, bool]:
+        """Whether somebody plays, for each agent that can be played, by its name."""
+        return {"agent": self.agents > 0}
 
     @property
     def alive(self) -> bool:
