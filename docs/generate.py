@@ -63,7 +63,11 @@ def settings() -> str:
     rows = [
         ["CreateWorld of `serve_gym`", create],
         ["CreateWorld of `serve_parallel`", parallel],
-        ["JoinWorld", "`agent` in a world of several agents; `role` and `wait`; `frame` and `lanes` for pictures"],
+        [
+            "JoinWorld",
+            "`agent` in a world of several agents; `role`, `wait`; `frame`, `lanes` for pictures; `name`, `lane` to take "
+            "over",
+        ],
         ["Reset, ResetWorld", f"{reset}; in a world of lanes also `reset_mask`, in real time `restart`"],
     ]
     return table(["request", "settings"], rows)

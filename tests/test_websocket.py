@@ -611,6 +611,46 @@ def test_our_own_protocol_s_key_is_answered_as_the_rfc_says(server):
     assert "gymnasium-bridge: " in head
 
 
+# The command line
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "http://127.0.0.1:PORT/\n"),
+        (["--host", "0.0.0.0", "--web-hosts", "a.example,b.example"], "/#token="),
+        (["--token-file", "token"], "http://127.0.0.1:PORT/ (it asks for the token)\n"),
+        (["--processes", "2"], "http://127.0.0.1:PORT/\n"),
+    ],
+)
+def test_the_command_prints_the_url_of_the_page(options, said, tmp_path):
+    (tmp_path / "token").write_text("secret\n")
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "bridge",
+        "serve",
+        "CartPole-v1",
+        "--web",
+        "--exit-on-eof",
+        *options,
+    ]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=tmp_path) as process:
+        lines = iter(process.stdout.readline, "")
+        line = next(line for line in lines if line.startswith("In a browser: "))
+        url = line.removeprefix("In a browser: ")
+        port = url.partition("//")[2].partition("/")[0].rpartition(":")[2]
+        assert said.replace("PORT", port) in url
+        with socket.create_connection(("127.0.0.1", int(port)), 20) as sock:
+            sock.sendall(b"GET /app.js HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert b"200 OK" in sock.recv(4096)
+        process.stdin.close()
+        assert process.wait(30) == 0
+
+
 # Without the package
 
 

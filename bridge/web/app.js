@@ -73,7 +73,10 @@ async function lobby() {
         const before = performance.now();
         server = JSON.parse(await stream.property("server.web"));
         if (!playing) $("trip").textContent = `${(performance.now() - before).toFixed(1)} ms`;
-        if (!watching && selected === null && server.worlds.length) select(server.worlds[0].name);
+        if (selected !== null && !worldOf(selected) && !playing) nothing();
+        if (watching || playing?.own) continue;
+        if (selected === null && server.worlds.length) select(server.worlds[0].name);
+        else if (worldOf(selected)) watch(selected); // it failed, or the world has only begun
       }
     } catch (error) {
       stream.close();
@@ -97,7 +100,9 @@ async function arrive() {
   if (!known) selected = server.worlds.length ? server.worlds[0].name : null;
   $("play").disabled = false;
   tell(null);
+  $("empty-text").textContent = `${server.title} is ready.`;
   if (selected !== null) select(selected);
+  else $("empty").hidden = wantsToPlay;
   if (wantsToPlay) play();
 }
 
@@ -109,6 +114,16 @@ function leave() {
     playing = null;
   }
   $("play").disabled = true;
+}
+
+// The world that was looked at is gone.
+function nothing() {
+  selected = null;
+  watching?.close();
+  watching = null;
+  $("badge").hidden = true;
+  $("stage-title").textContent = "";
+  $("empty").hidden = server.worlds.length > 0;
 }
 
 function chip(text, on) {
@@ -158,21 +173,29 @@ function showSeats() {
   const several = seats.length > 1;
   $("seat-label").hidden = !several || playing !== null;
   const options = seats.map(([seat, taken]) => {
-    const option = new Option(taken ? `${seat} (taken)` : seat, seat);
-    option.disabled = taken;
-    return option;
+    return new Option(taken ? `${seat} (taken)` : seat, seat);
   });
   const before = $("seat").value;
   $("seat").replaceChildren(...options);
   const free = seats.find(([, taken]) => !taken)?.[0];
-  $("seat").value = seats.some(([seat, taken]) => seat === before && !taken) ? before : free ?? "";
+  $("seat").value = seats.some(([seat]) => seat === before) ? before : free ?? seats[0]?.[0] ?? "";
+  offer();
   $("lanes-label").hidden = !((worldOf(selected)?.lanes ?? 0) > 1);
+}
+
+// What the button does: it takes a free seat, or takes over from whoever has it. Lanes are looked at.
+function offer() {
+  if (playing) return;
+  const world = worldOf(selected);
+  const taken = world?.seats[$("seat").value] === true;
+  $("play").textContent = taken ? "Take over" : "Play";
+  $("play").disabled = (world?.lanes ?? 0) > 1;
 }
 
 function select(name) {
   selected = name;
-  const world = worldOf(name);
-  $("stage-title").textContent = world?.title ?? "A world";
+  $("stage-title").textContent = worldOf(name)?.title ?? server.title;
+  $("empty").hidden = true;
   showWorlds();
   showSeats();
   watch(name);
@@ -195,7 +218,7 @@ async function watch(name) {
   const stream = (watching = new Stream(token));
   frames = {arrived: [], bytes: 0, skipped: 0, newest: null, steps: []};
   returns.length = 0;
-  badge("looking on", false);
+  if (!playing) badge("looking on", false);
   const given = {role: textTensor("spectator"), frame: textTensor("jpeg")};
   const lanes = lanesWanted();
   if (lanes) given.lanes = intTensor(lanes);
@@ -214,7 +237,6 @@ async function watch(name) {
     if (watching === stream) {
       watching = null;
       if (error.code !== 14 && error.code !== 1) tell(error.message.split("\n")[0]);
-      if (error.code === 4 && server.worlds.some((world) => world.name === name)) setTimeout(() => selected === name && !watching && watch(name), 500);
     }
   }
 }
@@ -272,6 +294,56 @@ async function paint() {
   }
 }
 
+// Taking over: while keys are held their action stands in for the agent's.
+
+async function takeOver() {
+  tell(null);
+  const stream = new Stream(token);
+  const world = worldOf(selected);
+  try {
+    const given = {role: textTensor("takeover"), name: textTensor(myName())};
+    const seat = $("seat").value;
+    if (Object.keys(world.seats).length > 1) given.agent = textTensor(seat);
+    const joined = await stream.ask(request.join(selected, given));
+    const keyboard = new Keyboard(JSON.parse(await stream.property("world.controls")));
+    playing = {stream, keyboard, own: false, name: selected, changed: null, wake: () => {}};
+    recall(keyboard);
+    $("play").textContent = "Give back";
+    $("play").classList.add("stop");
+    badge(`ready to take over from ${seat}: hold a key`, true);
+    showLegend();
+    showSeats();
+    $("stage").focus();
+    const play = playing;
+    const wanted = [joined.observations.get("acting").uid, joined.observations.get("steps").uid];
+    await stream.ask(request.step([], wanted));
+    while (playing === play) {
+      const held = keyboard.names.some((name) => keyboard.held.has(name));
+      const actions = held ? [...joined.actions.values()].map((spec) => [spec.uid, actionTensor(keyboard, spec)]) : [];
+      const changed = play.changed;
+      play.changed = null;
+      const sent = performance.now();
+      const answer = await stream.ask(request.step(actions, wanted));
+      const acting = values(answer.observations.get(wanted[0]))[0] === 1;
+      $("trip").textContent = `${(performance.now() - sent).toFixed(1)} ms`;
+      badge(acting ? `you act for ${seat}` : `${seat} acts: hold a key to take over`, acting);
+      if (changed !== null) waitingKeys.push({at: changed, frame: values(answer.observations.get(wanted[1]))[0] + 1});
+      if (play.changed === null) await Promise.race([pause(100), new Promise((resolve) => (play.wake = resolve))]);
+    }
+  } catch (error) {
+    if (error.code !== 1) tell(error.message.split("\n")[0]);
+  } finally {
+    stream.close();
+    if (playing?.stream === stream || !playing) stopped();
+  }
+}
+
+function myName() {
+  let name = localStorage.getItem("name");
+  if (!name) localStorage.setItem("name", (name = `person ${Math.floor(Math.random() * 9000 + 1000)}`));
+  return name;
+}
+
 // Playing
 
 function actionTensor(keyboard, spec) {
@@ -302,6 +374,8 @@ async function play() {
     showLegend();
     showSeats();
     $("stage").focus();
+    $("empty").hidden = true;
+    if (own) $("stage-title").textContent = server.title;
     if (own) {
       watching?.close();
       watching = null;
@@ -362,8 +436,10 @@ function stop() {
   playing = null;
   stream.close();
   stopped();
-  if (own) selected = null;
-  else select(name);
+  if (own) {
+    nothing();
+    if (server.worlds.length) select(server.worlds[0].name);
+  } else select(name);
 }
 
 function stopped() {
@@ -373,7 +449,8 @@ function stopped() {
   $("legend").replaceChildren();
   $("pad").hidden = true;
   waitingKeys.length = 0;
-  badge("looking on", false);
+  if (selected === null) $("badge").hidden = true;
+  else badge("looking on", false);
   showSeats();
 }
 
@@ -454,7 +531,9 @@ document.addEventListener("keydown", (event) => {
 });
 document.addEventListener("keyup", (event) => hold(nameOf(event), false));
 window.addEventListener("blur", () => playing && [...playing.keyboard.held].forEach((name) => hold(name, false)));
-$("play").onclick = () => (playing ? stop() : play());
+$("play").onclick = () => (playing ? stop() : $("play").textContent === "Take over" ? takeOver() : play());
+$("seat").onchange = offer;
+$("begin").onclick = () => play();
 $("lanes").onchange = () => selected !== null && watch(selected);
 
 // Figures

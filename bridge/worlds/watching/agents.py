@@ -23,6 +23,7 @@ from bridge.worlds.realtime.clocked_world import ROLES, WAITS, ClockedWorld, one
 from bridge.worlds.single import EnvWorld
 from bridge.worlds.watching.pictures import FORMATS, MAX_LANES, View
 from bridge.worlds.watching.spectator import Spectator
+from bridge.worlds.watching.takeover_agent import TAKEOVER, join_takeover
 from bridge.worlds.watching.watch import REALTIME_SHARE, SHARE, Encoder, Watch
 
 __all__ = ["Gallery", "join"]
@@ -70,8 +71,12 @@ def join(world: World, settings: Mapping[str, pb.Tensor], gallery: Gallery | Non
     Raises:
         RequestError: As `World.join`; FAILED_PRECONDITION: pictures or a spectator are asked for, where there are none.
     """
+    if gallery is None or not isinstance(world, EnvWorld):
+        return world.join(settings)
+    if "role" in settings and one_of(settings, "role", (*ROLES, TAKEOVER)) == TAKEOVER:
+        return join_takeover(world, settings, gallery.watch(world), lambda: gallery.forget(world))
     spectates = "role" in settings and not isinstance(world, ClockedWorld)
-    if gallery is None or not isinstance(world, EnvWorld) or not (spectates or set(_SETTINGS) & set(settings)):
+    if not (spectates or set(_SETTINGS) & set(settings)):
         return world.join(settings)
     view = _read_view(world, settings)
     rest = {name: value for name, value in settings.items() if name not in _SETTINGS}

@@ -18,6 +18,7 @@ from bridge.errors import Code, RequestError
 from bridge.logs import SafeLog
 from bridge.worlds.scheduling import Pending, Scheduler, Timer
 from bridge.worlds.watching.pictures import View, encode
+from bridge.worlds.watching.takeovers import Takeovers, mark
 
 __all__ = ["Encoder", "Picture", "Tap", "Watch", "Watched"]
 
@@ -81,11 +82,13 @@ class Watched:
     Args:
         env: The environment.
         watch: Is told what it returns.
+        lane: Which one of its world it is, where the world steps them one by one.
     """
 
-    def __init__(self, env: Any, watch: Watch) -> None:
+    def __init__(self, env: Any, watch: Watch, lane: int = 0) -> None:
         self.watched = env
         self._watch = watch
+        self._lane = lane
         self._lanes: list[Any] | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -95,7 +98,7 @@ class Watched:
     def lanes(self) -> list[Any]:
         """What a real-time world steps one by one."""
         if self._lanes is None:
-            self._lanes = [Watched(lane, self._watch) for lane in self.watched.lanes]
+            self._lanes = [Watched(env, self._watch, lane) for lane, env in enumerate(self.watched.lanes)]
         return self._lanes
 
     async def reset(self, **keywords: Any) -> Any:
@@ -106,8 +109,13 @@ class Watched:
 
     async def step(self, action: Any) -> Any:
         """Step the environment."""
-        result = await self.watched.step(action)
-        self._watch.stepped(result)
+        watch = self._watch
+        if watch.takeovers:
+            action, taken = watch.takeovers.replace(action, self.watched, self._lane, watch.now())
+            result = mark(await self.watched.step(action), self.watched, taken)
+        else:
+            result = await self.watched.step(action)
+        watch.stepped(result)
         return result
 
     async def close(self, reason: RequestError | None = None) -> None:
@@ -151,6 +159,9 @@ class Watch:
         self._sums: Array = np.zeros(0)
         self.ended: RequestError | None = None
         """Why the world is over; None: it is not."""
+        self.takeovers = Takeovers()
+        """Who acts in an agent's place."""
+        self.now = scheduler.now
 
     # Viewers
 
@@ -249,6 +260,10 @@ class Watch:
         for tap in self._taps:
             tap.stepped(result)
 
+    def mark(self) -> int:
+        """Return how many steps the world has made since it is watched; in real time, the frames of its clock."""
+        return int(self._world.loop.frames if hasattr(self._world, "loop") else self.steps)
+
     def over(self, error: RequestError) -> None:
         """Let all who wait hear that the world is over."""
         self.ended = error
@@ -307,7 +322,7 @@ class Watch:
         """Render the lanes of some views, and have them encoded."""
         lanes = sorted({lane for view in views for lane in view.lanes})
         changes = self._changes
-        steps = self._world.loop.frames if hasattr(self._world, "loop") else self.steps
+        steps = self.mark()
         began = time.perf_counter()
         try:
             frames = dict(zip(lanes, await self._world.env.render(lanes), strict=True))
