@@ -232,6 +232,21 @@ def test_a_wrong_token_is_told_and_the_right_one_goes_on(opened):
         says(page, "#token-problem", "a token is required")
 
 
+def test_a_token_for_looking_on_does_not_play(opened):
+    tokens = {"token": "for-players", "watch_token": "for-watchers"}
+    with serve_gym(Paddle, web=True, fps=30, **tokens) as server:
+        env = make_remote(f"{server.url}?world=", token="for-players")
+        env.reset()
+        page = opened(f"{server.web_url}#token=for-watchers")
+        shows(page, "() => document.getElementById('canvas').dataset.pictures > 0")
+        page.click("#play")
+        says(page, "#message", "this token is for looking on")
+        env.close()
+        says(page, "#play", "Play")
+        page.click("#play")
+        says(page, "#message", "this token is for looking on")
+
+
 def test_the_page_of_another_server_is_refused_in_words(opened, tmp_path):
     """The same page, of a foreign origin, whose script connects to our server."""
     with serve_gym(Paddle, web=True, fps=30) as server:

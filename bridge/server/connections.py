@@ -95,9 +95,9 @@ class Connections:
 
     # What the protocol asks (`bridge.server.grpc_server.CallHandler`)
 
-    def open(self, client: Connection, version: str) -> Call:
+    def open(self, client: Connection, version: str, *, may_act: bool = True) -> Call:
         """Admit a call."""
-        call = self.calls.open(client, version)
+        call = self.calls.open(client, version, may_act=may_act)
         self._stop_timer(client)
         self._idle.pop(client, None)
         return call

@@ -75,7 +75,7 @@ class CallHandler(Protocol):
     calls: Calls
     """Serves the requests."""
 
-    def open(self, client: Connection, version: str) -> Call:
+    def open(self, client: Connection, version: str, *, may_act: bool = True) -> Call:
         """Admit a call, of a client that says it has this version; raises RequestError where there are too many."""
 
     def abandon(self, call: Call, error: RequestError | None = None) -> None:
@@ -284,8 +284,8 @@ class GrpcProtocol(Keepalive):
             if path.startswith("/grpc.health."):
                 self._open_side_call(stream, path)
             else:
-                self._gate.check(Gate.bearer(fields.get("authorization")), self._connection.peer)
-                self._open_call(stream, path, fields)
+                may_act = self._gate.check(Gate.bearer(fields.get("authorization")), self._connection.peer)
+                self._open_call(stream, path, fields, may_act=may_act)
         except RequestError as error:
             self._end(stream, error, headed=False)
             return
@@ -295,7 +295,7 @@ class GrpcProtocol(Keepalive):
         if event.end_stream:
             self._other(stream, StreamEnded())
 
-    def _open_call(self, stream: Stream, path: str, fields: dict[str, str]) -> None:
+    def _open_call(self, stream: Stream, path: str, fields: dict[str, str], *, may_act: bool) -> None:
         """Open a call of a client that may. Raises RequestError."""
         encoding = fields.get("grpc-encoding", "identity")
         if encoding not in _ENCODINGS.split(", "):
@@ -303,7 +303,7 @@ class GrpcProtocol(Keepalive):
         if path != _PATH:
             self._open_side_call(stream, path)
             return
-        call = self._handler.open(self._connection, fields.get(HELLO, ""))
+        call = self._handler.open(self._connection, fields.get(HELLO, ""), may_act=may_act)
         stream.owner, call.stream = call, stream
         stream.reader = MessageReader(self._limits.max_message_bytes, self._connection.admit)
         if encoding != "identity":

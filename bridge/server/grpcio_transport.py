@@ -52,7 +52,7 @@ class GrpcioTransport:
 
     def __init__(self, scheduler: Scheduler, limits: Limits, security: Security, unix_path: str | None) -> None:
         self._post = scheduler.call_soon_threadsafe
-        self._gate, self._security = Gate(security.token), security
+        self._gate, self._security = Gate(security.token, security.watch_token), security
         self.calls: Calls
         self.helper = HelperThread(scheduler)
         """Does what takes processor time."""
@@ -101,8 +101,8 @@ class GrpcioTransport:
         client, headers = _Client(context.peer()), dict(context.invocation_metadata())
         opened: Future[Call] = Future()
         try:
-            self._gate.check(Gate.bearer(headers.get("authorization")), client.peer)
-            self._post(lambda: self._open(client, str(headers.get(HELLO, "")), opened))
+            may_act = self._gate.check(Gate.bearer(headers.get("authorization")), client.peer)
+            self._post(lambda: self._open(client, str(headers.get(HELLO, "")), opened, may_act))
             call = opened.result()
         except RequestError as error:
             context.abort(_STATUS[int(error.code)], error.message)
@@ -120,11 +120,11 @@ class GrpcioTransport:
             yield answer
         receive(None)
 
-    def _open(self, client: _Client, version: str, opened: Future[Call]) -> None:
+    def _open(self, client: _Client, version: str, opened: Future[Call], may_act: bool) -> None:
         try:
             if self._draining:
                 raise RequestError(Code.UNAVAILABLE, "this server is stopping; connect to another one")
-            call = self.calls.open(client, version)
+            call = self.calls.open(client, version, may_act=may_act)
         except RequestError as error:
             opened.set_exception(error)
         else:

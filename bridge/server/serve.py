@@ -49,6 +49,7 @@ def serve_gym(
     max_queued_bytes: int = _DEFAULTS.max_queued_bytes,
     token: TokenLike | None = None,
     token_file: str | os.PathLike[str] | None = None,
+    watch_token: TokenLike | None = None,
     tls_certificate: str | os.PathLike[str] | bytes | None = None,
     tls_key: str | os.PathLike[str] | bytes | None = None,
     tls_client_ca: str | os.PathLike[str] | bytes | None = None,
@@ -107,6 +108,7 @@ def serve_gym(
         token: The secret that each client must send; None: the one in `token_file`, else in the environment variable
             `BRIDGE_TOKEN`; if there is none, see `host`.
         token_file: A file that contains the token.
+        watch_token: A second secret, for clients that may look on and do nothing else; None: there are none.
         tls_certificate: The server's certificate: path or bytes of a PEM file; the port then speaks TLS only.
         tls_key: The private key of `tls_certificate`, PEM.
         tls_client_ca: The CA that must have signed each client's certificate, PEM; None: clients need none.
@@ -153,6 +155,7 @@ def serve_gym(
     security = Security.of(
         token=token,
         token_file=token_file,
+        watch_token=watch_token,
         tls_certificate=tls_certificate,
         tls_key=tls_key,
         tls_client_ca=tls_client_ca,

@@ -44,6 +44,7 @@ def serve_parallel(
     reset_world_timeout: float = RESET_WORLD_TIMEOUT,
     token: TokenLike | None = None,
     token_file: str | os.PathLike[str] | None = None,
+    watch_token: TokenLike | None = None,
     tls_certificate: str | os.PathLike[str] | bytes | None = None,
     tls_key: str | os.PathLike[str] | bytes | None = None,
     tls_client_ca: str | os.PathLike[str] | bytes | None = None,
@@ -88,6 +89,7 @@ def serve_parallel(
         reset_world_timeout: Seconds that ResetWorld waits for the next Steps of the world's other agents.
         token: The secret that each client must send, as for `serve_gym`.
         token_file: A file that contains the token.
+        watch_token: A second secret, for clients that may look on and do nothing else; None: there are none.
         tls_certificate: The server's certificate, PEM; the port then speaks TLS only.
         tls_key: The private key of `tls_certificate`, PEM.
         tls_client_ca: The CA that must have signed each client's certificate, PEM; None: clients need none.
@@ -132,6 +134,7 @@ def serve_parallel(
     security = Security.of(
         token=token,
         token_file=token_file,
+        watch_token=watch_token,
         tls_certificate=tls_certificate,
         tls_key=tls_key,
         tls_client_ca=tls_client_ca,

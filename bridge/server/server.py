@@ -150,7 +150,7 @@ class Server:
             from bridge.server.grpcio_transport import GrpcioTransport
 
             return GrpcioTransport(self._loop.scheduler, limits, security, self._unix_path)
-        gate = Gate(security.token)
+        gate = Gate(security.token, security.watch_token)
 
         def speak_grpc(connection: Connection) -> ConnectionProtocol:
             return GrpcProtocol(connection, self._connections, limits, gate, self._services)

@@ -166,10 +166,12 @@ class Session:
     Args:
         hub: The server's worlds.
         client_version: The version that a client of this package says it has; "" for others.
+        may_act: Whether the client may do more than look on.
     """
 
-    def __init__(self, hub: Hub, client_version: str = "") -> None:
+    def __init__(self, hub: Hub, client_version: str = "", *, may_act: bool = True) -> None:
         self._hub = hub
+        self._may_act = may_act
         self._client_version = client_version
         self._state = State.UNJOINED
         self._world: World | None = None
@@ -290,6 +292,8 @@ class Session:
                     Code.INVALID_ARGUMENT,
                     "expected a request of one of the protocol's kinds, got one without a payload",
                 )
+            if not self._may_act:
+                self._refuse_acting(kind, request)
             await self._SERVE[kind](self, request, response)
         except RequestError as error:
             return self._refused(error)
@@ -298,6 +302,22 @@ class Session:
         except Exception as error:  # D-1: whatever went wrong, this request is answered, and with the cause
             return self._refused(_failure(str(kind), error))
         return response
+
+    def _refuse_acting(self, kind: str, request: pb.EnvironmentRequest) -> None:
+        """Raise where a request does more than look on; the Steps of a spectator change nothing."""
+        allowed = kind in ("step", "reset", "leave_world")
+        if kind == "join_world":
+            role = request.join_world.settings["role"] if "role" in request.join_world.settings else pb.Tensor()
+            allowed = list(role.strings.array) == ["spectator"]
+        elif kind == "extension" and request.extension.type_url == PROPERTY_REQUEST_URL:
+            asked = properties_pb2.PropertyRequest.FromString(request.extension.value)
+            runs = self._agent is not None and self._agent.properties().runs_environment(asked)
+            allowed = asked.WhichOneof("payload") != "write_property" and not runs
+        if not allowed:
+            raise RequestError(
+                Code.PERMISSION_DENIED,
+                "this token is for looking on; to play, or to make or change anything, ask for the other token",
+            )
 
     def _refused(self, error: RequestError) -> pb.EnvironmentResponse:
         self.last_error = int(error.code)

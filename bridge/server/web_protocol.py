@@ -164,8 +164,8 @@ class WebProtocol(Keepalive):
             _log.warning("refused %s: %s", peer, error.message)
             raise
         names = [name for text in request.headers.get_all("Sec-WebSocket-Protocol") for name in parse_subprotocol(text)]
-        self._gate.check(shown_token_in(names), peer)
-        call = self._handler.open(self._connection, _field(request, HELLO) or "")
+        may_act = self._gate.check(shown_token_in(names), peer)
+        call = self._handler.open(self._connection, _field(request, HELLO) or "", may_act=may_act)
         call.stream = self
         return call
 

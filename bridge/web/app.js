@@ -37,11 +37,15 @@ function say(state, text) {
   document.querySelector(".dot").className = `dot ${state}`;
 }
 
-function tell(text, calm = false) {
+// What is wrong. A lost connection is told until it is back, other things for a while.
+let told = 0;
+
+function tell(text, lasts = false) {
   const box = $("message");
+  clearTimeout(told);
   box.hidden = !text;
-  box.className = calm ? "calm" : "";
   box.textContent = text ?? "";
+  if (text && !lasts) told = setTimeout(() => tell(null), 8000);
 }
 
 function announce(text) {
@@ -64,7 +68,7 @@ async function lobby() {
     const stream = new Stream(token);
     try {
       server = JSON.parse(await stream.property("server.web"));
-      say("good", `connected to ${location.host}`);
+      say("good", "connected");
       wait = 300;
       await arrive();
       for (;;) {
@@ -87,7 +91,7 @@ async function lobby() {
         wait = 0;
       } else {
         say("bad", `${error.message}; trying again`);
-        tell(error.message.startsWith("the connection was lost") ? "The connection was lost. It is tried again." : error.message);
+        tell(error.message.startsWith("the connection was lost") ? "The connection was lost. It is tried again." : error.message, true);
       }
     }
     await pause(wait);
@@ -114,6 +118,11 @@ function leave() {
     playing = null;
   }
   $("play").disabled = true;
+}
+
+// The title of an environment, without the packages of a module's name.
+function short(title) {
+  return /^[\w.]+$/.test(title) ? title.split(".").at(-1) : title;
 }
 
 // The world that was looked at is gone.
@@ -144,16 +153,16 @@ function showWorlds() {
     button.dataset.world = world.name;
     button.setAttribute("aria-current", String(world.name === selected));
     const name = document.createElement("b");
-    name.textContent = world.title;
-    const rate = document.createElement("small");
-    rate.textContent = world.fps ? `${world.fps} fps` : "lock-step";
+    name.textContent = short(world.title);
+    name.title = world.title;
     const about = document.createElement("small");
-    about.textContent = [world.name || "default world", world.lanes ? `${world.lanes} lanes` : ""].filter(Boolean).join(" · ");
+    const parts = [world.fps ? `${world.fps} fps` : "lock-step", world.lanes ? `${world.lanes} lanes` : "", world.name.slice(0, 14)];
+    about.textContent = parts.filter(Boolean).join(" · ");
     const who = document.createElement("div");
     who.className = "who";
     who.append(...Object.entries(world.seats).map(([seat, taken]) => chip(taken ? `● ${seat}` : `○ ${seat}`, taken)));
     if (world.viewers) who.append(chip(`${world.viewers} looking on`, false));
-    button.append(name, rate, about, who);
+    button.append(name, about, who);
     button.onclick = () => select(world.name);
     const item = document.createElement("li");
     item.append(button);
@@ -189,12 +198,12 @@ function offer() {
   const world = worldOf(selected);
   const taken = world?.seats[$("seat").value] === true;
   $("play").textContent = taken ? "Take over" : "Play";
-  $("play").disabled = (world?.lanes ?? 0) > 1;
+  $("play").hidden = (world?.lanes ?? 0) > 1;
 }
 
 function select(name) {
   selected = name;
-  $("stage-title").textContent = worldOf(name)?.title ?? server.title;
+  $("stage-title").textContent = short(worldOf(name)?.title ?? server.title);
   $("empty").hidden = true;
   showWorlds();
   showSeats();
@@ -260,7 +269,6 @@ function show(pictureBytes, figureBytes) {
     $("episodes").textContent = `${episodes} episodes, mean ${mean.toFixed(2)}`;
   }
   if (!data.length) return;
-  tell(null);
   const now = performance.now();
   if (frames.newest) frames.skipped += 1;
   frames.arrived.push(now);
@@ -282,6 +290,7 @@ async function paint() {
     canvas.width = bitmap.width;
     canvas.height = bitmap.height;
     canvas.classList.toggle("small", bitmap.width <= 320);
+    $("frame").style.setProperty("--ratio", String(bitmap.width / bitmap.height));
   }
   canvas.getContext("2d").drawImage(bitmap, 0, 0);
   bitmap.close();
@@ -375,7 +384,7 @@ async function play() {
     showSeats();
     $("stage").focus();
     $("empty").hidden = true;
-    if (own) $("stage-title").textContent = server.title;
+    if (own) $("stage-title").textContent = short(server.title);
     if (own) {
       watching?.close();
       watching = null;
@@ -522,14 +531,14 @@ function isTyping(event) {
 
 document.addEventListener("keydown", (event) => {
   if (!playing || isTyping(event) || event.ctrlKey || event.metaKey || event.altKey) return;
-  const name = nameOf(event);
+  const name = playing.keyboard.meant(nameOf(event));
   if (name === "escape") stop();
   else if (playing.keyboard.uses(name)) {
     event.preventDefault();
     hold(name, true);
   }
 });
-document.addEventListener("keyup", (event) => hold(nameOf(event), false));
+document.addEventListener("keyup", (event) => playing && hold(playing.keyboard.meant(nameOf(event)), false));
 window.addEventListener("blur", () => playing && [...playing.keyboard.held].forEach((name) => hold(name, false)));
 $("play").onclick = () => (playing ? stop() : $("play").textContent === "Take over" ? takeOver() : play());
 $("seat").onchange = offer;

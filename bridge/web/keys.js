@@ -25,6 +25,12 @@ export class Keyboard {
     return [];
   }
 
+  // Arrows stand for W, A, S and D where those mean something and arrows do not.
+  meant(name) {
+    const letter = {left: "a", right: "d", up: "w", down: "s"}[name];
+    return letter && !this.uses(name) && this.uses(letter) ? letter : name;
+  }
+
   uses(name) {
     return this.names.includes(name);
   }

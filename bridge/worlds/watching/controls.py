@@ -81,8 +81,9 @@ def controls_of_space(space: Space[Any], own: dict[Any, Any] | None = None, name
         neutral = int(neutral_action(space))
         if not found and names is None and int(space.n) == 3:  # between left and right
             neutral = int(space.start) + 1
-        if not found and neutral in entries and min(entries[neutral]).isdigit():
-            del entries[neutral]
+        own_no_op = bool(found) and names is not None and neutral == int(space.start) and names[0] == "NOOP"
+        if neutral in entries and (own_no_op or (not found and min(entries[neutral]).isdigit())):
+            del entries[neutral]  # no key means the same
         return _json(
             {
                 "kind": "discrete",
