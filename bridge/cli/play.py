@@ -30,6 +30,9 @@ examples:
   bridge play "grpc://localhost:50051?world=" --role spectator
 """
 
+# Pixels of a line of text, and around the text.
+_LINE, _MARGIN = 20, 6
+
 
 def add_play_parser(commands: Any) -> None:
     """Add the sub-command."""
@@ -107,7 +110,7 @@ class Keyboard:
 
 
 def describe(info: Mapping[str, Any], score: float, fps: float) -> list[str]:
-    """Return the lines that are written on the picture."""
+    """Return the lines that are written below the picture."""
     lines = [f"return {score:g}   {fps:.1f} steps/s"]
     latency = info.get("latency")
     if latency is not None:
@@ -199,12 +202,14 @@ def _draw(pygame: Any, window: Any, font: Any, picture: Any, lines: Sequence[str
         lines = [*lines, f"{picture}"[:60]]
     times = scale or max(1, 480 // surface.get_width())
     surface = pygame.transform.scale(surface, (surface.get_width() * times, surface.get_height() * times))
-    size = surface.get_size()
-    if window is None or window.get_size() != size:
+    width, height = surface.get_size()
+    size = width, height + _LINE * len(lines) + 2 * _MARGIN  # the lines stand below the picture, which may show a score
+    if window is None or window.get_width() != width or window.get_height() < size[1]:  # it does not shrink again
         window = pygame.display.set_mode(size)
         pygame.display.set_caption("bridge play")
+    window.fill((0, 0, 0))
     window.blit(surface, (0, 0))
     for number, line in enumerate(lines):
-        window.blit(font.render(line, True, (255, 255, 255), (0, 0, 0)), (6, 6 + 20 * number))
+        window.blit(font.render(line, True, (255, 255, 255), (0, 0, 0)), (_MARGIN, height + _MARGIN + _LINE * number))
     pygame.display.flip()
     return window

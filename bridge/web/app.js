@@ -560,6 +560,7 @@ function figures() {
   frames.bytes = 0;
   if (!playing) $("dropped").textContent = String(frames.skipped);
   const sorted = [...latencies].sort((one, other) => one - other);
+  $("latency").dataset.all = latencies.map((value) => value.toFixed(1)).join(" ");
   $("latency").textContent = sorted.length ? `${sorted[sorted.length >> 1].toFixed(0)} ms` : "–";
   line($("latency-graph"), latencies, {limit: 50, least: 0});
   line($("returns-graph"), returns);

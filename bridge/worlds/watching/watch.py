@@ -24,9 +24,11 @@ __all__ = ["Encoder", "Picture", "Tap", "Watch", "Watched"]
 
 _log = SafeLog(__name__)
 SHARE = 0.1
-"""The share of the time of an environment's thread that rendering may take."""
+"""The share of the time of an environment's thread that pictures may take."""
 REALTIME_SHARE = 0.5
 """The same in a world that runs by a clock, whose thread waits for the next frame otherwise."""
+VIEWER_COST = 0.0005
+"""Seconds of that time that a picture takes for each viewer beside rendering: its request, and its answer."""
 PATIENCE = 2.0
 """Seconds after which a viewer is told that there is no newer picture."""
 MAX_RETURNS = 200
@@ -145,7 +147,11 @@ class Watch:
         self._pending: dict[object, Pending[Picture | None]] = {}
         self._newest: dict[View, Picture] = {}
         self._busy = False
+        self._polls = False
+        """Whether `_poll` is about to be called."""
         self._not_before = 0.0
+        self._encoding = 0.0
+        """Seconds that encoding the last picture took."""
         self._timer: Timer | None = None
         self._seen: dict[View, int] = {}
         """How many changes there had been when a view was drawn last."""
@@ -243,6 +249,8 @@ class Watch:
             waiting = self._waiting.get(view, [])
             if pending in waiting:
                 waiting.remove(pending)
+            if not waiting:
+                self._waiting.pop(view, None)
 
     # What the environment does
 
@@ -275,12 +283,18 @@ class Watch:
 
     def _change(self) -> None:
         self._changes += 1
-        if any(self._waiting.values()):
+        if self._waiting and self._timer is None and not self._busy and not self._polls:
+            self._polls = True
             self._scheduler.call_soon(self._poll)  # after the answer to whoever stepped
 
     def _count(self, result: Sequence[Any]) -> None:
         """Add up the rewards of episodes."""
         reward, terminated, truncated = result[1:4]
+        if type(reward) is float and len(self._sums) == 1:  # as of most environments, at each of many steps
+            self._sums[0] += reward
+            if terminated or truncated:
+                self._ended(0)
+            return
         if isinstance(reward, Mapping):  # several agents: the sum of their rewards, while any of them goes on
             over = not result[5] if len(result) > 5 else all(terminated.values())
             reward, terminated, truncated = sum(map(float, reward.values())), over, False
@@ -294,14 +308,18 @@ class Watch:
             self._sums = np.zeros(rewards.shape)
         self._sums += rewards
         for lane in np.flatnonzero(ends):
-            self.episodes += 1
-            self.returns.append(float(self._sums[lane]))
-            self._sums[lane] = 0.0
+            self._ended(int(lane))
+
+    def _ended(self, lane: int) -> None:
+        self.episodes += 1
+        self.returns.append(float(self._sums[lane]))
+        self._sums[lane] = 0.0
 
     # Rendering
 
     def _poll(self) -> None:
         """Render if somebody waits, something has changed, and it is time."""
+        self._polls = False
         views = [view for view, waiting in self._waiting.items() if waiting and self._seen.get(view) != self._changes]
         begun = self._world.env.times.reset.count > 0
         if not views or self._busy or self.ended is not None or not begun:
@@ -332,7 +350,9 @@ class Watch:
         finally:
             cost = time.perf_counter() - began
             drawn_at = self._scheduler.now()
-            self._not_before = drawn_at + cost * (1 / self._share - 1)
+            # Encoding is the helper thread's, but takes the interpreter's lock, or a core that the trainer may need.
+            spent = cost + self._encoding + VIEWER_COST * len(self._viewers)
+            self._not_before = drawn_at + spent / self._share - cost
         for view in views:
             self._seen[view] = changes
             drawn = (changes, steps, drawn_at, cost)
@@ -346,6 +366,11 @@ class Watch:
         self._poll()
 
     def _encode(self, view: View, frames: list[Any], drawn: tuple[int, int, float, float]) -> None:
+        def job() -> tuple[bytes, float]:
+            began = time.perf_counter()
+            data = encode(frames, view)
+            return data, time.perf_counter() - began
+
         def done(result: Any) -> None:
             if isinstance(result, RequestError):
                 self._refuse([view], result)
@@ -354,10 +379,11 @@ class Watch:
             else:
                 newest = self._newest.get(view)
                 number = 1 if newest is None else newest.number + 1
-                picture = self._newest[view] = Picture(number, result, *drawn)
+                picture = self._newest[view] = Picture(number, result[0], *drawn)
+                self._encoding = result[1]
                 self._answer(view, picture)
 
-        self._encoder.submit(lambda: encode(frames, view), done)
+        self._encoder.submit(job, done)
 
     def _answer(self, view: View, picture: Picture) -> None:
         for pending in self._waiting.pop(view, []):
