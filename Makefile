@@ -85,6 +85,7 @@ chaos: $(VENV)/.installed-test
 fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.fuzz
 	$(BIN)/python -m benchmarks.fuzz_http2
+	$(BIN)/python -m benchmarks.fuzz_websocket
 
 attacks: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.attacks

@@ -71,6 +71,18 @@ class Report:
     threads: int
     """Threads, likewise: one is the helper thread, which starts with the first compressed request."""
 
+    @property
+    def failed(self) -> bool:
+        """Whether memory grew by more than 20 MB, or files or threads are left."""
+        return self.grown > 20_000_000 or self.files > 0 or self.threads > 1
+
+    def __str__(self) -> str:
+        return (
+            f"{self.frames:,} frames over {self.connections:,} connections in {self.seconds:.0f} s, "
+            f"{self.frames / self.seconds:,.0f} a second: {dict(self.ends.most_common())}; in the server, memory grew "
+            f"by {self.grown / 1e6:.1f} MB after the first tenth, files by {self.files}, threads by {self.threads}"
+        )
+
 
 def serve(path: str) -> None:
     """Serve until standard input ends: the whole life of the server's process."""
@@ -83,6 +95,7 @@ def serve(path: str) -> None:
             max_lanes=8,
             max_message_bytes=MAX_MESSAGE_BYTES,
             reset_world_timeout=0.01,
+            web=True,  # for benchmarks/fuzz_websocket.py
         ):
             print("served", flush=True)
             sys.stdin.read()
@@ -208,8 +221,20 @@ def connection(path: str, rng: random.Random, frames: int, pool: Sequence[bytes]
             return count, "reset"
 
 
-def run(frames: int, *, seed: int = 0, say: Callable[[str], None] | None = None) -> Report:
+def run(
+    frames: int,
+    *,
+    seed: int = 0,
+    say: Callable[[str], None] | None = None,
+    connect: Callable[[str, random.Random, int, Sequence[bytes]], tuple[int, str]] = connection,
+) -> Report:
     """Send frames over connections one after the other, and play in between.
+
+    Args:
+        frames: How many.
+        seed: Of the frames.
+        say: Gets a line of progress every 10 seconds.
+        connect: Sends so many frames over one connection; returns how many it sent, and how the connection ended.
 
     Raises:
         AssertionError: The server has crashed.
@@ -232,7 +257,7 @@ def run(frames: int, *, seed: int = 0, say: Callable[[str], None] | None = None)
             if say is not None and time.perf_counter() - shown > 10.0:
                 shown = time.perf_counter()
                 say(f"{count:,} frames, {process.memory_info().rss / 1e6:.1f} MB")
-            number, end = connection(path, rng, rng.randint(1, 500), pool)
+            number, end = connect(path, rng, rng.randint(1, 500), pool)
             count += number
             connections += 1
             ends[end] += 1
@@ -307,12 +332,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         serve(arguments.serve)
         return 0
     report = run(arguments.frames, seed=arguments.seed, say=lambda text: print(text, file=sys.stderr, flush=True))
-    print(
-        f"{report.frames:,} frames over {report.connections:,} connections in {report.seconds:.0f} s, "
-        f"{report.frames / report.seconds:,.0f} a second: {dict(report.ends.most_common())}; in the server, memory "
-        f"grew by {report.grown / 1e6:.1f} MB after the first tenth, files by {report.files}, threads by "
-        f"{report.threads}"
-    )
+    print(report)
     before, began = psutil.Process().memory_info().rss, time.perf_counter()
     outcomes = header_blocks(arguments.header_blocks, seed=arguments.seed)
     grown = psutil.Process().memory_info().rss - before
@@ -320,7 +340,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{arguments.header_blocks:,} header blocks in {time.perf_counter() - began:.0f} s: "
         f"{dict(outcomes.most_common())}; memory grew by {grown / 1e6:.1f} MB"
     )
-    return int(grown > 20_000_000 or report.grown > 20_000_000 or report.files > 0 or report.threads > 1)
+    return int(grown > 20_000_000 or report.failed)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,11 @@ def settings() -> str:
     rows = [
         ["CreateWorld of `serve_gym`", create],
         ["CreateWorld of `serve_parallel`", parallel],
-        ["JoinWorld", "`player`; `agent` in a world of several agents; `role` and `wait` in real time"],
+        [
+            "JoinWorld",
+            "`player`; `agent` in a world of several agents; `role` and `wait`; for pictures `frame` and `lanes`; "
+            "to take over `name` and `lane`",
+        ],
         ["Reset, ResetWorld", f"{reset}; in a world of lanes also `reset_mask`, in real time `restart`"],
     ]
     return table(["request", "settings"], rows)

@@ -17,8 +17,8 @@ TIMEOUT = 20.0
 class PublicClient:
     """The public client's connection, closed for good at the end."""
 
-    def __init__(self, server, target=None):
-        self.channel = grpc.insecure_channel(target or server.url.removeprefix("grpc://"))
+    def __init__(self, server, target=None, channel=None):
+        self.channel = channel or grpc.insecure_channel(target or server.url.removeprefix("grpc://"))
         self.connection = public_connection.Connection(self.channel)
         self.send = self.connection.send
         self.specs = None

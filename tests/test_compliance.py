@@ -11,6 +11,7 @@ from gymnasium import spaces
 import bridge
 from tests.parallel_envs import Relay
 from tests.peers import PublicClient
+from tests.websocket_tools import WebSocketChannel
 
 TEXT = spaces.Text(8, min_length=0, charset=string.printable)
 VECTOR = spaces.Box(np.array([-1, -2, 0], np.float32), np.array([1, 2, 9], np.float32))
@@ -49,15 +50,21 @@ class Endless(gymnasium.Env):
         return self.observation_space.sample(), 0.5, False, False, {}
 
 
-@pytest.fixture(scope="module", params=["http2", "grpcio"])
-def server(request):
-    with bridge.serve_gym(Endless, transport=request.param) as server:
+@pytest.fixture(scope="module", params=["http2", "grpcio", "websocket"])
+def transport(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def server(transport):
+    options = {"web": True} if transport == "websocket" else {"transport": transport}
+    with bridge.serve_gym(Endless, **options) as server:
         yield server
 
 
 @pytest.fixture
-def client(server):
-    client = PublicClient(server)
+def client(server, transport):
+    client = PublicClient(server, channel=WebSocketChannel(server.port) if transport == "websocket" else None)
     yield client
     client.close()
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import random
 import socket
+from typing import Any
 
 import grpc
 import pytest
 
-from benchmarks import fuzz_http2
+from benchmarks import fuzz_http2, fuzz_websocket
 from benchmarks.fuzz import garbled, run, valid_requests
 from bridge import make_remote, serve_gym
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv
-from bridge.transport.service import METHOD, SERVICE
+from bridge.transport.websocket import PATH
+from tests.websocket_tools import WebSocketChannel
 
 
 def test_each_request_has_one_answer_and_memory_does_not_grow() -> None:
@@ -23,14 +25,18 @@ def test_each_request_has_one_answer_and_memory_does_not_grow() -> None:
     assert report.grown < 30_000_000
 
 
-def test_over_a_connection_garbled_requests_have_one_answer_each_and_the_server_goes_on() -> None:
+@pytest.mark.parametrize("over", ["grpc", "websocket"])
+def test_over_a_connection_garbled_requests_have_one_answer_each_and_the_server_goes_on(over: str) -> None:
     rng = random.Random(2)
     pool = valid_requests([])
     requests = [garbled(rng.choice(pool), rng) if rng.random() < 0.5 else rng.randbytes(30) for _ in range(1500)]
-    with serve_gym(lambda: CountingEnv(5)) as server:
-        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-            call = channel.stream_stream(f"/{SERVICE}/{METHOD}")
-            answers = [pb.EnvironmentResponse.FromString(data) for data in call(iter(requests), timeout=60)]
+    with serve_gym(lambda: CountingEnv(5), web=True) as server:
+        channel: Any = grpc.insecure_channel(f"127.0.0.1:{server.port}")
+        if over == "websocket":
+            channel = WebSocketChannel(server.port)
+        call = channel.stream_stream(PATH, request_serializer=None, response_deserializer=None)
+        answers = [pb.EnvironmentResponse.FromString(data) for data in call(iter(requests), timeout=60)]
+        channel.close()
         assert len(answers) == len(requests)
         assert all(answer.WhichOneof("payload") for answer in answers)
         env = make_remote(server.url)
@@ -46,8 +52,9 @@ def test_header_blocks_of_any_bytes_have_one_defined_outcome_each() -> None:
 
 
 @pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="this platform has no Unix sockets")
-def test_whatever_http2_is_spoken_the_server_lives_on_and_nothing_grows() -> None:
-    report = fuzz_http2.run(10_000, seed=4)
+@pytest.mark.parametrize("connect", [fuzz_http2.connection, fuzz_websocket.connection], ids=["http2", "websocket"])
+def test_whatever_is_spoken_the_server_lives_on_and_nothing_grows(connect: Any) -> None:
+    report = fuzz_http2.run(10_000, seed=4, connect=connect)
     assert {"ended by the server", "closed"} <= set(report.ends)
     assert report.frames >= 10_000
     assert report.grown < 30_000_000

@@ -35,7 +35,7 @@ from bridge.client.poller import Poller
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.server import calls, connections, grpc_server
+from bridge.server import calls, connections, grpc_server, keepalive
 from bridge.server.admission import Admission
 from bridge.server.auth import Gate
 from bridge.server.connection import Connection
@@ -1152,8 +1152,8 @@ def test_who_does_not_begin_to_speak_is_closed(monkeypatch, first):
 
 def test_a_client_that_gives_no_sign_is_cut_and_its_world_goes(monkeypatch):
     monkeypatch.setattr(connections, "_KEEPALIVE", 0.05)
-    monkeypatch.setattr(grpc_server, "QUIET", 0.2)
-    monkeypatch.setattr(grpc_server, "PATIENCE", 0.3)
+    monkeypatch.setattr(keepalive, "QUIET", 0.2)
+    monkeypatch.setattr(keepalive, "PATIENCE", 0.3)
     with serve_gym(long) as server, Hand(server) as silent, Hand(server) as alive:
         silent.play()
         number = alive.play()

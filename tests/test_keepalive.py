@@ -126,7 +126,7 @@ def test_a_large_first_answer_that_ends_the_stream_is_delivered_and_so_is_the_en
         server.h2.send_data(1, sent[start : start + 16_000], end_stream=start + 16_000 >= len(sent))
     data = server.h2.data_to_send()
     server.sock.sendall(data[:-100])
-    http = connection.connection.grpc.http
+    http = connection.connection.protocol.http
     until(lambda: http.frame is not None and http.frame.left == 100)
     server.sock.sendall(data[-100:])
     assert bytes(poller.get(20.0)) == large

@@ -9,10 +9,12 @@ import pytest
 from gymnasium import spaces
 
 from bridge import serve_gym
-from bridge.cli.play import Keyboard, default_keys, describe, read_keys
+from bridge.cli import play
+from bridge.cli.play import Keyboard, describe, read_keys
 from bridge.cli.program import main
 from bridge.errors import SettingError
 from bridge.testing import CountingEnv
+from bridge.worlds.watching.controls import default_keys
 
 pygame = pytest.importorskip("pygame")
 
@@ -52,6 +54,17 @@ def test_escape_ends() -> None:
 def test_the_picture_of_the_environment_is_drawn() -> None:
     with serve_gym("CartPole-v1", fps=50.0) as server:
         assert main(["play", server.url, "--frames", "3", "--scale", "1"]) == 0
+
+
+def test_the_lines_stand_below_the_picture_and_cover_none_of_it() -> None:
+    pygame.init()
+    font = pygame.font.Font(None, 20)
+    picture = np.full((40, 60, 3), (10, 200, 30), np.uint8)
+    window = play._draw(pygame, None, font, picture, ["return 1", "round trip"], 2)
+    shown = pygame.surfarray.array3d(window)
+    assert (shown[:120, :80] == (10, 200, 30)).all()
+    assert (shown[:, 80:] == 255).all(axis=2).any()
+    assert play._draw(pygame, window, font, picture, ["return 1"], 2) is window
 
 
 def test_keys_that_cannot_be_read_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:

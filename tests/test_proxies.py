@@ -11,19 +11,25 @@ import os
 import re
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as public_pb2
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect as public_connect
 
 from bridge import errors, make_remote, make_vec_remote, serve_gym
+from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv
 from bridge.transport.certificates import make_certificates
+from bridge.transport.websocket import PATH, SUBPROTOCOL, token_subprotocol
 from bridge.wrappers import BlockingReset
 from tests.peers import PublicClient
 from tests.planned_env import Episodes, Planned
@@ -36,6 +42,9 @@ CONFIGURATIONS = dict(zip(("nginx", "nginx-tls", "haproxy", "envoy"), BLOCKS, st
 PROXIES = ("nginx", "haproxy", "envoy")
 # How long a call may be silent.
 PAUSES = {"nginx": "24h", "haproxy": "24h", "envoy": "86400s"}
+PLAY = (ROOT / "docs" / "play.md").read_text(encoding="utf-8")
+(CONFIGURATIONS["nginx-web"],) = re.findall(r"```nginx\n(.*?)```", PLAY, re.DOTALL)
+LEAVE = pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()).SerializeToString()
 
 
 def program(name):
@@ -66,6 +75,7 @@ def proxy(kind, upstream, folder, *changes):
     text = CONFIGURATIONS[kind]
     listening = {
         "haproxy": (":50051", f"127.0.0.1:{port}"),
+        "nginx-web": ("443", f"127.0.0.1:{port}"),
         "envoy": ("0.0.0.0, port_value: 50051", f"127.0.0.1, port_value: {port}"),
     }.get(kind, ("50051", f"127.0.0.1:{port}"))
     for old, new in (listening, ("50050", str(upstream)), *changes):
@@ -279,3 +289,35 @@ def test_a_client_of_grpc_js_plays_on_our_server(kind, tmp_path):
         process = stack.enter_context(node("client.js", port))
         said = json.loads(process.stdout.readline())
         assert said == ["create_world", "join_world", "step", "step", "leave_world", "ended 0"]
+
+
+def test_the_page_and_websockets_pass_nginx_with_tls(tmp_path):
+    files = make_certificates(tmp_path / "certs")
+    changes = [("server.pem", str(files["server.pem"])), ("server.key", str(files["server.key"]))]
+    tokens = {"token": "for-players", "watch_token": "for-watchers"}
+    context = ssl.create_default_context(cafile=files["ca.pem"])
+    with (
+        serve_gym(long_env, web=True, **tokens) as server,
+        proxy("nginx-web", server.port, tmp_path, *changes) as port,
+    ):
+        with urllib.request.urlopen(f"https://localhost:{port}/", context=context, timeout=20) as answer:
+            assert b"app.js" in answer.read()
+        url = f"wss://localhost:{port}?world="
+        env = make_remote(url, token="for-players", tls_ca=files["ca.pem"])
+        env.reset(seed=0)
+        seen = make_remote(url, token="for-watchers", tls_ca=files["ca.pem"], role="spectator", wait="now")
+        assert np.array_equal(seen.reset()[0], env.step(1)[0]) is False
+        seen.close()
+        env.close()
+        names = [SUBPROTOCOL, token_subprotocol("for-players")]
+        for origin, said in ((f"https://localhost:{port}", None), ("https://example.org", 4007)):
+            with public_connect(
+                f"wss://localhost:{port}{PATH}", ssl=context, origin=origin, subprotocols=names
+            ) as socket_:
+                socket_.send(LEAVE)
+                if said is None:
+                    assert socket_.recv(20)
+                else:
+                    with pytest.raises(ConnectionClosed) as caught:
+                        socket_.recv(20)
+                    assert caught.value.rcvd.code == said

@@ -315,6 +315,6 @@ def test_only_servers_of_ours_are_asked_often_for_a_sign() -> None:
         quiet = []
         for port in (foreign.port, server.port):
             envs = make_vec_remote(f"grpc://127.0.0.1:{port}", timeout=20)
-            quiet.append(envs.pool.members[0].remote._call.connection.grpc.keepalive_interval)
+            quiet.append(envs.pool.members[0].remote._call.connection.protocol.keepalive_interval)
             envs.close()
     assert quiet == [310.0, 20.0]

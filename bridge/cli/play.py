@@ -16,7 +16,7 @@ from bridge.client.env import RemoteEnv
 from bridge.errors import RefusedError, SettingError
 from bridge.transport.credentials import add_credential_options, credential_keywords
 
-__all__ = ["Keyboard", "add_play_parser", "default_keys", "describe", "read_keys", "register", "run"]
+__all__ = ["Keyboard", "add_play_parser", "describe", "read_keys", "register", "run"]
 
 _EPILOG = """keys:
   Discrete actions: the digits 0 to 9; the arrows if there are at most four actions, or if the environment names its
@@ -29,7 +29,9 @@ examples:
   bridge play grpc://localhost:50051 --keys a=0 d=1
   bridge play "grpc://localhost:50051?world=" --role spectator
 """
-_MEANINGS = {"UP": "up", "DOWN": "down", "LEFT": "left", "RIGHT": "right", "FIRE": "space"}
+
+# Pixels of a line of text, and around the text.
+_LINE, _MARGIN = 20, 6
 
 
 def add_play_parser(commands: Any) -> None:
@@ -74,25 +76,6 @@ def read_keys(pairs: Sequence[str], space: Space[Any]) -> dict[frozenset[str], A
     return found
 
 
-def default_keys(space: Space[Any], meanings: Sequence[str] | None) -> dict[frozenset[str], Any]:
-    """Return keys for a Discrete space: digits, and arrows by what the actions mean or where there are up to four."""
-    if not isinstance(space, spaces.Discrete):
-        return {}
-    first, count = int(space.start), int(space.n)
-    keys = {frozenset({str(digit)}): first + digit for digit in range(min(10, count))}
-    if meanings is not None:
-        for action, meaning in enumerate(meanings):
-            held = frozenset(key for word, key in _MEANINGS.items() if word in meaning)
-            if held:
-                keys[held] = first + action
-    elif count <= 4:
-        order = {2: ("left", "right"), 3: ("left", "", "right")}.get(count, ("left", "down", "right", "up"))
-        for action, key in zip(range(count), order, strict=False):
-            if key:
-                keys[frozenset({key})] = first + action
-    return keys
-
-
 class Keyboard:
     """Turns the keys that are held into an action.
 
@@ -128,7 +111,7 @@ class Keyboard:
 
 
 def describe(info: Mapping[str, Any], score: float, fps: float) -> list[str]:
-    """Return the lines that are written on the picture."""
+    """Return the lines that are written below the picture."""
     lines = [f"return {score:g}   {fps:.1f} steps/s"]
     latency = info.get("latency")
     if latency is not None:
@@ -161,6 +144,7 @@ def run(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         raise SettingError("bridge play needs pygame: pip install 'gymnasium-bridge[play]'") from error
     from bridge.worlds.default_actions import neutral_action
+    from bridge.worlds.watching.controls import default_keys
 
     env = _connect(arguments)
     try:
@@ -220,12 +204,14 @@ def _draw(pygame: Any, window: Any, font: Any, picture: Any, lines: Sequence[str
         lines = [*lines, f"{picture}"[:60]]
     times = scale or max(1, 480 // surface.get_width())
     surface = pygame.transform.scale(surface, (surface.get_width() * times, surface.get_height() * times))
-    size = surface.get_size()
-    if window is None or window.get_size() != size:
+    width, height = surface.get_size()
+    size = width, height + _LINE * len(lines) + 2 * _MARGIN  # the lines stand below the picture, which may show a score
+    if window is None or window.get_width() != width or window.get_height() < size[1]:  # it does not shrink again
         window = pygame.display.set_mode(size)
         pygame.display.set_caption("bridge play")
+    window.fill((0, 0, 0))
     window.blit(surface, (0, 0))
     for number, line in enumerate(lines):
-        window.blit(font.render(line, True, (255, 255, 255), (0, 0, 0)), (6, 6 + 20 * number))
+        window.blit(font.render(line, True, (255, 255, 255), (0, 0, 0)), (_MARGIN, height + _MARGIN + _LINE * number))
     pygame.display.flip()
     return window

@@ -286,6 +286,9 @@ def announce(server: Server, ids: Sequence[str], kind: str, credentials: Mapping
     urls = server.urls if isinstance(server, ServerGroup) else [server.url]
     for line in connecting_lines(urls, server.env_ids, kind, credentials or {}):
         say(f"  {line}")
+    if server.web_url is not None:
+        asks = "#" not in server.web_url and bool({"token", "token_file"} & set(credentials or {}))
+        say(f"In a browser: {server.web_url}{' (it asks for the token)' if asks else ''}")
     say("Ctrl-C stops.")
 
 

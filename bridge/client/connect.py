@@ -88,10 +88,14 @@ def connect(
             f"{address.url!r} is without: {remedy}"
         )
     if transport == "grpcio":
+        if address.websocket:
+            raise SettingError(
+                f"transport='grpcio' speaks gRPC alone, but {address.url!r} is for WebSocket: leave it out"
+            )
         from bridge.client.grpcio_transport import GrpcioCall  # loads grpcio, which nothing else needs
 
         return GrpcioCall(address, poller, label, max_message_bytes)
-    shared = shared and (local or is_loopback(address.host))
+    shared = shared and not address.websocket and (local or is_loopback(address.host))
     return Call(connection_to(address, poller, max_message_bytes, shared=shared), address.url, deliver)
 
 

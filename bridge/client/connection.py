@@ -1,6 +1,7 @@
 """A client's sockets: a connection carries one stream of requests and answers, or several to the same place.
 
-No thread: the owner's poller looks after the socket. `GrpcClient` turns requests into bytes, and bytes into answers.
+No thread: the owner's poller looks after the socket. A protocol, gRPC or WebSocket, turns requests into bytes, and
+bytes into answers.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import ssl
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bridge.client.dialer import Dialer
 from bridge.client.grpc_client import GrpcClient, Received, Refused
@@ -23,6 +24,9 @@ from bridge.transport import keepalive
 from bridge.transport.address import Address
 from bridge.transport.remedies import remedy
 from bridge.transport.tls import Tls, client_context, explain
+
+if TYPE_CHECKING:
+    from bridge.client.websocket_client import WebSocketClient
 
 __all__ = ["Call", "Connection", "close_calls", "connection_to"]
 
@@ -54,7 +58,7 @@ class Call:
         self.url = url
         self.deliver = deliver
         self.stream: Any = None
-        """Its stream of HTTP/2."""
+        """What the connection's protocol knows it by."""
         self.unconfirmed: list[bytes] | None = []
         """Requests to send again on a further connection, until the server has begun to answer; None: it has."""
         self.attempts = 0
@@ -67,7 +71,7 @@ class Call:
     @property
     def server_version(self) -> str | None:
         """The version of a Gymnasium Bridge server, None for another one; known once an answer came."""
-        return self.connection.grpc.server_version
+        return self.connection.protocol.server_version
 
     @property
     def silent(self) -> bool:
@@ -77,7 +81,7 @@ class Call:
     @property
     def draining(self) -> bool:
         """Whether the server has said that it takes no further calls; this one goes on."""
-        return self.connection.grpc.draining
+        return self.connection.protocol.draining
 
     def send(self, request: bytes) -> None:
         """Send a request; it is on its way when this returns, or when the poller sends what it holds together.
@@ -100,7 +104,7 @@ class Call:
             raise ConnectionLostError(self.url, "this process was forked, and the connection is its parent's")
         with connection.poller.lock:
             if not self.ended:  # else how it ended was delivered
-                connection.grpc.pack(self, request)
+                connection.protocol.pack(self, request)
                 if connection.shared:
                     connection.flush_soon()
                 else:
@@ -115,7 +119,7 @@ class Call:
         self.deliver = _only_answers(self.deliver)
         with connection.poller.lock:
             if not self.ended:
-                connection.grpc.finish(self)
+                connection.protocol.finish(self)
                 connection.flush()
 
     def close(self, timeout: float) -> None:
@@ -138,7 +142,9 @@ class Connection:
 
     def __init__(self, address: Address, poller: Poller[Any], max_message_bytes: int, *, shared: bool = False) -> None:
         self._address = address
-        self.grpc = GrpcClient(address, max_message_bytes, watches_health=poller.watches_health)
+        self.protocol = _protocol_for(address, max_message_bytes, poller.watches_health)
+        self._http = self.protocol.http
+        self._outgoing = self.protocol.outgoing
         self.poller = poller
         self.max_message_bytes = max_message_bytes
         self.inherited = False
@@ -157,7 +163,7 @@ class Connection:
         self._out: list[memoryview] = []
         self._tls: Tls | None = None
         if address.tls:
-            self._tls = Tls(client_context(address.credentials, "h2"), address.server_name)
+            self._tls = Tls(client_context(address.credentials, self.protocol.ALPN), address.server_name)
             self._tls.receive(b"")
             self._out.append(memoryview(self._tls.send()))
         self._sock: socket.socket | None = None
@@ -171,14 +177,14 @@ class Connection:
     @property
     def accepts_calls(self) -> bool:
         """Whether it takes a further call."""
-        return not (self.ended or self.inherited or self._unresponsive) and self.grpc.accepts_calls
+        return not (self.ended or self.inherited or self._unresponsive) and self.protocol.accepts_calls
 
     # Calls
 
     def add(self, call: Call) -> None:
         """Begin a call; the first one connects."""
         self._calls.add(call)
-        self.grpc.open(call)
+        self.protocol.open(call)
         if self._dialer is not None:
             self.flush_soon()
             return
@@ -205,7 +211,7 @@ class Connection:
             self._unresponsive = True  # perhaps nobody is there any more: whoever connects next does so anew
             call.ended = True
             self._calls.discard(call)
-            self.grpc.cancel(call)
+            self.protocol.cancel(call)
             if self._calls:
                 self.flush()
         if not self._calls:
@@ -231,10 +237,9 @@ class Connection:
         plain = tls.receive(data) if data else b""
         if tls.owes:
             self._out.append(memoryview(tls.send()))
-        grpc = self.grpc
         came: list[Received] = []
         if plain:
-            came += grpc.receive_data(plain)
+            came += self.protocol.receive_data(plain)
         return came
 
     # The socket
@@ -270,7 +275,7 @@ class Connection:
         if sock is None:
             return
         if tls is None or tls.ready:
-            outgoing = self.grpc.http.outgoing
+            outgoing = self._outgoing
             parts = outgoing[:]
             outgoing.clear()
             if not parts and not self._out:
@@ -334,7 +339,7 @@ class Connection:
 
     def _receive(self, events: int = _READ) -> None:
         """Receive what has come, and deliver what it means."""
-        sock, grpc = self._sock, self.grpc
+        sock, protocol, http = self._sock, self.protocol, self._http
         if sock is None:
             return
         try:
@@ -343,14 +348,14 @@ class Connection:
                 data = sock.recv(_CHUNK)
                 count = len(data)
                 came = self._opened(self._tls, data)
-            elif grpc.http.frame is None or (buffer := grpc.http.get_buffer()) is None:
+            elif http is None or http.frame is None or (buffer := http.get_buffer()) is None:
                 data = sock.recv(_CHUNK)
                 count = len(data)
-                came = grpc.receive_data(data)
+                came = protocol.receive_data(data)
             else:
                 with buffer:
                     count = sock.recv_into(buffer)
-                came = grpc.buffer_updated(count)
+                came = protocol.buffer_updated(count)
         except BlockingIOError:
             return
         except RemoteError as error:  # some of them are OSErrors too
@@ -368,16 +373,16 @@ class Connection:
                 call.deliver(what)
         if self.ended:
             return
-        if grpc.http.outgoing or self._out:
+        if self._outgoing or self._out:
             self.flush()
-        if grpc.http.error is not None and not self.ended:
+        if http is not None and http.error is not None and not self.ended:
             try:
-                grpc.receive_data(b"")
+                protocol.receive_data(b"")
             except RemoteError as error:
                 self._end(error.at)
         if not count and not self.ended:
-            why = grpc.cut_off()
-            self._end((lambda url: ConnectionLostError(url, why)) if grpc.answered else self._connect_error(why))
+            why = protocol.cut_off()
+            self._end((lambda url: ConnectionLostError(url, why)) if protocol.answered else self._connect_error(why))
 
     def check_keepalive(self) -> None:
         """Ask for a sign of a server that has been quiet; give up one that gave none."""
@@ -389,15 +394,15 @@ class Connection:
             if now - self._pinged_at > patience:
                 text = f"the connection was lost: no answer to a keepalive ping within {patience:g} s"
                 self._end(lambda url: ConnectionLostError(url, text))
-        elif now - self._received_at > self.grpc.keepalive_interval:
+        elif now - self._received_at > self.protocol.keepalive_interval:
             self._pinged_at = now
-            self.grpc.ping()
+            self.protocol.ping()
             self.flush()
 
     # The end
 
     def _lost(self, error: OSError) -> None:
-        if isinstance(error, (BrokenPipeError, ConnectionResetError)) and not self.grpc.answered:
+        if isinstance(error, (BrokenPipeError, ConnectionResetError)) and not self.protocol.answered:
             error = self._read_refusal() or error
         if self.ended:
             return
@@ -408,7 +413,9 @@ class Connection:
                 with contextlib.suppress(OSError):
                     self._sock.send(self._tls.send())  # tells the server why, for its log
         text = f"the connection was lost: {reason}"
-        self._end((lambda url: ConnectionLostError(url, text)) if self.grpc.answered else self._connect_error(reason))
+        self._end(
+            (lambda url: ConnectionLostError(url, text)) if self.protocol.answered else self._connect_error(reason)
+        )
 
     def _read_refusal(self) -> ssl.SSLError | None:
         """Read why a server refused that closed before it took our first request."""
@@ -418,7 +425,7 @@ class Connection:
         came: Iterable[Received] = ()
         try:
             data = sock.recv(_CHUNK)
-            came = self._opened(self._tls, data) if self._tls is not None else self.grpc.receive_data(data)
+            came = self._opened(self._tls, data) if self._tls is not None else self.protocol.receive_data(data)
         except ssl.SSLError as error:
             return error
         except RemoteError as error:
@@ -471,6 +478,20 @@ class Connection:
         if sock is not None:
             self.poller.forget(sock)
             sock.close()
+
+
+def _protocol_for(address: Address, max_message_bytes: int, watches_health: bool) -> GrpcClient | WebSocketClient:
+    """Return what is spoken there; SettingError where the package that it needs is missing."""
+    if address.websocket and address.compression is not None:
+        raise SettingError(f"compression is for gRPC, but {address.url!r} is a WebSocket: leave it out")
+    if not address.websocket:
+        return GrpcClient(address, max_message_bytes, watches_health=watches_health)
+    try:
+        from bridge.client.websocket_client import WebSocketClient
+    except ImportError as error:
+        text = f"{address.scheme}:// needs the package websockets: pip install 'gymnasium-bridge[web]'"
+        raise SettingError(text) from error
+    return WebSocketClient(address, max_message_bytes)
 
 
 def connection_to(address: Address, poller: Poller[Any], max_message_bytes: int, *, shared: bool) -> Connection:

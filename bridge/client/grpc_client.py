@@ -105,7 +105,8 @@ def call_error(url: str, scheme: str, code: int, details: str, *, answered: bool
     if code == Code.UNIMPLEMENTED:
         return ConnectError(url, f"a gRPC server is there, but it does not speak dm_env_rpc: {details}")
     if code == Code.UNAUTHENTICATED and withheld:
-        details += f" ({TOKEN_VARIABLE} is not sent unencrypted to another machine: use grpcs://, or pass token=)"
+        secure = f"{scheme.removesuffix('s')}s://"
+        details += f" ({TOKEN_VARIABLE} is not sent unencrypted to another machine: use {secure}, or pass token=)"
     return RefusedError(url, f"the stream was ended: {details}", code)
 
 
@@ -123,6 +124,8 @@ class GrpcClient:
         max_message_bytes: The largest answer.
         watches_health: Whether to ask to be told by gRPC's health service when the server drains.
     """
+
+    ALPN = "h2"
 
     def __init__(self, address: Address, max_message_bytes: int, *, watches_health: bool = False) -> None:
         self._scheme = address.scheme
@@ -146,7 +149,9 @@ class GrpcClient:
         if token is not None:
             self._fields.append(("authorization", f"Bearer {token}"))
         self.http = Http2(client=True, max_header_bytes=_MAX_HEADER_BYTES)
-        """The connection's HTTP/2: its `error`, its `outgoing` bytes."""
+        """The connection's HTTP/2."""
+        self.outgoing = self.http.outgoing
+        """What is to be sent."""
         self._watch: Stream | None = None
         """The stream of the health service; None: there was none yet."""
         self._watches_health = watches_health

@@ -7,6 +7,7 @@ __all__ = [
     "PROPERTY_REQUEST_URL",
     "PROPERTY_RESPONSE_URL",
     "TIMING",
+    "WATCH",
 ]
 
 PROPERTY_REQUEST_URL = "type.googleapis.com/dm_env_rpc.v1.extensions.properties.PropertyRequest"
@@ -40,3 +41,18 @@ TIMING = (
     "frames_skipped",
 )
 """The elements of the observation `timing` of a real-time world, float64: seconds of the server's clock, or counts."""
+
+WATCH = (
+    "picture",
+    "steps",
+    "age",
+    "render_time",
+    "viewers",
+    "episodes",
+    "last_return",
+    "mean_return",
+)
+"""The elements of the observation `watch` of an agent that gets pictures, float64: the number of the picture, the steps
+of the world when it was drawn (since the world is watched; in real time, the `frame` of `timing`), seconds since then,
+the seconds that drawing it took, the viewers, the episodes that ended since the world is watched, the return of the
+last one and the mean of the last 200; NaN where there was none."""

@@ -92,6 +92,7 @@ class RecordedEnv:
         self._applied_by = applied_by
         self._moment = moment
         self._read_frames = read_frames
+        self._taken: Mapping[Any, str] = {}
         self.notes: list[str] = getattr(env, "notes", [])
         self.times = getattr(env, "times", None)
 
@@ -122,7 +123,7 @@ class RecordedEnv:
 
     async def step(self, action: Any) -> Any:
         """Step the environment."""
-        by, given = self._applied_by(), self._copy(action)
+        by, given = self._acting(), self._copy(action)
         moment = None if self._moment is None else self._moment()
         try:
             result = await self._env.step(action)
@@ -132,6 +133,18 @@ class RecordedEnv:
         frame = None if self._read_frames is None else await self._read_frames()
         self._record(Kind.STEP, given, result, None, None, by, moment, frame)
         return result
+
+    def note_takeovers(self, taken: Mapping[Any, str]) -> None:
+        """Note the names of the people whose actions the next step takes in place of an agent's."""
+        self._taken = taken
+
+    def _acting(self) -> Any:
+        """Return who acts in the step at hand. Of lanes that are stepped together it is the agent of all of them."""
+        by, taken, self._taken = self._applied_by(), self._taken, {}
+        if not taken or getattr(self._env, "num_envs", None) is not None:
+            return by
+        people = {str(key): f"person:{name}" if name else "person" for key, name in taken.items()}
+        return {**by, **people} if isinstance(by, Mapping) else next(iter(people.values()))
 
     def _copy(self, action: Any) -> Any:
         """Return an action as it is recorded, whatever the environment does with it."""

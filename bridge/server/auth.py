@@ -22,6 +22,8 @@ class Security:
 
     token: Token | None = None
     """The secret that each client must send; None: anyone who reaches the port is let in."""
+    watch_token: Token | None = dataclasses.field(default=None, kw_only=True)
+    """The secret of clients that may look on, and do nothing else; None: there are none."""
     tls_certificate: bytes | None = dataclasses.field(default=None, repr=False)
     """PEM: the server's certificate and those between it and its authority; None: no TLS."""
     tls_key: bytes | None = dataclasses.field(default=None, repr=False)
@@ -37,6 +39,7 @@ class Security:
         *,
         token: TokenLike | None = None,
         token_file: str | os.PathLike[str] | None = None,
+        watch_token: TokenLike | None = None,
         tls_certificate: Pem | None = None,
         tls_key: Pem | None = None,
         tls_client_ca: Pem | None = None,
@@ -57,6 +60,7 @@ class Security:
             read_pem("tls_certificate", tls_certificate),
             read_pem("tls_key", tls_key),
             read_pem("tls_client_ca", tls_client_ca),
+            watch_token=None if watch_token is None else read_token(watch_token, None),
         )
 
     @property
@@ -64,18 +68,18 @@ class Security:
         """Whether what travels is encrypted, and the server proves who it is."""
         return self.tls_certificate is not None
 
-    def context(self, alpn: str | None = None) -> ssl.SSLContext | None:
+    def context(self, *alpn: str) -> ssl.SSLContext | None:
         """Return what a socket speaks TLS with; None: it speaks none.
 
         Args:
-            alpn: The name of what is spoken within; None: it has none.
+            alpn: The names of what is spoken within, the preferred one first.
 
         Raises:
             SettingError: The certificate and its key cannot be used.
         """
         if self.tls_certificate is None or self.tls_key is None:
             return None
-        return server_context(self.tls_certificate, self.tls_key, self.tls_client_ca, alpn)
+        return server_context(self.tls_certificate, self.tls_key, self.tls_client_ca, *alpn)
 
     def for_host(self, host: str, *, insecure: bool) -> Security:
         """Return how a server that listens there is protected: with a token of its own, where it has none.
@@ -83,8 +87,16 @@ class Security:
         Args:
             host: The address that it listens on.
             insecure: Whether it goes without a token though others reach it.
+
+        Raises:
+            SettingError: There is a token for looking on, and no other one.
         """
         if insecure or is_loopback(host) or self.authenticates:
+            if self.watch_token is not None and self.token in (None, self.watch_token):
+                raise SettingError(
+                    "watch_token lets clients in that may look on alone: expected another token for the others, got "
+                    f"{'none' if self.token is None else 'the same'}; give token or token_file"
+                )
             return self
         return dataclasses.replace(self, token=Token(secrets.token_urlsafe(32)), generated=True)
 
@@ -110,14 +122,16 @@ class Gate:
 
     Args:
         token: What clients have to show; None: they are let in without.
+        watch_token: What clients show that may look on alone; None: there are none.
     """
 
-    def __init__(self, token: Token | None) -> None:
+    def __init__(self, token: Token | None, watch_token: Token | None = None) -> None:
         self._token = token
+        self._watch_token = watch_token
         self._log = LimitedLog(__name__)
 
-    def check(self, shown: str | None, peer: str) -> None:
-        """Let a client in, or log and raise.
+    def check(self, shown: str | None, peer: str) -> bool:
+        """Let a client in, or log and raise; return whether it may do more than look on.
 
         Args:
             shown: The token that it showed; None: none.
@@ -127,7 +141,9 @@ class Gate:
             RequestError: UNAUTHENTICATED: it showed no token, or another one.
         """
         if self._token is None or self._token.matches(shown):
-            return
+            return True
+        if self._watch_token is not None and self._watch_token.matches(shown):
+            return False
         problem = "the token is wrong" if shown else "a token is required, and none was sent"
         self._log.warning("refused %s: %s", peer, problem)
         raise RequestError(

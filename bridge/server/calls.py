@@ -150,15 +150,15 @@ class Calls:
 
     # What clients do
 
-    def open(self, client: Client, version: str) -> Call:
-        """Admit a call, of a client that says it has this version.
+    def open(self, client: Client, version: str, *, may_act: bool = True) -> Call:
+        """Admit a call, of a client that says it has this version, and that may act or look on alone.
 
         Raises:
             RequestError: RESOURCE_EXHAUSTED: there are as many as there may be; UNAVAILABLE: the server is stopping.
         """
         self._hub.check_open()
         self._count.enter()
-        call = Call(client, Session(self._hub, version), str(next(self._numbers)))
+        call = Call(client, Session(self._hub, version, may_act=may_act), str(next(self._numbers)))
         client.calls.add(call)
         _log.info("connection=%s peer=%s opened", call.name, client.peer)
         return call

@@ -5,30 +5,75 @@ from __future__ import annotations
 import socket
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from bridge.errors import RequestError
 from bridge.server.admission import Admission
 from bridge.server.event_loop import READ
 from bridge.server.fair_share import ProcessorAccount
-from bridge.transport.compression import WORTHWHILE
-from bridge.transport.frames import Stream
-from bridge.transport.http2_sender import SMALL
-from bridge.transport.messages import PREFIX, pack_prefix
+from bridge.transport.http2 import Http2
 from bridge.transport.tls import Tls
 from bridge.worlds.scheduling import Timer
 
 if TYPE_CHECKING:
     from bridge.server.calls import Call
-    from bridge.server.grpc_server import GrpcProtocol
 
-__all__ = ["CHUNK", "SMALL_CHUNK", "Connection"]
+__all__ = ["CHUNK", "SMALL_CHUNK", "Connection", "ConnectionProtocol"]
 
 CHUNK = 65536
 """Bytes that are received at a time."""
 SMALL_CHUNK = 4096
 """Bytes that are received at a time of a client that uses much processor time without asking for anything."""
 _MAX_PARTS = 64
+
+
+class ConnectionProtocol(Protocol):
+    """What a connection speaks: gRPC, or HTTP/1.1 and WebSocket. What it has to say it adds to `outgoing`."""
+
+    @property
+    def http(self) -> Http2 | None:
+        """The HTTP/2 that large messages are received into; None: it is none."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has said its last words: the connection closes once they are sent and no call is left."""
+
+    @property
+    def receives_large(self) -> bool:
+        """Whether a large request is being received."""
+
+    def receive_data(self, data: bytes) -> None:
+        """Take bytes; raises RequestError where they cannot be read."""
+
+    def buffer_updated(self, count: int) -> None:
+        """Note that bytes were received into the buffer of `http`; raises as `receive_data`."""
+
+    def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
+        """Send an answer with the next `flush`; return whether the client has room for all of it."""
+
+    def is_blocked(self, call: Call) -> bool:
+        """Whether the client has no room for the answers of a call."""
+
+    def defer(self, call: Call, size: int) -> None:
+        """Make the client wait with further requests where one of this size is not served yet."""
+
+    def resume(self, call: Call, size: int) -> None:
+        """Take back a `defer`."""
+
+    def finish(self, call: Call, error: RequestError | None) -> None:
+        """End a call: as it should, or for a reason."""
+
+    def refuse(self, error: RequestError) -> None:
+        """Say why the connection ends."""
+
+    def drain(self) -> None:
+        """Say that no further calls are taken; the open calls go on."""
+
+    def check_keepalive(self, now: float) -> bool:
+        """Ask for a sign of a client that has been quiet; tell whether it gave one in time."""
+
+    def connection_lost(self) -> None:
+        """Free everything, at once."""
 
 
 class Connection:
@@ -48,7 +93,10 @@ class Connection:
         self.sock = sock
         self.peer = peer
         self.tls = tls
-        self.protocol: GrpcProtocol
+        self.protocol: ConnectionProtocol
+        self.answer: Callable[[Call, list[bytes | memoryview], int], bool]
+        """Send an answer with the next `flush`; return whether the client has room for all of it."""
+        self._http: Http2 | None = None
         self.calls: set[Call] = set()
         self.blocked_calls: set[Call] = set()
         """Those whose requests wait until the client takes their answers."""
@@ -62,6 +110,8 @@ class Connection:
         """What the event loop calls when the socket is ready."""
         self.events = READ
         """What the event loop watches the socket for."""
+        self.paused = False
+        """Whether nothing is read for now, because too many requests wait."""
         self.ending = False
         """Whether nothing more is read; it closes once what it has to say is sent."""
         self.closed = False
@@ -76,6 +126,12 @@ class Connection:
         self.account = account
         self.productive = False
         """Whether what was received last belonged to a request."""
+
+    def speak(self, protocol: ConnectionProtocol) -> None:
+        """Speak a protocol from now on."""
+        self.protocol = protocol
+        self.answer = protocol.answer
+        self._http = protocol.http
 
     # What counts for `max_queued_bytes`
 
@@ -111,21 +167,21 @@ class Connection:
             OSError: As the socket does; ssl.SSLError where TLS ends it.
             RequestError: The bytes cannot be read.
         """
-        protocol = self.protocol
-        if self.tls is None:
-            buffer = protocol.http.get_buffer() if protocol.http.frame is not None else None
+        http = self._http
+        if http is not None and self.tls is None:
+            buffer = http.get_buffer() if http.frame is not None else None
             if buffer is not None:
                 with buffer:
                     count = self.sock.recv_into(buffer)
-                protocol.buffer_updated(count)
+                self.protocol.buffer_updated(count)
                 self.productive = True
                 return count
         data = self.sock.recv(CHUNK if self.productive else SMALL_CHUNK)
         before = self.unserved
         plain = data if self.tls is None else self.tls.receive(data)
         if plain:
-            protocol.receive_data(plain)
-        self.productive = self.unserved > before or protocol.http.receives_large
+            self.protocol.receive_data(plain)
+        self.productive = self.unserved > before or self.protocol.receives_large
         return len(data)
 
     # What goes
@@ -186,29 +242,16 @@ class Connection:
 
     # The interface that a call has to its client, whatever the transport (`bridge.server.calls.Client`)
 
-    def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
-        """Send an answer with the next `flush`; return whether the client has room for all of it.
-
-        One that is to be compressed first is sent later; meanwhile the client counts as having no room.
-        """
-        self.joins_answers = size <= SMALL
-        if call.compression is not None and size >= WORTHWHILE:
-            self.protocol.compress(call, parts, size)
-            return False
-        stream: Stream = call.stream
-        self.protocol.http.send_data(stream, [pack_prefix(0, size), *parts], size + PREFIX)
-        return not stream.pending
-
     def is_blocked(self, call: Call) -> bool:
         """Whether the client does not take the answers of a call for now."""
-        return bool(self.unsent or call.stream.pending or call.compressing)
+        return bool(self.unsent) or self.protocol.is_blocked(call)
 
     def defer(self, call: Call, size: int) -> None:
-        """Give the client no new flow-control window for a request that waits."""
+        """Make the client wait with further requests where one of this size is not served yet."""
         self.protocol.defer(call, size)
 
     def resume(self, call: Call, size: int) -> None:
-        """Give the client the window of a request that is served now."""
+        """Take back a `defer`."""
         if not self.closed:
             self.protocol.resume(call, size)
 

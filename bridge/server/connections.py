@@ -15,10 +15,9 @@ from bridge.errors import RequestError
 from bridge.logs import LimitedLog, SafeLog
 from bridge.server.admission import Admission
 from bridge.server.calls import Call, Calls
-from bridge.server.connection import CHUNK, Connection
+from bridge.server.connection import CHUNK, Connection, ConnectionProtocol
 from bridge.server.event_loop import READ, WRITE, EventLoop
 from bridge.server.fair_share import FairShare, ProcessorAccount
-from bridge.server.grpc_server import GrpcProtocol
 from bridge.server.helper_thread import HelperThread
 from bridge.server.limits import Limits
 from bridge.server.listeners import UnixListener, listen_tcp
@@ -33,6 +32,8 @@ _refusals = LimitedLog(__name__)
 # Seconds that a client has to begin to speak, and that one which was refused has for reading why.
 _HELLO_TIMEOUT = 10.0
 _LINGER = 1.0
+# Seconds that one has for taking an answer that is the last: a file of the page, say.
+_LONG_LINGER = 30.0
 # Connections without a call at a time (at least): the oldest makes room for the next.
 _MAX_IDLE = 256
 # Seconds between two looks for clients that went without a word.
@@ -68,7 +69,7 @@ class Connections:
         loop: EventLoop,
         limits: Limits,
         admission: Admission,
-        speak: Callable[[Connection], GrpcProtocol],
+        speak: Callable[[Connection], ConnectionProtocol],
         tls: ssl.SSLContext | None,
         unix_path: str | None,
     ) -> None:
@@ -93,9 +94,9 @@ class Connections:
 
     # What the protocol asks (`bridge.server.grpc_server.CallHandler`)
 
-    def open(self, client: Connection, version: str) -> Call:
+    def open(self, client: Connection, version: str, *, may_act: bool = True) -> Call:
         """Admit a call."""
-        call = self.calls.open(client, version)
+        call = self.calls.open(client, version, may_act=may_act)
         self._stop_timer(client)
         self._idle.pop(client, None)
         return call
@@ -178,7 +179,7 @@ class Connections:
             self._keepalive = self._loop.scheduler.call_later(_KEEPALIVE, self._check_keepalive)
         connection.on_events = partial(self._on_events, connection)
         self._loop.register(sock, READ, connection.on_events)
-        connection.protocol = self._speak(connection)
+        connection.speak(self._speak(connection))
         if tls is None:
             self.flush(connection)
 
@@ -286,14 +287,16 @@ class Connections:
         except OSError:
             self.close(connection)
             return
-        if connection.unsent or connection.ending or not connection.calls or connection.events != READ:
+        plain = connection.events == READ and not connection.paused
+        if connection.unsent or connection.ending or not connection.calls or not plain:
             self._arrange(connection)
 
     def _arrange(self, connection: Connection) -> None:
         """Watch for what the connection needs: room to send, or else the next request."""
         if not connection.calls and not connection.ending:
             self._idle.setdefault(connection)
-            if connection.protocol.http.goaway_sent:
+            http = connection.protocol.http
+            if connection.protocol.finished or (http is not None and http.goaway_sent):
                 self._linger(connection)
         if connection.ending and not connection.unsent and not connection.calls:
             if connection.timer is None:
@@ -303,7 +306,8 @@ class Connections:
             with contextlib.suppress(OSError):
                 connection.sock.shutdown(socket.SHUT_WR)
         # No new request is read while answers wait: a client that does not read cannot make us keep without end.
-        events = WRITE if connection.unsent else READ if connection.account.timer is None else 0
+        reads = connection.account.timer is None and not connection.paused
+        events = WRITE if connection.unsent else READ if reads else 0
         if events != connection.events:
             connection.events = events
             self._loop.modify(connection.sock, events, connection.on_events)
@@ -323,7 +327,7 @@ class Connections:
         connection.ending = True
         for call in list(connection.calls):
             self.abandon(call)
-        self._close_after(connection, _LINGER)
+        self._close_after(connection, _LONG_LINGER if connection.protocol.finished else _LINGER)
 
     def close(self, connection: Connection) -> None:
         """Close a connection at once; its calls end."""
@@ -342,7 +346,7 @@ class Connections:
         connection.protocol.connection_lost()
         self._read_again(connection)
         connection.sock.close()
-        del connection.protocol, connection.on_events  # which refer to it
+        del connection.protocol, connection.answer, connection.on_events  # which refer to it
 
     @property
     def busy(self) -> bool:

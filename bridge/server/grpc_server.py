@@ -16,8 +16,9 @@ from bridge.server.connection import Connection
 from bridge.server.grpc_services import MAX_REQUEST, Services, SideCall
 from bridge.server.helper_thread import HelperThread
 from bridge.server.inflation import Inflation
+from bridge.server.keepalive import Keepalive
 from bridge.server.limits import Limits
-from bridge.transport.compression import Compression, compress, encodings
+from bridge.transport.compression import WORTHWHILE, Compression, compress, encodings
 from bridge.transport.frames import (
     ENHANCE_YOUR_CALM,
     NO_ERROR,
@@ -29,6 +30,7 @@ from bridge.transport.frames import (
     StreamReset,
 )
 from bridge.transport.http2 import Http2
+from bridge.transport.http2_sender import SMALL
 from bridge.transport.messages import (
     PREFIX,
     CompressedMessage,
@@ -40,7 +42,6 @@ from bridge.transport.messages import (
     pack_prefix,
 )
 from bridge.transport.service import HELLO, METHOD, SERVICE
-from bridge.transport.sockets import PATIENCE, QUIET
 from bridge.version import __version__
 from bridge.worlds.scheduling import Timer
 
@@ -75,7 +76,7 @@ class CallHandler(Protocol):
     calls: Calls
     """Serves the requests."""
 
-    def open(self, client: Connection, version: str) -> Call:
+    def open(self, client: Connection, version: str, *, may_act: bool = True) -> Call:
         """Admit a call, of a client that says it has this version; raises RequestError where there are too many."""
 
     def abandon(self, call: Call, error: RequestError | None = None) -> None:
@@ -91,7 +92,7 @@ class CallHandler(Protocol):
         """Send what a connection has to send, outside of its turn."""
 
 
-class GrpcProtocol:
+class GrpcProtocol(Keepalive):
     """The calls of one connection. What is to be sent goes into the connection's `outgoing`.
 
     Args:
@@ -105,13 +106,12 @@ class GrpcProtocol:
     def __init__(
         self, connection: Connection, handler: CallHandler, limits: Limits, gate: Gate, services: Services
     ) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self._handler = handler
         self._limits = limits
         self._gate = gate
         self._services = services
-        self._began = self._heard = time.monotonic()
-        self._asked: float | None = None
+        self._began = self._heard
         self._settled = False
         self._side_calls = 0
         self._encodings: dict[Stream, str] = {}
@@ -125,6 +125,13 @@ class GrpcProtocol:
             max_streams=limits.max_connections + _SPARE_STREAMS,
             outgoing=connection.outgoing,
         )
+
+    finished = False
+
+    @property
+    def receives_large(self) -> bool:
+        """Whether a large request is being received."""
+        return self.http.receives_large
 
     # What comes
 
@@ -279,8 +286,8 @@ class GrpcProtocol:
             if path.startswith("/grpc.health."):
                 self._open_side_call(stream, path)
             else:
-                self._gate.check(Gate.bearer(fields.get("authorization")), self._connection.peer)
-                self._open_call(stream, path, fields)
+                may_act = self._gate.check(Gate.bearer(fields.get("authorization")), self._connection.peer)
+                self._open_call(stream, path, fields, may_act=may_act)
         except RequestError as error:
             self._end(stream, error, headed=False)
             return
@@ -291,7 +298,7 @@ class GrpcProtocol:
         if event.end_stream:
             self._other(stream, StreamEnded())
 
-    def _open_call(self, stream: Stream, path: str, fields: dict[str, str]) -> None:
+    def _open_call(self, stream: Stream, path: str, fields: dict[str, str], *, may_act: bool) -> None:
         """Open a call of a client that may. Raises RequestError."""
         encoding = fields.get("grpc-encoding", "identity")
         if encoding not in _ENCODINGS.split(", "):
@@ -301,7 +308,7 @@ class GrpcProtocol:
         if path != _PATH:
             self._open_side_call(stream, path)
             return
-        call = self._handler.open(self._connection, fields.get(HELLO, ""))
+        call = self._handler.open(self._connection, fields.get(HELLO, ""), may_act=may_act)
         stream.owner, call.stream = call, stream
         stream.reader = MessageReader(self._limits.max_message_bytes, self._connection.admit)
         if encoding != "identity":
@@ -364,7 +371,24 @@ class GrpcProtocol:
 
     # What goes
 
-    def compress(self, call: Call, parts: list[bytes | memoryview], size: int) -> None:
+    def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
+        """Send an answer with the next flush; return whether the client has a window for all of it.
+
+        One that is to be compressed first is sent later; meanwhile the client counts as having no window.
+        """
+        self._connection.joins_answers = size <= SMALL
+        if call.compression is not None and size >= WORTHWHILE:
+            self._compress(call, parts, size)
+            return False
+        stream: Stream = call.stream
+        self.http.send_data(stream, [pack_prefix(0, size), *parts], size + PREFIX)
+        return not stream.pending
+
+    def is_blocked(self, call: Call) -> bool:
+        """Whether the client has no window for the answers of a call, or one is still being compressed."""
+        return bool(call.stream.pending or call.compressing)
+
+    def _compress(self, call: Call, parts: list[bytes | memoryview], size: int) -> None:
         """Compress an answer in the helper thread, and send it then: as it is, where that makes it no smaller."""
         encoding = str(call.compression)
         call.compressing = True
@@ -408,20 +432,9 @@ class GrpcProtocol:
             if isinstance(stream.owner, SideCall):
                 self._reply(stream, stream.owner, stream.owner.drain())
 
-    def check_keepalive(self, now: float) -> bool:
-        """Ask for a sign of a client that has been quiet; tell whether it gave one in time."""
-        if self._connection.progressed:  # it takes what was sent, behind which any ping would stand
-            self._connection.progressed = False
-            self._heard = now
-        if self._asked is not None:
-            if self._heard > self._asked:
-                self._asked = None
-            elif now - self._asked > PATIENCE:
-                return False
-        elif now - self._heard > QUIET:
-            self._asked = now
-            self.http.ping()
-        return True
+    def ping(self) -> None:
+        """Send PING."""
+        self.http.ping()
 
     def connection_lost(self) -> None:
         """Free everything, at once: whoever waits for the garbage collector holds memory that nobody counts."""

@@ -14,6 +14,7 @@ import grpc
 from bridge.errors import Code, RequestError, SettingError
 from bridge.server.auth import Gate, Security
 from bridge.server.calls import Call, Calls, Client
+from bridge.server.helper_thread import HelperThread
 from bridge.server.limits import Limits
 from bridge.transport.service import HELLO, METHOD, SERVICE
 from bridge.version import __version__
@@ -52,8 +53,10 @@ class GrpcioTransport:
 
     def __init__(self, scheduler: Scheduler, limits: Limits, security: Security, unix_path: str | None) -> None:
         self._post = scheduler.call_soon_threadsafe
-        self._gate, self._security = Gate(security.token), security
+        self._gate, self._security = Gate(security.token, security.watch_token), security
         self.calls: Calls
+        self.helper = HelperThread(scheduler)
+        """Does what takes processor time."""
         self.all: set[Call] = set()
         """The calls that are open."""
         self._threads = ThreadPoolExecutor(limits.max_connections + _SPARE_THREADS, "grpcio")
@@ -98,8 +101,8 @@ class GrpcioTransport:
         client, headers = _Client(context.peer()), dict(context.invocation_metadata())
         opened: Future[Call] = Future()
         try:
-            self._gate.check(Gate.bearer(headers.get("authorization")), client.peer)
-            self._post(lambda: self._open(client, str(headers.get(HELLO, "")), opened))
+            may_act = self._gate.check(Gate.bearer(headers.get("authorization")), client.peer)
+            self._post(lambda: self._open(client, str(headers.get(HELLO, "")), opened, may_act))
             call = opened.result()
         except RequestError as error:
             context.abort(_STATUS[int(error.code)], error.message)
@@ -117,9 +120,9 @@ class GrpcioTransport:
             yield answer
         receive(None)
 
-    def _open(self, client: _Client, version: str, opened: Future[Call]) -> None:
+    def _open(self, client: _Client, version: str, opened: Future[Call], may_act: bool) -> None:
         try:
-            call = self.calls.open(client, version)
+            call = self.calls.open(client, version, may_act=may_act)
         except RequestError as error:
             opened.set_exception(error)
         else:
@@ -155,6 +158,7 @@ class GrpcioTransport:
         for call in list(self.all):
             self.calls.abandon(call, error)
         self.all.clear()
+        self.helper.close()
 
     def stop_listening(self) -> None:
         """Close the ports; by the thread that stops the server."""

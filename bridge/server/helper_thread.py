@@ -23,9 +23,15 @@ class HelperThread:
         self._scheduler = scheduler
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._closed = False
 
     def submit(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """Call `job` in the thread, and `done` with what it returns, or with its exception, in the event loop."""
+        """Call `job` in the thread, and `done` with what it returns, or with its exception, in the event loop.
+
+        After `close` neither is called.
+        """
+        if self._closed:
+            return
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="bridge-helper", daemon=True)
             self._thread.start()
@@ -47,6 +53,7 @@ class HelperThread:
 
     def close(self) -> None:
         """Let the thread end after the jobs that it was given."""
+        self._closed = True
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join(1.0)

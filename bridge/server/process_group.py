@@ -78,6 +78,7 @@ class ServerGroup(Server):
                 if "error" in said:
                     raise SettingError(f"a server process could not start: {said['error']}")
                 child.urls = said["urls"]
+                child.web_url = said["web_url"]
                 child.env_ids = said["env_ids"]
                 child.metrics_port = said["metrics_port"]
         except BaseException:
@@ -111,6 +112,11 @@ class ServerGroup(Server):
     def all_urls(self) -> list[list[str]]:
         """All URLs of each server: what its own `urls` says."""
         return [list(child.urls) for child in self._children]
+
+    @property
+    def web_url(self) -> str | None:
+        """The page of the first server; None: there is none. The others have pages at their own ports."""
+        return self._children[0].web_url
 
     @property
     def port(self) -> int:
@@ -281,6 +287,7 @@ class _Child:
 
     def __init__(self, payload: bytes) -> None:
         self.urls: list[str] = []
+        self.web_url: str | None = None
         self.env_ids: list[str] = []
         self.metrics_port: int | None = None
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -432,7 +439,7 @@ def run_child() -> None:
         _end_process()  # also where an environment does not return from its call
 
     threading.Thread(target=listen, name="bridge-parent", daemon=True).start()
-    say(urls=server.urls, env_ids=server.env_ids, metrics_port=server.metrics_port)
+    say(urls=server.urls, env_ids=server.env_ids, metrics_port=server.metrics_port, web_url=server.web_url)
     try:
         ahead = orders.get() == "prepare"  # the other order is "serve"
         server.run(started=(lambda: say(prepared=True)) if ahead else None)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from bridge.encoding.properties import ENCODED, NUMBER, TEXT, Property, PropertyTree
 from bridge.errors import Code, RequestError
@@ -17,6 +18,7 @@ from bridge.version import __version__
 from bridge.worlds.base import Agent, World
 from bridge.worlds.resets import ResetOrder
 from bridge.worlds.scheduling import Pending, Runtime
+from bridge.worlds.watching.agents import Gallery
 
 __all__ = ["Registry", "WorldSource"]
 
@@ -38,6 +40,10 @@ class WorldSource(Protocol):
     @property
     def title(self) -> str:
         """What to call it to a person."""
+
+    @property
+    def fps(self) -> float | None:
+        """Frames a second of its worlds; None: they are in lock-step."""
 
     async def make_world(self, name: str, settings: Mapping[str, pb.Tensor], runtime: Runtime) -> World:
         """Build the world that CreateWorld settings ask for."""
@@ -90,6 +96,10 @@ class Registry:
     ) -> None:
         self._idle_timeout = idle_timeout
         self._reset_world_timeout = reset_world_timeout
+        self.gallery: Gallery | None = None
+        """Draws worlds for those who look on; None: nobody may."""
+        self.lists_worlds = False
+        """Whether clients may see which worlds there are, and who is in them: for the page."""
         self.unix_path: str | None = None
         """Where this server listens on a Unix socket."""
         self._source = source
@@ -303,9 +313,33 @@ class Registry:
                     lambda: self.unix_path or "",
                 ),
                 Property("server.worlds", NUMBER, "the number of worlds now", lambda: len(self.names)),
+                *([Property("server.web", TEXT, "the worlds, as JSON", self._overview)] if self.lists_worlds else []),
                 *limits,
             ]
         )
+
+    def _overview(self) -> str:
+        """Return what the page shows of the server, as JSON."""
+        return json.dumps(
+            {
+                "version": __version__,
+                "title": self._source.title,
+                "realtime": self._source.fps is not None,
+                "fps": self._source.fps,
+                "worlds": [self._describe(world) for world in self.worlds],
+            }
+        )
+
+    def _describe(self, world: World) -> dict[str, Any]:
+        options = getattr(world, "options", None)
+        return {
+            "name": world.name,
+            "title": self._source.title,
+            "seats": dict(world.seats),
+            "viewers": self.gallery.viewers(world) if self.gallery is not None else 0,
+            "fps": getattr(options, "fps", None),
+            "lanes": getattr(getattr(world, "env", None), "num_envs", None),
+        }
 
     def check_open(self) -> None:
         """Raise RequestError: UNAVAILABLE once the server drains or stops."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from bridge.clock import Clock
@@ -12,12 +12,14 @@ from bridge.server.auth import Security
 from bridge.server.limits import Limits
 from bridge.server.server import IDLE_TIMEOUT, RESET_WORLD_TIMEOUT, Server
 from bridge.server.shutdown import DRAIN_TIMEOUT
+from bridge.server.web_site import WebSite, page_files
 from bridge.transport.address import is_loopback
 from bridge.transport.credentials import TokenLike
 from bridge.worlds.isolated.world import CALL_TIMEOUT, Isolation
 from bridge.worlds.realtime.clocked_world import Realtime
 from bridge.worlds.source import EnvLike, EnvSource
 from bridge.worlds.timed import TimeAction
+from bridge.worlds.watching.render_mode import drawing_kwargs
 
 __all__ = ["open_journal", "recorded", "serve_gym"]
 
@@ -48,6 +50,7 @@ def serve_gym(
     max_queued_bytes: int = _DEFAULTS.max_queued_bytes,
     token: TokenLike | None = None,
     token_file: str | os.PathLike[str] | None = None,
+    watch_token: TokenLike | None = None,
     tls_certificate: str | os.PathLike[str] | bytes | None = None,
     tls_key: str | os.PathLike[str] | bytes | None = None,
     tls_client_ca: str | os.PathLike[str] | bytes | None = None,
@@ -65,6 +68,8 @@ def serve_gym(
     record_observations: bool = False,
     record_frames: bool = False,
     record_limit: int | None = None,
+    web: bool = False,
+    web_hosts: str | Sequence[str] = (),
     start: bool = True,
 ) -> Server:
     """Publish a Gymnasium environment as a world of dm_env_rpc.
@@ -109,6 +114,7 @@ def serve_gym(
         token: The secret that each client must send; None: the one in `token_file`, else in the environment variable
             `BRIDGE_TOKEN`; if there is none, see `host`.
         token_file: A file that contains the token.
+        watch_token: A second secret, for clients that may look on and do nothing else; None: there are none.
         tls_certificate: The server's certificate: path or bytes of a PEM file; the port then speaks TLS only.
         tls_key: The private key of `tls_certificate`, PEM.
         tls_client_ca: The CA that must have signed each client's certificate, PEM; None: clients need none.
@@ -135,6 +141,10 @@ def serve_gym(
         record_observations: Record the observations too.
         record_frames: Record what `render` gives after each step too, which every step then waits for.
         record_limit: The most bytes of a server's recording, after which its oldest file is deleted; None: no limit.
+        web: Also speak WebSocket at the port, for browsers and for clients behind proxies that pass nothing else. The
+            environment is made with `render_mode="rgb_array"`, where it has that and `env_kwargs` name no other.
+        web_hosts: Names under which browsers may reach the server, beside addresses, localhost and this machine's name:
+            those under which a proxy publishes it; as one string: with commas between them.
         start: Serve in a background thread at once. False: listen, and serve when `start()` or `run()` of the server
             is called.
 
@@ -158,6 +168,7 @@ def serve_gym(
     security = Security.of(
         token=token,
         token_file=token_file,
+        watch_token=watch_token,
         tls_certificate=tls_certificate,
         tls_key=tls_key,
         tls_client_ca=tls_client_ca,
@@ -171,7 +182,7 @@ def serve_gym(
         env,
         num_envs=num_envs,
         vectorization_mode=vectorization_mode,
-        env_kwargs=env_kwargs,
+        env_kwargs=drawing_kwargs(env, env_kwargs) if web else env_kwargs,
         max_lanes=max_lanes,
         time_action=time_action,
         realtime=_realtime(fps, default_action, max_action_age, clock),
@@ -193,6 +204,7 @@ def serve_gym(
         metrics_port=metrics_port,
         transport=transport,
         insecure=insecure,
+        web=WebSite(page_files(), web_hosts) if web else None,
     )
     if start:
         server.start()

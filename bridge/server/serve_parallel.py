@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from bridge.clock import Clock
@@ -13,11 +13,13 @@ from bridge.server.limits import Limits
 from bridge.server.serve import open_journal, recorded
 from bridge.server.server import IDLE_TIMEOUT, RESET_WORLD_TIMEOUT, Server
 from bridge.server.shutdown import DRAIN_TIMEOUT
+from bridge.server.web_site import WebSite, page_files
 from bridge.transport.credentials import TokenLike
 from bridge.worlds.isolated.world import CALL_TIMEOUT, Isolation
 from bridge.worlds.multi_agent.joint_steps import MultiAgentOptions
 from bridge.worlds.multi_agent.source import ParallelSource
 from bridge.worlds.realtime.clocked_world import Realtime
+from bridge.worlds.watching.render_mode import drawing_kwargs
 
 __all__ = ["serve_parallel"]
 
@@ -45,6 +47,7 @@ def serve_parallel(
     drain_timeout: float = DRAIN_TIMEOUT,
     token: TokenLike | None = None,
     token_file: str | os.PathLike[str] | None = None,
+    watch_token: TokenLike | None = None,
     tls_certificate: str | os.PathLike[str] | bytes | None = None,
     tls_key: str | os.PathLike[str] | bytes | None = None,
     tls_client_ca: str | os.PathLike[str] | bytes | None = None,
@@ -58,6 +61,8 @@ def serve_parallel(
     record_observations: bool = False,
     record_frames: bool = False,
     record_limit: int | None = None,
+    web: bool = False,
+    web_hosts: str | Sequence[str] = (),
     start: bool = True,
 ) -> Server:
     """Publish a PettingZoo environment as a world of dm_env_rpc in which each connection is an agent.
@@ -92,6 +97,7 @@ def serve_parallel(
         drain_timeout: Seconds that clients have to leave after SIGTERM or `Server.drain()`.
         token: The secret that each client must send, as for `serve_gym`.
         token_file: A file that contains the token.
+        watch_token: A second secret, for clients that may look on and do nothing else; None: there are none.
         tls_certificate: The server's certificate, PEM; the port then speaks TLS only.
         tls_key: The private key of `tls_certificate`, PEM.
         tls_client_ca: The CA that must have signed each client's certificate, PEM; None: clients need none.
@@ -106,6 +112,8 @@ def serve_parallel(
         record_observations: Record the observations too.
         record_frames: Record what `render` gives after each step too, which every step then waits for.
         record_limit: The most bytes of a server's recording, as for `serve_gym`.
+        web: Also speak WebSocket at the port, as for `serve_gym`.
+        web_hosts: Names under which browsers may reach the server, as for `serve_gym`.
         start: Serve in a background thread at once. False: listen, and serve when `start()` or `run()` of the server
             is called.
 
@@ -129,7 +137,7 @@ def serve_parallel(
     source = ParallelSource(
         env,
         MultiAgentOptions(default_action=default_action, **given),  # type: ignore[arg-type]
-        env_kwargs,
+        drawing_kwargs(env, env_kwargs) if web and not hasattr(env, "possible_agents") else env_kwargs,
         Isolation.of(isolation, call_timeout, max_world_bytes),
         realtime=None if fps is None else Realtime(fps, default_action, max_action_age, clock=clock),
         thread_safe=thread_safe,
@@ -138,6 +146,7 @@ def serve_parallel(
     security = Security.of(
         token=token,
         token_file=token_file,
+        watch_token=watch_token,
         tls_certificate=tls_certificate,
         tls_key=tls_key,
         tls_client_ca=tls_client_ca,
@@ -154,6 +163,7 @@ def serve_parallel(
         drain_timeout=drain_timeout,
         transport=transport,
         insecure=insecure,
+        web=WebSite(page_files(), web_hosts) if web else None,
     )
     if start:
         server.start()

@@ -17,9 +17,10 @@ from bridge.forks import forget_in_child, leak
 from bridge.server.admission import Admission
 from bridge.server.auth import Gate, Security
 from bridge.server.calls import Calls
-from bridge.server.connection import Connection
+from bridge.server.connection import Connection, ConnectionProtocol
 from bridge.server.connections import Connections
 from bridge.server.event_loop import EventLoop
+from bridge.server.first_bytes import FirstBytes
 from bridge.server.grpc_server import GrpcProtocol
 from bridge.server.grpc_services import Services
 from bridge.server.idle_worlds import IdleWorlds
@@ -28,8 +29,10 @@ from bridge.server.metrics import Metrics
 from bridge.server.registry import Registry, WorldSource
 from bridge.server.serving import ServerRuntime, ServingThread, forget_lock_in_child
 from bridge.server.shutdown import CLOSE_TIMEOUT, DRAIN_TIMEOUT, Shutdown
+from bridge.server.web_site import WebSite
 from bridge.transport.address import is_loopback
 from bridge.worlds.base import start_error
+from bridge.worlds.watching.agents import Gallery
 
 __all__ = [
     "IDLE_TIMEOUT",
@@ -71,6 +74,7 @@ class Server:
         metrics_port: Where to show metrics, 0: any free port; None: nowhere.
         transport: What speaks gRPC: `http2` or `grpcio`.
         insecure: Whether it goes without a token where others reach it; else it makes one.
+        web: What browsers get, and who of them may come; None: no HTTP/1.1 and no WebSocket is spoken.
     """
 
     def __init__(
@@ -88,6 +92,7 @@ class Server:
         metrics_port: int | None = None,
         transport: Transport = "http2",
         insecure: bool = False,
+        web: WebSite | None = None,
     ) -> None:
         _check_settings(port, transport, reset_world_timeout=reset_world_timeout, idle_timeout=idle_timeout)
         check_drain_timeout(drain_timeout)
@@ -105,13 +110,16 @@ class Server:
         self._count = ConnectionCount(limits.max_connections)
         self.admission = Admission(limits)
         """What is being served."""
+        self._web = web
         self._unix_path = None if unix_path is None else os.path.abspath(unix_path)
         self._registry.unix_path = self._unix_path
         try:
-            self._connections = self._connect(transport, limits, security)
+            self._connections = self._connect(transport, limits, security, web)
         except BaseException:
             self._loop.close()
             raise
+        self._registry.gallery = Gallery(self._connections.helper)
+        self._registry.lists_worlds = web is not None
         self._calls = self._make_calls(limits)
         self._idle_worlds: IdleWorlds | None = None
         if idle_timeout is not None:
@@ -149,18 +157,27 @@ class Server:
         self._calls.metrics = self._metrics
         return found
 
-    def _connect(self, transport: Transport, limits: Limits, security: Security) -> Any:
+    def _connect(self, transport: Transport, limits: Limits, security: Security, web: WebSite | None) -> Any:
         """Make what receives and answers calls."""
         if transport == "grpcio":
+            if web is not None:
+                raise SettingError(
+                    "expected web=True with transport='http2', got it with 'grpcio', which speaks gRPC alone"
+                )
             from bridge.server.grpcio_transport import GrpcioTransport
 
             return GrpcioTransport(self._loop.scheduler, limits, security, self._unix_path)
-        gate = Gate(security.token)
+        gate = Gate(security.token, security.watch_token)
 
-        def speak(connection: Connection) -> GrpcProtocol:
+        def speak_grpc(connection: Connection) -> ConnectionProtocol:
             return GrpcProtocol(connection, self._connections, limits, gate, self._services)
 
-        return Connections(self._loop, limits, self.admission, speak, security.context("h2"), self._unix_path)
+        speak, names = speak_grpc, ["h2"]
+        if web is not None:
+            speak_web = _web_protocol(lambda: self._connections, limits, gate, web)
+            speak = lambda connection: FirstBytes(connection, speak_grpc, speak_web)  # noqa: E731
+            names.insert(0, "http/1.1")  # browsers offer both, gRPC clients h2 alone
+        return Connections(self._loop, limits, self.admission, speak, security.context(*names), self._unix_path)
 
     def _make_calls(self, limits: Limits) -> Calls:
         """Make what serves the requests of calls."""
@@ -207,7 +224,10 @@ class Server:
 
     @property
     def _address(self) -> str:
-        return f"{'grpcs' if self._tls else 'grpc'}://{self._reachable}:{self.port}"
+        return self._url_of("grpc")
+
+    def _url_of(self, scheme: str) -> str:
+        return f"{scheme}{'s' if self._tls else ''}://{self._reachable}:{self.port}"
 
     @property
     def _reachable(self) -> str:
@@ -222,7 +242,16 @@ class Server:
         urls = [self.url]
         if self._unix_path is not None:
             urls.append(f"unix://{quote(self._unix_path)}{self._query}")
+        if self._web is not None:
+            urls.append(f"{self._url_of('ws')}{self._query}")
         return urls
+
+    @property
+    def web_url(self) -> str | None:
+        """The URL of the page for browsers, with the token where the server has made it; None: there is none."""
+        if self._web is None:
+            return None
+        return f"{self._url_of('http')}/{self._query.replace('?', '#', 1)}"
 
     @property
     def port(self) -> int:
@@ -439,3 +468,14 @@ def _check_settings(port: Any, transport: Any, **seconds: Any) -> None:
             continue
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
             raise SettingError(f"expected {name} to be a positive number of seconds, got {value!r}")
+
+
+def _web_protocol(
+    connections: Callable[[], Connections], limits: Limits, gate: Gate, web: WebSite
+) -> Callable[[Connection], ConnectionProtocol]:
+    """Return what makes the protocol of browsers; SettingError where the package that it needs is missing."""
+    try:
+        from bridge.server.web_protocol import WebProtocol
+    except ImportError as error:
+        raise SettingError("web=True needs the package websockets: pip install 'gymnasium-bridge[web]'") from error
+    return lambda connection: WebProtocol(connection, connections(), limits, gate, web)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
@@ -23,6 +24,7 @@ from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import Agent, World, fill_observations
 from bridge.worlds.resets import ResetOrder
+from bridge.worlds.watching.agents import Gallery, join
 
 __all__ = ["TRANSITIONS", "Event", "Hub", "Session", "State", "error_response"]
 
@@ -125,6 +127,9 @@ _MOST_KNOWN = 256
 class Hub(Protocol):
     """What a session asks of the server that it is part of: the worlds, and the properties that all of them share."""
 
+    gallery: Gallery | None
+    """Draws worlds for those who look on; None: nobody may."""
+
     def check_open(self) -> None:
         """Raise RequestError: UNAVAILABLE where the server is stopping, and takes no further calls and worlds."""
 
@@ -165,10 +170,12 @@ class Session:
     Args:
         hub: The server's worlds.
         client_version: The version that a client of this package says it has; "" for others.
+        may_act: Whether the client may do more than look on.
     """
 
-    def __init__(self, hub: Hub, client_version: str = "") -> None:
+    def __init__(self, hub: Hub, client_version: str = "", *, may_act: bool = True) -> None:
         self._hub = hub
+        self._may_act = may_act
         self._client_version = client_version
         self._state = State.UNJOINED
         self._world: World | None = None
@@ -289,6 +296,8 @@ class Session:
                     Code.INVALID_ARGUMENT,
                     "expected a request of one of the protocol's kinds, got one without a payload",
                 )
+            if not self._may_act:
+                self._refuse_acting(kind, request)
             await self._SERVE[kind](self, request, response)
         except RequestError as error:
             return self._refused(error)
@@ -297,6 +306,22 @@ class Session:
         except Exception as error:  # D-1: whatever went wrong, this request is answered, and with the cause
             return self._refused(_failure(str(kind), error))
         return response
+
+    def _refuse_acting(self, kind: str, request: pb.EnvironmentRequest) -> None:
+        """Raise where a request does more than look on; the Steps of a spectator change nothing."""
+        allowed = kind in ("step", "reset", "leave_world")
+        if kind == "join_world":
+            role = request.join_world.settings["role"] if "role" in request.join_world.settings else pb.Tensor()
+            allowed = list(role.strings.array) == ["spectator"]
+        elif kind == "extension" and request.extension.type_url == PROPERTY_REQUEST_URL:
+            asked = properties_pb2.PropertyRequest.FromString(request.extension.value)
+            runs = self._agent is not None and self._agent.properties().runs_environment(asked)
+            allowed = asked.WhichOneof("payload") != "write_property" and not runs
+        if not allowed:
+            raise RequestError(
+                Code.PERMISSION_DENIED,
+                "this token is for looking on; to play, or to make or change anything, ask for the other token",
+            )
 
     def _refused(self, error: RequestError) -> pb.EnvironmentResponse:
         self.last_error = int(error.code)
@@ -343,7 +368,7 @@ class Session:
     async def _join_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         self._require(Event.JOIN_WORLD)
         world = await self._hub.find_world(request.join_world.world_name)
-        agent = world.admit(request.join_world.settings)
+        agent = world.admit(request.join_world.settings, partial(join, world, gallery=self._hub.gallery))
         self._world, self._agent = world, agent
         self._codec = self._wanted = None
         self._known.clear()

@@ -8,6 +8,9 @@ a world that exists.
 
 `?token=…`, as a server prints that has made its own token, is what the client shows; no message repeats it.
 
+`ws://HOST` and `wss://HOST` (TLS) are the same over WebSocket, at port 80 or 443 unless the URL names another one. The
+path is not that of the WebSocket, which is always the gRPC method's.
+
 `unix:///PATH` is gRPC over a Unix socket of this machine. The path is the socket's, so the environment id is the query
 parameter `env_id`.
 """
@@ -24,7 +27,8 @@ from bridge.transport.credentials import ClientCredentials, Token
 
 __all__ = ["Address", "is_loopback", "parse_address", "secret_url"]
 
-SCHEMES = ("grpc", "grpcs", "unix")
+SCHEMES = ("grpc", "grpcs", "ws", "wss", "unix")
+_DEFAULT_PORTS = {"ws": 80, "wss": 443}
 _REPLACED = {"tcp": "grpc", "tcps": "grpcs"}
 
 
@@ -35,7 +39,7 @@ class Address:
     url: str
     """The URL as it was given, without its token: it is shown in messages."""
     scheme: str
-    """`grpc`, `grpcs` or `unix`."""
+    """One of `SCHEMES`."""
     host: str
     """A host name or an IP address; IPv6 without its brackets; empty for `unix`."""
     port: int
@@ -56,7 +60,12 @@ class Address:
     @property
     def tls(self) -> bool:
         """Whether what travels is encrypted, and the server proves who it is."""
-        return self.scheme == "grpcs"
+        return self.scheme in ("grpcs", "wss")
+
+    @property
+    def websocket(self) -> bool:
+        """Whether it is spoken over WebSocket."""
+        return self.scheme in _DEFAULT_PORTS
 
     @property
     def server_name(self) -> str:
@@ -100,7 +109,7 @@ def parse_address(url: str) -> Address:
         parts = urlsplit(text)
         if "@" in parts.netloc:  # looked at first: no other message may show a password
             raise AddressError(url.replace(parts.netloc.rpartition("@")[0], "…"), "it holds a user name or password")
-        port = parts.port
+        port = _DEFAULT_PORTS.get(parts.scheme) if parts.port is None else parts.port
     except AddressError:
         raise
     except ValueError as error:

@@ -11,15 +11,19 @@ _CLIENT = (
 _REMEDIES = (
     (
         ("the port speaks tls",),
-        "Use grpcs://",
+        "Use {tls}://",
     ),
     (
         ("no grpc server",),
         "Another program answers there: is this the URL that the server printed for {scheme}://?",
     ),
     (
+        ("no websocket server",),
+        "Serve with web=True (--web), or is another program there? For gRPC, write {grpc}://",
+    ),
+    (
         ("wrong_version_number", "packet length too long", "record layer failure"),
-        "The port is there but speaks no TLS: use grpc://, or serve with tls_certificate and tls_key",
+        "The port is there but speaks no TLS: use {plain}://, or serve with tls_certificate and tls_key",
     ),
     (
         ("certificate has expired",),
@@ -39,6 +43,7 @@ _REMEDIES = (
         f"A server is there and refused: {_CLIENT}",
     ),
 )
+_GRPC = {"ws": "grpc", "wss": "grpcs"}
 _CLOSED = (
     "socket closed",
     "connection reset",
@@ -57,13 +62,13 @@ def remedy(scheme: str, details: str) -> str:
         scheme: The URL's.
         details: What gRPC, OpenSSL or the system says.
     """
-    said = details.lower()
+    said, plain = details.lower(), scheme.removesuffix("s")
     for signs, text in _REMEDIES:
         if any(sign in said for sign in signs):
-            return text.format(scheme=scheme)
+            return text.format(scheme=scheme, grpc=_GRPC.get(scheme, scheme), plain=plain, tls=f"{plain}s")
     if any(sign in said for sign in _CLOSED):
-        if scheme == "grpcs":
+        if scheme == f"{plain}s":
             return f"A server is there and closed the connection: {_CLIENT}"
-        question = "does it speak TLS? Then use grpcs://" if scheme == "grpc" else "is it a gRPC server?"
+        question = "is it a gRPC server?" if scheme == "unix" else f"does it speak TLS? Then use {plain}s://"
         return f"Something is there and closed the connection: {question}"
     return "Is the server running there, and its port reachable from this machine?"

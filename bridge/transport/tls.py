@@ -18,14 +18,14 @@ __all__ = ["Tls", "client_context", "explain", "server_context"]
 _CHUNK = 1 << 16
 
 
-def server_context(certificate: bytes, key: bytes, client_ca: bytes | None, alpn: str | None = None) -> ssl.SSLContext:
+def server_context(certificate: bytes, key: bytes, client_ca: bytes | None, *alpn: str) -> ssl.SSLContext:
     """Return what a server's ends are made with.
 
     Args:
         certificate: PEM: the server's certificate and those between it and its authority.
         key: PEM: its key.
         client_ca: PEM: the authorities of which every client needs a certificate; None: clients need none.
-        alpn: The name of what is spoken within; None: it has none.
+        alpn: The names of what is spoken within, the preferred one first.
 
     Raises:
         SettingError: The key is another one's or encrypted, or there is no certificate.
@@ -33,8 +33,8 @@ def server_context(certificate: bytes, key: bytes, client_ca: bytes | None, alpn
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.num_tickets = 0  # nobody resumes a session, and a client that only writes would never read them
-    if alpn is not None:
-        context.set_alpn_protocols([alpn])
+    if alpn:
+        context.set_alpn_protocols(alpn)
     _load_pair(context, certificate, key)
     if client_ca is not None:
         _load_authorities(context, "tls_client_ca", client_ca)

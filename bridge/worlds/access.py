@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from bridge.encoding import values
@@ -18,6 +19,7 @@ from bridge.pb import bridge_pb2
 from bridge.worlds.attributes import find_attribute, list_attributes
 from bridge.worlds.base import failures_in
 from bridge.worlds.rewards import reward_space_of
+from bridge.worlds.watching.controls import controls_of
 
 __all__ = ["EnvAccess", "ParallelAccess"]
 
@@ -59,11 +61,25 @@ class EnvAccess:
                 _fixed("render_mode", TEXT, "the render mode; empty where there is none", env.render_mode or ""),
                 _fixed("spec", ENCODED, "what the environment's registration says", _describe_spec(spec)),
                 _live("frame", "what render() gives now, a value for each lane", self.frame),
+                Property(
+                    "world.controls", TEXT, "what keys do for a person, as JSON", self._controls, in_environment=True
+                ),
                 _live("random", "seed and state of the random generator, a dict for each lane", self._random),
                 _fixed("wrappers", ENCODED, "the classes of the wrappers around one environment", self._wrappers()),
             ],
             [self._attributes("an attribute, a value for each lane")],
         )
+
+    def draw(self, lanes: Sequence[int]) -> list[Any]:
+        """Return what `render()` gives now for some lanes, copied; no other lanes are drawn where that can be."""
+        vector = self._env.unwrapped if self._lanes else None
+        if isinstance(vector, SyncVectorEnv):
+            with failures_in("render"):
+                frames = [vector.envs[lane].render() for lane in lanes]
+        else:
+            found = self.frame()
+            frames = [found[lane] for lane in lanes]
+        return [frame if frame is None else np.array(frame) for frame in frames]
 
     def frame(self) -> Any:
         """Return what `render()` gives now, a list with an entry a lane."""
@@ -72,6 +88,9 @@ class EnvAccess:
         if not self._lanes:
             return [frame]
         return [None] * self._lanes if frame is None else list(frame)
+
+    def _controls(self) -> str:
+        return controls_of(self._env)
 
     def _random(self) -> list[dict[str, Any]]:
         with failures_in("np_random"):

@@ -87,6 +87,11 @@ class Agent(abc.ABC):
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
         """Return these observations of the last `begin` or `step`, and compute no others (D-10)."""
 
+    @property
+    def unwrapped(self) -> Agent:
+        """The agent that the world knows; another one where this one adds to it."""
+        return self
+
     # The same in the parts that pay where the same few requests come again and again.
 
     keeps_actions = False
@@ -146,16 +151,22 @@ class World(abc.ABC):
             RequestError: RESOURCE_EXHAUSTED where the world is full, INVALID_ARGUMENT for settings it does not know.
         """
 
-    def admit(self, settings: Mapping[str, pb.Tensor]) -> Agent:
+    def admit(
+        self, settings: Mapping[str, pb.Tensor], join: Callable[[Mapping[str, pb.Tensor]], Agent] | None = None
+    ) -> Agent:
         """Let an agent in by the settings of a JoinWorld: `player` says who it is, `join` takes the others.
+
+        Args:
+            settings: The settings.
+            join: Lets it in; None: `self.join`.
 
         Raises:
             RequestError: As `join`; INVALID_ARGUMENT where `player` is not `agent` or `person`, with a name or without.
         """
-        agent = self.join({name: tensor for name, tensor in settings.items() if name != "player"})
+        agent = (join or self.join)({name: tensor for name, tensor in settings.items() if name != "player"})
         if "player" in settings:
             try:
-                agent.player = _read_player(settings["player"])
+                agent.unwrapped.player = _read_player(settings["player"])
             except RequestError:
                 agent.leave()
                 raise
@@ -165,6 +176,11 @@ class World(abc.ABC):
     @abc.abstractmethod
     def agents(self) -> int:
         """How many agents are in."""
+
+    @property
+    def seats(self) -> Mapping[str, bool]:
+        """Whether somebody plays, for each agent that can be played, by its name."""
+        return {"agent": self.agents > 0}
 
     @property
     def alive(self) -> bool:

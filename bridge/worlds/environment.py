@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import gymnasium
@@ -70,6 +70,9 @@ class Environment(Protocol):
         Raises:
             RequestError: What its own `close` raised; it is given up all the same.
         """
+
+    async def render(self, lanes: Sequence[int]) -> list[Any]:
+        """Return what `render()` gives now for some lanes, copied; [0] for a single environment."""
 
     def properties(self) -> PropertyTree:
         """Return what it adds to the tree below `world`."""
@@ -161,6 +164,16 @@ class LocalBase(Generic[E]):
         self._tree = _without_environment(self._tree)
         if env is not None:
             in_environment("close", env.close)  # type: ignore[attr-defined]
+
+    async def render(self, lanes: Sequence[int]) -> list[Any]:
+        """Return what `render()` gives now for some lanes, copied."""
+        return await self._executor.run(self._render, lanes)
+
+    def _render(self, lanes: Sequence[int]) -> list[Any]:
+        self._require()
+        access: Any = self._access
+        frames: list[Any] = in_environment("render", access.draw, lanes)
+        return frames
 
     def properties(self) -> PropertyTree:
         """Return what the environment adds to the tree below `world`."""
@@ -356,6 +369,11 @@ class Lanes:
         """Close all environments."""
         await gather(self._scheduler, [lane.close(reason) for lane in self.lanes])
 
+    async def render(self, lanes: Sequence[int]) -> list[Any]:
+        """Return what `render()` gives now for some lanes, copied."""
+        drawn = await gather(self._scheduler, [self.lanes[lane].render([0]) for lane in lanes])
+        return [frame for frames in drawn for frame in frames]
+
     def properties(self) -> PropertyTree:
         """Return what the environments add to the tree below `world`."""
         first: PropertyTree = self.lanes[0].properties()
@@ -366,7 +384,7 @@ class Lanes:
         """Read or write a property of all lanes, whose value is a list with an item a lane; list that of the first."""
         kind = request.WhichOneof("payload")
         responses: list[properties_pb2.PropertyResponse]
-        if kind == "list_property":
+        if kind == "list_property" or request.read_property.key == "world.controls":
             listed: properties_pb2.PropertyResponse = await self.lanes[0].answer_property(request)
             return listed
         requests = [request] * self.num_envs

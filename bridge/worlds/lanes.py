@@ -64,7 +64,15 @@ class VectorAgent(EnvAgent):
 
     async def step(self, actions: Mapping[int, Array]) -> int:
         """Step all lanes."""
-        result = await self._world.env.step(self._action(actions))
+        return await self.apply(self._action(actions))
+
+    def decode(self, actions: Mapping[int, Array]) -> Any:
+        """Return the lanes' actions."""
+        return self._action(actions)
+
+    async def apply(self, action: Any) -> int:
+        """Step all lanes with actions of their own."""
+        result = await self._world.env.step(action)
         with failures_in("step"):
             self._observation, reward, terminated, truncated, self._info = result
             self._reward[...] = self._rewards.read_lanes(reward, self._notes)
@@ -93,5 +101,6 @@ class VectorWorld(EnvWorld):
             )
         super().__init__(name, env, scheduler)
 
-    def _make_agent(self) -> VectorAgent:
-        return VectorAgent(self)
+    def make_agent(self, world: Any = None) -> VectorAgent:
+        """Return an agent that is not in."""
+        return VectorAgent(world or self)

@@ -99,6 +99,12 @@ class EnvAgent(Agent):
             array[...] = 0
         return pb.RUNNING
 
+    @property
+    def newest(self) -> tuple[Any, Any] | None:
+        """Observation and info of the running episode; None: none runs."""
+        over = self._lanes is None and bool(self._terminated or self._truncated)
+        return None if over or self._observation is None else (self._observation, self._info)
+
     def interrupt(self) -> None:
         """End the sequence by truncation, with the last observations."""
         self._reward[...] = 0
@@ -279,7 +285,7 @@ class EnvWorld(World):
                 Code.RESOURCE_EXHAUSTED,
                 f"the world {self.name!r} is full: it has 1 agent of at most 1; create a world of your own",
             )
-        self._agent = self._make_agent()
+        self._agent = self.make_agent()
         self._agent.pending, self._carried = self._carried, (None, None)
         return self._agent
 
@@ -294,6 +300,11 @@ class EnvWorld(World):
         """
         return self._agent.player if self._agent is not None else DEFAULT_PLAYER
 
+    @property
+    def newest(self) -> tuple[Any, Any] | None:
+        """Observation and info of the running episode; None: nobody plays one."""
+        return None if self._agent is None else self._agent.newest
+
     def refuse_if_over(self) -> None:
         """Raise where the world is destroyed, or its environment has ended by itself."""
         if self.env.ended is not None:
@@ -307,7 +318,7 @@ class EnvWorld(World):
 
     def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
         """Keep the settings for the agent's next sequence, or for the next agent's first."""
-        pending = self._make_agent().read_settings(settings)
+        pending = self.make_agent().read_settings(settings)
         agent = self._agent
         before = self._carried if agent is None else agent.pending
         self._set_pending(agent, pending)
@@ -319,7 +330,8 @@ class EnvWorld(World):
         else:
             agent.pending = pending
 
-    def _make_agent(self) -> EnvAgent:
+    def make_agent(self, world: Any = None) -> EnvAgent:
+        """Return an agent that is not in; `world` stands for this world where it is to see another environment."""
         raise NotImplementedError
 
     def vacate(self, agent: EnvAgent) -> None:
@@ -351,5 +363,6 @@ class EnvWorld(World):
 class GymWorld(EnvWorld):
     """The world of a single environment."""
 
-    def _make_agent(self) -> GymAgent:
-        return GymAgent(self, self.env.observation_space, self.env.action_space, lanes=None)
+    def make_agent(self, world: Any = None) -> GymAgent:
+        """Return an agent that is not in."""
+        return GymAgent(world or self, self.env.observation_space, self.env.action_space, lanes=None)

@@ -318,6 +318,11 @@ class EnvSource:
             isolation.check(self.title, lambda: self._recipe.pickled(None))
 
     @property
+    def fps(self) -> float | None:
+        """Frames a second of its worlds; None: they are in lock-step."""
+        return None if self._realtime is None else self._realtime.fps
+
+    @property
     def env_ids(self) -> list[str]:
         """The ids that a client may name; empty where there is but one environment, without an id."""
         return self._recipe.env_ids

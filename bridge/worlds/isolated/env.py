@@ -7,14 +7,14 @@ and actions are sent as the arrays of their spaces' layouts, everything else in 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
 from bridge.encoding import values
-from bridge.encoding.properties import Family, Property, PropertyTree
+from bridge.encoding.properties import Family, Property, PropertyTree, read_encoded
 from bridge.encoding.space_json import plain_space_from_json
 from bridge.encoding.spaces import Layout
 from bridge.errors import Code, RequestError
@@ -65,6 +65,13 @@ class Isolated:
         where = {"read_property": "render" if request.read_property.key == "world.frame" else "reading a property"}
         data = await self.process.ask(b"p", request.SerializeToString(), where.get(kind, "its properties"))
         return properties_pb2.PropertyResponse.FromString(data)
+
+    async def render(self, lanes: Sequence[int]) -> list[Any]:
+        """Return what `render()` gives now for some lanes."""
+        request = properties_pb2.PropertyRequest()
+        request.read_property.key = "world.frame"
+        frames = read_encoded((await self.answer_property(request)).read_property.value)
+        return [frames[lane] for lane in lanes]
 
     async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a public method, or read a public attribute, on the lanes that the request names."""

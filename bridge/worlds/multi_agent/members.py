@@ -10,6 +10,7 @@ from bridge.encoding.space_json import space_to_json
 from bridge.encoding.tensors import unpack_tensor
 from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.worlds.watching.controls import controls_of_space
 
 __all__ = ["Members"]
 
@@ -94,5 +95,6 @@ class Members:
                 leaf("agents", ENCODED, "the names of all agents", lambda: list(self.ids)),
                 leaf("observation_space", TEXT, exact, lambda: space_to_json(observation_space)),
                 leaf("action_space", TEXT, exact, lambda: space_to_json(action_space)),
+                leaf("controls", TEXT, "what keys do for a person, as JSON", lambda: controls_of_space(action_space)),
             ]
         )

@@ -260,6 +260,11 @@ class ParallelSource:
         return self.recipe.factory is None
 
     @property
+    def fps(self) -> float | None:
+        """Frames a second of its worlds; None: they are in lock-step."""
+        return None if self._realtime is None else self._realtime.fps
+
+    @property
     def env_ids(self) -> list[str]:
         """No ids: there is one kind of environment."""
         return []

@@ -130,6 +130,11 @@ class MultiAgentWorld(EnvWorld):
         """How many agents are in."""
         return len(self.table.participants)
 
+    @property
+    def seats(self) -> Mapping[str, bool]:
+        """Whether somebody plays, for each agent of the environment."""
+        return {name: name in self.table.participants for name in self._members}
+
     def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
         """Let in the agent that the setting `agent` names, or the first that is free."""
         refuse_unknown(settings, ("agent",), "JoinWorld")
@@ -178,8 +183,9 @@ class MultiAgentWorld(EnvWorld):
     ) -> None:
         """Begin a new sequence for every agent (D-15); the environment itself is reset when they begin it."""
         await super().reset(settings, caller, timeout, waiting)
-        if isinstance(caller, MultiAgent):
-            self.table.drop(caller.participant)
+        inner = None if caller is None else caller.unwrapped
+        if isinstance(inner, MultiAgent):
+            self.table.drop(inner.participant)
             self.advance()
 
     async def answer_to(self, participant: Participant) -> int:

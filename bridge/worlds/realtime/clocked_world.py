@@ -135,6 +135,11 @@ class ClockedWorld(EnvWorld, abc.ABC):
         """How many agents are in, spectators too."""
         return len(self.loop.observers)
 
+    @property
+    def seats(self) -> Mapping[str, bool]:
+        """Whether somebody plays."""
+        return {"agent": any(observer.player for observer in self.loop.observers)}
+
     def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
         """Take the settings of a ResetWorld; the first agent that is told carries it out."""
         mask, seeds, options, _ = self._reset_reader().read_reset(settings)
@@ -173,8 +178,9 @@ class ClockedWorld(EnvWorld, abc.ABC):
         """Begin a new episode in every lane, once every other agent was told that its own is over (D-15)."""
         await super().reset(settings, caller, timeout, waiting)
         self.carry_out_reset()
-        if isinstance(caller, RealtimeAgent):
-            caller.abandon()
+        inner = None if caller is None else caller.unwrapped
+        if isinstance(inner, RealtimeAgent):
+            inner.abandon()
         self.start()
 
     def carry_out_reset(self) -> None:

@@ -165,6 +165,11 @@ class RealtimeMultiAgentWorld(ClockedWorld):
         return is_allowed(action, observation, self.members.spaces[name][1])
 
     @property
+    def seats(self) -> Mapping[str, bool]:
+        """Whether somebody plays, for each agent of the environment."""
+        return {name: self.loop.player_of(name) is not None for name in self.members}
+
+    @property
     def has_begun(self) -> bool:
         """Whether the environment was ever reset."""
         return any(part.episode for part in self.loop.parts.values())

@@ -1,0 +1,241 @@
+"""`python -m benchmarks.web`: what the page costs, and how long a key takes to its picture.
+
+A server in a process of its own publishes CartPole (600×400 pixels) at 60 frames a second. Chromium presses keys, and
+the page tells the time from each to the picture that shows its effect. Then viewers without a browser look on, in a
+process of their own: pictures and data of each, and the frames that the world dropped. Last, a trainer steps a
+lock-step world as fast as it can, in turns without and with viewers: its steps, and the server's processor time for
+each of them, which other programs of the machine disturb less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+from websockets.asyncio.client import connect
+
+from bridge import make_remote
+from bridge.encoding.tensors import pack_tensor
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.transport.websocket import PATH, SUBPROTOCOL
+
+WARM_UP = 1.0
+
+
+@contextmanager
+def server(*options: str) -> Iterator[tuple[str, int, psutil.Process]]:
+    """Run `bridge serve CartPole-v1 --web`; give the URL of the page, the port and the process."""
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "bridge",
+        "serve",
+        "CartPole-v1",
+        "--web",
+        "--exit-on-eof",
+        *options,
+    ]
+    environment = {**os.environ, "SDL_VIDEODRIVER": "dummy"}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        if process.stdout is None or process.stdin is None:
+            raise RuntimeError("the server has no pipes")
+        lines = iter(process.stdout.readline, "")
+        url = next(line for line in lines if line.startswith("In a browser: ")).removeprefix("In a browser: ").strip()
+        yield url, int(url.rstrip("/").rpartition(":")[2]), psutil.Process(process.pid)
+        process.stdin.close()
+
+
+def keys(url: str, presses: int) -> list[float]:
+    """Press keys in Chromium; return the milliseconds from each to the picture of its effect."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        raise SystemExit("chromium is not installed: apt-get install --no-install-recommends chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page.goto(url)
+        page.click("#begin")
+        page.wait_for_selector("#legend kbd")
+        page.wait_for_timeout(2000)
+        for press in range(presses):
+            key = ("ArrowLeft", "ArrowRight")[press % 2]
+            page.keyboard.down(key)
+            page.wait_for_timeout(137)
+            page.keyboard.up(key)
+            page.wait_for_timeout(113)
+        page.wait_for_timeout(1500)
+        found = page.get_attribute("#latency", "data-all") or ""
+        browser.close()
+    return [float(value) for value in found.split()]
+
+
+async def _look(port: int, seconds: float, started: asyncio.Event) -> tuple[int, int]:
+    """Look on; return how many pictures came, and their bytes."""
+    names = [SUBPROTOCOL]  # type: ignore[list-item]
+    async with connect(f"ws://127.0.0.1:{port}{PATH}", subprotocols=names, max_size=None) as socket:  # type: ignore[arg-type]
+        settings = {"frame": pack_tensor("jpeg"), "role": pack_tensor("spectator")}
+        await socket.send(pb.EnvironmentRequest(join_world=pb.JoinWorldRequest(settings=settings)).SerializeToString())
+        answer = pb.EnvironmentResponse.FromString(bytes(await socket.recv()))  # type: ignore[arg-type]
+        uids = {spec.name: uid for uid, spec in answer.join_world.specs.observations.items()}
+        step = pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=[uids["frame"]])).SerializeToString()
+        await socket.send(step)
+        await socket.recv()
+        await started.wait()
+        count = size = 0
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            await socket.send(step)
+            data = await socket.recv()
+            count += len(data) > 1000
+            size += len(data)
+        return count, size
+
+
+async def _look_all(port: int, viewers: int, seconds: float) -> list[tuple[int, int]]:
+    started = asyncio.Event()
+    tasks = [asyncio.create_task(_look(port, seconds, started)) for _ in range(viewers)]
+    await asyncio.sleep(WARM_UP)
+    started.set()
+    return await asyncio.gather(*tasks)
+
+
+@contextmanager
+def looking(port: int, viewers: int, seconds: float) -> Iterator[subprocess.Popen[str]]:
+    """Look on in a process of its own, which prints what each viewer had."""
+    command = [sys.executable, "-m", "benchmarks.web", "--look", str(port), str(viewers), str(seconds)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.wait()
+
+
+def watched(port: int, viewers: int, seconds: float) -> dict[str, Any]:
+    """Have viewers look on a real-time world; return what they had, and what the world dropped."""
+    env = make_remote(f"grpc://127.0.0.1:{port}?world=", wait="next_frame")
+    env.reset()
+
+    def counts() -> tuple[int, int]:
+        info = env.step(0)[-1]
+        if env.step(0)[2]:
+            env.reset()
+        latency = info["latency"]
+        return int(latency["frames_dropped"]), int(latency["overruns"])
+
+    before = counts()
+    with looking(port, viewers, seconds) as process:
+        end = time.monotonic() + seconds + 2 * WARM_UP
+        while process.poll() is None and time.monotonic() < end + 30:
+            if any(env.step(0)[2:4]):
+                env.reset()
+        found = json.loads(process.stdout.read() if process.stdout else "[]")
+    env.reset()
+    after = counts()
+    env.close()
+    return {
+        "pictures_per_second": statistics.mean(count for count, _ in found) / seconds,
+        "mbit_per_second": max(size for _, size in found) * 8 / seconds / 1e6,
+        "dropped": after[0] - before[0],
+        "overruns": after[1] - before[1],
+    }
+
+
+def trained(
+    port: int, process: psutil.Process, viewers: int, seconds: float, rounds: int
+) -> tuple[list[float], list[float]]:
+    """Step a lock-step world as fast as can be, in turns.
+
+    Returns:
+        The share of its steps that a trainer keeps with viewers, and how many times the server's processor time each of
+        them takes, of each round.
+    """
+    env = make_remote(f"grpc://127.0.0.1:{port}?world=")
+    env.reset(seed=0)
+
+    def used() -> float:
+        times = process.cpu_times()
+        return float(times.user + times.system)
+
+    def steps() -> tuple[float, float]:
+        count, began, before = 0, time.perf_counter(), used()
+        while time.perf_counter() - began < seconds:
+            _, _, terminated, truncated, _ = env.step(count & 1)
+            count += 1
+            if terminated or truncated:
+                env.reset()
+        return count / (time.perf_counter() - began), (used() - before) / count
+
+    shares, costs = [], []
+    for _ in range(rounds):
+        alone, cost = steps()
+        with looking(port, viewers, seconds + 4 * WARM_UP) as look:
+            began = time.monotonic()
+            while time.monotonic() - began < 3 * WARM_UP:  # until they look
+                if any(env.step(0)[2:4]):
+                    env.reset()
+            kept, more = steps()
+            shares.append(kept / alone)
+            costs.append(more / cost)
+            while look.poll() is None:
+                if any(env.step(0)[2:4]):
+                    env.reset()
+    env.close()
+    return shares, costs
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run, print the figures."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.web", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--presses", type=int, default=100)
+    parser.add_argument("--viewers", type=int, default=16)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--look", nargs=3, metavar=("PORT", "VIEWERS", "SECONDS"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if arguments.look is not None:
+        port, viewers, seconds = arguments.look
+        print(json.dumps(asyncio.run(_look_all(int(port), int(viewers), float(seconds)))))
+        return 0
+    warnings.simplefilter("ignore")
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    with server("--fps", "60") as (url, _, _):
+        times = sorted(keys(url, arguments.presses))
+        print(
+            f"key to painted picture, {len(times)} keys: median {statistics.median(times):.0f} ms, "
+            f"95 % {times[int(0.95 * len(times))]:.0f} ms, longest {times[-1]:.0f} ms"
+        )
+    with server("--fps", "60") as (_, port, _):
+        found = watched(port, arguments.viewers, arguments.seconds)
+        print(
+            f"{arguments.viewers} viewers at 60 fps: {found['pictures_per_second']:.1f} pictures/s and at most "
+            f"{found['mbit_per_second']:.2f} Mbit/s each; the world dropped {found['dropped']} frames, "
+            f"{found['overruns']} overruns"
+        )
+    with server() as (_, port, process):
+        shares, costs = trained(port, process, arguments.viewers, arguments.seconds, arguments.rounds)
+        print(
+            f"trainer with {arguments.viewers} viewers: {statistics.median(shares):.0%} of its steps "
+            f"({', '.join(f'{share:.0%}' for share in shares)}), and {statistics.median(costs):.2f} times the server's "
+            "processor time a step"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""What a connection speaks, by its first bytes: gRPC begins with `PRI`, HTTP/1.1 with a method such as `GET`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bridge.errors import RequestError
+from bridge.server.connection import Connection, ConnectionProtocol
+from bridge.transport.frames import PREFACE
+
+__all__ = ["FirstBytes"]
+
+_SIGN = PREFACE[:4]
+
+
+class FirstBytes:
+    """Stands for a connection's protocol until its first bytes have come. It says nothing before.
+
+    Args:
+        connection: What is to speak.
+        grpc: Makes the protocol of a gRPC client, and of one that is neither.
+        web: Makes the protocol of an HTTP/1.1 client.
+    """
+
+    http = None
+    finished = False
+    receives_large = False
+
+    def __init__(
+        self,
+        connection: Connection,
+        grpc: Callable[[Connection], ConnectionProtocol],
+        web: Callable[[Connection], ConnectionProtocol],
+    ) -> None:
+        self._connection = connection
+        self._grpc, self._web = grpc, web
+        self._data = b""
+
+    def receive_data(self, data: bytes) -> None:
+        """Take bytes; the protocol that they begin gets them. Raises as that does."""
+        self._data += data
+        if len(self._data) < len(_SIGN) and _SIGN.startswith(self._data):
+            return
+        is_web = not self._data.startswith(_SIGN) and b"A" <= self._data[:1] <= b"Z"
+        connection = self._connection
+        connection.speak((self._web if is_web else self._grpc)(connection))
+        connection.protocol.receive_data(self._data)
+
+    def buffer_updated(self, count: int) -> None:
+        """Never called: there is no buffer."""
+
+    def answer(self, call: object, parts: list[bytes | memoryview], size: int) -> bool:
+        """Never called, like all that belongs to calls: there are none yet."""
+        return True
+
+    def is_blocked(self, call: object) -> bool:
+        """Never called."""
+        return False
+
+    def defer(self, call: object, size: int) -> None:
+        """Never called."""
+
+    def resume(self, call: object, size: int) -> None:
+        """Never called."""
+
+    def finish(self, call: object, error: RequestError | None) -> None:
+        """Never called."""
+
+    def refuse(self, error: RequestError) -> None:
+        """Say nothing: it is not known in which words."""
+
+    def drain(self) -> None:
+        """Say nothing."""
+
+    def check_keepalive(self, now: float) -> bool:
+        """Wait: a client that does not begin to speak is closed by a timer."""
+        return True
+
+    def connection_lost(self) -> None:
+        """Free everything."""
+        del self._grpc, self._web

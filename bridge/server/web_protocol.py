@@ -1,0 +1,298 @@
+"""HTTP/1.1 as the server speaks it to browsers: the files of its page, and dm_env_rpc over WebSocket.
+
+A connection carries one request for a file, or one WebSocket with one call.
+"""
+
+from __future__ import annotations
+
+import http
+import time
+from typing import TYPE_CHECKING
+
+from websockets.exceptions import PayloadTooBig
+from websockets.frames import CloseCode, Opcode
+from websockets.headers import parse_subprotocol
+from websockets.http11 import Request
+from websockets.protocol import OPEN
+from websockets.server import ServerProtocol
+from websockets.typing import Subprotocol
+
+from bridge.errors import Code, RequestError
+from bridge.logs import LimitedLog
+from bridge.server.auth import Gate
+from bridge.server.connection import Connection
+from bridge.server.keepalive import Keepalive
+from bridge.server.limits import Limits
+from bridge.server.web_site import HttpAnswer, WebSite
+from bridge.transport.http2_sender import SMALL
+from bridge.transport.messages import LARGE
+from bridge.transport.service import HELLO
+from bridge.transport.websocket import (
+    LOGGER,
+    PATH,
+    SUBPROTOCOL,
+    MessageJoiner,
+    NotBinaryError,
+    close_frame,
+    shown_token_in,
+)
+from bridge.version import __version__
+
+if TYPE_CHECKING:
+    from bridge.server.calls import Call
+    from bridge.server.grpc_server import CallHandler
+
+__all__ = ["WebProtocol"]
+
+_log = LimitedLog(__name__)
+_END_OF_HEAD = b"\r\n\r\n"
+_MAX_HEAD = 16384
+# Bytes of requests that wait for earlier ones, from which on nothing more is read.
+_MAX_WAITING = 1 << 22
+
+
+class WebProtocol(Keepalive):
+    """One connection's HTTP/1.1. What is to be sent goes into the connection's `outgoing`.
+
+    Args:
+        connection: What speaks it.
+        handler: Gets the call.
+        limits: `max_message_bytes`.
+        gate: Asks for the token.
+        site: The files, and who may come.
+    """
+
+    http = None
+
+    def __init__(self, connection: Connection, handler: CallHandler, limits: Limits, gate: Gate, site: WebSite) -> None:
+        super().__init__(connection)
+        self._handler = handler
+        self._limits = limits
+        self._gate = gate
+        self._site = site
+        self._outgoing = connection.outgoing
+        self._head = b""
+        self._websocket = ServerProtocol(
+            subprotocols=[Subprotocol(SUBPROTOCOL)], max_size=limits.max_message_bytes, logger=LOGGER
+        )
+        self._joiner = MessageJoiner()
+        self._call: Call | None = None
+        self._reply: bytes | None = None
+        """The answer to the client's close frame, until its requests are served."""
+        self._admitted = 0
+        self._waiting = 0
+        self.finished = False
+
+    @property
+    def receives_large(self) -> bool:
+        """Whether a large request is being received."""
+        return self._admitted > 0
+
+    # What comes
+
+    def receive_data(self, data: bytes) -> None:
+        """Take bytes; the requests that they complete go to the call.
+
+        Raises:
+            RequestError: The client does not speak WebSocket as it should, or its request is not admitted.
+        """
+        if self.finished or self._reply is not None:
+            return
+        self._heard = time.monotonic()
+        if self._websocket.state is not OPEN:
+            self._head += data
+            end = self._head.find(_END_OF_HEAD)
+            if end < 0:
+                if len(self._head) > _MAX_HEAD:
+                    text = f"expected header fields of at most {_MAX_HEAD} bytes\n"
+                    self._send_file(HttpAnswer(http.HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text.encode()))
+                return
+            head, data = self._head[: end + len(_END_OF_HEAD)], self._head[end + len(_END_OF_HEAD) :]
+            self._head = b""
+            self._receive_head(head)
+        if data and self._call is not None:
+            self._receive_frames(self._call, data)
+
+    def buffer_updated(self, count: int) -> None:
+        """Never called: there is no buffer."""
+
+    def _receive_head(self, head: bytes) -> None:
+        """Answer an HTTP request."""
+        self._websocket.receive_data(head)
+        events = self._websocket.events_received()
+        request = events[0] if events else None
+        if not isinstance(request, Request):
+            text = "expected a request of HTTP/1.1 without a body\n"
+            self._send_file(HttpAnswer(http.HTTPStatus.BAD_REQUEST, text.encode()))
+            return
+        host = _field(request, "Host")
+        refusal = self._site.check_host(host)
+        if refusal is not None or host is None:
+            _log.warning("refused %s: a request for the host %.80r", self._connection.peer, host)
+            self._send_file(refusal)
+        elif request.path.partition("?")[0] == PATH:
+            self._upgrade(request, host)
+        else:
+            self._send_file(self._site.answer(request.method, request.path), with_body=request.method != "HEAD")
+
+    def _send_file(self, answer: HttpAnswer | None, *, with_body: bool = True) -> None:
+        if answer is not None:
+            self._outgoing.append(answer.serialize(with_body=with_body))
+        self.finished = True
+
+    def _upgrade(self, request: Request, host: str) -> None:
+        """Begin to speak WebSocket, and say in its words if the client may not."""
+        websocket = self._websocket
+        response = websocket.accept(request)
+        if response.status_code != http.HTTPStatus.SWITCHING_PROTOCOLS:
+            self._send_file(HttpAnswer(http.HTTPStatus(response.status_code), bytes(response.body or b"")))
+            return
+        response.headers[HELLO] = __version__
+        websocket.send_response(response)
+        self._outgoing.extend(websocket.data_to_send())
+        try:
+            self._call = self._open_call(request, host)
+        except RequestError as error:
+            self._say_goodbye(error.code, error.message)
+
+    def _open_call(self, request: Request, host: str) -> Call:
+        """Admit a client. Raises RequestError."""
+        peer = self._connection.peer
+        try:
+            self._site.check_origin(_field(request, "Origin"), host)
+        except RequestError as error:
+            _log.warning("refused %s: %s", peer, error.message)
+            raise
+        names = [name for text in request.headers.get_all("Sec-WebSocket-Protocol") for name in parse_subprotocol(text)]
+        may_act = self._gate.check(shown_token_in(names), peer)
+        call = self._handler.open(self._connection, _field(request, HELLO) or "", may_act=may_act)
+        call.stream = self
+        return call
+
+    def _receive_frames(self, call: Call, data: bytes) -> None:
+        websocket = self._websocket
+        websocket.receive_data(data)
+        frames = websocket.events_received()
+        for frame in frames:
+            opcode = frame.opcode  # type: ignore[union-attr]
+            if opcode is Opcode.CLOSE:
+                self._release()
+                self._reply = b"".join(websocket.data_to_send())
+                self._handler.calls.receive(call, None)
+                return
+            if opcode is Opcode.PING or opcode is Opcode.PONG:
+                continue
+            try:
+                message = self._joiner.add(frame)  # type: ignore[arg-type]
+            except NotBinaryError as error:
+                raise self._broken(CloseCode.UNSUPPORTED_DATA, str(error)) from None
+            if message is not None:
+                self._handler.calls.receive(call, message)
+        problem = websocket.parser_exc
+        if isinstance(problem, PayloadTooBig):
+            text = f"a request is larger than max_message_bytes={self._limits.max_message_bytes}"
+            raise self._broken(Code.RESOURCE_EXHAUSTED, text)
+        if problem is not None:
+            raise self._broken(CloseCode.PROTOCOL_ERROR, f"it speaks no WebSocket: {problem}")
+        self._outgoing.extend(websocket.data_to_send())
+        self._admit(len(websocket.reader.buffer) + self._joiner.size)
+
+    def _broken(self, code: Code | CloseCode, text: str) -> RequestError:
+        """Say why the connection ends; return what ends it."""
+        self._say_goodbye(code, text)
+        return RequestError(code if isinstance(code, Code) else Code.INVALID_ARGUMENT, text)
+
+    # What counts for `max_queued_bytes`
+
+    def _admit(self, incomplete: int) -> None:
+        """Count the bytes of a request that is not complete; raise RequestError where they are too many."""
+        more = (incomplete if incomplete > LARGE else 0) - self._admitted
+        if more:
+            try:
+                self._connection.admit(more)
+            except RequestError as error:
+                raise self._broken(error.code, error.message) from None
+            self._admitted += more
+
+    def _release(self) -> None:
+        """Give back what was counted: the request is given up."""
+        self._connection.hold(-self._admitted)
+        self._admitted = 0
+
+    # What goes
+
+    def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
+        """Send an answer with the next flush; a client that has closed gets none. There are no windows: True."""
+        self._connection.joins_answers = size <= SMALL
+        if self._reply is None and not self.finished:
+            self._websocket.send_binary(parts[0] if len(parts) == 1 else b"".join(parts))
+            self._outgoing.extend(self._websocket.data_to_send())
+        return True
+
+    def is_blocked(self, call: Call) -> bool:
+        """Whether the client has no window: there are none."""
+        return False
+
+    def defer(self, call: Call, size: int) -> None:
+        """Read nothing more from a client of which much waits."""
+        self._waiting += size
+        if self._waiting > _MAX_WAITING and not self._connection.paused:
+            self._connection.paused = True
+            self._handler.go_on(self._connection)
+
+    def resume(self, call: Call, size: int) -> None:
+        """Read on once little waits."""
+        self._waiting -= size
+        if self._connection.paused and self._waiting <= _MAX_WAITING // 2:
+            self._connection.paused = False
+            self._handler.go_on(self._connection)
+
+    def finish(self, call: Call, error: RequestError | None) -> None:
+        """Send the last frame."""
+        if self._reply is not None:
+            self._outgoing.append(self._reply)
+            self.finished = True
+        elif error is None:
+            self._say_goodbye(Code.OK, "")
+        else:
+            self._say_goodbye(error.code, error.message)
+
+    def _say_goodbye(self, code: Code | CloseCode, reason: str) -> None:
+        if not self.finished:
+            self._outgoing.append(close_frame(code, reason))
+            self.finished = True
+
+    def refuse(self, error: RequestError) -> None:
+        """Say why the connection ends, where that was not said."""
+        if self._websocket.state is OPEN:
+            self._say_goodbye(error.code, error.message)
+
+    def drain(self) -> None:
+        """Say nothing: WebSocket has no word for it. The call goes on."""
+
+    def ping(self) -> None:
+        """Send a ping."""
+        if self._call is not None and not self.finished and self._reply is None:
+            self._websocket.send_ping(b"")
+            self._outgoing.extend(self._websocket.data_to_send())
+
+    def check_keepalive(self, now: float) -> bool:
+        """Ask for a sign of a client that has been quiet; before it has a call, a timer closes it."""
+        return self._call is None or super().check_keepalive(now)
+
+    def connection_lost(self) -> None:
+        """Free everything, at once and without the garbage collector."""
+        self._release()
+        if self._call is not None:
+            self._call.stream = None
+            self._call = None
+        self._websocket.parser.close()  # a generator, which holds its owner
+        del self._websocket, self._joiner
+
+
+def _field(request: Request, name: str) -> str | None:
+    """Return a header field; None: it is missing, or came several times."""
+    try:
+        return request.headers.get(name)
+    except LookupError:
+        return None

@@ -1,0 +1,154 @@
+"""What a server gives to browsers without a token: the files of its page; and which browsers it listens to.
+
+A page of another site may open a WebSocket to any server that the browser reaches, so the `Origin` must be that of the
+server's own page. A site may also have its name resolve to 127.0.0.1 (DNS rebinding), so that its pages seem to be the
+server's own: the `Host` must be an address, or a name that the server knows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import http
+import importlib.resources
+import ipaddress
+import socket
+from collections.abc import Iterable, Mapping
+from urllib.parse import urlsplit
+
+from bridge.errors import Code, RequestError, SettingError
+
+__all__ = ["HttpAnswer", "WebSite", "page_files"]
+
+_KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+_PORTS = {"http": 80, "https": 443}
+
+
+@dataclasses.dataclass(frozen=True)
+class HttpAnswer:
+    """An answer over HTTP/1.1."""
+
+    status: http.HTTPStatus
+    body: bytes
+    kind: str = "text/plain; charset=utf-8"
+    """Its media type."""
+
+    def serialize(self, *, with_body: bool = True) -> bytes:
+        """Return the bytes, after which the connection ends.
+
+        Args:
+            with_body: Whether the body goes along: not to HEAD.
+        """
+        fields = {**_HEADERS, "Content-Type": self.kind, "Content-Length": len(self.body), "Connection": "close"}
+        if self.status is http.HTTPStatus.METHOD_NOT_ALLOWED:
+            fields["Allow"] = "GET, HEAD"
+        lines = [f"HTTP/1.1 {self.status.value} {self.status.phrase}"]
+        lines += [f"{name}: {value}" for name, value in fields.items()]
+        return "\r\n".join([*lines, "", ""]).encode() + (self.body if with_body else b"")
+
+
+def page_files() -> dict[str, tuple[bytes, str]]:
+    """Return the files of the page: content and media type by path."""
+    found: dict[str, tuple[bytes, str]] = {}
+    for file in (importlib.resources.files("bridge") / "web").iterdir():
+        kind = _KINDS.get(file.name[file.name.rfind(".") :])
+        if kind is not None:
+            found[f"/{file.name}"] = file.read_bytes(), kind
+    found["/"] = found["/index.html"]
+    return found
+
+
+class WebSite:
+    """The files of a server's page, and the names under which browsers may reach it.
+
+    Args:
+        files: The content and the media type of each file, by its path.
+        hosts: Names of the server beside addresses, `localhost` and the name of this machine: those under which a
+            proxy publishes it; a string holds them with commas between them.
+
+    Raises:
+        SettingError: One of the names has a scheme, a port or a path.
+    """
+
+    def __init__(self, files: Mapping[str, tuple[bytes, str]], hosts: str | Iterable[str] = ()) -> None:
+        self._files = files
+        self._hosts = {"localhost", socket.gethostname().lower()}
+        for host in hosts.split(",") if isinstance(hosts, str) else hosts:
+            if not host or set(host) & set(":/@ "):
+                raise SettingError(f"expected web_hosts to be names such as 'play.example.org', got {host!r}")
+            self._hosts.add(host.lower())
+
+    def answer(self, method: str, path: str) -> HttpAnswer:
+        """Answer a request for a file."""
+        if method not in ("GET", "HEAD"):
+            return HttpAnswer(http.HTTPStatus.METHOD_NOT_ALLOWED, b"expected GET or HEAD\n")
+        found = self._files.get(path.partition("?")[0])
+        if found is None:
+            return HttpAnswer(http.HTTPStatus.NOT_FOUND, b"there is no such file here\n")
+        return HttpAnswer(http.HTTPStatus.OK, *found)
+
+    def check_host(self, host: str | None) -> HttpAnswer | None:
+        """Return the refusal of a request for another host; None: it may be for this one."""
+        if host is None:
+            return HttpAnswer(http.HTTPStatus.BAD_REQUEST, b"expected one header field Host\n")
+        name = _name_and_port(host, "http")[0]
+        if name in self._hosts or _is_address(name):
+            return None
+        text = (
+            f"This server is not known as {name!r}. Open it by its address, or start it with web_hosts=[{name!r}] "
+            f"(--web-hosts {name}).\n"
+        )
+        return HttpAnswer(http.HTTPStatus.MISDIRECTED_REQUEST, text.encode(errors="replace"))
+
+    @staticmethod
+    def check_origin(origin: str | None, host: str) -> None:
+        """Let a page in that is this server's own, and a client that is no browser.
+
+        Args:
+            origin: The header field `Origin`; None: there is none, as of clients that are no browsers.
+            host: The header field `Host`.
+
+        Raises:
+            RequestError: PERMISSION_DENIED: the page is of another site.
+        """
+        if origin is None:
+            return
+        scheme, _, place = origin.partition("://")
+        if scheme in _PORTS and _name_and_port(place, scheme) == _name_and_port(host, scheme):
+            return
+        text = f"the page is of {origin:.60}, and {host:.60} serves its own page only"
+        raise RequestError(Code.PERMISSION_DENIED, text)
+
+
+def _name_and_port(host: str, scheme: str) -> tuple[str, int]:
+    """Return the name, in small letters and without brackets, and the port; port 0 where it cannot be read."""
+    try:
+        parts = urlsplit(f"//{host}")
+        return parts.hostname or "", parts.port or _PORTS[scheme]
+    except ValueError:
+        return "", 0
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

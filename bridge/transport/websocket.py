@@ -1,0 +1,144 @@
+"""dm_env_rpc over WebSocket, what both ends must agree on: the path, the token, the close codes, whole messages.
+
+One binary message is one EnvironmentRequest or EnvironmentResponse. The frames are those of the package `websockets`,
+whose protocol objects do no input or output. It is an extra: this module is imported once WebSocket is asked for.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import http
+import logging
+from collections.abc import Iterable
+
+from websockets.frames import Close, CloseCode, Frame, Opcode
+
+from bridge.errors import Code
+from bridge.transport.service import METHOD, SERVICE
+
+__all__ = [
+    "LOGGER",
+    "PATH",
+    "SUBPROTOCOL",
+    "MessageJoiner",
+    "NotBinaryError",
+    "close_frame",
+    "code_of_close",
+    "code_of_status",
+    "shown_token_in",
+    "token_subprotocol",
+]
+
+PATH = f"/{SERVICE}/{METHOD}"
+"""The path of the WebSocket's URL: that of the gRPC method."""
+SUBPROTOCOL = SERVICE.rpartition(".")[0]
+"""The subprotocol that the server selects: `dm_env_rpc.v1`."""
+_TOKEN = "bridge.token."
+_CLOSE_CODES = 4000
+_MAX_REASON = 123
+LOGGER = logging.getLogger("bridge.websockets")
+"""The logger of the package `websockets`: its debug lines would show the token."""
+LOGGER.setLevel(logging.WARNING)
+
+_BY_CLOSE_CODE = {
+    CloseCode.NORMAL_CLOSURE: Code.OK,
+    CloseCode.GOING_AWAY: Code.UNAVAILABLE,
+    CloseCode.NO_STATUS_RCVD: Code.UNAVAILABLE,
+    CloseCode.POLICY_VIOLATION: Code.PERMISSION_DENIED,
+    CloseCode.MESSAGE_TOO_BIG: Code.RESOURCE_EXHAUSTED,
+    CloseCode.SERVICE_RESTART: Code.UNAVAILABLE,
+    CloseCode.TRY_AGAIN_LATER: Code.UNAVAILABLE,
+    CloseCode.BAD_GATEWAY: Code.UNAVAILABLE,
+}
+_BY_HTTP_STATUS = {
+    http.HTTPStatus.UNAUTHORIZED: Code.UNAUTHENTICATED,
+    http.HTTPStatus.FORBIDDEN: Code.PERMISSION_DENIED,
+    http.HTTPStatus.MISDIRECTED_REQUEST: Code.PERMISSION_DENIED,
+    http.HTTPStatus.NOT_FOUND: Code.UNIMPLEMENTED,
+    http.HTTPStatus.UPGRADE_REQUIRED: Code.UNIMPLEMENTED,
+    http.HTTPStatus.TOO_MANY_REQUESTS: Code.UNAVAILABLE,
+    http.HTTPStatus.BAD_GATEWAY: Code.UNAVAILABLE,
+    http.HTTPStatus.SERVICE_UNAVAILABLE: Code.UNAVAILABLE,
+    http.HTTPStatus.GATEWAY_TIMEOUT: Code.UNAVAILABLE,
+}
+
+
+def token_subprotocol(token: str) -> str:
+    """Return the subprotocol that shows a token: scripts of a browser can send no header fields of their own."""
+    return _TOKEN + base64.urlsafe_b64encode(token.encode()).decode().rstrip("=")
+
+
+def shown_token_in(subprotocols: Iterable[str]) -> str | None:
+    """Return the token that one of the offered subprotocols shows; None: none does."""
+    for name in subprotocols:
+        if name.startswith(_TOKEN):
+            text = name[len(_TOKEN) :]
+            try:
+                return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True).decode()
+            except (binascii.Error, UnicodeDecodeError):
+                return ""  # one was shown, and it is wrong
+    return None
+
+
+def close_frame(code: Code | CloseCode, reason: str) -> bytes:
+    """Return the frame by which a server ends a connection.
+
+    Args:
+        code: A status code, which is sent as 4000 and its number (OK as 1000), or a code of WebSocket's own.
+        reason: What was wrong; as much of it is sent as a frame holds.
+    """
+    if isinstance(code, Code):
+        number = int(CloseCode.NORMAL_CLOSURE) if code is Code.OK else _CLOSE_CODES + int(code)
+    else:
+        number = int(code)
+    text = reason.encode()
+    if len(text) > _MAX_REASON:
+        text = text[: _MAX_REASON - 3].decode(errors="ignore").encode() + "…".encode()
+    return bytes(Frame(Opcode.CLOSE, Close(number, text.decode()).serialize()).serialize(mask=False))
+
+
+def code_of_close(number: int) -> Code:
+    """Return the status code that a close code stands for."""
+    if number - _CLOSE_CODES in Code.__members__.values():
+        return Code(number - _CLOSE_CODES)
+    return _BY_CLOSE_CODE.get(number, Code.INTERNAL)  # type: ignore[call-overload, no-any-return]
+
+
+def code_of_status(status: int) -> Code:
+    """Return the status code that an HTTP status stands for, by which a handshake was refused."""
+    return _BY_HTTP_STATUS.get(status, Code.UNKNOWN)  # type: ignore[call-overload, no-any-return]
+
+
+class NotBinaryError(Exception):
+    """A text message came."""
+
+
+class MessageJoiner:
+    """Makes messages of frames: one that came in fragments is joined."""
+
+    def __init__(self) -> None:
+        self._parts: bytearray | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of a message that is not complete."""
+        return 0 if self._parts is None else len(self._parts)
+
+    def add(self, frame: Frame) -> bytes | None:
+        """Take a data frame; return the message that it completes.
+
+        Raises:
+            NotBinaryError: It is of a text message.
+        """
+        if frame.opcode is Opcode.TEXT:
+            raise NotBinaryError("expected binary messages, each one message of dm_env_rpc, got a text message")
+        if self._parts is None:
+            if frame.fin:
+                return bytes(frame.data)
+            self._parts = bytearray()
+        self._parts += frame.data
+        if not frame.fin:
+            return None
+        message, self._parts = bytes(self._parts), None
+        return message

@@ -1,0 +1,570 @@
+// The page: which worlds there are, the picture of one, the seat in it, and figures.
+
+import {Stream, UNAUTHENTICATED} from "./client.js";
+import {request, textTensor, intTensor, tensor, values} from "./wire.js";
+import {Keyboard, nameOf, signOf} from "./keys.js";
+import {line} from "./charts.js";
+
+const $ = (id) => document.getElementById(id);
+const RUNNING = 1;
+const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
+// The token comes in the fragment, which no server sees, and stays in this tab.
+function takeToken() {
+  const found = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (found !== null) {
+    sessionStorage.setItem("token", found);
+    history.replaceState(null, "", location.pathname + location.search);
+  }
+  return sessionStorage.getItem("token") ?? "";
+}
+
+let token = takeToken();
+let server = {worlds: [], realtime: false};
+let selected = null; // the name of a world
+let watching = null; // a Stream
+let playing = null; // {stream, world, keyboard, own}
+let wantsToPlay = false;
+let frames = {arrived: [], bytes: 0, skipped: 0, newest: null, steps: []};
+const latencies = [];
+const waitingKeys = []; // {at, frame}: keys whose effect is not painted yet
+const returns = [];
+
+// Words
+
+function say(state, text) {
+  $("status-text").textContent = text;
+  document.querySelector(".dot").className = `dot ${state}`;
+}
+
+// What is wrong. A lost connection is told until it is back, other things for a while.
+let told = 0;
+
+function tell(text, lasts = false) {
+  const box = $("message");
+  clearTimeout(told);
+  box.hidden = !text;
+  box.textContent = text ?? "";
+  if (text && !lasts) told = setTimeout(() => tell(null), 8000);
+}
+
+function announce(text) {
+  $("announcement").textContent = text;
+}
+
+async function askForToken(problem) {
+  $("token-problem").textContent = problem;
+  const dialog = $("ask-token");
+  if (!dialog.open) dialog.showModal();
+  await new Promise((resolve) => dialog.addEventListener("close", resolve, {once: true}));
+  token = $("token").value.trim();
+  sessionStorage.setItem("token", token);
+}
+
+// Worlds
+
+async function lobby() {
+  for (let wait = 300; ; wait = Math.min(wait * 1.6, 4000)) {
+    const stream = new Stream(token);
+    try {
+      server = JSON.parse(await stream.property("server.web"));
+      say("good", "connected");
+      wait = 300;
+      await arrive();
+      for (;;) {
+        showWorlds();
+        await pause(1000);
+        const before = performance.now();
+        server = JSON.parse(await stream.property("server.web"));
+        if (!playing) $("trip").textContent = `${(performance.now() - before).toFixed(1)} ms`;
+        if (selected !== null && !worldOf(selected) && !playing) nothing();
+        if (watching || playing?.own) continue;
+        if (selected === null && server.worlds.length) select(server.worlds[0].name);
+        else if (worldOf(selected)) watch(selected); // it failed, or the world has only begun
+      }
+    } catch (error) {
+      stream.close();
+      leave();
+      if (error.code === UNAUTHENTICATED) {
+        say("bad", "not let in");
+        await askForToken(error.message);
+        wait = 0;
+      } else {
+        say("bad", `${error.message}; trying again`);
+        tell(error.message.startsWith("the connection was lost") ? "The connection was lost. It is tried again." : error.message, true);
+      }
+    }
+    await pause(wait);
+  }
+}
+
+// After a connection was made: look at what was looked at before, or at the first world.
+async function arrive() {
+  const known = server.worlds.some((world) => world.name === selected);
+  if (!known) selected = server.worlds.length ? server.worlds[0].name : null;
+  $("play").disabled = false;
+  tell(null);
+  $("empty-text").textContent = `${server.title} is ready.`;
+  if (selected !== null) select(selected);
+  else $("empty").hidden = wantsToPlay;
+  if (wantsToPlay) play();
+}
+
+function leave() {
+  watching?.close();
+  watching = null;
+  if (playing) {
+    playing.stream.close();
+    playing = null;
+  }
+  $("play").disabled = true;
+}
+
+// The title of an environment, without the packages of a module's name.
+function short(title) {
+  return /^[\w.]+$/.test(title) ? title.split(".").at(-1) : title;
+}
+
+// The world that was looked at is gone.
+function nothing() {
+  selected = null;
+  watching?.close();
+  watching = null;
+  $("badge").hidden = true;
+  $("stage-title").textContent = "";
+  $("empty").hidden = server.worlds.length > 0;
+}
+
+function chip(text, on) {
+  const element = document.createElement("span");
+  element.className = on ? "chip on" : "chip";
+  element.textContent = text;
+  return element;
+}
+
+function showWorlds() {
+  const list = $("worlds");
+  const text = JSON.stringify([server.worlds, selected]);
+  if (list.dataset.shown === text) return;
+  list.dataset.shown = text;
+  const focused = document.activeElement?.dataset?.world;
+  list.replaceChildren(...server.worlds.map((world) => {
+    const button = document.createElement("button");
+    button.dataset.world = world.name;
+    button.setAttribute("aria-current", String(world.name === selected));
+    const name = document.createElement("b");
+    name.textContent = short(world.title);
+    name.title = world.title;
+    const about = document.createElement("small");
+    const parts = [world.fps ? `${world.fps} fps` : "lock-step", world.lanes ? `${world.lanes} lanes` : "", world.name.slice(0, 14)];
+    about.textContent = parts.filter(Boolean).join(" · ");
+    const who = document.createElement("div");
+    who.className = "who";
+    who.append(...Object.entries(world.seats).map(([seat, taken]) => chip(taken ? `● ${seat}` : `○ ${seat}`, taken)));
+    if (world.viewers) who.append(chip(`${world.viewers} looking on`, false));
+    button.append(name, about, who);
+    button.onclick = () => select(world.name);
+    const item = document.createElement("li");
+    item.append(button);
+    return item;
+  }));
+  if (focused !== undefined) list.querySelector(`[data-world="${CSS.escape(focused)}"]`)?.focus();
+  $("no-worlds").hidden = server.worlds.length > 0;
+  showSeats();
+}
+
+function worldOf(name) {
+  return server.worlds.find((world) => world.name === name);
+}
+
+function showSeats() {
+  const seats = Object.entries(worldOf(selected)?.seats ?? {});
+  const several = seats.length > 1;
+  $("seat-label").hidden = !several || playing !== null;
+  const options = seats.map(([seat, taken]) => {
+    return new Option(taken ? `${seat} (taken)` : seat, seat);
+  });
+  const before = $("seat").value;
+  $("seat").replaceChildren(...options);
+  const free = seats.find(([, taken]) => !taken)?.[0];
+  $("seat").value = seats.some(([seat]) => seat === before) ? before : free ?? seats[0]?.[0] ?? "";
+  offer();
+  $("lanes-label").hidden = !((worldOf(selected)?.lanes ?? 0) > 1);
+}
+
+// What the button does: it takes a free seat, or takes over from whoever has it. Lanes are looked at.
+function offer() {
+  if (playing) return;
+  const world = worldOf(selected);
+  const taken = world?.seats[$("seat").value] === true;
+  $("play").textContent = taken ? "Take over" : "Play";
+  $("play").hidden = (world?.lanes ?? 0) > 1;
+}
+
+function select(name) {
+  selected = name;
+  $("stage-title").textContent = short(worldOf(name)?.title ?? server.title);
+  $("empty").hidden = true;
+  showWorlds();
+  showSeats();
+  watch(name);
+}
+
+// Looking on
+
+function lanesWanted() {
+  const text = $("lanes").value.trim();
+  if (!text) return null;
+  const lanes = text.split(",").flatMap((part) => {
+    const [first, last = first] = part.split("-").map(Number);
+    return Number.isInteger(first) && last >= first && last - first < 64 ? Array.from({length: last - first + 1}, (_, i) => first + i) : [];
+  });
+  return lanes.length ? lanes : null;
+}
+
+async function watch(name) {
+  watching?.close();
+  const stream = (watching = new Stream(token));
+  frames = {arrived: [], bytes: 0, skipped: 0, newest: null, steps: []};
+  returns.length = 0;
+  if (!playing) badge("looking on", false);
+  const given = {role: textTensor("spectator"), frame: textTensor("jpeg")};
+  const lanes = lanesWanted();
+  if (lanes) given.lanes = intTensor(lanes);
+  try {
+    const {observations} = await stream.ask(request.join(name, given));
+    const [frame, figures] = [observations.get("frame").uid, observations.get("watch").uid];
+    const step = request.step([], [frame, figures]);
+    let asked = stream.ask(step);
+    while (watching === stream) {
+      const answer = await asked;
+      asked = stream.ask(step);
+      asked.catch(() => {});
+      show(answer.observations.get(frame), answer.observations.get(figures));
+    }
+  } catch (error) {
+    if (watching === stream) {
+      watching = null;
+      if (error.code !== 14 && error.code !== 1) tell(error.message.split("\n")[0]);
+    }
+  }
+}
+
+function badge(text, live) {
+  $("badge").hidden = false;
+  $("badge").textContent = text;
+  $("badge").className = live ? "badge live" : "badge";
+}
+
+// A picture has come: the newest is painted, others are left out.
+function show(pictureBytes, figureBytes) {
+  const data = values(pictureBytes);
+  const [number, steps, age, cost, viewers, episodes, last, mean] = values(figureBytes);
+  $("viewers").textContent = String(viewers);
+  if (episodes > 0) {
+    if (!returns.length || returns.episodes !== episodes) returns.push(last);
+    returns.episodes = episodes;
+    if (returns.length > 200) returns.shift();
+    $("last-return").textContent = last.toFixed(Math.abs(last) < 100 ? 2 : 0);
+    $("episodes").textContent = `${episodes} episodes, mean ${mean.toFixed(2)}`;
+  }
+  if (!data.length) return;
+  const now = performance.now();
+  if (frames.newest) frames.skipped += 1;
+  frames.arrived.push(now);
+  frames.bytes += data.length;
+  frames.steps.push([now, steps]);
+  while (frames.arrived[0] < now - 2000) frames.arrived.shift();
+  while (frames.steps[0][0] < now - 2000) frames.steps.shift();
+  if (!frames.newest) requestAnimationFrame(paint);
+  frames.newest = {data: data.slice(), number, steps, age, cost, at: now};
+}
+
+async function paint() {
+  const picture = frames.newest;
+  frames.newest = null;
+  if (!picture) return;
+  const bitmap = await createImageBitmap(new Blob([picture.data]));
+  const canvas = $("canvas");
+  if (canvas.width !== bitmap.width || canvas.height !== bitmap.height) {
+    canvas.width = bitmap.width;
+    canvas.height = bitmap.height;
+    canvas.classList.toggle("small", bitmap.width <= 320);
+    $("frame").style.setProperty("--ratio", String(bitmap.width / bitmap.height));
+  }
+  canvas.getContext("2d").drawImage(bitmap, 0, 0);
+  bitmap.close();
+  const now = performance.now();
+  canvas.dataset.pictures = String(Number(canvas.dataset.pictures ?? 0) + 1);
+  $("age").textContent = `${(picture.age * 1000 + now - picture.at).toFixed(0)} ms`;
+  while (waitingKeys.length && waitingKeys[0].frame <= picture.steps) {
+    latencies.push(now - waitingKeys.shift().at);
+    if (latencies.length > 120) latencies.shift();
+  }
+}
+
+// Taking over: while keys are held their action stands in for the agent's.
+
+async function takeOver() {
+  tell(null);
+  const stream = new Stream(token);
+  const world = worldOf(selected);
+  try {
+    const given = {role: textTensor("takeover"), name: textTensor(myName())};
+    const seat = $("seat").value;
+    if (Object.keys(world.seats).length > 1) given.agent = textTensor(seat);
+    const joined = await stream.ask(request.join(selected, given));
+    const keyboard = new Keyboard(JSON.parse(await stream.property("world.controls")));
+    playing = {stream, keyboard, own: false, name: selected, changed: null, wake: () => {}};
+    recall(keyboard);
+    $("play").textContent = "Give back";
+    $("play").classList.add("stop");
+    badge(`ready to take over from ${seat}: hold a key`, true);
+    showLegend();
+    showSeats();
+    $("stage").focus();
+    const play = playing;
+    const wanted = [joined.observations.get("acting").uid, joined.observations.get("steps").uid];
+    await stream.ask(request.step([], wanted));
+    while (playing === play) {
+      const held = keyboard.names.some((name) => keyboard.held.has(name));
+      const actions = held ? [...joined.actions.values()].map((spec) => [spec.uid, actionTensor(keyboard, spec)]) : [];
+      const changed = play.changed;
+      play.changed = null;
+      const sent = performance.now();
+      const answer = await stream.ask(request.step(actions, wanted));
+      const acting = values(answer.observations.get(wanted[0]))[0] === 1;
+      $("trip").textContent = `${(performance.now() - sent).toFixed(1)} ms`;
+      badge(acting ? `you act for ${seat}` : `${seat} acts: hold a key to take over`, acting);
+      if (changed !== null) waitingKeys.push({at: changed, frame: values(answer.observations.get(wanted[1]))[0] + 1});
+      if (play.changed === null) await Promise.race([pause(100), new Promise((resolve) => (play.wake = resolve))]);
+    }
+  } catch (error) {
+    if (error.code !== 1) tell(error.message.split("\n")[0]);
+  } finally {
+    stream.close();
+    if (playing?.stream === stream || !playing) stopped();
+  }
+}
+
+function myName() {
+  let name = localStorage.getItem("name");
+  if (!name) localStorage.setItem("name", (name = `person ${Math.floor(Math.random() * 9000 + 1000)}`));
+  return name;
+}
+
+// Playing
+
+function actionTensor(keyboard, spec) {
+  const flat = keyboard.action();
+  return tensor(spec.dtype === 1 || spec.dtype === 2 ? flat : flat.map(Math.round), spec.dtype, spec.shape);
+}
+
+async function play() {
+  wantsToPlay = true;
+  tell(null);
+  const stream = new Stream(token);
+  const world = worldOf(selected);
+  const own = !server.realtime; // a world that waits for its agent: one of our own
+  try {
+    let name = selected ?? "";
+    if (own) name = (await stream.ask(request.create())).world;
+    const given = own ? {frame: textTensor("jpeg")} : {role: textTensor("player")};
+    const seat = $("seat").value;
+    if (!own && Object.keys(world?.seats ?? {}).length > 1 && seat) given.agent = textTensor(seat);
+    const joined = await stream.ask(request.join(name, given));
+    const keyboard = new Keyboard(JSON.parse(await stream.property("world.controls")));
+    const fps = (own ? server.fps : world?.fps ?? server.fps) || 30;
+    playing = {stream, keyboard, own, name, changed: null, wake: () => {}};
+    recall(keyboard);
+    $("play").textContent = "Stop";
+    $("play").classList.add("stop");
+    badge(own ? "playing your own world" : seat && given.agent ? `playing ${seat}` : "playing", true);
+    showLegend();
+    showSeats();
+    $("stage").focus();
+    $("empty").hidden = true;
+    if (own) $("stage-title").textContent = short(server.title);
+    if (own) {
+      watching?.close();
+      watching = null;
+    } else if (!watching) select(name);
+    await steps(playing, joined, fps);
+  } catch (error) {
+    if (error.code !== 1) {
+      const lost = error.code === 14;
+      if (!lost) wantsToPlay = false;
+      tell(error.message.split("\n")[0]);
+    }
+  } finally {
+    stream.close();
+    if (playing?.stream === stream || !playing) stopped();
+  }
+}
+
+async function steps(play, joined, fps) {
+  const uids = Object.fromEntries([...joined.observations].map(([name, spec]) => [name, spec.uid]));
+  const names = ["reward", "terminated", "truncated", "timing", "frame", "watch"].filter((name) => name in uids && !(name === "frame" && !play.own));
+  const wanted = names.map((name) => uids[name]);
+  let total = 0, running = false, episode = 0, due = performance.now();
+  while (playing === play) {
+    const actions = [...joined.actions.values()].map((spec) => [spec.uid, actionTensor(play.keyboard, spec)]);
+    const changed = play.changed;
+    play.changed = null;
+    const sent = performance.now();
+    const answer = await play.stream.ask(request.step(running ? actions : [], wanted));
+    const now = performance.now();
+    const read = (name) => values(answer.observations.get(uids[name]));
+    $("trip").textContent = `${(now - sent).toFixed(1)} ms`;
+    if ("timing" in uids) {
+      const timing = read("timing");
+      if (changed !== null && running) waitingKeys.push({at: changed, frame: timing[6] + 1});
+      $("dropped").textContent = String(timing[11]);
+    }
+    if (play.own) {
+      if (changed !== null && running) waitingKeys.push({at: changed, frame: -1});
+      show(answer.observations.get(uids.frame), answer.observations.get(uids.watch));
+    }
+    total += running ? read("reward")[0] : 0;
+    if (answer.state !== RUNNING) {
+      episode += 1;
+      announce(`Episode ${episode} ended. Return ${total.toFixed(2)}.`);
+      total = 0;
+    }
+    running = answer.state === RUNNING;
+    due = Math.max(due + 1000 / fps, now - 100);
+    // A key that changes is sent at once; else one message a frame, with all keys that are held.
+    const early = play.own ? new Promise(() => {}) : new Promise((resolve) => (play.wake = resolve));
+    if (play.changed === null || play.own) await Promise.race([pause(Math.max(0, due - performance.now())), early]);
+  }
+}
+
+function stop() {
+  wantsToPlay = false;
+  const {stream, name, own} = playing;
+  playing = null;
+  stream.close();
+  stopped();
+  if (own) {
+    nothing();
+    if (server.worlds.length) select(server.worlds[0].name);
+  } else select(name);
+}
+
+function stopped() {
+  playing = null;
+  $("play").textContent = "Play";
+  $("play").classList.remove("stop");
+  $("legend").replaceChildren();
+  $("pad").hidden = true;
+  waitingKeys.length = 0;
+  if (selected === null) $("badge").hidden = true;
+  else badge("looking on", false);
+  showSeats();
+}
+
+// Keys
+
+function recall(keyboard) {
+  const stored = localStorage.getItem(`keys ${JSON.stringify(keyboard.controls).length} ${selected ?? ""}`);
+  if (stored) JSON.parse(stored).forEach((name, position) => name && keyboard.assign(position, name));
+}
+
+function showLegend() {
+  const {keyboard} = playing;
+  const entries = keyboard.legend();
+  $("legend").replaceChildren(...entries.map(([keys, meaning], position) => {
+    const button = document.createElement("button");
+    button.title = "Choose another key";
+    for (const key of keys) {
+      const sign = document.createElement("kbd");
+      sign.textContent = signOf(key);
+      sign.dataset.key = key;
+      button.append(sign);
+    }
+    button.append(meaning);
+    button.onclick = () => {
+      announce(`Press a key for: ${meaning}`);
+      document.addEventListener("keydown", (event) => {
+        event.preventDefault();
+        event.stopImmediatePropagation();
+        keyboard.assign(position, nameOf(event));
+        const names = keyboard.legend().map(([[key]]) => key);
+        localStorage.setItem(`keys ${JSON.stringify(keyboard.controls).length} ${selected ?? ""}`, JSON.stringify(names));
+        announce("");
+        button.blur();
+        showLegend();
+      }, {once: true, capture: true});
+    };
+    return button;
+  }));
+  if (!entries.length) announce(keyboard.controls.why ?? "");
+  $("pad").hidden = !entries.length;
+  $("pad").replaceChildren(...keyboard.names.map((name) => {
+    const button = document.createElement("button");
+    button.textContent = signOf(name);
+    button.dataset.key = name;
+    button.tabIndex = -1;
+    button.onpointerdown = (event) => {
+      event.preventDefault();
+      button.setPointerCapture(event.pointerId);
+      hold(name, true);
+    };
+    button.onpointerup = button.onpointercancel = () => hold(name, false);
+    return button;
+  }));
+}
+
+function hold(name, down) {
+  if (!playing) return;
+  const {held} = playing.keyboard;
+  if (held.has(name) === down) return;
+  down ? held.add(name) : held.delete(name);
+  playing.changed ??= performance.now();
+  playing.wake();
+  for (const sign of document.querySelectorAll(`[data-key="${CSS.escape(name)}"]`)) sign.classList.toggle("held", down);
+}
+
+function isTyping(event) {
+  return ["INPUT", "SELECT", "TEXTAREA"].includes(event.target.tagName) || $("ask-token").open;
+}
+
+document.addEventListener("keydown", (event) => {
+  if (!playing || isTyping(event) || event.ctrlKey || event.metaKey || event.altKey) return;
+  const name = playing.keyboard.meant(nameOf(event));
+  if (name === "escape") stop();
+  else if (playing.keyboard.uses(name)) {
+    event.preventDefault();
+    hold(name, true);
+  }
+});
+document.addEventListener("keyup", (event) => playing && hold(playing.keyboard.meant(nameOf(event)), false));
+window.addEventListener("blur", () => playing && [...playing.keyboard.held].forEach((name) => hold(name, false)));
+$("play").onclick = () => (playing ? stop() : $("play").textContent === "Take over" ? takeOver() : play());
+$("seat").onchange = offer;
+$("begin").onclick = () => play();
+$("lanes").onchange = () => selected !== null && watch(selected);
+
+// Figures
+
+function figures() {
+  const now = performance.now();
+  const {arrived, steps} = frames;
+  const seconds = arrived.length > 1 ? (arrived.at(-1) - arrived[0]) / 1000 : 0;
+  $("rate").textContent = seconds && now - arrived.at(-1) < 2000 ? ((arrived.length - 1) / seconds).toFixed(1) : "0";
+  if (steps.length > 1) {
+    const span = (steps.at(-1)[0] - steps[0][0]) / 1000;
+    $("steps").textContent = span ? ((steps.at(-1)[1] - steps[0][1]) / span).toFixed(span < 1 ? 1 : 0) : "–";
+  }
+  $("data").textContent = `${((frames.bytes * 8) / 1e6).toFixed(2)} Mbit/s`;
+  frames.bytes = 0;
+  if (!playing) $("dropped").textContent = String(frames.skipped);
+  const sorted = [...latencies].sort((one, other) => one - other);
+  $("latency").dataset.all = latencies.map((value) => value.toFixed(1)).join(" ");
+  $("latency").textContent = sorted.length ? `${sorted[sorted.length >> 1].toFixed(0)} ms` : "–";
+  line($("latency-graph"), latencies, {limit: 50, least: 0});
+  line($("returns-graph"), returns);
+}
+
+setInterval(figures, 1000);
+lobby();

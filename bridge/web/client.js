@@ -1,0 +1,79 @@
+// One stream of dm_env_rpc over a WebSocket: requests are answered one by one, in order.
+
+import {request, response, values} from "./wire.js";
+
+const PATH = "/dm_env_rpc.v1.Environment/Process";
+const SUBPROTOCOL = "dm_env_rpc.v1";
+
+export class Refused extends Error {
+  constructor(code, message) {
+    super(message);
+    this.code = code;
+  }
+}
+
+export const UNAUTHENTICATED = 16;
+
+export class Stream {
+  #socket;
+  #waiting = [];
+  #ended = null;
+
+  constructor(token) {
+    const scheme = location.protocol === "https:" ? "wss:" : "ws:";
+    const names = [SUBPROTOCOL];
+    if (token) {
+      const bytes = String.fromCharCode(...new TextEncoder().encode(token));
+      names.push("bridge.token." + btoa(bytes).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", ""));
+    }
+    this.#socket = new WebSocket(`${scheme}//${location.host}${PATH}`, names);
+    this.#socket.binaryType = "arraybuffer";
+    this.opened = new Promise((resolve, reject) => {
+      this.#socket.onopen = () => resolve();
+      this.#socket.onclose = ({code, reason}) => {
+        // 4000 and more: a status code of the server, in words; else the connection was lost.
+        const error = code >= 4000 && code < 5000
+          ? new Refused(code - 4000, reason)
+          : new Refused(14, reason || "the connection was lost");
+        this.#end(error);
+        reject(error);
+      };
+    });
+    this.opened.catch(() => {});
+    this.#socket.onmessage = ({data}) => {
+      const waiting = this.#waiting.shift();
+      const answer = response(new Uint8Array(data));
+      if (!waiting) return;
+      if (answer.kind === "error") waiting.reject(new Refused(answer.code, answer.message));
+      else waiting.resolve(answer);
+    };
+  }
+
+  get open() {
+    return this.#ended === null;
+  }
+
+  #end(error) {
+    this.#ended ??= error;
+    for (const waiting of this.#waiting.splice(0)) waiting.reject(this.#ended);
+  }
+
+  async ask(bytes) {
+    await this.opened;
+    if (this.#ended) throw this.#ended;
+    return new Promise((resolve, reject) => {
+      this.#waiting.push({resolve, reject});
+      this.#socket.send(new Uint8Array(bytes));
+    });
+  }
+
+  async property(key) {
+    const answer = await this.ask(request.property(key));
+    return answer.value ? values(answer.value)[0] : undefined;
+  }
+
+  close() {
+    this.#end(new Refused(1, "closed here"));
+    this.#socket.close(1000);
+  }
+}

@@ -1,0 +1,77 @@
+// Which keys are held, and the action that they mean.
+
+const NAMES = {ArrowLeft: "left", ArrowRight: "right", ArrowUp: "up", ArrowDown: "down", " ": "space", Enter: "return"};
+const SIGNS = {left: "←", right: "→", up: "↑", down: "↓", space: "space", return: "↵"};
+
+export function nameOf(event) {
+  return NAMES[event.key] ?? event.key.toLowerCase();
+}
+
+export function signOf(name) {
+  return SIGNS[name] ?? name.toUpperCase();
+}
+
+export class Keyboard {
+  // controls: what the property `world.controls` says.
+  constructor(controls) {
+    this.controls = controls;
+    this.held = new Set();
+  }
+
+  // All keys that mean something.
+  get names() {
+    if (this.controls.kind === "discrete") return [...new Set(this.controls.keys.flatMap((entry) => entry.keys))];
+    if (this.controls.kind === "box") return this.controls.axes.flatMap((axis) => [axis.less, axis.more]);
+    return [];
+  }
+
+  // Arrows stand for W, A, S and D where those mean something and arrows do not.
+  meant(name) {
+    const letter = {left: "a", right: "d", up: "w", down: "s"}[name];
+    return letter && !this.uses(name) && this.uses(letter) ? letter : name;
+  }
+
+  uses(name) {
+    return this.names.includes(name);
+  }
+
+  // The action of the largest set of keys that is held, as flat numbers.
+  action() {
+    const {controls, held} = this;
+    if (controls.kind === "discrete") {
+      let best = null;
+      for (const entry of controls.keys) {
+        if (entry.keys.every((key) => held.has(key)) && (!best || entry.keys.length > best.keys.length)) best = entry;
+      }
+      return [best ? best.action : controls.neutral];
+    }
+    const action = [...controls.neutral];
+    for (const {index, less, more} of controls.axes ?? []) {
+      if (held.has(less) && !held.has(more)) action[index] = controls.low[index];
+      else if (held.has(more) && !held.has(less)) action[index] = controls.high[index];
+    }
+    return action;
+  }
+
+  // [keys, what they do], for the legend.
+  legend() {
+    const {controls} = this;
+    if (controls.kind === "discrete") {
+      return controls.keys.map((entry) => [entry.keys, controls.names?.[entry.action - controls.start]?.toLowerCase() ?? `action ${entry.action}`]);
+    }
+    if (controls.kind === "box") {
+      return controls.axes.flatMap(({index, less, more}) => [[[less], `${index}: ${controls.low[index]}`], [[more], `${index}: ${controls.high[index]}`]]);
+    }
+    return [];
+  }
+
+  // Change which key an entry of the legend has.
+  assign(position, name) {
+    const {controls} = this;
+    if (controls.kind === "discrete") controls.keys[position].keys = [name];
+    else {
+      const axis = controls.axes[position >> 1];
+      axis[position % 2 ? "more" : "less"] = name;
+    }
+  }
+}

@@ -1,0 +1,130 @@
+"""What a person's keys mean to an environment: its own `get_keys_to_action`, or keys made of the action space."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from bridge.worlds.default_actions import neutral_action
+
+__all__ = ["controls_of", "controls_of_space", "default_keys"]
+
+_MEANINGS = {"UP": "up", "DOWN": "down", "LEFT": "left", "RIGHT": "right", "FIRE": "space"}
+# Keys that pygame knows by numbers beyond those of characters.
+_CODES = {1073741903: "right", 1073741904: "left", 1073741905: "down", 1073741906: "up", 32: "space", 13: "return"}
+_WORDS = {" ": "space", "\r": "return"}
+_AXES = (("left", "right"), ("down", "up"))
+# Box spaces of more numbers than these are not for keys.
+_MOST_NUMBERS = 16
+
+
+def default_keys(space: Space[Any], meanings: Sequence[str] | None) -> dict[frozenset[str], Any]:
+    """Return keys for a Discrete space: digits, and arrows by what the actions mean or where there are up to four."""
+    if not isinstance(space, spaces.Discrete):
+        return {}
+    first, count = int(space.start), int(space.n)
+    keys = {frozenset({str(digit)}): first + digit for digit in range(min(10, count))}
+    if meanings is not None:
+        for action, meaning in enumerate(meanings):
+            held = frozenset(key for word, key in _MEANINGS.items() if word in meaning)
+            if held:
+                keys[held] = first + action
+    elif count <= 4:
+        order = {2: ("left", "right"), 3: ("left", "", "right")}.get(count, ("left", "down", "right", "up"))
+        for action, key in zip(range(count), order, strict=False):
+            if key:
+                keys[frozenset({key})] = first + action
+    return keys
+
+
+def controls_of(env: Any) -> str:
+    """Return what keys do in an environment, as JSON; a function of its own is asked.
+
+    Args:
+        env: A Gymnasium environment, or a vector of them, in its own thread.
+    """
+    if getattr(env, "num_envs", None) is not None:
+        return _json({"kind": "none", "why": "this world has lanes, which are not played by keys"})
+    own: dict[Any, Any] = {}
+    names: list[str] | None = None
+    with contextlib.suppress(Exception):  # whatever an environment's own function raises: it has no keys then
+        own = dict(env.get_wrapper_attr("get_keys_to_action")())
+    with contextlib.suppress(Exception):
+        names = [str(name) for name in env.get_wrapper_attr("get_action_meanings")()]
+    return controls_of_space(env.action_space, own, names)
+
+
+def controls_of_space(space: Space[Any], own: dict[Any, Any] | None = None, names: list[str] | None = None) -> str:
+    """Return what keys do in an action space, as JSON.
+
+    `kind` is `discrete`, with `keys`, a list of `keys` that are held together and their `action`; `box`, with `axes`,
+    a list of the `index` of a number and the keys for `less` and `more` of it; or `none`, with `why`.
+
+    Args:
+        space: The action space.
+        own: What the environment's `get_keys_to_action` returned.
+        names: What the actions are called.
+    """
+    if isinstance(space, spaces.Discrete):
+        found = {_held(keys): int(action) for keys, action in (own or {}).items() if space.contains(int(action))}
+        found.pop(frozenset(), None)
+        keys = found or default_keys(space, names)
+        # Arrows come before digits, and each action needs one entry.
+        entries: dict[int, frozenset[str]] = {}
+        for held, action in sorted(keys.items(), key=lambda item: (min(item[0]).isdigit(), item[1])):
+            entries.setdefault(action, held)
+        neutral = int(neutral_action(space))
+        if not found and names is None and int(space.n) == 3:  # between left and right
+            neutral = int(space.start) + 1
+        own_no_op = bool(found) and names is not None and neutral == int(space.start) and names[0] == "NOOP"
+        if neutral in entries and (own_no_op or (not found and min(entries[neutral]).isdigit())):
+            del entries[neutral]  # no key means the same
+        return _json(
+            {
+                "kind": "discrete",
+                "start": int(space.start),
+                "n": int(space.n),
+                "neutral": neutral,
+                "names": names,
+                "keys": [{"keys": sorted(held), "action": action} for action, held in sorted(entries.items())],
+            }
+        )
+    if isinstance(space, spaces.Box) and space.dtype is not None and space.dtype.kind == "f":
+        count = int(np.prod(space.shape))
+        if 0 < count <= _MOST_NUMBERS:
+            low, high = (np.clip(bound, -1e6, 1e6).reshape(-1).tolist() for bound in (space.low, space.high))
+            neutral_numbers = np.asarray(neutral_action(space), np.float64).reshape(-1).tolist()
+            axes = [{"index": index, "less": less, "more": more} for index, (less, more) in enumerate(_AXES[:count])]
+            return _json(
+                {
+                    "kind": "box",
+                    "shape": list(space.shape),
+                    "low": low,
+                    "high": high,
+                    "neutral": neutral_numbers,
+                    "axes": axes,
+                }
+            )
+    return _json({"kind": "none", "why": f"there are no keys for actions of {type(space).__name__}"})
+
+
+def _held(keys: Any) -> frozenset[str]:
+    """Return the names of keys that are held together, as `get_keys_to_action` names them: characters or codes."""
+    if isinstance(keys, (str, int)) or keys is None:
+        keys = () if keys is None else (keys,)
+    return frozenset(_name(key) for key in keys if key is not None)
+
+
+def _name(key: Any) -> str:
+    if isinstance(key, (int, np.integer)):
+        return _CODES.get(int(key)) or chr(int(key)).lower()
+    return _WORDS.get(key) or str(key).lower()
+
+
+def _json(value: dict[str, Any]) -> str:
+    return json.dumps(value)

@@ -1,0 +1,47 @@
+"""Which arguments have an environment draw pictures."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec, load_env_creator
+
+__all__ = ["drawing_kwargs"]
+
+_MODE = "rgb_array"
+
+
+def drawing_kwargs(env: Any, env_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return `env_kwargs` with `render_mode="rgb_array"`, where they name no mode and the environment has that one.
+
+    Args:
+        env: What `serve_gym` and `serve_parallel` take. Of several ids, and of an object, nothing is known.
+        env_kwargs: What its constructor is given.
+    """
+    given = dict(env_kwargs or {})
+    if "render_mode" not in given and _draws(env):
+        given["render_mode"] = _MODE
+    return given
+
+
+def _draws(env: Any) -> bool:
+    creator = env
+    if isinstance(env, (str, EnvSpec)):
+        try:
+            spec = gymnasium.spec(env) if isinstance(env, str) else env
+            creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
+        except (gymnasium.error.Error, ImportError, AttributeError):  # whoever makes it says what is wrong
+            return False
+    elif inspect.ismodule(env):
+        creator = getattr(env, "parallel_env", None) or getattr(env, "env", None)
+    modes = (getattr(creator, "metadata", None) or {}).get("render_modes")
+    if modes is not None and _MODE not in modes:
+        return False
+    try:
+        parameters = inspect.signature(creator).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(item.name == "render_mode" or item.kind is item.VAR_KEYWORD for item in parameters)

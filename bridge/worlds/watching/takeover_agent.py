@@ -1,0 +1,178 @@
+"""A seat from which a person takes over from an agent: `role=takeover` of JoinWorld."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bridge.encoding.properties import TEXT, Property, PropertyTree
+from bridge.encoding.spaces import Layout
+from bridge.encoding.tensors import Array, Spec, unpack_tensor
+from bridge.errors import Code, RequestError, TensorError
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.pb import properties_pb2
+from bridge.worlds.base import Agent, refuse_unknown
+from bridge.worlds.single import EnvWorld
+from bridge.worlds.watching.controls import controls_of_space
+from bridge.worlds.watching.takeovers import Takeover
+from bridge.worlds.watching.watch import Watch
+
+__all__ = ["TAKEOVER", "TakeoverAgent", "join_takeover"]
+
+TAKEOVER = "takeover"
+"""The role."""
+_MAX_NAME = 80
+
+
+def join_takeover(
+    world: EnvWorld, settings: Mapping[str, pb.Tensor], watch: Watch, forget: Callable[[], None]
+) -> TakeoverAgent:
+    """Let a person in who takes over from an agent, by the settings `agent` or `lane`, and `name`.
+
+    Args:
+        world: Where to.
+        settings: Of JoinWorld.
+        watch: Stands between the world and its environment.
+        forget: Called when nobody looks at the world any more.
+
+    Raises:
+        RequestError: INVALID_ARGUMENT for settings that are none, RESOURCE_EXHAUSTED where somebody has the seat.
+    """
+    env = world.env
+    several, lanes = hasattr(env, "possible_agents"), getattr(env, "num_envs", None)
+    known = ("role", "name", *(("agent",) if several else ("lane",) if lanes else ()))
+    refuse_unknown(settings, known, "JoinWorld")
+    world.refuse_if_over()
+    who = str(_read(settings, "name", str) or "somebody")[:_MAX_NAME]
+    key: Any = 0
+    if several:
+        agents = {str(agent): agent for agent in env.possible_agents}
+        name = _read(settings, "agent", str)
+        if name not in agents:
+            text = f"expected the setting agent to be one of {', '.join(agents)}, got {name!r:.80}"
+            raise RequestError(Code.INVALID_ARGUMENT, text)
+        key = agents[name]
+        space = env.action_space(key)
+    else:
+        lane = _read(settings, "lane", int) or 0
+        if not 0 <= lane < (lanes or 1):
+            raise RequestError(
+                Code.INVALID_ARGUMENT, f"expected the lane to be from 0 to {(lanes or 1) - 1}, got {lane}"
+            )
+        key, space = int(lane), env.action_space
+    if key in watch.takeovers:
+        text = f"{watch.takeovers[key].who!r} has the seat already from which one takes over; try again later"
+        raise RequestError(Code.RESOURCE_EXHAUSTED, text)
+    return TakeoverAgent(world, watch, forget, key, space, who)
+
+
+def _read(settings: Mapping[str, pb.Tensor], name: str, kind: type) -> Any:
+    if name not in settings:
+        return None
+    try:
+        value = unpack_tensor(settings[name], name)[()]
+    except TensorError as error:
+        raise RequestError(Code.INVALID_ARGUMENT, f"bad JoinWorld settings: {error}") from error
+    if not isinstance(value, (str if kind is str else (int, np.integer))) or isinstance(value, (bool, np.bool_)):
+        wanted = "a text" if kind is str else "an integer"
+        raise RequestError(Code.INVALID_ARGUMENT, f"expected the setting {name} to be {wanted}, got {value!r:.80}")
+    return value
+
+
+class TakeoverAgent(Agent):
+    """Its Steps with an action put that in the place of an agent's; a Step without gives the agent back its own.
+
+    Args:
+        world: Where it is.
+        watch: Stands between the world and its environment.
+        forget: Called when nobody looks at the world any more.
+        key: The agent's id, or the lane.
+        space: The action space.
+        who: The person's name.
+    """
+
+    def __init__(
+        self, world: EnvWorld, watch: Watch, forget: Callable[[], None], key: Any, space: Any, who: str
+    ) -> None:
+        self._world = world
+        self._watch = watch
+        self._forget = forget
+        self._key = key
+        self._space = space
+        self._layout = Layout(space, "action")
+        self.actions = dict(enumerate(self._layout.specs, start=1))
+        self.observations = {1: Spec.number("acting", (), np.bool_), 2: Spec.number("steps", (), np.int64)}
+        watch.add(self)
+        watch.takeovers[key] = self._takeover = Takeover(None, who, 0.0)
+        self._left = False
+
+    def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
+        """Give the agent back its own actions; nothing is reset."""
+        refuse_unknown(settings, (), "Reset")
+        self._takeover.action = None
+
+    async def begin(self) -> int:
+        """Sit down."""
+        self._world.resets.end(self)  # no ResetWorld waits for it
+        self._world.refuse_if_over()
+        return pb.RUNNING
+
+    async def step(self, actions: Mapping[int, Array]) -> int:
+        """Take over, or give back."""
+        self._world.refuse_if_over()
+        self._takeover.action = self.decode(actions)
+        self._takeover.at = self._watch.now()
+        return pb.RUNNING
+
+    def decode(self, actions: Mapping[int, Array]) -> Any:
+        """Return the environment's action; None: the agent's own."""
+        if not actions:
+            return None
+        try:
+            return self._layout.unpack([actions[uid] for uid in self.actions], check=True)
+        except (KeyError, TensorError) as error:
+            raise RequestError(Code.INVALID_ARGUMENT, f"bad action: {error}") from error
+
+    async def apply(self, action: Any) -> int:
+        """Take over, or give back."""
+        self._world.refuse_if_over()
+        self._takeover.action, self._takeover.at = action, self._watch.now()
+        return pb.RUNNING
+
+    def interrupt(self) -> None:
+        """Give back."""
+        self._takeover.action = None
+
+    def ended(self, state: int) -> tuple[int, int]:
+        """It steps nothing."""
+        return 0, 0
+
+    def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
+        """Return whether it acts, and the steps of the world."""
+        now = {1: np.asarray(self._takeover.action is not None), 2: np.asarray(self._watch.mark(), np.int64)}
+        return {uid: now[uid] for uid in uids}
+
+    def properties(self) -> PropertyTree:
+        """Return the properties of the world, with the keys of this seat where it is one of several."""
+        if not hasattr(self._world.env, "possible_agents") and getattr(self._world.env, "num_envs", None) is None:
+            return self._world.properties()
+        keys = Property(
+            "world.controls", TEXT, "what keys do for a person, as JSON", lambda: controls_of_space(self._space)
+        )
+        return self._world.properties().merged(PropertyTree([keys]))
+
+    async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
+        """Hand on a request for a property."""
+        response: properties_pb2.PropertyResponse = await self._world.env.answer_property(request)
+        return response
+
+    def leave(self) -> None:
+        """Give back, and leave."""
+        if self._left:
+            return
+        self._left = True
+        self._watch.takeovers.pop(self._key, None)
+        if self._watch.remove(self):
+            self._forget()

@@ -1,0 +1,397 @@
+"""Renders a world while somebody looks on: at most once a step, and for a share of the environment's time.
+
+A `Watch` puts itself between a world and its environment while there are viewers, so that a world without any costs
+nothing. Viewers ask for a picture that is newer than the one they have; the newest one is for all of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from bridge.encoding.tensors import Array
+from bridge.errors import Code, RequestError
+from bridge.logs import SafeLog
+from bridge.worlds.scheduling import Pending, Scheduler, Timer
+from bridge.worlds.watching.pictures import View, encode
+from bridge.worlds.watching.takeovers import Takeovers, mark
+
+__all__ = ["Encoder", "Picture", "Tap", "Watch", "Watched"]
+
+_log = SafeLog(__name__)
+SHARE = 0.1
+"""The share of the time of an environment's thread that pictures may take."""
+REALTIME_SHARE = 0.5
+"""The same in a world that runs by a clock, whose thread waits for the next frame otherwise."""
+VIEWER_COST = 0.0005
+"""Seconds of that time that a picture takes for each viewer beside rendering: its request, and its answer."""
+PATIENCE = 2.0
+"""Seconds after which a viewer is told that there is no newer picture."""
+MAX_RETURNS = 200
+"""Returns of finished episodes that are remembered."""
+
+
+class Encoder(Protocol):
+    """Runs what takes processor time in a thread of its own."""
+
+    def submit(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        """Call `job` there, and `done` in the event loop with what it returned, or with its exception."""
+
+
+class Picture:
+    """An encoded picture.
+
+    Args:
+        number: Counts the pictures of a view, from 1.
+        data: JPEG or PNG.
+        changes: What the world was like: how often it had been reset or stepped.
+        steps: How many steps the world had made since it is watched; in real time, the frames of its clock.
+        drawn_at: When it was rendered, in seconds of the scheduler.
+        cost: Seconds that rendering took.
+    """
+
+    __slots__ = ("changes", "cost", "data", "drawn_at", "number", "steps")
+
+    def __init__(self, number: int, data: bytes, changes: int, steps: int, drawn_at: float, cost: float) -> None:
+        self.number = number
+        self.data = data
+        self.changes = changes
+        self.steps = steps
+        self.drawn_at = drawn_at
+        self.cost = cost
+
+
+class Tap(Protocol):
+    """Gets what an environment returns."""
+
+    def began(self, result: Any) -> None:
+        """Take what `reset` returned."""
+
+    def stepped(self, result: Any) -> None:
+        """Take what `step` returned."""
+
+    def over(self, error: RequestError) -> None:
+        """Note that the world has ended."""
+
+
+class Watched:
+    """Stands for an environment of a world that is watched.
+
+    Args:
+        env: The environment.
+        watch: Is told what it returns.
+        lane: Which one of its world it is, where the world steps them one by one.
+    """
+
+    def __init__(self, env: Any, watch: Watch, lane: int = 0) -> None:
+        self.watched = env
+        self._watch = watch
+        self._lane = lane
+        self._lanes: list[Any] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.watched, name)
+
+    @property
+    def lanes(self) -> list[Any]:
+        """What a real-time world steps one by one."""
+        if self._lanes is None:
+            self._lanes = [Watched(env, self._watch, lane) for lane, env in enumerate(self.watched.lanes)]
+        return self._lanes
+
+    async def reset(self, **keywords: Any) -> Any:
+        """Reset the environment."""
+        result = await self.watched.reset(**keywords)
+        self._watch.began(result)
+        return result
+
+    async def step(self, action: Any) -> Any:
+        """Step the environment."""
+        watch = self._watch
+        if watch.takeovers:
+            action, taken = watch.takeovers.replace(action, self.watched, self._lane, watch.now())
+            if (note := getattr(self.watched, "note_takeovers", None)) is not None:
+                note(taken)
+            result = mark(await self.watched.step(action), self.watched, taken)
+        else:
+            result = await self.watched.step(action)
+        watch.stepped(result)
+        return result
+
+    async def close(self, reason: RequestError | None = None) -> None:
+        """Close the environment."""
+        self._watch.over(reason or RequestError(Code.FAILED_PRECONDITION, "the world was destroyed"))
+        await self.watched.close(reason)
+
+
+class Watch:
+    """The viewers of one world.
+
+    Args:
+        world: What has an environment `env`.
+        scheduler: Sets the timers.
+        encoder: Encodes the pictures.
+        share: Of the time of the environment's thread that rendering may take.
+    """
+
+    def __init__(self, world: Any, scheduler: Scheduler, encoder: Encoder, share: float = SHARE) -> None:
+        self._world = world
+        self._scheduler = scheduler
+        self._encoder = encoder
+        self._share = share
+        self._viewers: set[object] = set()
+        self._taps: list[Tap] = []
+        self._waiting: dict[View, list[Pending[Picture | None]]] = {}
+        self._pending: dict[object, Pending[Picture | None]] = {}
+        self._newest: dict[View, Picture] = {}
+        self._busy = False
+        self._polls = False
+        """Whether `_poll` is about to be called."""
+        self._not_before = 0.0
+        self._encoding = 0.0
+        """Seconds that encoding the last picture took."""
+        self._timer: Timer | None = None
+        self._seen: dict[View, int] = {}
+        """How many changes there had been when a view was drawn last."""
+        self._changes = 0
+        self.steps = 0
+        """Steps since it is watched; those of all lanes of a world that steps them together count as one."""
+        self.returns: deque[float] = deque(maxlen=MAX_RETURNS)
+        """Of the episodes that ended since it is watched, the oldest first."""
+        self.episodes = 0
+        """How many those are."""
+        self._sums: Array = np.zeros(0)
+        self.ended: RequestError | None = None
+        """Why the world is over; None: it is not."""
+        self.takeovers = Takeovers()
+        """Who acts in an agent's place."""
+        self.now = scheduler.now
+
+    # Viewers
+
+    def add(self, viewer: object, tap: Tap | None = None) -> None:
+        """Note a viewer; `tap` gets what the environment returns."""
+        if not self._viewers:
+            self._world.env = Watched(self._world.env, self)
+            self._changes += 1
+        self._viewers.add(viewer)
+        if tap is not None:
+            self._taps.append(tap)
+
+    def remove(self, viewer: object, tap: Tap | None = None) -> bool:
+        """Forget a viewer; return whether it was the last one. Again: nothing."""
+        if tap in self._taps:
+            self._taps.remove(tap)
+        if viewer not in self._viewers:
+            return False
+        self._viewers.discard(viewer)
+        if self._viewers:
+            return False
+        if isinstance(self._world.env, Watched):
+            self._world.env = self._world.env.watched
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._newest.clear()
+        return True
+
+    @property
+    def viewers(self) -> int:
+        """How many there are."""
+        return len(self._viewers)
+
+    async def picture(self, viewer: object, view: View, after: int, *, now: bool = False) -> Picture | None:
+        """Return a picture with a number above `after`; None: there was none within `PATIENCE` seconds.
+
+        Args:
+            viewer: Who asks.
+            view: Which.
+            after: The number of the viewer's last one.
+            now: Whether one is drawn of what there is now, whatever share of the time that takes: the viewer is who
+                steps the world, and waits.
+
+        Raises:
+            RequestError: The environment does not render, or the world is over.
+        """
+        least = 0
+        if now:
+            self._not_before = 0.0
+            self._changes += 1
+            least = self._changes
+        while True:
+            if self.ended is not None:
+                raise self.ended
+            newest = self._newest.get(view)
+            if newest is not None and newest.number > after and newest.changes >= least:
+                return newest
+            if await self._wait(viewer, view) is None:
+                return None
+
+    def cancel(self, viewer: object) -> None:
+        """End the wait of a viewer whose client has gone."""
+        if viewer in self._pending:
+            self._pending[viewer].set_error(RequestError(Code.CANCELLED, "the client hung up while it waited"))
+
+    async def _wait(self, viewer: object, view: View) -> Picture | None:
+        """Return the next picture of a view; None: there was none within `PATIENCE` seconds."""
+        pending: Pending[Picture | None] = Pending()
+        self._pending[viewer] = pending
+        self._waiting.setdefault(view, []).append(pending)
+        self._poll()
+        timer = self._scheduler.call_later(PATIENCE, lambda: pending.set_result(None))
+        try:
+            return await pending
+        finally:
+            timer.cancel()
+            self._pending.pop(viewer, None)
+            waiting = self._waiting.get(view, [])
+            if pending in waiting:
+                waiting.remove(pending)
+            if not waiting:
+                self._waiting.pop(view, None)
+
+    # What the environment does
+
+    def began(self, result: Any) -> None:
+        """Take what `reset` returned."""
+        self._change()
+        for tap in self._taps:
+            tap.began(result)
+
+    def stepped(self, result: Any) -> None:
+        """Take what `step` returned."""
+        self.steps += 1
+        self._count(result)
+        self._change()
+        for tap in self._taps:
+            tap.stepped(result)
+
+    def mark(self) -> int:
+        """Return how many steps the world has made since it is watched; in real time, the frames of its clock."""
+        return int(self._world.loop.frames if hasattr(self._world, "loop") else self.steps)
+
+    def over(self, error: RequestError) -> None:
+        """Let all who wait hear that the world is over."""
+        self.ended = error
+        for waiting in list(self._waiting.values()):
+            for pending in list(waiting):
+                pending.set_error(error)
+        for tap in self._taps:
+            tap.over(error)
+
+    def _change(self) -> None:
+        self._changes += 1
+        if self._waiting and self._timer is None and not self._busy and not self._polls:
+            self._polls = True
+            self._scheduler.call_soon(self._poll)  # after the answer to whoever stepped
+
+    def _count(self, result: Sequence[Any]) -> None:
+        """Add up the rewards of episodes."""
+        reward, terminated, truncated = result[1:4]
+        if type(reward) is float and len(self._sums) == 1:  # as of most environments, at each of many steps
+            self._sums[0] += reward
+            if terminated or truncated:
+                self._ended(0)
+            return
+        if isinstance(reward, Mapping):  # several agents: the sum of their rewards, while any of them goes on
+            over = not result[5] if len(result) > 5 else all(terminated.values())
+            reward, terminated, truncated = sum(map(float, reward.values())), over, False
+        rewards = np.atleast_1d(np.asarray(reward, np.float64))
+        if rewards.ndim > 1:
+            rewards = rewards.sum(axis=tuple(range(1, rewards.ndim)))
+        ends = np.atleast_1d(np.logical_or(terminated, truncated))
+        if len(ends) == 1 < len(rewards):  # one environment with an array of rewards
+            rewards = rewards.sum(keepdims=True)
+        if self._sums.shape != rewards.shape:
+            self._sums = np.zeros(rewards.shape)
+        self._sums += rewards
+        for lane in np.flatnonzero(ends):
+            self._ended(int(lane))
+
+    def _ended(self, lane: int) -> None:
+        self.episodes += 1
+        self.returns.append(float(self._sums[lane]))
+        self._sums[lane] = 0.0
+
+    # Rendering
+
+    def _poll(self) -> None:
+        """Render if somebody waits, something has changed, and it is time."""
+        self._polls = False
+        views = [view for view, waiting in self._waiting.items() if waiting and self._seen.get(view) != self._changes]
+        begun = self._world.env.times.reset.count > 0
+        if not views or self._busy or self.ended is not None or not begun:
+            return
+        wait = self._not_before - self._scheduler.now()
+        if wait > 0:
+            if self._timer is None:
+                self._timer = self._scheduler.call_later(wait, self._expired)
+            return
+        self._busy = True
+        self._scheduler.start(self._draw(views), self._drawn)
+
+    def _expired(self) -> None:
+        self._timer = None
+        self._poll()
+
+    async def _draw(self, views: list[View]) -> None:
+        """Render the lanes of some views, and have them encoded."""
+        lanes = sorted({lane for view in views for lane in view.lanes})
+        changes = self._changes
+        steps = self.mark()
+        began = time.perf_counter()
+        try:
+            frames = dict(zip(lanes, await self._world.env.render(lanes), strict=True))
+        except RequestError as error:
+            self._refuse(views, error)
+            return
+        finally:
+            cost = time.perf_counter() - began
+            drawn_at = self._scheduler.now()
+            # Encoding is the helper thread's, but takes the interpreter's lock, or a core that the trainer may need.
+            spent = cost + self._encoding + VIEWER_COST * len(self._viewers)
+            self._not_before = drawn_at + spent / self._share - cost
+        for view in views:
+            self._seen[view] = changes
+            drawn = (changes, steps, drawn_at, cost)
+            self._encode(view, [frames[lane] for lane in view.lanes], drawn)
+
+    def _drawn(self, result: None, error: BaseException | None) -> None:
+        self._busy = False
+        if error is not None:
+            _log.error("the world %r was not drawn", self._world.name, exc_info=error)
+            self._refuse(list(self._waiting), RequestError(Code.INTERNAL, f"it was not drawn: {error!r}"))
+        self._poll()
+
+    def _encode(self, view: View, frames: list[Any], drawn: tuple[int, int, float, float]) -> None:
+        def job() -> tuple[bytes, float]:
+            began = time.perf_counter()
+            data = encode(frames, view)
+            return data, time.perf_counter() - began
+
+        def done(result: Any) -> None:
+            if isinstance(result, RequestError):
+                self._refuse([view], result)
+            elif isinstance(result, Exception):
+                self._refuse([view], RequestError(Code.INTERNAL, f"the picture was not encoded: {result!r}"))
+            else:
+                newest = self._newest.get(view)
+                number = 1 if newest is None else newest.number + 1
+                picture = self._newest[view] = Picture(number, result[0], *drawn)
+                self._encoding = result[1]
+                self._answer(view, picture)
+
+        self._encoder.submit(job, done)
+
+    def _answer(self, view: View, picture: Picture) -> None:
+        for pending in self._waiting.pop(view, []):
+            pending.set_result(picture)
+
+    def _refuse(self, views: list[View], error: RequestError) -> None:
+        for view in views:
+            for pending in self._waiting.pop(view, []):
+                pending.set_error(error)

@@ -1,0 +1,136 @@
+"""`python docs/web_pictures.py`: the screenshots of docs/play.md, taken of the page in Chromium.
+
+Needs the extra `test`, and Chromium: `apt-get install --no-install-recommends chromium`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+
+import ale_py
+import gymnasium
+import numpy as np
+from pettingzoo.butterfly import cooperative_pong_v6
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from bridge import make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge.wrappers import BlockingReset
+
+DOCS = Path(__file__).parent
+
+
+@contextlib.contextmanager
+def running(step: Callable[[], Any]) -> Iterator[None]:
+    """Call a function again and again meanwhile."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.is_set():
+            step()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def opened(browser: Browser, url: str, width: int, height: int, **options: Any) -> Page:
+    """Open the page."""
+    context = browser.new_context(viewport={"width": width, "height": height}, device_scale_factor=1, **options)
+    page = context.new_page()
+    page.goto(url)
+    page.wait_for_function("() => document.getElementById('status-text').textContent.startsWith('connected')")
+    return page
+
+
+def play(page: Page, seconds: float, *keys: str) -> None:
+    """Press keys in turn for some time."""
+    for turn in range(int(seconds / 0.4)):
+        page.keyboard.down(keys[turn % len(keys)])
+        page.wait_for_timeout(330)
+        page.keyboard.up(keys[turn % len(keys)])
+        page.wait_for_timeout(70)
+
+
+def match(browser: Browser) -> None:
+    """Two seats, one of a person and one of an agent."""
+    with serve_parallel(cooperative_pong_v6, web=True, fps=15) as server:
+        agent = make_remote(f"{server.url}?world=", agent="paddle_1", wait="next_frame")
+        agent.reset()
+
+        def step() -> None:
+            if any(agent.step(agent.action_space.sample())[2:4]):
+                agent.reset()
+
+        with running(step):
+            page = opened(browser, server.web_url or "", 1280, 760, color_scheme="dark")
+            page.wait_for_selector("#worlds button")
+            page.select_option("#seat", "paddle_0")
+            page.click("#play")
+            page.wait_for_selector("#legend kbd")
+            play(page, 12, "ArrowRight", "ArrowLeft")
+            page.keyboard.down("ArrowRight")
+            page.wait_for_timeout(150)
+            page.screenshot(path=DOCS / "play-match.png")
+        agent.close()
+
+
+def mosaic(browser: Browser) -> None:
+    """Sixteen lanes of a trainer, in a light browser."""
+    gymnasium.register_envs(ale_py)
+    with serve_gym("ALE/Breakout-v5", web=True, num_envs=16) as server:
+        envs = BlockingReset(make_vec_remote(f"{server.url}?world="))
+        envs.reset(seed=0)
+        random = np.random.default_rng(0)
+        with running(lambda: envs.step(random.integers(0, 4, 16))):
+            page = opened(browser, server.web_url or "", 1280, 760, color_scheme="light")
+            page.wait_for_function("() => document.getElementById('canvas').dataset.pictures > 30")
+            page.wait_for_timeout(8000)
+            page.screenshot(path=DOCS / "play-mosaic.png")
+        envs.close()
+
+
+def phone(browser: Browser) -> None:
+    """A phone's width, played with fingers."""
+    gymnasium.register_envs(ale_py)
+    with serve_gym("ALE/Pong-v5", web=True, fps=30) as server:
+        options = {"has_touch": True, "is_mobile": True, "color_scheme": "dark"}
+        page = opened(browser, server.web_url or "", 390, 844, **options)
+        page.click("#begin")
+        page.wait_for_selector("#pad button")
+        page.wait_for_timeout(4000)
+        page.dispatch_event("#pad button:nth-child(2)", "pointerdown", {"pointerId": 1, "isPrimary": True})
+        page.wait_for_timeout(300)
+        page.screenshot(path=DOCS / "play-phone.png")
+
+
+def main() -> int:
+    """Take all of them."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        print("chromium is not installed: apt-get install --no-install-recommends chromium", file=sys.stderr)
+        return 1
+    warnings.simplefilter("ignore")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for take in (match, mosaic, phone):
+            take(browser)
+        browser.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""A second token, for those who may look on and do nothing else."""
+
+from __future__ import annotations
+
+import grpc
+import numpy as np
+import pytest
+
+from bridge import errors, make_remote, serve_gym
+from bridge.encoding.names import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
+from bridge.encoding.tensors import pack_tensor
+from bridge.errors import Code
+from bridge.pb import bridge_pb2, properties_pb2
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.transport.credentials import TOKEN_VARIABLE
+from tests.peers import Stream
+from tests.web_envs import Paddle
+
+TOKENS = {"token": "for-players", "watch_token": "for-watchers"}
+
+
+@pytest.fixture(autouse=True)
+def no_token_in_the_environment(monkeypatch):
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+
+
+@pytest.fixture(params=["http2", "grpcio", "websocket"])
+def server(request):
+    options = {"web": True} if request.param == "websocket" else {"transport": request.param}
+    with serve_gym(Paddle, **TOKENS, **options) as server:
+        server.over = request.param
+        yield server
+
+
+def url(server):
+    return f"{server.urls[-1] if server.over == 'websocket' else server.url}?world="
+
+
+def test_with_it_a_client_looks_on_and_with_the_other_it_plays(server):
+    env = make_remote(url(server), token="for-players")
+    env.reset(seed=0)
+    seen = make_remote(url(server), token="for-watchers", role="spectator", wait="now")
+    seen.reset()
+    env.step(1)
+    assert seen.step(0)[0].tolist() == [102]
+    for keywords in ({}, {"role": "player"}, {"role": "takeover"}):
+        with pytest.raises((errors.RefusedError, errors.SettingError), match="this token is for looking on") as caught:
+            make_remote(url(server), token="for-watchers", **keywords)
+        assert caught.value.code == Code.PERMISSION_DENIED
+    with pytest.raises(errors.RefusedError, match="this token is for looking on"):
+        make_remote(url(server).partition("?")[0], token="for-watchers")
+    with pytest.raises(errors.RefusedError, match="the token is wrong"):
+        make_remote(url(server), token="for-nobody")
+    seen.close()
+    env.close()
+
+
+def requests():
+    """What a client that looks on may not ask for."""
+    yield pb.EnvironmentRequest(create_world=pb.CreateWorldRequest())
+    yield pb.EnvironmentRequest(destroy_world=pb.DestroyWorldRequest())
+    yield pb.EnvironmentRequest(reset_world=pb.ResetWorldRequest())
+    yield pb.EnvironmentRequest(join_world=pb.JoinWorldRequest())
+    for role in ("player", "takeover", np.array(["spectator", "player"]), 3):
+        yield pb.EnvironmentRequest(join_world=pb.JoinWorldRequest(settings={"role": pack_tensor(role)}))
+    call = bridge_pb2.CallRequest(name="render")
+    written = properties_pb2.PropertyRequest()
+    written.write_property.key = "world.attributes.place"
+    drawn = properties_pb2.PropertyRequest()
+    drawn.read_property.key = "world.frame"
+    for kind, message in ((CALL_REQUEST_URL, call), (PROPERTY_REQUEST_URL, written), (PROPERTY_REQUEST_URL, drawn)):
+        request = pb.EnvironmentRequest()
+        request.extension.type_url, request.extension.value = kind, message.SerializeToString()
+        yield request
+    request = pb.EnvironmentRequest()
+    request.extension.type_url = "unknown"
+    yield request
+
+
+@pytest.mark.parametrize("request_", list(requests()), ids=lambda request: str(request).replace("\n", " ")[:60])
+def test_nothing_else_can_be_asked_for(request_):
+    with serve_gym(Paddle, **TOKENS) as server:
+        player = Stream(server, own_connection=True, token="for-players").join()
+        player.ask(step=pb.StepRequest())
+        watcher = Stream(server, own_connection=True, token="for-watchers")
+        if request_.WhichOneof("payload") != "join_world":
+            watcher.join(role="spectator")
+        watcher.requests.put(request_)
+        assert watcher.take().error.code == Code.PERMISSION_DENIED
+        watcher.requests.put(pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()))
+        assert watcher.take().WhichOneof("payload") == "leave_world"
+        watcher.close()
+        player.close()
+
+
+def test_what_is_written_garbled_is_answered():
+    with serve_gym(Paddle, **TOKENS) as server:
+        watcher = Stream(server, own_connection=True, token="for-watchers")
+        request = pb.EnvironmentRequest()
+        request.extension.type_url, request.extension.value = PROPERTY_REQUEST_URL, b"\xff"
+        watcher.requests.put(request)
+        assert watcher.take().WhichOneof("payload") == "error"
+        watcher.close()
+
+
+@pytest.mark.parametrize("keywords", [{"watch_token": "a"}, {"watch_token": "a", "token": "a"}])
+def test_it_needs_another_token_beside_it(keywords):
+    with pytest.raises(errors.SettingError, match=r"watch_token.*another token"):
+        serve_gym(Paddle, **keywords)
+
+
+def test_it_is_in_no_message(caplog):
+    with serve_gym(Paddle, **TOKENS) as server:
+        assert "for-watchers" not in repr(server)
+        with pytest.raises(grpc.RpcError) as caught:
+            Stream(server, own_connection=True, token="guess").ask(leave_world=pb.LeaveWorldRequest())
+    assert "for-watchers" not in str(caught.value) + caplog.text

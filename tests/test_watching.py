@@ -1,0 +1,563 @@
+"""Pictures as an observation, and spectators of worlds that wait for their agents."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import threading
+import time
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from PIL import Image
+
+from bridge import errors, make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge.client.inspector import Inspector
+from bridge.encoding.names import WATCH
+from bridge.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.errors import Code, RequestError
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.pb import properties_pb2
+from bridge.testing import CountingEnv
+from bridge.worlds.watching import pictures, watch
+from bridge.worlds.watching.controls import controls_of, controls_of_space
+from bridge.worlds.watching.pictures import View, encode, mosaic
+from bridge.worlds.watching.render_mode import drawing_kwargs
+from tests.parallel_envs import Relay
+from tests.peers import Stream
+from tests.support import everywhere, until, world_of
+
+
+class Painted(gymnasium.Env):
+    """Shows how often it was stepped as a shade of grey, and counts how often it is drawn."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012 - as Gymnasium has it
+    observation_space = spaces.Box(0, 10**9, (1,), np.int64)
+    action_space = spaces.Discrete(3)
+    drawn = 0
+    slow = 0.0
+
+    def __init__(self, render_mode=None, length=10**9, size=(200, 300)):
+        self.render_mode, self.length, self.size = render_mode, length, size
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.array([0]), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.array([self.steps]), float(action), self.steps >= self.length, False, {"n": self.steps}
+
+    def render(self):
+        type(self).drawn += 1
+        time.sleep(self.slow)
+        if self.render_mode is None:
+            return None
+        return np.full((*self.size, 3), self.steps % 256, np.uint8)
+
+
+@pytest.fixture(autouse=True)
+def no_picture_is_drawn_yet(monkeypatch):
+    monkeypatch.setattr(Painted, "drawn", 0)
+
+
+class Viewer(Stream):
+    """A stream that looks on, or plays with pictures."""
+
+    def join(self, world="", **settings):
+        super().join(world, **{"frame": "jpeg", "role": "spectator", **settings})
+        self.acts = {spec.name: uid for uid, spec in self.specs.actions.items()}
+        return self
+
+    def look(self, *names, action=None):
+        """Step; return the state and observations by name, `frame` as an array."""
+        wanted = names or ("frame", "watch")
+        self.wants(*wanted, action=action)
+        return self.seen(*wanted)
+
+    def wants(self, *names, action=None):
+        actions = {} if action is None else {self.acts["action"]: pack_tensor(np.int64(action))}
+        self.send(step=pb.StepRequest(actions=actions, requested_observations=[self.uids[name] for name in names]))
+
+    def seen(self, *names):
+        answer = self.take()
+        assert answer.WhichOneof("payload") == "step", answer
+        found = {name: unpack_tensor(answer.step.observations[self.uids[name]]) for name in names}
+        if "frame" in found:
+            data = found["frame"].tobytes()
+            found["frame"] = np.asarray(Image.open(io.BytesIO(data))) if data else None
+        if "watch" in found:
+            found["watch"] = dict(zip(WATCH, found["watch"].tolist(), strict=True))
+        return answer.step.state, found
+
+    def refused(self, **payload):
+        answer = self.ask(**payload)
+        assert answer.WhichOneof("payload") == "error", answer
+        return answer.error
+
+
+@pytest.fixture
+def viewers():
+    """Makes streams that are closed in the end."""
+    made = []
+
+    def make(server):
+        made.append(Viewer(server, own_connection=True))
+        return made[-1]
+
+    yield make
+    for stream in made:
+        stream.die()
+        stream.channel.close()
+
+
+def shade(frame):
+    """The one shade of grey of a picture, as JPEG keeps it."""
+    assert frame.std() < 2
+    return float(frame.mean())
+
+
+# Encoding
+
+
+@pytest.mark.parametrize("size", [(210, 160), (1, 1), (3, 200), (128, 128)])
+def test_png_is_without_loss(size):
+    picture = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+    data = encode([picture], View("png", (0,)))
+    assert data.startswith(b"\x89PNG")
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(data))), picture)
+
+
+@pytest.mark.parametrize("encoder", ["simplejpeg", "pillow"])
+def test_jpeg_is_close_and_small_pictures_are_png(encoder, monkeypatch):
+    if encoder == "pillow":
+        monkeypatch.setattr(pictures, "_simplejpeg", lambda: None)
+    else:
+        pytest.importorskip("simplejpeg")
+    rows, columns = np.mgrid[0:400, 0:600]
+    picture = np.stack([rows % 256, columns % 256, (rows + columns) % 256], 2).astype(np.uint8) // 2
+    data = encode([picture], View("jpeg", (0,)))
+    assert data.startswith(b"\xff\xd8")
+    assert np.abs(np.asarray(Image.open(io.BytesIO(data))).astype(int) - picture).mean() < 4
+    assert encode([picture[:100, :100]], View("jpeg", (0,))).startswith(b"\x89PNG")
+
+
+def test_without_an_encoder_of_jpeg_the_extra_is_named(monkeypatch):
+    monkeypatch.setattr(pictures, "_simplejpeg", lambda: None)
+    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
+    with pytest.raises(RequestError, match=r"gymnasium-bridge\[web\].*frame=png"):
+        encode([np.zeros((200, 200, 3), np.uint8)], View("jpeg", (0,)))
+
+
+def test_lanes_are_put_side_by_side_and_made_smaller_where_they_are_many():
+    frames = [np.full((10, 20, 3), shade, np.uint8) for shade in (50, 100, 150)]
+    picture = mosaic(frames)
+    assert picture.shape == (22, 42, 3)
+    assert (picture[0, 0, 0], picture[0, 41, 0], picture[21, 0, 0], picture[21, 41, 0]) == (50, 100, 150, 0)
+    many = mosaic([np.zeros((400, 600, 3), np.uint8)] * 16)
+    assert many.shape[0] * many.shape[1] < 1.1 * 1280 * 960
+
+
+@pytest.mark.parametrize(
+    "frame", [None, "text", np.zeros((3, 3)), np.zeros((2, 2, 4), np.uint8), np.zeros((0, 2, 3), np.uint8)]
+)
+def test_what_is_no_picture_is_refused_by_name(frame):
+    with pytest.raises(RequestError, match="rgb_array"):
+        encode([frame], View("png", (0,)))
+
+
+def test_a_grey_picture_is_a_picture():
+    data = encode([np.full((4, 5), 7, np.uint8)], View("png", (0,)))
+    assert np.asarray(Image.open(io.BytesIO(data))).tolist() == [[[7, 7, 7]] * 5] * 4
+
+
+# Looking on in lock-step
+
+
+@everywhere
+def test_a_spectator_sees_the_picture_of_each_step_while_somebody_looks(viewers, isolation):
+    with serve_gym(Painted, web=True, isolation=isolation) as server:
+        env = make_remote(f"{server.url}?world=")
+        env.reset(seed=0)
+        viewer = viewers(server).join()
+        state, seen = viewer.look()
+        assert (state, shade(seen["frame"])) == (pb.RUNNING, 0)
+        for _ in range(100):
+            env.step(1)
+        viewer.wants("frame", "watch")
+        for _ in range(100):
+            env.step(1)
+        _, seen = viewer.seen("frame", "watch")
+        assert 90 <= shade(seen["frame"]) <= 200
+        assert seen["watch"]["picture"] == 2
+        assert seen["watch"]["viewers"] == 1
+        assert 0 <= seen["watch"]["age"] < 20
+        if isolation is None:
+            assert Painted.drawn == 2
+        env.close()
+
+
+def test_without_viewers_nothing_is_drawn_and_the_environment_is_the_world_s_own(viewers):
+    with serve_gym(Painted, web=True) as server:
+        env = make_remote(f"{server.url}?world=")
+        env.reset(seed=0)
+        world = world_of(server)
+        own = world.env
+        viewer = viewers(server).join()
+        assert world.env is not own
+        viewer.look()
+        viewer.die()
+        until(lambda: world.env is own)
+        drawn = Painted.drawn
+        for _ in range(100):
+            env.step(1)
+        assert Painted.drawn == drawn
+        assert not server._registry.gallery._watches
+        env.close()
+
+
+def test_viewers_share_pictures_and_drawing_takes_a_tenth_of_the_time(viewers, monkeypatch):
+    monkeypatch.setattr(Painted, "slow", 0.02)
+    with serve_gym(Painted, web=True) as server:
+        env = make_remote(f"{server.url}?world=")
+        env.reset(seed=0)
+        several = [viewers(server).join() for _ in range(5)]
+        for viewer in several:
+            viewer.look()
+        drawn, began = Painted.drawn, time.monotonic()
+        stop = threading.Event()
+
+        def step():
+            while not stop.is_set():
+                env.step(1)
+
+        stepping = threading.Thread(target=step)
+        stepping.start()
+        for _ in range(4):
+            for viewer in several:
+                viewer.wants("frame", "watch")
+            numbers = [viewer.seen("frame", "watch")[1]["watch"]["picture"] for viewer in several]
+            assert max(numbers) - min(numbers) <= 1
+        spent = time.monotonic() - began
+        stop.set()
+        stepping.join(20)
+        assert (Painted.drawn - drawn) * 0.02 <= 0.1 * spent + 2 * 0.02
+        env.close()
+
+
+def test_a_spectator_neither_acts_nor_delays_nor_keeps_a_world_alive(viewers):
+    with serve_gym(Painted, web=True) as server:
+        env = make_remote(server.url)  # a world of its own
+        env.reset(seed=0)
+        (name,) = [name for name in server.worlds if name]
+        viewer = viewers(server).join(name)
+        assert world_of(server, name).agents == 1
+        viewer.wants("frame", "observation")  # and does not read
+        other = viewers(server).join(name)
+        assert other.refused(reset_world=pb.ResetWorldRequest(world_name="nothing")).code == Code.NOT_FOUND
+        env.step(2)
+        env.reset(seed=1)
+        assert viewer.seen("frame", "observation")[0] == pb.RUNNING
+        for action in (0, 1, 2):
+            _, seen = other.look("observation", action=action)  # the first begins, the others are dropped
+        assert seen["observation"].tolist() == [0]
+        env.close()
+        until(lambda: name not in server.worlds)
+        viewer.wants("frame")
+        assert viewer.take().error.code == Code.FAILED_PRECONDITION
+
+
+def test_reset_world_does_not_wait_for_spectators(viewers):
+    with serve_gym(Painted, web=True, reset_world_timeout=20) as server:
+        player = Stream(server, own_connection=True).join()
+        player.ask(step=pb.StepRequest())
+        viewer = viewers(server).join()
+        viewer.look()
+        began = time.monotonic()
+        answer = player.ask(reset_world=pb.ResetWorldRequest())
+        assert answer.WhichOneof("payload") == "reset_world"
+        assert time.monotonic() - began < 10
+        player.close()
+
+
+def test_our_own_client_looks_on_and_sees_what_the_player_sees():
+    with serve_gym(lambda: CountingEnv(5)) as server:
+        env = make_remote(f"{server.url}?world=")
+        first, _ = env.reset(seed=3)
+        seen = make_remote(f"{server.url}?world=", role="spectator", wait="now")
+        observation, _ = seen.reset()
+        assert np.array_equal(observation, first)
+        rewards = 0.0
+        for action in (1, 0, 1):
+            observation, reward, *_ = env.step(action)
+            rewards += reward
+        looked, reward, terminated, truncated, _ = seen.step(0)
+        assert np.array_equal(looked, observation)
+        assert (reward, terminated, truncated) == (rewards, False, False)
+        assert seen.step(0)[1] == 0.0
+        while not (ended := env.step(1))[2]:
+            pass
+        env.reset(seed=4)  # the next episode begins before the spectator has heard of the end
+        last = seen.step(0)
+        assert np.array_equal(last[0], ended[0])
+        assert last[2] is True
+        observation, _ = seen.reset()
+        assert env.step(1)[0].tolist() != observation.tolist()
+        seen.close()
+        env.close()
+
+
+def test_a_spectator_waits_for_the_next_step_unless_told_otherwise():
+    with serve_gym(lambda: CountingEnv(50)) as server:
+        env = make_remote(f"{server.url}?world=")
+        env.reset(seed=0)
+        seen = make_remote(f"{server.url}?world=", role="spectator")
+        seen.reset()
+        results = []
+        looking = threading.Thread(target=lambda: results.append(seen.step(0)))
+        looking.start()
+        observation = env.step(1)[0]
+        looking.join(20)
+        assert np.array_equal(results[0][0], observation)
+        seen.close()
+        env.close()
+
+
+def test_a_spectator_of_lanes_sees_all_of_them_and_chooses_which_are_drawn(viewers):
+    with serve_gym(Painted, web=True, num_envs=6) as server:
+        envs = make_vec_remote(f"{server.url}?world=")
+        envs.reset(seed=0)
+        viewer = viewers(server).join(lanes=np.array([4, 1]))
+        _, seen = viewer.look("frame", "observation", "reward")
+        assert seen["observation"].shape == (6, 1)
+        assert seen["frame"].shape[:2] == (200, 602)
+        assert Painted.drawn == 2
+        whole = viewers(server).join()
+        assert whole.look()[1]["frame"].shape[:2] == (402, 904)
+        envs.close()
+
+
+def test_the_world_s_failure_to_draw_is_told_to_the_viewer_alone(viewers):
+    with serve_gym(Painted, env_kwargs={"render_mode": None}) as server:
+        env = make_remote(f"{server.url}?world=")
+        env.reset(seed=0)
+        viewer = viewers(server).join()
+        error = viewer.refused(step=pb.StepRequest(requested_observations=[viewer.uids["frame"]]))
+        assert error.code == Code.FAILED_PRECONDITION
+        assert "render_mode='rgb_array'" in error.message
+        env.step(1)
+        env.close()
+
+
+def test_of_a_world_that_has_not_begun_there_is_no_picture_yet(viewers, monkeypatch):
+    monkeypatch.setattr(watch, "PATIENCE", 0.05)
+    with serve_gym(Painted, web=True) as server:
+        player = Stream(server, own_connection=True).join()
+        viewer = viewers(server).join()
+        viewer.wants("frame", "watch")
+        player.ask(step=pb.StepRequest())
+        state, seen = viewer.seen("frame", "watch")
+        assert state == pb.RUNNING
+        _, seen = viewer.look()
+        _, seen = viewer.look()  # nothing has changed
+        assert seen["frame"] is None
+        player.close()
+
+
+def test_a_player_in_lock_step_has_the_picture_of_its_own_step_whatever_it_takes(viewers, monkeypatch):
+    monkeypatch.setattr(Painted, "slow", 0.01)
+    with serve_gym(Painted, web=True) as server:
+        player = viewers(server).join(role="player")
+        for number in range(0, 200, 1):
+            state, seen = player.look("frame", "observation", action=1 if number else None)
+            assert abs(shade(seen["frame"]) - seen["observation"][0]) <= 2
+            assert state == pb.RUNNING
+            if number == 20:
+                break
+        assert Painted.drawn == 21
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"frame": "webp"}, "the setting frame to be one of jpeg, png"),
+        ({"frame": "jpeg", "lanes": np.array([3])}, "different integers from 0 to 0"),
+        ({"frame": "jpeg", "lanes": np.array([0, 0])}, "different integers"),
+        ({"frame": "jpeg", "lanes": np.array([0.5])}, "different integers"),
+        ({"lanes": np.array([0])}, "with frame=jpeg"),
+        ({"role": "referee"}, "the setting role to be one of player, spectator"),
+        ({"role": "spectator", "agent": "x"}, "unknown JoinWorld settings agent"),
+        ({"role": "player", "wait": "now"}, "unknown JoinWorld settings wait"),
+        ({"frame": "jpeg", "color": "red"}, "unknown JoinWorld settings color"),
+    ],
+)
+def test_settings_that_are_none_are_refused(settings, said, viewers):
+    with serve_gym(Painted, web=True) as server:
+        packed = {name: pack_tensor(value) for name, value in settings.items()}
+        error = viewers(server).refused(join_world=pb.JoinWorldRequest(settings=packed))
+        assert error.code == Code.INVALID_ARGUMENT
+        assert said in error.message
+        make_remote(f"{server.url}?world=").close()  # and the world has its one seat still
+
+
+def test_a_viewer_that_dies_while_it_waits_leaves_nothing_behind(viewers):
+    with serve_gym(Painted, web=True) as server:
+        env = make_remote(f"{server.url}?world=")
+        env.reset(seed=0)
+        viewer = viewers(server).join()
+        viewer.look()
+        viewer.wants("frame", "watch")
+        viewer.die()
+        until(lambda: not server._registry.gallery._watches)
+        env.step(1)
+        env.close()
+
+
+def test_a_spectator_of_several_agents_in_lock_step_has_pictures_alone(viewers):
+    class Drawn(Relay):
+        def render(self):
+            return np.full((20, 20, 3), 9, np.uint8)
+
+    with serve_parallel(Drawn, web=True) as server:
+        players = [Stream(server, own_connection=True).join(agent=name) for name in ("ann", "bob", "cyd")]
+        for player in players:
+            player.send(step=pb.StepRequest())
+        for player in players:
+            assert player.take().step.state == pb.RUNNING
+        viewer = viewers(server).join()
+        assert set(viewer.uids) == {"frame", "watch"}
+        assert viewer.look()[1]["frame"][0, 0].tolist() == [9, 9, 9]
+        for player in players:
+            player.close()
+
+
+# In real time
+
+
+def test_a_player_and_spectators_in_real_time_get_pictures(viewers):
+    with serve_gym(Painted, web=True, fps=50) as server:
+        player = viewers(server).join(role="player")
+        player.look("frame", "watch")
+        viewer = viewers(server).join()
+        shades = []
+        for _ in range(5):
+            _, seen = viewer.look()
+            shades.append(shade(seen["frame"]))
+            _, mine = player.look("frame", "watch", "timing", action=1)
+        assert shades == sorted(shades)
+        assert shades[-1] > shades[0]
+        assert mine["watch"]["steps"] > 0
+
+
+def test_the_end_of_an_episode_and_a_reset_world_are_told_with_pictures_too(viewers):
+    with serve_gym(lambda **kw: Painted(length=10, **kw), fps=200, env_kwargs={"render_mode": "rgb_array"}) as server:
+        player = viewers(server).join(role="player")
+        states = [player.look("frame", "terminated", action=1)[0] for _ in range(60)]
+        assert pb.TERMINATED in states
+        assert all(one == pb.RUNNING or two == pb.RUNNING for one, two in itertools.pairwise(states))
+        viewer = viewers(server).join()
+        viewer.look("frame")
+        answer = player.ask(reset_world=pb.ResetWorldRequest())
+        assert answer.WhichOneof("payload") == "reset_world"  # it did not wait for the spectator
+        until(lambda: player.look("frame", action=1)[0] == pb.RUNNING)
+
+
+# Keys, and what the page is told
+
+
+def test_keys_are_the_environment_s_own_where_it_has_some():
+    class Own(gymnasium.Env):
+        action_space = spaces.Discrete(4)
+
+        def get_keys_to_action(self):
+            return {(): 0, (ord("a"),): 1, ("d",): 2, (1073741904, 32): 3}
+
+        def get_action_meanings(self):
+            return ["NOOP", "LEFT", "RIGHT", "JUMP"]
+
+    found = json.loads(controls_of(gymnasium.Wrapper(Own())))
+    assert found["keys"] == [
+        {"keys": ["a"], "action": 1},
+        {"keys": ["d"], "action": 2},
+        {"keys": ["left", "space"], "action": 3},
+    ]
+    assert (found["kind"], found["neutral"], found["names"][3]) == ("discrete", 0, "JUMP")
+
+
+@pytest.mark.parametrize(
+    ("space", "kind", "keys"),
+    [
+        (spaces.Discrete(2), "discrete", [["left"], ["right"]]),
+        (spaces.Discrete(3), "discrete", [["left"], ["right"]]),
+        (spaces.Discrete(3, start=-1), "discrete", [["left"], ["right"]]),
+        (spaces.Discrete(6), "discrete", [["1"], ["2"], ["3"], ["4"], ["5"]]),
+    ],
+)
+def test_keys_of_a_space(space, kind, keys):
+    found = json.loads(controls_of_space(space))
+    assert found["kind"] == kind
+    assert [entry["keys"] for entry in found["keys"]][-len(keys) :] == keys
+
+
+def test_keys_of_a_box_are_arrows_and_of_others_there_are_none():
+    found = json.loads(controls_of_space(spaces.Box(np.array([-1, 0, 0], np.float32), 1)))
+    assert (found["low"], found["high"]) == ([-1, 0, 0], [1, 1, 1])
+    assert [axis["less"] for axis in found["axes"]] == ["left", "down"]
+    assert json.loads(controls_of_space(spaces.Box(-np.inf, np.inf, (1,))))["high"] == [1e6]
+    for space in (spaces.Text(3), spaces.Box(0, 9, (2,), np.int64), spaces.Box(0, 1, (99,))):
+        assert "no keys" in json.loads(controls_of_space(space))["why"]
+
+
+@everywhere
+def test_the_page_is_told_the_worlds_and_the_keys(viewers, isolation):
+    def text(stream, key):
+        request = properties_pb2.PropertyRequest()
+        request.read_property.key = key
+        message = pb.EnvironmentRequest()
+        message.extension.type_url = "type.googleapis.com/dm_env_rpc.v1.extensions.properties.PropertyRequest"
+        message.extension.value = request.SerializeToString()
+        stream.requests.put(message)
+        answer = properties_pb2.PropertyResponse.FromString(stream.take().extension.value)
+        return json.loads(unpack_tensor(answer.read_property.value)[()])
+
+    with serve_gym(Painted, web=True, fps=30, isolation=isolation) as server:
+        viewer = viewers(server)
+        assert text(viewer, "server.web")["worlds"] == []
+        player = viewers(server).join(role="player")
+        found = text(viewer, "server.web")
+        assert (found["realtime"], found["fps"]) == (True, 30)
+        (world,) = found["worlds"]
+        assert (world["name"], world["seats"], world["fps"], world["lanes"]) == ("", {"agent": True}, 30, None)
+        assert text(player, "world.controls")["n"] == 3
+    with serve_gym(Painted) as server, Inspector(server.url, 20.0) as inspector:
+        assert "server.web" not in {item.spec.name for item in inspector.list_properties()}
+
+
+def test_environments_are_made_to_draw_where_they_can():
+    mode = {"render_mode": "rgb_array"}
+    assert drawing_kwargs("CartPole-v1", None) == mode
+    assert drawing_kwargs(gymnasium.spec("CartPole-v1"), {"sutton_barto_reward": True}) == {
+        **mode,
+        "sutton_barto_reward": True,
+    }
+    assert drawing_kwargs("CartPole-v1", {"render_mode": "human"}) == {"render_mode": "human"}
+    assert drawing_kwargs(Painted, None) == mode
+    for other in (lambda: None, ["CartPole-v1", "Taxi-v3"], "NoSuchEnv-v0", CountingEnv, object()):
+        assert drawing_kwargs(other, {"a": 1}) == {"a": 1}
+
+
+def test_a_server_with_a_page_has_its_url_and_files():
+    with serve_gym(Painted, web=True) as server:
+        assert server.web_url == f"http://127.0.0.1:{server.port}/"
+    with serve_gym(Painted) as server:
+        assert server.web_url is None
+    with pytest.warns(RuntimeWarning):
+        server = serve_gym(Painted, web=True, host="0.0.0.0")
+    with server:
+        assert "/#token=" in server.web_url
+    with pytest.raises(errors.SettingError):
+        serve_gym(Painted, web=True, web_hosts=":")

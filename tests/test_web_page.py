@@ -1,0 +1,358 @@
+"""The page in a real browser: Chromium, driven by Playwright.
+
+Debian's Chromium: `apt-get install --no-install-recommends chromium`; Playwright: `pip install playwright`, which needs
+no browser of its own.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bridge
+from bridge import make_remote, serve_gym, serve_parallel
+from bridge.transport.credentials import TOKEN_VARIABLE
+from tests.support import server_process, until
+from tests.web_envs import Paddle, Paddles
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="chromium is not installed: apt-get install --no-install-recommends chromium"
+)
+TIMEOUT = 20_000
+PIXEL = """() => {
+  const canvas = document.getElementById("canvas");
+  return [...canvas.getContext("2d").getImageData(canvas.width >> 1, canvas.height >> 1, 1, 1).data].slice(0, 3);
+}"""
+# Where the paddle is: the mean column of the white pixels; -1 where there are none.
+PADDLE = """() => {
+  const canvas = document.getElementById("canvas");
+  const {width, height} = canvas;
+  if (!canvas.dataset.pictures) return -1;
+  const {data} = canvas.getContext("2d").getImageData(0, height - 12, width, 1);
+  let sum = 0, count = 0;
+  for (let x = 0; x < width; x++) if (data[4 * x] > 200) { sum += x; count += 1; }
+  return count ? sum / count : -1;
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(autouse=True)
+def no_token_in_the_environment(monkeypatch):
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+
+
+@pytest.fixture
+def opened(browser):
+    """Opens pages, each in a browser profile of its own; none may raise, or break the policy of its content."""
+    contexts, problems = [], []
+
+    def make(url, **options):
+        context = browser.new_context(viewport={"width": 1280, "height": 800}, **options)
+        context.set_default_timeout(TIMEOUT)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda said: problems.append(said.text) if "Content Security" in said.text else None)
+        page.goto(url)
+        return page
+
+    yield make
+    for context in contexts:
+        context.close()
+    assert problems == []
+
+
+def shows(page, condition):
+    """Wait until what the page shows meets a condition in JavaScript."""
+    page.wait_for_function(condition)
+
+
+def says(page, selector, text):
+    page.wait_for_function(
+        "([selector, text]) => document.querySelector(selector).textContent.includes(text)", arg=[selector, text]
+    )
+
+
+def test_the_canvas_shows_the_environment_s_pixels(opened):
+    with serve_gym(Paddle, web=True) as server:
+        env = make_remote(f"{server.url}?world=")
+        env.reset(seed=0)
+        page = opened(server.web_url)
+        says(page, "#worlds", "Paddle")
+        shows(page, "() => document.getElementById('canvas').dataset.pictures > 0")
+        red, green, blue = page.evaluate(PIXEL)
+        assert abs(red - 10) < 25
+        assert abs(green - 20) < 25
+        assert abs(blue - 200) < 25
+        before = page.evaluate(PADDLE)
+        for _ in range(20):
+            env.step(1)
+        shows(page, f"() => ({PADDLE})() > {before} + 30")
+        assert page.evaluate("() => document.getElementById('canvas').width") == 200
+        env.close()
+
+
+def test_a_held_key_moves_the_paddle_and_its_release_stops_it(opened):
+    with serve_gym(Paddle, web=True, fps=30) as server:
+        page = opened(server.web_url)
+        page.click("#begin")
+        says(page, "#legend", "→")
+        says(page, "#badge", "playing")
+        shows(page, f"() => ({PADDLE})() > 0")
+        page.keyboard.down("ArrowRight")
+        shows(page, f"() => ({PADDLE})() > 130")
+        page.keyboard.up("ArrowRight")
+        world = server._registry.worlds[0]
+        places = [-1, -2]
+
+        def stands():
+            places.append(world.env.lanes[0]._env.place)
+            page.wait_for_timeout(100)
+            return places[-1] == places[-2]
+
+        until(stands)
+        assert 120 < places[-1] < 181
+        page.keyboard.down("ArrowLeft")
+        shows(page, f"() => ({PADDLE})() < 60")
+        page.evaluate("window.dispatchEvent(new Event('blur'))")  # the window loses the keyboard: no key is held
+        until(stands)
+        page.keyboard.press("Escape")
+        says(page, "#badge", "looking on")
+        until(lambda: not any(world.seats.values()))
+
+
+def test_a_lock_step_server_is_played_in_a_world_of_one_s_own_by_the_keyboard_alone(opened):
+    with serve_gym(lambda render_mode=None: Paddle(render_mode, length=25), web=True) as server:
+        page = opened(server.web_url)
+        shows(page, "() => !document.getElementById('play').disabled")
+        page.focus("#begin")
+        page.keyboard.press("Enter")
+        says(page, "#badge", "playing your own world")
+        page.keyboard.down("ArrowRight")
+        shows(page, f"() => ({PADDLE})() > 130")
+        says(page, "#announcement", "Episode 1 ended. Return 25.00.")
+        assert page.get_attribute("#announcement", "aria-live") == "polite"
+        page.keyboard.press("Escape")
+        until(lambda: server.worlds == [])
+
+
+def test_two_browsers_and_an_agent_play_a_match_to_its_end(opened):
+    with serve_parallel(Paddles, web=True, fps=30) as server:
+        agent = make_remote(f"{server.url}?world=", agent="third")
+        agent.reset()
+        playing = threading.Event()
+        steps = []
+
+        def play():
+            while not playing.is_set():
+                steps.append(agent.step(1))
+                if steps[-1][2] or steps[-1][3]:
+                    agent.reset()
+
+        thread = threading.Thread(target=play)
+        thread.start()
+        try:
+            pages = []
+            for seat in ("upper", "lower"):
+                page = opened(server.web_url)
+                says(page, "#worlds", f"○ {seat}")
+                page.select_option("#seat", seat)
+                page.click("#play")
+                says(page, "#badge", f"playing {seat}")
+                pages.append(page)
+            for page in pages:
+                page.keyboard.down("ArrowRight")
+            for page in pages:
+                says(page, "#announcement", "ended. Return 1.00.")
+            says(pages[0], "#worlds", "● third")
+        finally:
+            playing.set()
+            thread.join(20)
+            agent.close()
+        assert any(step[2] and step[1] == 1.0 for step in steps)
+
+
+def test_a_held_key_takes_over_from_the_agent_and_its_release_gives_back(opened):
+    with serve_gym(Paddle, web=True) as server:
+        env = make_remote(f"{server.url}?world=")
+        env.reset()
+        page, other = opened(server.web_url), opened(server.web_url)
+        says(page, "#play", "Take over")
+        page.click("#play")
+        says(page, "#badge", "agent acts: hold a key")
+        assert "intervention" not in env.step(1)[4]
+        page.keyboard.down("ArrowLeft")
+        says(page, "#badge", "you act for agent")
+        for _ in range(30):
+            observation, *_, info = env.step(1)
+        assert observation[0] < 60
+        assert info["intervened_by"] == page.evaluate("() => localStorage.getItem('name')")
+        shows(page, f"() => ({PADDLE})() < 60")
+        says(other, "#play", "Take over")
+        other.click("#play")
+        says(other, "#message", "has the seat already")
+        page.keyboard.up("ArrowLeft")
+        says(page, "#badge", "agent acts")
+        assert "intervention" not in env.step(1)[4]
+        page.click("#play")
+        says(page, "#badge", "looking on")
+        env.close()
+
+
+def test_a_wrong_token_is_told_and_the_right_one_goes_on(opened):
+    with serve_gym(Paddle, web=True, fps=30, token="right-token") as server:
+        page = opened(f"{server.web_url}#token=wrong")
+        says(page, "#token-problem", "the token is wrong")
+        assert "wrong" not in page.url
+        page.fill("#token", "right-token")
+        page.keyboard.press("Enter")
+        says(page, "#status", "connected")
+        assert page.evaluate("() => sessionStorage.getItem('token')") == "right-token"
+        page = opened(f"{server.web_url}#token=right-token")
+        says(page, "#status", "connected")
+        page.reload()
+        says(page, "#status", "connected")  # from this tab's memory
+        page = opened(server.web_url)
+        says(page, "#token-problem", "a token is required")
+
+
+def test_a_token_for_looking_on_does_not_play(opened):
+    tokens = {"token": "for-players", "watch_token": "for-watchers"}
+    with serve_gym(Paddle, web=True, fps=30, **tokens) as server:
+        env = make_remote(f"{server.url}?world=", token="for-players")
+        env.reset()
+        page = opened(f"{server.web_url}#token=for-watchers")
+        shows(page, "() => document.getElementById('canvas').dataset.pictures > 0")
+        page.click("#play")
+        says(page, "#message", "this token is for looking on")
+        env.close()
+        says(page, "#play", "Play")
+        page.click("#play")
+        says(page, "#message", "this token is for looking on")
+
+
+def test_the_page_of_another_server_is_refused_in_words(opened, tmp_path):
+    """The same page, of a foreign origin, whose script connects to our server."""
+    with serve_gym(Paddle, web=True, fps=30) as server:
+        folder = Path(bridge.__file__).parent / "web"
+        for file in folder.iterdir():
+            text = file.read_text(encoding="utf-8")
+            (tmp_path / file.name).write_text(
+                text.replace("${location.host}${PATH}", f"127.0.0.1:{server.port}${{PATH}}")
+            )
+
+        class Handler(http.server.SimpleHTTPRequestHandler):
+            def __init__(self, *arguments):
+                super().__init__(*arguments, directory=str(tmp_path))
+
+            def log_message(self, *_):
+                pass
+
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as foreign:
+            thread = threading.Thread(target=foreign.serve_forever)
+            thread.start()
+            page = opened(f"http://127.0.0.1:{foreign.server_address[1]}/index.html")
+            says(page, "#message", "serves its own page only")
+            page.close()
+            foreign.shutdown()
+            thread.join(20)
+
+
+SERVER = """
+import sys
+from bridge import serve_gym
+from tests.web_envs import Paddle
+server = serve_gym(Paddle, web=True, fps=30, port=int(sys.argv[1]))
+print(server.web_url, flush=True)
+server.wait(grace=0.0)
+"""
+
+
+def test_a_server_that_is_killed_and_comes_back_is_met_again_and_the_game_goes_on(opened, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+    with server_process(SERVER, "0") as (process, url):
+        page = opened(url)
+        page.click("#begin")
+        says(page, "#badge", "playing")
+        process.kill()
+        process.wait(20)
+        says(page, "#status", "trying again")
+        says(page, "#message", "The connection was lost")
+        with server_process(SERVER, url.rpartition(":")[2].strip("/")):
+            says(page, "#status", "connected")
+            says(page, "#badge", "playing")
+            before = page.evaluate("() => Number(document.getElementById('canvas').dataset.pictures ?? 0)")
+            shows(page, f"() => document.getElementById('canvas').dataset.pictures > {before} + 5")
+            shows(page, "() => document.getElementById('message').hidden")
+
+
+def test_lanes_are_a_mosaic_of_those_that_are_chosen(opened):
+    with serve_gym(Paddle, web=True, num_envs=4) as server:
+        envs = bridge.make_vec_remote(f"{server.url}?world=")
+        envs = bridge.wrappers.BlockingReset(envs)
+        envs.reset(seed=0)
+        page = opened(server.web_url)
+        shows(page, "() => document.getElementById('canvas').width === 402")
+        page.fill("#lanes", "1,2")
+        page.keyboard.press("Enter")
+        envs.step(np.zeros(4, np.int64))
+        shows(page, "() => document.getElementById('canvas').height === 150")
+        envs.close()
+
+
+def test_another_key_can_be_chosen_for_an_action(opened):
+    with serve_gym(Paddle, web=True, fps=30) as server:
+        page = opened(server.web_url)
+        page.click("#begin")
+        says(page, "#legend", "→")
+        page.click("#legend button:last-child")
+        says(page, "#announcement", "Press a key")
+        page.keyboard.press("k")
+        says(page, "#legend", "K")
+        page.keyboard.down("k")
+        shows(page, f"() => ({PADDLE})() > 130")
+
+
+def test_at_a_phone_s_width_everything_fits_and_fingers_can_play(opened):
+    with serve_gym(Paddle, web=True, fps=30) as server:
+        page = opened(server.web_url, has_touch=True, is_mobile=True)
+        page.set_viewport_size({"width": 390, "height": 844})
+        page.click("#begin")
+        says(page, "#pad", "→")
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
+        page.dispatch_event("#pad button:last-child", "pointerdown", {"pointerId": 1, "isPrimary": True})
+        shows(page, f"() => ({PADDLE})() > 130")
+
+
+def test_the_page_asks_no_other_host_for_anything_and_has_all_that_it_names(opened, browser):
+    with serve_gym(Paddle, web=True, fps=30) as server:
+        context = browser.new_context()
+        page = context.new_page()
+        asked = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("response", lambda response: asked.append(response.status))
+        page.goto(server.web_url)
+        says(page, "#status", "connected")
+        context.close()
+        urls = [item for item in asked if isinstance(item, str)]
+        assert len(urls) >= 6
+        assert all(f"//127.0.0.1:{server.port}/" in url for url in urls)
+        assert {item for item in asked if isinstance(item, int)} <= {200, 101}
+        assert json.dumps(urls).count("app.js") == 1
+        assert os.path.basename(urls[0]) == ""

@@ -1,0 +1,80 @@
+"""Environments for tests of the page: a keyboard moves what they draw."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Paddle(gymnasium.Env):
+    """A white paddle on a blue ground, which goes left and right."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - as Gymnasium has it
+    observation_space = spaces.Box(0, 200, (1,), np.int64)
+    action_space = spaces.Discrete(3, start=-1)
+
+    def __init__(self, render_mode=None, length=10**9):
+        self.render_mode, self.length = render_mode, length
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place, self.steps = 100, 0
+        return np.array([100]), {}
+
+    def step(self, action):
+        self.place = int(np.clip(self.place + 2 * int(action), 20, 180))
+        self.steps += 1
+        return np.array([self.place]), 1.0, self.steps >= self.length, False, {}
+
+    def render(self):
+        picture = np.full((150, 200, 3), (10, 20, 200), np.uint8)
+        picture[130:145, self.place - 15 : self.place + 15] = 255
+        return picture
+
+
+class Paddles:
+    """The same for two, one above the other, as PettingZoo has it; it ends when both are at the right."""
+
+    metadata = {"render_modes": ["rgb_array"], "name": "paddles"}  # noqa: RUF012
+    possible_agents = ("upper", "lower", "third")
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def observation_space(self, agent):
+        return spaces.Box(0, 200, (1,), np.int64)
+
+    def action_space(self, agent):
+        return spaces.Discrete(3, start=-1)
+
+    def reset(self, seed=None, options=None):
+        self.agents = list(self.possible_agents)
+        self.places = dict.fromkeys(self.agents, 100)
+        return {agent: np.array([100]) for agent in self.agents}, {agent: {} for agent in self.agents}
+
+    def step(self, actions):
+        for agent, action in actions.items():
+            self.places[agent] = int(np.clip(self.places[agent] + 2 * int(action), 20, 180))
+        over = all(self.places[agent] == 180 for agent in ("upper", "lower"))
+        names = list(self.agents)
+        if over:
+            self.agents = []
+        observations = {agent: np.array([self.places[agent]]) for agent in names}
+        rewards = {agent: float(over) for agent in names}
+        return (
+            observations,
+            rewards,
+            dict.fromkeys(names, over),
+            dict.fromkeys(names, False),
+            {agent: {} for agent in names},
+        )
+
+    def render(self):
+        picture = np.full((150, 200, 3), (10, 20, 200), np.uint8)
+        for row, agent in ((30, "third"), (80, "upper"), (130, "lower")):
+            picture[row : row + 15, self.places[agent] - 15 : self.places[agent] + 15] = 255
+        return picture
+
+    def close(self):
+        pass
