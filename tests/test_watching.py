@@ -453,6 +453,20 @@ def test_a_player_and_spectators_in_real_time_get_pictures(viewers):
         assert mine["watch"]["steps"] > 0
 
 
+def test_a_spectator_keeps_no_world_of_real_time_alive_either(viewers):
+    with serve_gym(Painted, web=True, fps=30) as server:
+        env = make_remote(server.url)
+        env.reset()
+        (name,) = [name for name in server.worlds if name]
+        viewer = viewers(server).join(name)
+        viewer.look()
+        env.close()
+        until(lambda: name not in server.worlds)
+    with serve_gym(Painted, web=True, fps=30, idle_timeout=0.5) as server:
+        viewer = viewers(server).join()
+        until(lambda: server.worlds == [])
+
+
 def test_the_end_of_an_episode_and_a_reset_world_are_told_with_pictures_too(viewers):
     with serve_gym(lambda **kw: Painted(length=10, **kw), fps=200, env_kwargs={"render_mode": "rgb_array"}) as server:
         player = viewers(server).join(role="player")

@@ -25,7 +25,7 @@ from bridge.client.connect import connect
 from bridge.client.poller import Poller
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server import keepalive, web_protocol
-from bridge.testing import CountingEnv, SlowResetEnv
+from bridge.testing import CountingEnv, SlowResetEnv, check_server
 from bridge.transport.address import parse_address
 from bridge.transport.certificates import make_certificates
 from bridge.transport.credentials import TOKEN_VARIABLE
@@ -666,6 +666,29 @@ def test_without_the_package_the_extra_is_named():
     assert done.stdout.count("pip install 'gymnasium-bridge[web]'") == 2
 
 
+def test_the_conformance_checks_speak_grpc_alone():
+    with pytest.raises(errors.SettingError, match=r"speak gRPC.*write grpcs://"):
+        check_server("wss://127.0.0.1:1")
+
+
 def test_grpcio_has_no_port_for_browsers():
     with pytest.raises(errors.SettingError, match="web=True with transport='http2'"):
         serve_gym(long, web=True, transport="grpcio")
+
+
+def test_head_is_answered_without_a_body_and_every_file_of_the_page_has_its_type(server):
+    kinds = {}
+    for path in ("/", "/index.html", "/app.js", "/style.css", "/icon.svg"):
+        with Hand(server) as hand:
+            hand.send(f"GET {path}?x=1 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            status, head = hand.head()
+            body = hand.body()
+        assert status == 200
+        size = int(head.partition("Content-Length: ")[2].partition("\r\n")[0])
+        assert len(body) == size > 100
+        kinds[path] = head.partition("Content-Type: ")[2].partition("\r\n")[0].partition(";")[0]
+        with Hand(server) as hand:
+            hand.send(f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            assert f"Content-Length: {size}" in hand.head()[1]
+            assert hand.body() == b""
+    assert list(kinds.values()) == ["text/html", "text/html", "text/javascript", "text/css", "image/svg+xml"]

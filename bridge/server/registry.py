@@ -233,7 +233,7 @@ class Registry:
         for name, entry in self._entries.items():
             if entry is None:
                 continue
-            if entry.world.agents:
+            if entry.world.has_players:
                 entry.idle_since = None
             elif entry.idle_since is None:
                 entry.idle_since = now
@@ -249,7 +249,7 @@ class Registry:
             if entry is None or entry.owner is not owner:
                 continue
             entry.owner = None
-            if entry.goes_with_owner and (not entry.world.agents or not entry.world.alive):
+            if entry.goes_with_owner and (not entry.world.has_players or not entry.world.alive):
                 self._close_later(name)
 
     def _close_later(self, name: str) -> None:

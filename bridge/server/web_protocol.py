@@ -133,7 +133,8 @@ class WebProtocol(Keepalive):
         elif request.path.partition("?")[0] == PATH:
             self._upgrade(request, host)
         else:
-            self._send_file(self._site.answer(request.method, request.path), with_body=request.method != "HEAD")
+            method = getattr(request, "method", "GET")  # older versions of the package take no other
+            self._send_file(self._site.answer(method, request.path), with_body=method != "HEAD")
 
     def _send_file(self, answer: HttpAnswer | None, *, with_body: bool = True) -> None:
         if answer is not None:

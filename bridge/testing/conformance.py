@@ -145,6 +145,8 @@ def check_server(
     )
     address = dataclasses.replace(address, credentials=given.with_token_of(address.credentials, address.url))
     held = address.credentials
+    if address.websocket:
+        raise SettingError(f"the checks speak gRPC, but {url!r} is for WebSocket: write grpc{'s' * address.tls}://")
     if held.has_tls and not address.tls:
         remedy = "a Unix socket needs none, leave them out" if address.path else "write grpcs://"
         raise SettingError(f"certificates are for TLS, but {url!r} is without: {remedy}")

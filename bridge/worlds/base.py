@@ -178,6 +178,11 @@ class World(abc.ABC):
         """How many agents are in."""
 
     @property
+    def has_players(self) -> bool:
+        """Whether it has agents that are more than spectators, which do not keep it alive."""
+        return self.agents > 0
+
+    @property
     def seats(self) -> Mapping[str, bool]:
         """Whether somebody plays, for each agent that can be played, by its name."""
         return {"agent": self.agents > 0}

@@ -136,9 +136,14 @@ class ClockedWorld(EnvWorld, abc.ABC):
         return len(self.loop.observers)
 
     @property
+    def has_players(self) -> bool:
+        """Whether somebody plays."""
+        return any(observer.player for observer in self.loop.observers)
+
+    @property
     def seats(self) -> Mapping[str, bool]:
         """Whether somebody plays."""
-        return {"agent": any(observer.player for observer in self.loop.observers)}
+        return {"agent": self.has_players}
 
     def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
         """Take the settings of a ResetWorld; the first agent that is told carries it out."""
