@@ -535,7 +535,7 @@ def test_whatever_byte_is_changed_the_recording_reads_or_says_why_and_never_pass
     (file,) = tmp_path.glob("*.rec")
     generator = np.random.default_rng(5)
     outcomes = dict.fromkeys(("differs", "damaged", "refused", "passed"), 0)
-    for _ in range(250):
+    for _ in range(300):
         at, bit = int(generator.integers(16, len(whole))), int(generator.integers(8))
         data = bytearray(whole)
         data[at] ^= 1 << bit

@@ -486,6 +486,8 @@ def _problem_of(record: Record) -> str:
             return f"a record {record.type!r} whose {name!r} is {header.get(name)!r:.40}"
     if record.type == "world" and header["kind"] not in ("env", "lanes", "agents"):
         return f"a record 'world' of the unknown kind {header['kind']!r:.40}"
+    if record.damaged and record.type in ("lost", "end"):
+        return f"a record {record.type!r} whose checksum does not fit"
     if record.type != "rows" or not header["rows"]:
         return ""
     shapes = {column["name"]: column["shape"] for column in record.listed}
@@ -495,6 +497,11 @@ def _problem_of(record: Record) -> str:
             inside = 0 <= item["row"] < header["rows"] and isinstance(item["seed"], (int, list, type(None)))
             if not inside or not isinstance(item.get("mask", []), list):
                 short.append("resets")
+        kinds = record.column("kind")
+        if np.flatnonzero((kinds == Kind.RESET) | (kinds == Kind.FAILED_RESET)).tolist() != [
+            item["row"] for item in header["resets"]
+        ]:
+            short.append("resets")
         for row, kind, data in header["calls"]:
             if not 0 <= row <= header["rows"] or kind not in ("call", "write") or not isinstance(data, str):
                 short.append("calls")

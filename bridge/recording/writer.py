@@ -24,7 +24,7 @@ from bridge.recording.files import HEAD, SUFFIX
 __all__ = ["Journal", "RecordOptions", "Source"]
 
 _log = SafeLog(__name__)
-_GATHER = 0.05
+_GATHER = 0.1
 """Seconds that the writer lets rows come together."""
 _PAUSE = 5.0
 """Seconds without a try after files could not be written."""
