@@ -102,6 +102,10 @@ class Server:
             self._loop.close()
             raise
         self._calls = self._make_calls(limits)
+        self._registry.counted = {
+            "connections": lambda: self._count.value,
+            "failures": lambda: self._calls.failures.total,
+        }
         self._idle_worlds: IdleWorlds | None = None
         if idle_timeout is not None:
             self._idle_worlds = IdleWorlds(self._registry.reap, idle_timeout, self._loop.scheduler)
@@ -231,6 +235,10 @@ class Server:
     def env_ids(self) -> list[str]:
         """The environment ids that a client may name."""
         return self._source.env_ids
+
+    def status(self) -> dict[str, Any]:
+        """Return what it does and has done, as its property `server.status` says it (docs/properties.md)."""
+        return self._registry.status()
 
     # Serving
 

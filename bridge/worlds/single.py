@@ -15,7 +15,7 @@ from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.access import refuse_private
-from bridge.worlds.base import Agent, World, answer_to, failures_in, read_bytes, refuse_unknown
+from bridge.worlds.base import Agent, World, WorldCounts, answer_to, failures_in, read_bytes, refuse_unknown
 from bridge.worlds.rewards import Rewards
 from bridge.worlds.scheduling import Scheduler
 
@@ -215,6 +215,8 @@ class GymAgent(EnvAgent):
             self._truncated[...] = bool(truncated)
         except Exception as error:
             raise answer_to("step", error) from error
+        if terminated or truncated:
+            self._world.episodes += 1
         return pb.TERMINATED if terminated else pb.INTERRUPTED if truncated else pb.RUNNING
 
     def values(self, uids: Sequence[int]) -> list[Array | float | bool | bytes]:
@@ -256,6 +258,8 @@ class EnvWorld(World):
     def __init__(self, name: str, env: Any, scheduler: Scheduler) -> None:
         super().__init__(name, scheduler)
         self.env: Any = env
+        self.episodes = 0
+        """Episodes that ended, counted for each lane."""
         self._agent: EnvAgent | None = None
         self._closed = False
         self._carried: tuple[Any, Any] = (None, None)
@@ -282,6 +286,11 @@ class EnvWorld(World):
         self._agent = self._make_agent()
         self._agent.pending, self._carried = self._carried, (None, None)
         return self._agent
+
+    def counts(self) -> WorldCounts:
+        """Return how much it has done; a call that failed counts as a step too."""
+        lanes = getattr(self.env, "num_envs", 1)
+        return WorldCounts(lanes, self.env.times.step.count * lanes, self.episodes)
 
     def refuse_if_over(self) -> None:
         """Raise where the world is destroyed, or its environment has ended by itself."""
