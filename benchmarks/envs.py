@@ -50,4 +50,10 @@ gymnasium.register(
     kwargs={"shape": (84, 84, 4), "dtype": "float32"},
     disable_env_checker=True,
 )
+gymnasium.register(
+    "Still-v0",
+    entry_point=Pictures,
+    kwargs={"shape": (4,), "dtype": "float32"},
+    disable_env_checker=True,
+)
 gymnasium.register("SlowCartPole-v0", entry_point=Slow)

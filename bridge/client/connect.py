@@ -29,6 +29,10 @@ class AnyCall(Protocol):
     def silent(self) -> bool:
         """Whether not a byte has come yet."""
 
+    @property
+    def draining(self) -> bool:
+        """Whether the server has said that it takes no further calls; this one goes on."""
+
     def send(self, request: bytes) -> None:
         """Send a request; SettingError where it is larger than `max_message_bytes`."""
 
@@ -79,7 +83,10 @@ def connect(
     local = address.scheme == "unix"
     if address.credentials.has_tls and not address.tls:
         remedy = "a Unix socket needs none, leave them out" if local else f"write {address.scheme}s://"
-        raise SettingError(f"tls_ca, tls_certificate and tls_key are for TLS, but {address.url!r} is without: {remedy}")
+        raise SettingError(
+            "tls_ca, tls_certificate, tls_key and tls_server_name are for TLS, but "
+            f"{address.url!r} is without: {remedy}"
+        )
     if transport == "grpcio":
         from bridge.client.grpcio_transport import GrpcioCall  # loads grpcio, which nothing else needs
 

@@ -74,6 +74,11 @@ class Call:
         """Whether not a byte has come yet."""
         return self.connection.silent
 
+    @property
+    def draining(self) -> bool:
+        """Whether the server has said that it takes no further calls; this one goes on."""
+        return self.connection.grpc.draining
+
     def send(self, request: bytes) -> None:
         """Send a request; it is on its way when this returns, or when the poller sends what it holds together.
 
@@ -133,7 +138,7 @@ class Connection:
 
     def __init__(self, address: Address, poller: Poller[Any], max_message_bytes: int, *, shared: bool = False) -> None:
         self._address = address
-        self.grpc = GrpcClient(address, max_message_bytes)
+        self.grpc = GrpcClient(address, max_message_bytes, watches_health=poller.watches_health)
         self.poller = poller
         self.max_message_bytes = max_message_bytes
         self.inherited = False
@@ -152,7 +157,7 @@ class Connection:
         self._out: list[memoryview] = []
         self._tls: Tls | None = None
         if address.tls:
-            self._tls = Tls(client_context(address.credentials, "h2"), address.host)
+            self._tls = Tls(client_context(address.credentials, "h2"), address.server_name)
             self._tls.receive(b"")
             self._out.append(memoryview(self._tls.send()))
         self._sock: socket.socket | None = None

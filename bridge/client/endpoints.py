@@ -22,7 +22,7 @@ __all__ = ["Directory", "DnsDirectory", "Endpoint", "EndpointWatch", "FileDirect
 
 _log = SafeLog(__name__)
 _PERIOD = 5.0
-_DNS = {"grpc+dns": "grpc"}
+_DNS = {"grpc+dns": "grpc", "grpcs+dns": "grpcs"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,12 +91,18 @@ class DnsDirectory:
     """Every address of a host name, such as a headless Service of Kubernetes."""
 
     url: str
-    """`grpc+dns://HOST:PORT`, with path and query as for `grpc://`."""
+    """`grpc+dns://HOST:PORT` or, with TLS, `grpcs+dns://HOST:PORT`; path and query as for `grpc://`."""
     resolve: Callable[..., Any] = socket.getaddrinfo
     """What looks the name up, with the arguments and results of `socket.getaddrinfo`."""
 
     def __repr__(self) -> str:
         return f"DnsDirectory({shown_url(self.url)!r})"
+
+    @property
+    def server_name(self) -> str | None:
+        """With TLS: the name that certificates must hold unless `tls_server_name` is given; None: there is no TLS."""
+        parts = urlsplit(self.url)
+        return parts.hostname if _DNS[parts.scheme] == "grpcs" else None
 
     def endpoints(self) -> list[Endpoint]:
         """Look the name up.
@@ -115,7 +121,7 @@ class DnsDirectory:
 
 
 def as_directory(urls: Any) -> Directory | None:
-    """Return the directory that `make_vec_remote` was given: an object, `file://…` or `grpc+dns://…`; None: none.
+    """Return the directory that `make_vec_remote` was given: an object, `file://…` or `grpc[s]+dns://…`; None: none.
 
     Raises:
         AddressError: The URL of a directory cannot be read.
@@ -131,8 +137,6 @@ def as_directory(urls: Any) -> Directory | None:
     if scheme in _DNS:
         parse_address(f"{_DNS[scheme]}://{rest}")
         return DnsDirectory(text)
-    if scheme == "grpcs+dns":
-        raise AddressError(urls, "certificates are for names, and this would connect to addresses; list grpcs:// URLs")
     return None
 
 
@@ -148,6 +152,8 @@ class EndpointWatch:
         self.directory = directory
         self.endpoints: tuple[Endpoint, ...] = ()
         """What is known, in the directory's order."""
+        self.draining: frozenset[str] = frozenset()
+        """The keys of those that take no further worlds."""
         self._period = period
         self._read_at = -float("inf")
         self._lock = threading.Lock()
@@ -200,6 +206,7 @@ class EndpointWatch:
             found = tuple(self.directory.endpoints())
             if found:
                 self.endpoints = found
+                self.draining = frozenset(endpoint.key for endpoint in found if endpoint.draining)
                 self._problem = None
         except Exception as error:  # whatever a user's directory raises: what was known before stays
             if self.endpoints and str(error) != str(self._problem):

@@ -453,6 +453,7 @@ def make_remote(
     tls_ca: Pem | None = None,
     tls_certificate: Pem | None = None,
     tls_key: Pem | None = None,
+    tls_server_name: str | None = None,
     env: Callable[..., Any] | None = None,
     role: Role | None = None,
     wait: Wait | None = None,
@@ -488,6 +489,8 @@ def make_remote(
             those of the system.
         tls_certificate: The client's certificate, PEM, for a server that asks for one.
         tls_key: The key of `tls_certificate`, PEM.
+        tls_server_name: For `grpcs://`: the name that the server's certificate must hold, where the URL has an address
+            or another name; None: the URL's host.
         env: A function that makes the environment: sent to the server, which executes it if it was started with
             `allow_env_factories=True`. `env_kwargs` are its arguments.
         role: In a real-time world: `player`, or `spectator`, whose actions and resets change nothing.

@@ -54,6 +54,10 @@ Received = tuple["Call", bytes | bytearray | RemoteError | Refused]
 
 FOREIGN_KEEPALIVE_INTERVAL = 310.0
 """Seconds between pings to servers that are not ours: they hang up on who asks more often than every five minutes."""
+# The method that says, whenever it changes, whether a server takes calls, and the answer that says that it does not.
+_WATCH_PATH = "/grpc.health.v1.Health/Watch"
+_NOT_SERVING = b"\x08\x02"
+_MAX_HEALTH_BYTES = 4096
 # Lines of a connection: a server that says nothing of it takes at least a hundred.
 _MAX_CALLS = 64
 _BY_HTTP_STATUS = {
@@ -115,9 +119,10 @@ class GrpcClient:
     Args:
         address: The server.
         max_message_bytes: The largest answer.
+        watches_health: Whether to ask to be told by gRPC's health service when the server drains.
     """
 
-    def __init__(self, address: Address, max_message_bytes: int) -> None:
+    def __init__(self, address: Address, max_message_bytes: int, *, watches_health: bool = False) -> None:
         self._scheme = address.scheme
         self._url = address.url
         self._max_message_bytes = max_message_bytes
@@ -127,7 +132,7 @@ class GrpcClient:
             (":method", "POST"),
             (":scheme", "https" if address.tls else "http"),
             (":path", f"/{SERVICE}/{METHOD}"),
-            (":authority", "localhost" if address.path else address.target),
+            (":authority", address.authority),
             ("te", "trailers"),
             ("content-type", "application/grpc"),
             ("user-agent", f"gymnasium-bridge/{__version__}"),
@@ -137,6 +142,10 @@ class GrpcClient:
             self._fields.append(("authorization", f"Bearer {token}"))
         self.http = Http2(client=True, max_header_bytes=_MAX_HEADER_BYTES)
         """The connection's HTTP/2: its `error`, its `outgoing` bytes."""
+        self._watch: Stream | None = None
+        """The stream of the health service; None: there was none yet."""
+        self._watches_health = watches_health
+        self._not_serving = False
         self._queued: list[Call] = []
         """Calls that wait for the server's settings, which say how many there may be."""
         self.answered = False
@@ -147,11 +156,16 @@ class GrpcClient:
         """Seconds without a byte from the server after which it is sent a ping."""
 
     @property
+    def draining(self) -> bool:
+        """Whether the server has said that it takes no further calls; those that are open go on."""
+        return self.http.goaway_received is not None or self._not_serving
+
+    @property
     def accepts_calls(self) -> bool:
         """Whether a further call may be opened."""
         http = self.http
         calls = len(http.streams) + len(self._queued)
-        return http.goaway_received is None and calls < min(_MAX_CALLS, http.max_peer_streams)
+        return not self.draining and calls < min(_MAX_CALLS, http.max_peer_streams)
 
     def open(self, call: Call) -> None:
         """Open a call, and send the requests that were made already. All but the first wait for the settings."""
@@ -165,6 +179,16 @@ class GrpcClient:
         for request in call.unconfirmed or ():
             self.pack(call, request)
         if call.finished:
+            http.end_stream(stream)
+
+    def _open_watch(self) -> None:
+        """Ask for the server's health, of which it then tells each change. One without that service refuses."""
+        http = self.http
+        if len(http.streams) < http.max_peer_streams and http.goaway_received is None:
+            fields = [(name, _WATCH_PATH if name == ":path" else value) for name, value in self._fields]
+            stream = self._watch = http.open_stream(fields)
+            stream.reader = MessageReader(_MAX_HEALTH_BYTES)
+            http.send_data(stream, [pack_prefix(0, 0)], PREFIX)
             http.end_stream(stream)
 
     def _open_queued(self) -> list[Received]:
@@ -217,7 +241,7 @@ class GrpcClient:
             events = http.receive_data(data)
             if self.answered and len(events) == 1 and not self._queued:  # as nearly always
                 stream, event = events[0]
-                if type(event) is bytes or type(event) is bytearray:
+                if (type(event) is bytes or type(event) is bytearray) and stream is not self._watch:
                     return [(stream.owner, event)]
             return self._handle(events)
         except Http2Error as error:
@@ -230,7 +254,10 @@ class GrpcClient:
         """Return what events mean to the calls."""
         came: list[Received] = []
         for stream, event in events:
-            if type(event) is bytes or type(event) is bytearray:
+            if stream is self._watch:
+                if isinstance(event, (bytes, bytearray)):
+                    self._not_serving = event == _NOT_SERVING
+            elif type(event) is bytes or type(event) is bytearray:
                 self.answered = True
                 came.append((stream.owner, event))
             else:
@@ -241,6 +268,9 @@ class GrpcClient:
                     came.append((stream.owner, Refused(error) if _is_refused(stream, event) else error))
         if self._queued and self.http.settings_received:
             came += self._open_queued()
+        if self._watches_health and self.answered:
+            self._watches_health = False
+            self._open_watch()
         if self.answered and self.keepalive_interval == FOREIGN_KEEPALIVE_INTERVAL and self.server_version is not None:
             self.keepalive_interval = keepalive.KEEPALIVE
         return came

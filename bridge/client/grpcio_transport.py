@@ -62,6 +62,11 @@ class GrpcioCall:
         self._reader.start()
         forget_in_child(self)
 
+    @property
+    def draining(self) -> bool:
+        """Whether the server has said that it takes no further calls: grpcio tells nobody."""
+        return False
+
     def after_fork(self) -> None:
         """In a forked process: leave the connection to the parent process."""
         self._inherited = True
@@ -114,7 +119,7 @@ class GrpcioCall:
 
 
 def _channel(address: Address, most: int) -> grpc.Channel:
-    options = {
+    options: dict[str, Any] = {
         "grpc.max_receive_message_length": most,
         "grpc.max_send_message_length": most,
         "grpc.keepalive_time_ms": int(FOREIGN_KEEPALIVE_INTERVAL * 1000),
@@ -124,6 +129,8 @@ def _channel(address: Address, most: int) -> grpc.Channel:
     if not address.tls:
         return grpc.insecure_channel(address.target, tuple(options.items()))
     held = address.credentials
+    if held.tls_server_name is not None:
+        options["grpc.ssl_target_name_override"] = held.tls_server_name
     trusted = client_context(held, "h2").get_ca_certs(binary_form=True)  # SettingError where a file cannot be used
     roots = "".join(map(ssl.DER_cert_to_PEM_cert, trusted)).encode() or None  # None: those of grpcio
     credentials = grpc.ssl_channel_credentials(roots, held.tls_key, held.tls_certificate)

@@ -9,7 +9,7 @@ from typing import Any
 from bridge.client.endpoints import Endpoint
 from bridge.client.events import Joined, Lost
 from bridge.client.members import Member
-from bridge.client.placement import Placement
+from bridge.client.placement import Load, Placement
 from bridge.client.vector_pool import VectorPool
 from bridge.client.world_request import WorldRequest
 from bridge.errors import RemoteError, SettingError
@@ -78,27 +78,31 @@ def _join_endpoints(pool: VectorPool, placement: Placement, count: int) -> None:
     """Join so many further worlds, each at an endpoint that takes it."""
     deadline = time.monotonic() + pool.timeout
     lanes = pool.members[0].lanes if pool.members else 1
-    missing: list[Member] = []
+    missing: dict[Member, None] = {}
+    load = Load(pool.members)
     for _ in range(count):
-        endpoint = _require_endpoint(pool, placement, lanes, None)
-        missing.append(pool.add_member(placement.request_for(endpoint.url), lanes, endpoint.key))
+        endpoint = _require_endpoint(pool, placement, load, lanes, None)
+        missing[pool.add_member(placement.request_for(endpoint.url), lanes, endpoint.key)] = None
     while missing:
         event, source = pool.next_event(deadline)
         if source is None:
-            raise missing[0].remote.late("to join a world", pool.timeout)
+            raise next(iter(missing)).remote.late("to join a world", pool.timeout)
         if source not in missing:
             if event is not None:
                 pool.handle(event, source)
         elif isinstance(event, Joined):
-            missing.remove(source)
+            del missing[source]
         elif isinstance(event, Lost):
             pool.lose(source, event)
-            pool.move(source, _require_endpoint(pool, placement, lanes, event.error))
+            load = Load([member for member in pool.members if member is not source])
+            pool.move(source, _require_endpoint(pool, placement, load, lanes, event.error))
     pool.place_members()
 
 
-def _require_endpoint(pool: VectorPool, placement: Placement, lanes: int, error: RemoteError | None) -> Endpoint:
-    endpoint = placement.choose(pool.members, lanes, time.monotonic())
+def _require_endpoint(
+    pool: VectorPool, placement: Placement, load: Load, lanes: int, error: RemoteError | None
+) -> Endpoint:
+    endpoint = placement.choose(load, lanes, time.monotonic())
     if endpoint is not None:
         return endpoint
     if error is not None:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from bridge.client.remote import Remote, SlotState
-from bridge.client.session import State
+from bridge.client.session import ONLINE, State
 from bridge.client.step_reader import StepMessage
 from bridge.errors import RemoteError
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -17,7 +17,7 @@ SPARE = -1
 """In place of a first slot: a remote that stands by."""
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Member:
     """One remote, the slots that it fills, and where they are."""
 
@@ -71,6 +71,11 @@ class Member:
         if state is State.JOINED or state is State.RESETTING:
             return SlotState.RESETTING
         return SlotState.LOST if state is State.LOST or state is State.OFFLINE else SlotState.CONNECTING
+
+    @property
+    def connected(self) -> bool:
+        """Whether it is in a world."""
+        return self.remote.session.state in ONLINE
 
     @property
     def idle(self) -> bool:

@@ -68,6 +68,8 @@ class RemoteOptions:
     """PEM: the client's certificate, for a server that asks for one."""
     tls_key: Pem | None = None
     """PEM: the key of `tls_certificate`."""
+    tls_server_name: str | None = None
+    """The name that the server's certificate must hold; None: the URL's host."""
     env: Callable[..., Any] | None = None
     """A function that makes the environment, sent to the server; `env_kwargs` are its arguments."""
     role: Role | None = None
@@ -88,22 +90,27 @@ class RemoteOptions:
             tls_ca=self.tls_ca,
             tls_certificate=self.tls_certificate,
             tls_key=self.tls_key,
+            tls_server_name=self.tls_server_name,
         )
         object.__setattr__(self, "credentials", credentials)
         for name in ("token", "token_file"):  # kept where it does not print
             object.__setattr__(self, name, None)
 
-    def request(self, url: str, agent: str | None = None) -> WorldRequest:
+    def request(self, url: str, agent: str | None = None, server_name: str | None = None) -> WorldRequest:
         """Return the request for a world at `url`.
 
         Args:
             url: Where.
             agent: The agent to join as; None: that of these options.
+            server_name: `tls_server_name`, where these options have none.
 
         Raises:
             AddressError: The URL cannot be read.
             SettingError: It contradicts these options.
         """
+        credentials = self.credentials
+        if server_name is not None and credentials.tls_server_name is None:
+            credentials = dataclasses.replace(credentials, tls_server_name=server_name)
         return WorldRequest.of(
             url,
             self.env_id,
@@ -112,7 +119,7 @@ class RemoteOptions:
             agent or self.agent,
             {"role": self.role, "wait": self.wait},
             self.diagnostics,
-            credentials=self.credentials,
+            credentials=credentials,
             env=self.env,
         )
 

@@ -289,6 +289,7 @@ def make_parallel_remote(
     tls_ca: Pem | None = None,
     tls_certificate: Pem | None = None,
     tls_key: Pem | None = None,
+    tls_server_name: str | None = None,
     wait: Wait | None = None,
     diagnostics: bool = True,
 ) -> RemoteParallelEnv:
@@ -307,6 +308,7 @@ def make_parallel_remote(
         tls_ca: For `grpcs://`: the authorities of the server's certificate, PEM; None: those of the system.
         tls_certificate: For a server that asks for one: the client's certificate, PEM.
         tls_key: The key of `tls_certificate`, PEM.
+        tls_server_name: The name in the servers' certificates, as for `make_remote`.
         wait: In a real-time world: `now`, or `next_frame`, for one decision a frame: each step returns with a frame
             that used its actions.
         diagnostics: In a real-time world: whether infos carry `latency`.

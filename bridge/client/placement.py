@@ -10,7 +10,26 @@ from bridge.client.members import Member
 from bridge.client.world_request import WorldRequest
 from bridge.errors import SettingError
 
-__all__ = ["Placement"]
+__all__ = ["Load", "Placement"]
+
+
+class Load:
+    """What endpoints carry now.
+
+    Args:
+        members: The worlds that have a place.
+    """
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self.slots: Counter[str] = Counter()
+        """The number of slots on each endpoint, by its key."""
+        self.draining: set[str] = set()
+        """The endpoints whose servers have said that they take no further worlds."""
+        for member in members:
+            if member.endpoint is not None:
+                self.slots[member.endpoint] += member.lanes
+                if member.remote.draining:
+                    self.draining.add(member.endpoint)
 
 
 class Placement:
@@ -27,30 +46,31 @@ class Placement:
         self._failures: Counter[str] = Counter()
         self._avoid_until: dict[str, float] = {}
 
-    def choose(self, members: Sequence[Member], lanes: int, now: float) -> Endpoint | None:
-        """Return where a world may go now; None: nowhere.
+    def choose(self, load: Load, lanes: int, now: float) -> Endpoint | None:
+        """Return where a world may go now, and count it in `load`; None: nowhere.
 
         Args:
-            members: The worlds that have a place.
+            load: Of the worlds that have a place.
             lanes: The slots that the world fills.
             now: Monotonic seconds.
         """
-        load = self._load(members)
-        free = [
-            endpoint
-            for endpoint in self.watch.endpoints
-            if not endpoint.draining
-            and self._avoid_until.get(endpoint.key, now) <= now
-            and (endpoint.slots is None or load[endpoint.key] + lanes <= endpoint.slots)
-        ]
-        return min(free, key=lambda endpoint: load[endpoint.key], default=None)
+        slots, draining, avoid_until = load.slots, load.draining, self._avoid_until
+        best: Endpoint | None = None
+        for endpoint in self.watch.endpoints:
+            key = endpoint.key
+            if endpoint.draining or key in draining or avoid_until.get(key, now) > now:
+                continue
+            if endpoint.slots is not None and slots[key] + lanes > endpoint.slots:
+                continue
+            if best is None or slots[key] < slots[best.key]:
+                best = endpoint
+        if best is not None:
+            slots[best.key] += lanes
+        return best
 
-    def _load(self, members: Sequence[Member]) -> Counter[str]:
-        load: Counter[str] = Counter()
-        for member in members:
-            if member.endpoint is not None:
-                load[member.endpoint] += member.lanes
-        return load
+    def is_draining(self, key: str | None) -> bool:
+        """Tell whether the directory says that an endpoint takes no further worlds."""
+        return key is not None and key in self.watch.draining
 
     def check_room(self, num_envs: int) -> None:
         """Raise SettingError where the endpoints say that they cannot carry so many slots."""

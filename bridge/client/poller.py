@@ -67,6 +67,8 @@ class Poller(Generic[T]):
         self._deferred: set[Flushable] | None = None
         self.connections: dict[Any, Any] = {}
         """Sockets that may carry further calls, by where to."""
+        self.watches_health = False
+        """Whether connections ask to be told when their servers drain, because their calls may move elsewhere."""
         # Anew where it is held: the garbage collector runs anywhere, and what it frees may close a connection.
         self.lock = threading.RLock()
         """Held by whoever is at the sockets."""

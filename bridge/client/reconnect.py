@@ -6,7 +6,8 @@ import random
 from typing import TYPE_CHECKING
 
 from bridge.client.events import Lost
-from bridge.client.members import Member
+from bridge.client.members import SPARE, Member
+from bridge.client.placement import Load
 from bridge.client.remote import SlotState
 from bridge.errors import shown_url
 from bridge.logs import SafeLog
@@ -60,6 +61,7 @@ class Reconnector:
         pool = self._pool
         if pool.placement is not None:
             pool.placement.watch.poll(now)
+        pool.moves.check(now)
         for member in pool.members:
             if member.cut_off:
                 self._connect(member, now)  # its next episode begins once the end of this one was told
@@ -73,7 +75,7 @@ class Reconnector:
                     pool.begin(member, member.settings)
             elif not member.settled:
                 self._give_up_if_late(member, now)
-        for spare in pool.spares:
+        for spare in tuple(pool.spares):
             self._connect(spare, now)
 
     def _connect(self, member: Member, now: float) -> None:
@@ -91,12 +93,12 @@ class Reconnector:
         pool = self._pool
         if pool.placement is None:
             return
-        others = [other for other in pool.members if other is not member]
-        endpoint = pool.placement.choose(others, member.lanes, now)
+        others = [other for other in pool.everybody() if other is not member]
+        endpoint = pool.placement.choose(Load(others), member.lanes, now)
         if endpoint is None:
             pool.placement.watch.poll(now, soon=True)
             return
-        if endpoint.key != member.endpoint:
+        if endpoint.key != member.endpoint and member.start != SPARE:
             _log.warning("slot %d moves from %s to %s", member.start, member.remote.url, shown_url(endpoint.url))
         pool.move(member, endpoint)
 

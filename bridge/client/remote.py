@@ -135,6 +135,11 @@ class Remote:
         """Whether there is a connection, joined or not."""
         return self._call is not None
 
+    @property
+    def draining(self) -> bool:
+        """Whether the server has said that it is stopping; what there is goes on until then."""
+        return self._call is not None and self._call.draining
+
     def late(self, purpose: str, timeout: float) -> RemoteTimeoutError:
         """Return the error of what has not come within `timeout` seconds; it says why, as far as that can be known."""
         silent = self._call is not None and self._call.silent

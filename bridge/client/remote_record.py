@@ -46,6 +46,10 @@ class RemoteReport:
     """Steps whose results were handed out."""
     steps_lost: int
     """Steps whose results never came: asked = received + lost + those outstanding."""
+    moves: int
+    """How often its slots moved off a server that drained."""
+    episodes_moved: int
+    """Episodes of lanes that such a move truncated; none of them is in `episodes_lost`."""
 
 
 @dataclasses.dataclass
@@ -58,6 +62,8 @@ class RemoteRecord:
     steps_asked: int = 0
     steps_received: int = 0
     steps_lost: int = 0
+    moves: int = 0
+    episodes_moved: int = 0
     reason: str | None = None
     away_since: float | None = None
     rests_until: float = 0.0
@@ -112,4 +118,6 @@ class RemoteRecord:
             steps_asked=self.steps_asked,
             steps_received=self.steps_received,
             steps_lost=self.steps_lost,
+            moves=self.moves,
+            episodes_moved=self.episodes_moved,
         )

@@ -72,16 +72,23 @@ class Results:
         """Why an episode was cut off, by slot."""
         self.common: dict[str, Any] = {}
         """Infos of all slots that do not come from the remotes: arrays `(num_envs,)`."""
+        self.moved: Array | None = None
+        """Which slots were truncated because their world moved off a server that drains; None: none were."""
         self.begun: Results | None = None
         """The first observations of episodes that began in this very step (SAME_STEP); None: none did."""
         self._pool = pool
         self._layout = layout
         stacked = self._stack_answers()
+        leaving: list[Member] = []
+        if pool.moves.lanes_leave:
+            leaving = [member for member in pool.members if member.stepping and member.answer is not None]
         for member in pool.members:
             if member.answer is not None:
                 self._hand_out(member, member.answer, member.start in stacked)
             elif member.error is not None:
                 self._cut_off(member)
+        for member in leaving:
+            self._move(member)
         for slot, error in self.errors.items():
             if self.batch.truncations[slot]:
                 _log.warning("slot %d: episode truncated: %s", slot, str(error).partition("\n")[0])
@@ -118,6 +125,16 @@ class Results:
         self.valid[member.slots] = True if resetting is None else ~resetting
         self.infos.append((member, info))
 
+    def _move(self, member: Member) -> None:
+        """Let a member whose step was answered leave a server that drains, if it is a world of lanes and can."""
+        if member.single or member.error is not None:
+            return
+        cut = self._pool.moves.move_lanes(member, self.batch, member.start)
+        if cut is not None:
+            if self.moved is None:
+                self.moved = np.zeros(self._pool.num_envs, np.bool_)
+            self.moved[member.slots] = cut
+
     def _cut_off(self, member: Member) -> None:
         """End the episode of a member whose remote failed: truncated once, and then None until it is back."""
         error = member.error
@@ -139,7 +156,10 @@ class Results:
 
     def merged_infos(self) -> dict[str, Any]:
         """Return the infos by Gymnasium's rules: arrays over the slots with `_key` masks."""
-        return {**(self._merged() if self.begun is None else self._same_step_infos(self.begun)), **self.common}
+        infos = {**(self._merged() if self.begun is None else self._same_step_infos(self.begun)), **self.common}
+        if self.moved is not None:
+            infos.update(moved=self.moved, _moved=self.moved.copy())
+        return infos
 
     def _merged(self) -> dict[str, Any]:
         if len(self._pool.members) == 1 and not self._pool.members[0].single and self.infos:
@@ -174,6 +194,8 @@ class Results:
                 own[member.start + lane] = dict(info) if member.single else lane_info(info, lane)
         for slot, error in self.errors.items():
             own[slot]["error"] = str(error)
+        for slot in () if self.moved is None else np.flatnonzero(self.moved).tolist():
+            own[slot]["moved"] = True
         return own
 
     def _same_step_infos(self, begun: Results) -> dict[str, Any]:

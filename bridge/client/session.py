@@ -35,7 +35,9 @@ from bridge.errors import (
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = [
+    "CONNECTING",
     "ENDED_CODES",
+    "ONLINE",
     "TRANSITIONS",
     "ClientSession",
     "State",
@@ -399,6 +401,10 @@ class ClientSession:
         if not self._pending or now <= self.deadline:
             return None
         return self.give_up(late(), now)
+
+    def know(self, other: ClientSession) -> None:
+        """Before a world is joined: know of it what `other`, whose slots it takes over, knows of its own."""
+        self.world, self.info = other.world, other.info
 
     def forget(self) -> None:
         """Have no stream any more, as in a forked process; what the world is stays known."""

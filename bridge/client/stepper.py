@@ -167,7 +167,7 @@ class Stepper:
                 else:
                     acted = self.pacer is not None and remote.realtime is not None
                     remote.step_columns(None if acted else columns, position)
-        if len(running) < len(self.pool.members) or self.pool.spares or self.pool.has_errors:
+        if len(running) < len(self.pool.members) or self.pool.has_errors or now >= self.pool.moves.look_at:
             self.pool.check_deadlines(now)
 
     def _write_steps(self, plan: list[tuple[Member, int]], columns: list[Any]) -> dict[int, bytes]:
@@ -378,10 +378,15 @@ class Stepper:
         size = sum(member.lanes for member in members)
         batch = Batch.empty(self._observation_layout, size, self.pool.world_info().reward_space)
         joiner = InfoJoiner(size)
+        moved = np.zeros(size, np.bool_)
         position = 0
         for member in members:
             block = slice(position, position + member.lanes)
+            leaves = self.pool.moves.lanes_leave and member.stepping and not member.single
             info, error = self._hand_out(member, batch, position)
+            if leaves and error is None:
+                cut = self.pool.moves.move_lanes(member, batch, position)
+                moved[block] = False if cut is None else cut
             if error is not None:
                 batch.truncations[block] = True
                 for slot in range(block.start, block.stop):
@@ -394,6 +399,8 @@ class Stepper:
             elif info:
                 merge_lanes(joiner.infos, info, position, member.lanes, size)
             position = block.stop
+        if moved.any():
+            joiner.infos.update(moved=moved, _moved=moved.copy())
         slots = np.concatenate([np.arange(member.start, member.start + member.lanes) for member in members])
         observations = self._observation_layout.batch(batch.columns)
         return slots, observations, batch.rewards, batch.terminations, batch.truncations, joiner.infos

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +16,7 @@ from gymnasium.vector.utils import batch_space
 
 from bridge.client.attributes import SlotAttributes
 from bridge.client.connect import Transport
-from bridge.client.endpoints import Directory, EndpointWatch, as_directory
+from bridge.client.endpoints import Directory, DnsDirectory, EndpointWatch, as_directory
 from bridge.client.env import remote_metadata, remote_spec
 from bridge.client.joining import join_directory, join_urls
 from bridge.client.options import (
@@ -99,8 +100,11 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         directory = as_directory(urls)
         spares = [spares] if isinstance(spares, str) else list(spares)
         standing_by = [options.request(url) for url in spares]
+        if directory is not None or spares:
+            self.pool.moves.enable()
         if directory is not None:
-            placement = Placement(EndpointWatch(directory), options.request)
+            name = directory.server_name if isinstance(directory, DnsDirectory) else None
+            placement = Placement(EndpointWatch(directory), partial(options.request, server_name=name))
             world_info = self._connect(lambda: join_directory(self.pool, placement, num_envs), standing_by)
         else:
             if not isinstance(urls, str):
@@ -108,6 +112,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             requests = [options.request(url, name) for url, name in with_agents(checked_urls(urls), agent)]
             if isinstance(num_envs, int) and 0 < num_envs < len(requests):
                 requests, standing_by = requests[:num_envs], requests[num_envs:] + standing_by
+                self.pool.moves.enable()
             world_info = self._connect(lambda: join_urls(self.pool, requests, num_envs), standing_by)
         self.metadata = {**remote_metadata(world_info, options.render_mode), "autoreset_mode": AutoresetMode.NEXT_STEP}
         if world_info.reward_space is not None:
@@ -486,6 +491,7 @@ def make_vec_remote(
     tls_ca: Pem | None = None,
     tls_certificate: Pem | None = None,
     tls_key: Pem | None = None,
+    tls_server_name: str | None = None,
     env: Callable[..., Any] | None = None,
     spares: str | Sequence[str] = (),
     role: Role | None = None,
@@ -508,9 +514,9 @@ def make_vec_remote(
     Args:
         urls: A server's URL for each world; or one URL, of which `num_envs` slots are made. A world of N lanes fills N
             slots. Or a directory of servers that come and go, over which the worlds are spread: `file:///PATH`, a file
-            with a URL a line; `grpc+dns://HOST:PORT`, every address of a name; or an object with a method
-            `endpoints`, as `bridge.client.endpoints.Directory`. `perlert://` URLs are a slot each and do not mix with
-            others; they give a `bridge.perlert.PerlertVectorEnv`.
+            with a URL a line; `grpc+dns://HOST:PORT` and `grpcs+dns://HOST:PORT`, every address of a name; or an object
+            with a method `endpoints`, as `bridge.client.endpoints.Directory`. `perlert://` URLs are a slot each and do
+            not mix with others; they give a `bridge.perlert.PerlertVectorEnv`.
         num_envs: The number of slots; None: what the URLs give, a world each.
         env_id: The environment, where a server has several.
         env_kwargs: Arguments of the environment's constructor.
@@ -525,6 +531,7 @@ def make_vec_remote(
         tls_ca: For `grpcs://`: the authorities of the servers' certificates, as for `make_remote`.
         tls_certificate: The client's certificate, PEM, for a server that asks for one.
         tls_key: The key of `tls_certificate`, PEM.
+        tls_server_name: The name in the servers' certificates, as for `make_remote`.
         env: A function that makes the environment, sent to the servers, as for `make_remote`.
         spares: URLs of further servers, whose worlds stand ready and take over the slots of remotes that are lost.
             Where there are more `urls` than `num_envs`, those beyond are spares too.

@@ -16,6 +16,7 @@ from typing import Any
 from bridge.client.endpoints import Endpoint
 from bridge.client.events import Event, Joined, Lost, Refused, StepAnswered
 from bridge.client.members import SPARE, Member
+from bridge.client.moving import Moves
 from bridge.client.placement import Placement
 from bridge.client.pool import Pool
 from bridge.client.reconnect import Reconnector
@@ -84,6 +85,8 @@ class VectorPool(Pool):
         self._closed = False
         self.placement: Placement | None = None
         """Where the worlds are, of a directory; None: each has a URL of its own."""
+        self.moves = Moves(self)
+        """Moves slots off servers that drain."""
         self._reconnector = Reconnector(self)
         self._member_of: dict[Remote, Member] = {}
 
@@ -96,11 +99,13 @@ class VectorPool(Pool):
             for member in self.everybody()
         ]
         kept = {key: self.__dict__[key] for key in ("num_envs", "shared", "waits_for_lanes", "placement")}
-        return {"parts": self.parts(), "members": members, "kept": kept}
+        return {"parts": self.parts(), "members": members, "kept": kept, "moves": self.moves.enabled}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         VectorPool.__init__(self, *state["parts"])
         self.__dict__.update(state["kept"])
+        if state["moves"]:
+            self.moves.enable()
         everybody = []
         for request, info, place in state["members"]:
             remote = self.new_remote(request, info, shared=self.shared)
@@ -113,6 +118,8 @@ class VectorPool(Pool):
         """Leave the connections to the parent process; the next `check_deadlines` makes some."""
         everybody = self.everybody()
         self.disown(member.remote for member in everybody)
+        if self.moves.enabled:
+            self.moves.enable()
         self._adopt([_member(member.remote, member.start, member.lanes, member.endpoint) for member in everybody])
 
     def everybody(self) -> list[Member]:
@@ -158,13 +165,37 @@ class VectorPool(Pool):
         if endpoint.key != member.endpoint or endpoint.url != member.remote.url:
             before = member.remote
             del self._member_of[before]  # what still comes of it means nothing
-            remote = self.new_remote(self.placement.request_for(endpoint.url), shared=self.shared)
+            remote = self._new_remote_at(endpoint, self.placement, before)
             remote.record = before.record
-            if self.waits_for_lanes:
-                remote.session.wait_for_all()
             member.remote, member.endpoint = remote, endpoint.key
             self._member_of[remote] = member
         self.open(member)
+
+    def _new_remote_at(self, endpoint: Endpoint, placement: Placement, like: Remote) -> Remote:
+        """Make a remote that is to take over from another one."""
+        remote = self.new_remote(placement.request_for(endpoint.url), shared=self.shared)
+        remote.session.know(like.session)
+        if self.waits_for_lanes:
+            remote.session.wait_for_all()
+        return remote
+
+    def add_replacement(self, endpoint: Endpoint, lanes: int) -> Member | None:
+        """Connect a world at an endpoint of the directory that is to take over slots; None: there is no directory."""
+        if self.placement is None:
+            return None
+        spare = _member(
+            self._new_remote_at(endpoint, self.placement, self.members[0].remote), SPARE, lanes, endpoint.key
+        )
+        self.spares.append(spare)
+        self._member_of[spare.remote] = spare
+        self.open(spare)
+        return spare
+
+    def drop_spare(self, spare: Member) -> None:
+        """Leave a spare's world without waiting, and forget it."""
+        self.spares.remove(spare)
+        del self._member_of[spare.remote]  # what still comes of it means nothing
+        spare.remote.close(0.0)
 
     def add_spare(self, request: WorldRequest) -> None:
         """Connect a world that stands by, without waiting for it."""
@@ -253,9 +284,12 @@ class VectorPool(Pool):
             self.lose(member, event)
 
     def _fits(self, member: Member, complaint: str) -> bool:
-        """Tell whether what was joined has the spaces of the others; where it has not, it is lost."""
+        """Tell whether what was joined has the spaces and the lanes that it is to have; where not, it is lost."""
         try:
             self._check_spaces(member)
+            if self.num_envs and member.endpoint is not None and member.remote.slots != member.lanes:
+                got = f"{member.remote.slots} where {member.lanes} are replaced"
+                raise SettingError(f"{member.remote.url} has another number of lanes, {got}")
         except SettingError as error:
             lost = member.remote.give_up(PeerError(member.remote.url, f"{complaint}: {error}"))
             self.lose(member, dataclasses.replace(lost, established=False))
@@ -265,7 +299,8 @@ class VectorPool(Pool):
     def _handle_spare(self, event: Event, spare: Member) -> None:
         """Let an event change a spare. One that is in a world stands ready."""
         if isinstance(event, Joined):
-            spare.place(SPARE, spare.remote.slots)
+            if spare.endpoint is None:
+                spare.place(SPARE, spare.remote.slots)
             if self._fits(spare, "it is no spare"):
                 spare.failures = 0
                 spare.remote.record.back(time.monotonic())
@@ -284,11 +319,13 @@ class VectorPool(Pool):
         self._reconnector.lost(member, event, time.monotonic())
 
     def begin(self, member: Member, settings: Mapping[str, pb.Tensor] | None, *, reset: bool = True) -> None:
-        """Ask for a member's next episode."""
+        """Ask for a member's next episode; on another server if its own one drains."""
         member.abandon_step()
         member.settings = settings
         member.remote.salvage(member.answer)
         member.answer = None
+        if self.moves.enabled and self.moves.relocate(member):
+            return
         member.remote.session.deadline = time.monotonic() + self.timeout
         member.remote.begin(settings, reset=reset)
 
@@ -302,11 +339,14 @@ class VectorPool(Pool):
             self._reconnector.check(now)
 
     def replace(self, member: Member, spare: Member) -> None:
-        """Let a spare take over the slots of a member."""
+        """Let a spare take over the slots of a member, whose remote stands by then; with a directory it goes."""
         member.remote, spare.remote = spare.remote, member.remote
         if self.waits_for_lanes:
             member.remote.session.wait_for_all()
         self._member_of[member.remote], self._member_of[spare.remote] = member, spare
+        if self.placement is not None:
+            member.remote.record, member.endpoint = spare.remote.record, spare.endpoint
+            self.drop_spare(spare)
 
     def _extend_deadlines(self, now: float) -> float:
         """If we did not poll for a while, extend the deadlines by the gap; return it."""

@@ -151,8 +151,9 @@ class Calls:
         """Admit a call, of a client that says it has this version.
 
         Raises:
-            RequestError: RESOURCE_EXHAUSTED: there are as many as there may be.
+            RequestError: RESOURCE_EXHAUSTED: there are as many as there may be; UNAVAILABLE: the server is stopping.
         """
+        self._hub.check_open()
         self._count.enter()
         call = Call(client, Session(self._hub, version), str(next(self._numbers)))
         client.calls.add(call)

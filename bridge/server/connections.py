@@ -83,7 +83,6 @@ class Connections:
         self._idle: dict[Connection, None] = {}
         """Those without a call, oldest first."""
         self._keepalive: Timer | None = None
-        self._draining = False
         self._share = FairShare()
         self.helper = HelperThread(loop.scheduler)
         """Does what takes processor time."""
@@ -296,7 +295,7 @@ class Connections:
         """Watch for what the connection needs: room to send, or else the next request."""
         if not connection.calls and not connection.ending:
             self._idle.setdefault(connection)
-            if self._draining:
+            if connection.protocol.http.goaway_sent:
                 self._linger(connection)
         if connection.ending and not connection.unsent and not connection.calls:
             if connection.timer is None:
@@ -347,10 +346,17 @@ class Connections:
         connection.sock.close()
         del connection.protocol, connection.on_events  # which refer to it
 
-    def drain(self) -> None:
-        """Accept no more connections and calls; the open calls go on."""
-        self._draining = True
-        self.stop_listening()
+    @property
+    def busy(self) -> bool:
+        """Whether a call is open, or the client of one that was still takes its answers."""
+        return any(connection.calls or connection.unsent for connection in self.all.values())
+
+    def drain(self, grace: float) -> None:
+        """Say on every connection that no more calls are taken; the open ones go on, whatever the grace.
+
+        Further connections are accepted, so that who comes is told, and health can be asked for.
+        """
+        del grace
         for connection in list(self.all.values()):
             connection.protocol.drain()
             self.flush(connection)

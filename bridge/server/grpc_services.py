@@ -16,6 +16,7 @@ from bridge.transport.service import METHOD, SERVICE
 
 __all__ = ["MAX_REQUEST", "Services", "SideCall"]
 
+_HEALTH = "grpc.health.v1.Health"
 MAX_REQUEST = 4096
 """Bytes of a request: who sends it need not show a token."""
 
@@ -103,19 +104,35 @@ class Services:
 
     def __init__(self) -> None:
         self._serving = True
-        self._methods: dict[str, Callable[[], SideCall]] | None = None
+        self._methods: dict[str, Callable[[], SideCall]] = {}
+        # Their packages, of which that of reflection imports much, are loaded by who asks for them first.
+        self._loaders = {"/grpc.health.": self._load_health, "/grpc.reflection.": self._load_reflection}
 
-    def _load(self) -> dict[str, Callable[[], SideCall]]:
-        """Make the methods. Their packages, which import much, are loaded by who asks for them first."""
+    def _load_health(self) -> dict[str, Callable[[], SideCall]]:
+        """Make the methods of health."""
+        try:
+            from grpc_health.v1 import health_pb2
+        except ImportError:  # the extra `ops`
+            return {}
+        self._pb = health_pb2
+        methods = {
+            f"/{_HEALTH}/Check": lambda: SideCall(self._check, unary=True),
+            f"/{_HEALTH}/Watch": lambda: SideCall(self._watch, unary=False, last_words=self._state(serving=False)),
+        }
+        if hasattr(health_pb2, "HealthListResponse"):  # not in older versions
+            methods[f"/{_HEALTH}/List"] = lambda: SideCall(self._list, unary=True)
+        return methods
+
+    def _load_reflection(self) -> dict[str, Callable[[], SideCall]]:
+        """Make the methods of reflection."""
         try:
             from grpc_health.v1 import health_pb2
             from grpc_reflection.v1alpha import reflection, reflection_pb2
         except ImportError:  # the extra `ops`
             return {}
-        health, reflects = "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection"
-        self._pb = health_pb2
+        reflects = "grpc.reflection.v1.ServerReflection"
         # The messages of both versions of reflection are the same; clients ask for v1 first.
-        services = (SERVICE, health, reflects, reflection.SERVICE_NAME)
+        services = (SERVICE, _HEALTH, reflects, reflection.SERVICE_NAME)
         pool = _descriptors(health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR)
         reflector = reflection.ReflectionServicer(services, pool)
 
@@ -124,15 +141,10 @@ class Services:
             call: Any = reflector.ServerReflectionInfo  # a generator, and it looks at no context
             return bytes(next(call(requests, None)).SerializeToString())
 
-        methods = {
-            f"/{health}/Check": lambda: SideCall(self._check, unary=True),
-            f"/{health}/Watch": lambda: SideCall(self._watch, unary=False, last_words=self._state(serving=False)),
-            f"/{reflects}/ServerReflectionInfo": lambda: SideCall(reflect, unary=False),
-            f"/{reflection.SERVICE_NAME}/ServerReflectionInfo": lambda: SideCall(reflect, unary=False),
+        return {
+            f"/{name}/ServerReflectionInfo": lambda: SideCall(reflect, unary=False)
+            for name in (reflects, reflection.SERVICE_NAME)
         }
-        if hasattr(health_pb2, "HealthListResponse"):  # not in older versions
-            methods[f"/{health}/List"] = lambda: SideCall(self._list, unary=True)
-        return methods
 
     def stop(self) -> None:
         """Say NOT_SERVING from now on."""
@@ -140,9 +152,9 @@ class Services:
 
     def open(self, path: str) -> SideCall | None:
         """Begin a call of a method; None: there is none of this path."""
-        if self._methods is None:
-            self._methods = self._load() if path.startswith("/grpc.") else None
-        make = (self._methods or {}).get(path)
+        for prefix in [prefix for prefix in self._loaders if path.startswith(prefix)]:
+            self._methods.update(self._loaders.pop(prefix)())
+        make = self._methods.get(path)
         return None if make is None else make()
 
     def _state(self, *, serving: bool) -> bytes:

@@ -22,6 +22,7 @@ from bridge.worlds.scheduling import Scheduler
 __all__ = ["GrpcioTransport"]
 
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
+_LAST_WORDS = 1.0  # seconds after a drain in which `close_all` says why calls end, before grpcio cancels them
 _SPARE_THREADS = 8  # for health checks, and calls that are to be refused
 
 
@@ -55,7 +56,6 @@ class GrpcioTransport:
         self.calls: Calls
         self.all: set[Call] = set()
         """The calls that are open."""
-        self._draining = False
         self._threads = ThreadPoolExecutor(limits.max_connections + _SPARE_THREADS, "grpcio")
         size = limits.max_message_bytes
         options = [("grpc.max_receive_message_length", size), ("grpc.max_send_message_length", size)]
@@ -119,8 +119,6 @@ class GrpcioTransport:
 
     def _open(self, client: _Client, version: str, opened: Future[Call]) -> None:
         try:
-            if self._draining:
-                raise RequestError(Code.UNAVAILABLE, "this server is stopping; connect to another one")
             call = self.calls.open(client, version)
         except RequestError as error:
             opened.set_exception(error)
@@ -133,6 +131,11 @@ class GrpcioTransport:
         self.calls.abandon(call)
         client.answers.put(None)
 
+    @property
+    def busy(self) -> bool:
+        """Whether a call is open."""
+        return bool(self.all)
+
     def flush(self, client: Any) -> None:
         """Do nothing: answers are sent at once."""
 
@@ -141,11 +144,11 @@ class GrpcioTransport:
         for call in list(client.calls):
             self.calls.abandon(call, RequestError(Code.INTERNAL, "the server failed"))
 
-    def drain(self) -> None:
-        """Accept no more calls; the open ones go on."""
-        self._draining = True
+    def drain(self, grace: float) -> None:
+        """Say that no more calls are taken; the open ones go on. grpcio closes the ports then, and so health's too."""
         if self._health is not None:
             self._health.enter_graceful_shutdown()
+        self._server.stop(grace + _LAST_WORDS)
 
     def close_all(self, error: RequestError) -> None:
         """End every call with an error."""

@@ -27,7 +27,7 @@ import gymnasium
 from bridge.errors import SettingError
 from bridge.forks import forget_in_child, leak
 from bridge.server.serve import serve_gym
-from bridge.server.server import SWITCH_INTERVAL, Server
+from bridge.server.server import DRAIN_TIMEOUT, SWITCH_INTERVAL, Server, check_drain_timeout
 from bridge.transport.address import parse_address
 
 __all__ = ["ServerGroup", "registered_specs"]
@@ -35,6 +35,8 @@ __all__ = ["ServerGroup", "registered_specs"]
 START_TIMEOUT = 120.0
 """Seconds that all servers together have to start."""
 _ASK_TIMEOUT = 10.0
+# Seconds that a process has to end once it was told to.
+_END_TIMEOUT = 15.0
 _CHILD = "import sys; sys.path[:] = {path!r}; from bridge.server.process_group import run_child; run_child()"
 
 
@@ -55,6 +57,8 @@ class ServerGroup(Server):
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
         self._asking = threading.Lock()
+        self._draining = False
+        self._drain_timeout = arguments.get("drain_timeout", DRAIN_TIMEOUT)
         self._title = getattr(env, "__name__", str(env))
         self._children: list[_Child] = []
         forget_in_child(self)
@@ -124,7 +128,7 @@ class ServerGroup(Server):
             "server processes are already started; start() is for serve_gym(…, start=False) without processes="
         )
 
-    def run(self, grace: float = 2.0, *, started: Callable[[], None] | None = None) -> None:
+    def run(self, grace: float | None = None, *, started: Callable[[], None] | None = None) -> None:
         """Block until Ctrl-C, SIGTERM or `stop`: `wait`, for each process calls its environments in its main thread.
 
         Each makes the environment of its first world when a client asks for it; `started` is called at once.
@@ -133,11 +137,13 @@ class ServerGroup(Server):
             started()
         self.wait(grace)
 
-    def wait(self, grace: float = 2.0) -> None:
-        """Block until Ctrl-C, SIGTERM or `stop` from another thread; then stop all servers.
+    def wait(self, grace: float | None = None) -> None:
+        """Block until Ctrl-C or SIGTERM, or `drain` or `stop` from another thread, have ended all servers.
+
+        SIGTERM drains them; Ctrl-C, and any second signal, stops them.
 
         Args:
-            grace: Seconds that open connections get to end by themselves after SIGTERM; after Ctrl-C they get none.
+            grace: Seconds that clients have to leave after SIGTERM; None: `drain_timeout`.
         """
         signals: list[int] = []
 
@@ -148,12 +154,28 @@ class ServerGroup(Server):
         before = {number: signal.signal(number, on_signal) for number in handled}
         try:
             # A wait without a timeout would keep Python from running signal handlers on some platforms.
-            while not signals and not self._stopped.wait(0.2):
-                pass
+            while not self._stopped.wait(0.2) and any(child.process.poll() is None for child in self._children):
+                if signal.SIGINT in signals or len(signals) > 1:
+                    break
+                if signals and not self._draining:
+                    self.drain(grace)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            self.stop(0.0 if signal.SIGINT in signals else grace)
+            self.stop()
+
+    @property
+    def draining(self) -> bool:
+        """Whether they take no further worlds, and end once their clients have left."""
+        return self._draining
+
+    def drain(self, timeout: float | None = None) -> None:
+        """Have all servers drain, as `Server.drain`."""
+        seconds = self._drain_timeout if timeout is None else timeout
+        check_drain_timeout(seconds, "timeout")
+        self._draining = True
+        for child in self._children:
+            child.write(f"drain {seconds}")
 
     @property
     def pids(self) -> list[int]:
@@ -195,7 +217,7 @@ class ServerGroup(Server):
         """Stop all servers, at the same time, and wait for their processes. May be called twice.
 
         Args:
-            grace: Seconds that open connections get to end by themselves.
+            grace: Seconds that clients have to leave.
         """
         with self._stopping:
             if self._stopped.is_set():
@@ -208,8 +230,8 @@ class ServerGroup(Server):
 
     def _end_children(self, grace: float) -> None:
         for child in self._children:
-            child.write(f"stop {grace}")
-        deadline = time.monotonic() + grace + 15.0
+            child.write(f"drain {grace}")
+        deadline = time.monotonic() + grace
         for child in self._children:
             child.end(deadline)
 
@@ -280,12 +302,14 @@ class _Child:
         return True
 
     def end(self, deadline: float) -> None:
-        """Wait for its end, and end it by force where that does not come."""
-        try:
-            if self.process.stdin is not None:
-                with contextlib.suppress(OSError):
-                    self.process.stdin.close()
+        """Wait for its end until a deadline; then stop it, and end it by force where it does not stop."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(max(0.0, deadline - time.monotonic()))
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+        try:
+            self.process.wait(_END_TIMEOUT)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -356,15 +380,13 @@ def run_child() -> None:
         return
 
     def listen() -> None:
-        grace = 0.0
         for line in stdin:
             command = line.decode().split()
             if command[:1] == ["count"]:
                 say(connections=server.connections, worlds=server.worlds, status=server.status())
-            elif command[:1] == ["stop"]:
-                grace = float(command[1])
-                break
-        server.stop(grace)
+            elif command[:1] == ["drain"]:
+                server.drain(float(command[1]))
+        server.stop()
         _end_process()  # also where an environment does not return from its call
 
     threading.Thread(target=listen, name="bridge-parent", daemon=True).start()

@@ -149,7 +149,7 @@ class Registry:
             owner: The connection that asks.
             for_others: Whether it stays for others to join where its owner goes without having joined it.
         """
-        self._refuse_if_closed()
+        self.check_open()
         count = sum(other != DEFAULT_WORLD for other in self._entries)
         if count >= self._limits.max_worlds:
             raise RequestError(
@@ -179,7 +179,7 @@ class Registry:
     async def _find_default(self) -> World:
         while self._default is not None:  # another connection has it made
             await self._default
-        self._refuse_if_closed()
+        self.check_open()
         entry = self._entries.get(DEFAULT_WORLD)
         if entry is not None and entry.world.alive:
             return entry.world
@@ -201,7 +201,7 @@ class Registry:
         """Close a world again that was built while the server stopped."""
         if self._closed:
             await _end(world)
-            self._refuse_if_closed()
+            self.check_open()
 
     def joined(self, world: World, owner: object) -> None:
         """Note whether a world's creator joined it."""
@@ -337,9 +337,10 @@ class Registry:
             ]
         )
 
-    def _refuse_if_closed(self) -> None:
+    def check_open(self) -> None:
+        """Raise RequestError: UNAVAILABLE once the server drains or stops."""
         if self._closed:
-            raise RequestError(Code.UNAVAILABLE, "this server is stopping; connect to another one")
+            raise RequestError(Code.UNAVAILABLE, "this server is stopping and takes no new worlds; use another one")
 
     def _unknown(self, name: str) -> RequestError:
         return RequestError(

@@ -10,7 +10,7 @@ from bridge.clock import Clock
 from bridge.errors import SettingError
 from bridge.server.auth import Security
 from bridge.server.limits import Limits
-from bridge.server.server import IDLE_TIMEOUT, RESET_WORLD_TIMEOUT, Server
+from bridge.server.server import DRAIN_TIMEOUT, IDLE_TIMEOUT, RESET_WORLD_TIMEOUT, Server
 from bridge.transport.address import is_loopback
 from bridge.transport.credentials import TokenLike
 from bridge.worlds.isolated.world import CALL_TIMEOUT, Isolation
@@ -56,6 +56,7 @@ def serve_gym(
     allow_env_factories: bool = False,
     idle_timeout: float | None = IDLE_TIMEOUT,
     reset_world_timeout: float = RESET_WORLD_TIMEOUT,
+    drain_timeout: float = DRAIN_TIMEOUT,
     metrics_port: int | None = None,
     transport: Literal["http2", "grpcio"] = "http2",
     insecure: bool = False,
@@ -117,6 +118,8 @@ def serve_gym(
             certificates.
         idle_timeout: Seconds after which a world without agents is destroyed; None: never.
         reset_world_timeout: Seconds that ResetWorld waits for the next Steps of the world's other agents.
+        drain_timeout: Seconds that clients have to leave after SIGTERM or `Server.drain()`: no less than the longest
+            episode, where slots are to move to other servers without a cut.
         metrics_port: Serve metrics for Prometheus at this port, by HTTP without TLS or token; 0: any free port;
             None: no metrics.
         transport: The gRPC implementation: `http2`, this package's own, or `grpcio`, the library, for untrusted
@@ -175,6 +178,7 @@ def serve_gym(
         security=security,
         idle_timeout=idle_timeout,
         reset_world_timeout=reset_world_timeout,
+        drain_timeout=drain_timeout,
         metrics_port=metrics_port,
         transport=transport,
         insecure=insecure,

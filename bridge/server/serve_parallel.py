@@ -10,7 +10,7 @@ from bridge.clock import Clock
 from bridge.errors import SettingError
 from bridge.server.auth import Security
 from bridge.server.limits import Limits
-from bridge.server.server import IDLE_TIMEOUT, RESET_WORLD_TIMEOUT, Server
+from bridge.server.server import DRAIN_TIMEOUT, IDLE_TIMEOUT, RESET_WORLD_TIMEOUT, Server
 from bridge.transport.credentials import TokenLike
 from bridge.worlds.isolated.world import CALL_TIMEOUT, Isolation
 from bridge.worlds.multi_agent.joint_steps import MultiAgentOptions
@@ -40,6 +40,7 @@ def serve_parallel(
     max_message_bytes: int = _DEFAULTS.max_message_bytes,
     idle_timeout: float | None = IDLE_TIMEOUT,
     reset_world_timeout: float = RESET_WORLD_TIMEOUT,
+    drain_timeout: float = DRAIN_TIMEOUT,
     token: TokenLike | None = None,
     token_file: str | os.PathLike[str] | None = None,
     tls_certificate: str | os.PathLike[str] | bytes | None = None,
@@ -82,6 +83,7 @@ def serve_parallel(
         idle_timeout: Seconds after which a world without agents is destroyed; None: never, as for an environment
             object.
         reset_world_timeout: Seconds that ResetWorld waits for the next Steps of the world's other agents.
+        drain_timeout: Seconds that clients have to leave after SIGTERM or `Server.drain()`.
         token: The secret that each client must send, as for `serve_gym`.
         token_file: A file that contains the token.
         tls_certificate: The server's certificate, PEM; the port then speaks TLS only.
@@ -139,6 +141,7 @@ def serve_parallel(
         security=security,
         metrics_port=metrics_port,
         reset_world_timeout=reset_world_timeout,
+        drain_timeout=drain_timeout,
         transport=transport,
         insecure=insecure,
     )

@@ -27,10 +27,18 @@ from bridge.server.limits import ConnectionCount, Limits
 from bridge.server.metrics import Metrics
 from bridge.server.registry import Registry, WorldSource
 from bridge.server.serving import ServerRuntime, ServingThread, forget_lock_in_child
-from bridge.server.shutdown import CLOSE_TIMEOUT, Shutdown
+from bridge.server.shutdown import CLOSE_TIMEOUT, DRAIN_TIMEOUT, Shutdown
 from bridge.transport.address import is_loopback
 
-__all__ = ["IDLE_TIMEOUT", "RESET_WORLD_TIMEOUT", "SWITCH_INTERVAL", "Server", "Transport"]
+__all__ = [
+    "DRAIN_TIMEOUT",
+    "IDLE_TIMEOUT",
+    "RESET_WORLD_TIMEOUT",
+    "SWITCH_INTERVAL",
+    "Server",
+    "Transport",
+    "check_drain_timeout",
+]
 
 Transport: TypeAlias = Literal["http2", "grpcio"]
 
@@ -59,6 +67,7 @@ class Server:
         security: Certificates, and the token.
         idle_timeout: Seconds after which a world without agents goes; None: never.
         reset_world_timeout: Seconds that a ResetWorld waits for the other agents.
+        drain_timeout: Seconds that clients have to leave after SIGTERM or `drain`.
         metrics_port: Where to show metrics, 0: any free port; None: nowhere.
         transport: What speaks gRPC: `http2` or `grpcio`.
         insecure: Whether it goes without a token where others reach it; else it makes one.
@@ -75,11 +84,13 @@ class Server:
         security: Security = _OPEN,
         idle_timeout: float | None = None,
         reset_world_timeout: float = RESET_WORLD_TIMEOUT,
+        drain_timeout: float = DRAIN_TIMEOUT,
         metrics_port: int | None = None,
         transport: Transport = "http2",
         insecure: bool = False,
     ) -> None:
         _check_settings(port, transport, reset_world_timeout=reset_world_timeout, idle_timeout=idle_timeout)
+        check_drain_timeout(drain_timeout)
         self._source = source
         self._host = host
         security = security.for_host(host, insecure=insecure)
@@ -114,7 +125,13 @@ class Server:
         self._thread: threading.Thread | None = None
         self._running = False
         self._shutdown = Shutdown(
-            self._loop, self._serving, self._registry, self._connections, runtime.processes, self._drain
+            self._loop,
+            self._serving,
+            self._registry,
+            self._connections,
+            runtime.processes,
+            self._begin_draining,
+            drain_timeout,
         )
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
@@ -252,15 +269,15 @@ class Server:
         self._thread = threading.Thread(target=self._serve, name="bridge-serving", daemon=True)
         self._thread.start()
 
-    def run(self, grace: float = 2.0, *, started: Callable[[], None] | None = None) -> None:
-        """Serve in the calling thread until Ctrl-C, SIGTERM or `stop` from another thread.
+    def run(self, grace: float | None = None, *, started: Callable[[], None] | None = None) -> None:
+        """Serve in the calling thread until Ctrl-C, SIGTERM, or `drain` or `stop` from another thread.
 
         Environments are made and called by this thread: in the main thread of a process also those that draw with a
         GUI toolkit work. Ctrl-C ends the connections at once and returns within 2 seconds; where an environment is in
-        a call then, it ends the process with exit code 130. SIGTERM drains first. A second signal ends the process.
+        a call then, it ends the process with exit code 130. SIGTERM drains. A second signal ends the process.
 
         Args:
-            grace: Seconds that open connections get to end by themselves after SIGTERM.
+            grace: Seconds that clients have to leave after SIGTERM; None: `drain_timeout`.
             started: Called once the environment of the first world has been made, which otherwise waits for a client.
 
         Raises:
@@ -316,11 +333,11 @@ class Server:
         self._serving.serve()
         self._loop.close()
 
-    def wait(self, grace: float = 2.0) -> None:
-        """Block until Ctrl-C, SIGTERM or `stop` from another thread; signals have the meaning that `run` says.
+    def wait(self, grace: float | None = None) -> None:
+        """Block until Ctrl-C or SIGTERM, or `drain` or `stop` from another thread; signals mean what `run` says.
 
         Args:
-            grace: Seconds that open connections get to end by themselves after SIGTERM.
+            grace: Seconds that clients have to leave after SIGTERM; None: `drain_timeout`.
         """
         if not self._running and not self._stopped.is_set():
             self.start()
@@ -332,11 +349,34 @@ class Server:
 
     # Stopping
 
-    def stop(self, grace: float = 0.0) -> None:
-        """Stop listening, end the connections, close the environments. May be called twice.
+    @property
+    def draining(self) -> bool:
+        """Whether it takes no further worlds, and ends once its clients have left."""
+        return self._shutdown.begun
+
+    def drain(self, timeout: float | None = None) -> None:
+        """Take no further worlds, tell the clients, and end once the last of them has left. Returns at once.
+
+        Clients are told by HTTP/2's GOAWAY on their connections, and by gRPC's health service, whose Watch says
+        NOT_SERVING, where a proxy stands between. What they have goes on: their calls, and the episodes in them.
+        A vector environment that knows other servers moves its slots there (docs/cluster.md). Who comes anew is
+        refused with UNAVAILABLE. `wait` and `run` return when it has ended; a `stop` meanwhile ends it sooner.
 
         Args:
-            grace: Seconds that open connections get to end by themselves.
+            timeout: Seconds after which the clients that are left are cut off; None: `drain_timeout`.
+        """
+        seconds = self._shutdown.drain_timeout if timeout is None else timeout
+        check_drain_timeout(seconds, "timeout")
+        if not self._running:
+            self.stop()
+        elif not self._serving.finished.is_set():
+            self._loop.scheduler.call_soon_threadsafe(lambda: self._shutdown.begin(seconds))
+
+    def stop(self, grace: float = 0.0) -> None:
+        """Drain, and wait until it has ended: connections and environments are closed then. May be called twice.
+
+        Args:
+            grace: Seconds that clients have to leave.
         """
         with self._stopping:
             if self._stopped.is_set():
@@ -370,13 +410,13 @@ class Server:
                 stacklevel=4,
             )
 
-    def _drain(self) -> None:
-        """In the event loop: take no new connections, calls and worlds."""
+    def _begin_draining(self, grace: float) -> None:
+        """In the event loop: take no new calls and worlds."""
         if self._idle_worlds is not None:
             self._idle_worlds.stop()
         self._services.stop()
         self._registry.drain()
-        self._connections.drain()
+        self._connections.drain(grace)
 
     def __enter__(self) -> Server:
         return self
@@ -389,6 +429,12 @@ class Server:
     def __repr__(self) -> str:
         state = "stopped" if self._stopped.is_set() else f"{self.connections} connections"
         return f"Server({self._source.title}, {self._address}, {state})"
+
+
+def check_drain_timeout(seconds: Any, name: str = "drain_timeout") -> None:
+    """Raise SettingError where it is no number of seconds."""
+    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds < float("inf"):
+        raise SettingError(f"expected {name} to be a number of seconds, 0 or more, got {seconds!r}")
 
 
 def _check_settings(port: Any, transport: Any, **seconds: Any) -> None:

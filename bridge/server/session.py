@@ -125,6 +125,9 @@ _MOST_KNOWN = 256
 class Hub(Protocol):
     """What a session asks of the server that it is part of: the worlds, and the properties that all of them share."""
 
+    def check_open(self) -> None:
+        """Raise RequestError: UNAVAILABLE where the server is stopping, and takes no further calls and worlds."""
+
     async def create_world(self, settings: Mapping[str, pb.Tensor], owner: object, *, for_others: bool) -> str:
         """Make a world that belongs to the connection `owner`; return its name."""
 

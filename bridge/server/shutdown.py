@@ -1,4 +1,4 @@
-"""How a server ends, by a signal or by `stop`: first its connections, then its worlds, then its event loop."""
+"""How a server ends, by a signal, `drain` or `stop`: first its calls, then its worlds, then its event loop."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ from types import FrameType
 from typing import Any
 
 from bridge.errors import Code, RequestError
+from bridge.logs import SafeLog
 from bridge.server.event_loop import EventLoop
 from bridge.server.registry import Registry
 from bridge.server.serving import ServingThread
 
-__all__ = ["CLOSE_TIMEOUT", "Shutdown"]
+__all__ = ["CLOSE_TIMEOUT", "DRAIN_TIMEOUT", "Shutdown"]
 
+_log = SafeLog(__name__)
+DRAIN_TIMEOUT = 2.0
+"""Seconds that clients have to leave a server that drains, unless told otherwise."""
 CLOSE_TIMEOUT = 5.0
 """Seconds that environments have to be closed when a server stops."""
 _INTERRUPT_TIMEOUT = 1.5
 """The same after Ctrl-C."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# Seconds between two looks whether the last connection has ended by itself.
+# Seconds between two looks whether the last call has ended by itself.
 _POLL = 0.02
 
 
@@ -36,7 +40,8 @@ class Shutdown:
         registry: The worlds.
         connections: The connections.
         processes: The processes of isolated worlds.
-        drain: Called once, first of all: no new calls and worlds from then on.
+        drain: Called once, first of all, with the seconds of grace: no new calls and worlds from then on.
+        drain_timeout: Seconds that open calls get to end by themselves, unless told otherwise.
     """
 
     def __init__(
@@ -46,7 +51,8 @@ class Shutdown:
         registry: Registry,
         connections: Any,
         processes: set[Any],
-        drain: Callable[[], None],
+        drain: Callable[[float], None],
+        drain_timeout: float,
     ) -> None:
         self._loop = loop
         self._serving = serving
@@ -54,25 +60,27 @@ class Shutdown:
         self._connections = connections
         self._processes = processes
         self._drain = drain
+        self.drain_timeout = drain_timeout
+        """Seconds that open calls get to end by themselves, unless told otherwise."""
         self.begun = False
         """Whether the server is ending."""
         self.left_behind = False
         """Whether an environment was still in a call at the end."""
         self.ends_process = False
         """Whether a signal ends the process where an environment is in a call: the calling thread cannot return."""
-        self._grace = 0.0
+        self._grace = drain_timeout
         self._signal: int | None = None
         self._handlers: dict[signal.Signals, Any] = {}
         """What handled the signals before, while they reach the event loop."""
 
     @contextlib.contextmanager
-    def handle_signals(self, grace: float) -> Iterator[None]:
+    def handle_signals(self, grace: float | None) -> Iterator[None]:
         """Let SIGINT and SIGTERM reach the event loop, whichever thread runs it. Does nothing but in the main thread.
 
         Args:
-            grace: Seconds that open connections get to end by themselves after SIGTERM.
+            grace: Seconds that open calls get to end by themselves after SIGTERM; None: `drain_timeout`.
         """
-        self._grace = grace
+        self._grace = self.drain_timeout if grace is None else grace
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -111,24 +119,28 @@ class Shutdown:
             self.begin(self._grace, CLOSE_TIMEOUT)
 
     def begin(self, grace: float, close_timeout: float = CLOSE_TIMEOUT) -> None:
-        """Accept nothing more, and end what there is.
+        """Take no further calls and worlds, and end once the last call has ended.
 
         Args:
-            grace: Seconds that open connections get to end by themselves.
+            grace: Seconds after which the calls that are left are ended.
             close_timeout: Seconds that environments have to be closed.
         """
+        if self._serving.finished.is_set():
+            return
         if not self.begun:
             self.begun = True
-            self._drain()
+            if self._connections.busy:
+                _log.info("draining for at most %g s, until the last client has left", grace)
+            self._drain(grace)
         deadline = self._loop.scheduler.now() + grace
         self._loop.scheduler.call_soon(lambda: self._end_connections(deadline, close_timeout))
 
     def _end_connections(self, deadline: float, close_timeout: float) -> None:
-        """End the connections that are open at the deadline, and then close the worlds."""
+        """End the calls that are open at the deadline, and all connections; then close the worlds."""
         scheduler = self._loop.scheduler
         if self._serving.finished.is_set():
             return
-        if self._connections.all and scheduler.now() < deadline:
+        if self._connections.busy and scheduler.now() < deadline:
             when = min(deadline, scheduler.now() + _POLL)
             scheduler.call_at(when, lambda: self._end_connections(deadline, close_timeout))
             return

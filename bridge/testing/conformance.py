@@ -87,6 +87,7 @@ def check_server(
     tls_ca: Pem | None = None,
     tls_certificate: Pem | None = None,
     tls_key: Pem | None = None,
+    tls_server_name: str | None = None,
 ) -> Report:
     """Check a running dm_env_rpc server against the protocol.
 
@@ -121,6 +122,7 @@ def check_server(
             that the system trusts.
         tls_certificate: The client's certificate, PEM, if the server asks for one.
         tls_key: The key of `tls_certificate`, PEM.
+        tls_server_name: The name that the server's certificate must hold; None: the URL's host.
 
     Returns:
         The report: `report.ok` is True if nothing failed, `str(report)` is the text for people.
@@ -134,7 +136,12 @@ def check_server(
     address = parse_address(url)
     url = address.url  # which holds no token
     given = ClientCredentials.of(
-        token=token, token_file=token_file, tls_ca=tls_ca, tls_certificate=tls_certificate, tls_key=tls_key
+        token=token,
+        token_file=token_file,
+        tls_ca=tls_ca,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+        tls_server_name=tls_server_name,
     )
     address = dataclasses.replace(address, credentials=given.with_token_of(address.credentials, address.url))
     held = address.credentials
@@ -165,7 +172,7 @@ def check_server(
         credentials = grpc.ssl_channel_credentials(held.tls_ca, held.tls_key, held.tls_certificate)
     shown = shown_token(address)
     metadata = () if shown is None else (("authorization", f"Bearer {shown}"),)
-    with open_channel(address.target, credentials) as channel:
+    with open_channel(address.target, credentials, held.tls_server_name) as channel:
         _see_that_somebody_is_there(channel, metadata, address, timeout)
         results = _Run(Bench(channel, metadata, options), strict).all(chosen)
     titles = {requirement: title for requirement, title in REQUIREMENTS.items() if not only or requirement in only}

@@ -52,9 +52,22 @@ def describe(response: pb.EnvironmentResponse) -> str:
     return f"a {kind} answer"
 
 
-def open_channel(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.Channel:
-    """Return a channel without limits to the size of messages; None as credentials: without TLS."""
-    options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+def open_channel(
+    target: str, credentials: grpc.ChannelCredentials | None, server_name: str | None = None
+) -> grpc.Channel:
+    """Return a channel without limits to the size of messages.
+
+    Args:
+        target: The server, as gRPC writes it.
+        credentials: None: without TLS.
+        server_name: The name that the server's certificate must hold; None: that of the target.
+    """
+    options: list[tuple[str, int | str]] = [
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.max_send_message_length", -1),
+    ]
+    if server_name is not None:
+        options.append(("grpc.ssl_target_name_override", server_name))
     if credentials is None:
         return grpc.insecure_channel(target, options)
     return grpc.secure_channel(target, credentials, options)

@@ -54,6 +54,19 @@ class Address:
         return self.scheme == "grpcs"
 
     @property
+    def server_name(self) -> str:
+        """With TLS: the name or address that the server's certificate must hold."""
+        return self.credentials.tls_server_name or self.host
+
+    @property
+    def authority(self) -> str:
+        """What gRPC calls the server in its header fields: that name, where one was given, and the port."""
+        name = self.credentials.tls_server_name
+        if self.path:
+            return "localhost"
+        return self.target if name is None else f"{name.encode('idna').decode()}:{self.port}"
+
+    @property
     def target(self) -> str:
         """The name of the server as gRPC writes it: `host:port`, or `unix:` and a path.
 

@@ -152,6 +152,8 @@ class ClientCredentials:
     """PEM: the client's own certificate, for a server that asks for one."""
     tls_key: bytes | None = dataclasses.field(default=None, repr=False)
     """PEM: the key of `tls_certificate`."""
+    tls_server_name: str | None = None
+    """The name that the server's certificate must hold; None: the URL's host."""
     from_environment: bool = dataclasses.field(default=False, repr=False)
     """Whether the token is that of the environment variable."""
 
@@ -164,6 +166,7 @@ class ClientCredentials:
         tls_ca: Pem | None = None,
         tls_certificate: Pem | None = None,
         tls_key: Pem | None = None,
+        tls_server_name: str | None = None,
     ) -> ClientCredentials:
         """Read what the keywords of `make_remote` and `make_vec_remote` say.
 
@@ -172,11 +175,14 @@ class ClientCredentials:
         """
         if (tls_certificate is None) != (tls_key is None):
             raise SettingError("expected tls_certificate and tls_key together, got one of them")
+        if tls_server_name is not None:
+            _check_server_name(tls_server_name)
         return cls(
             read_token(token, token_file),
             read_pem("tls_ca", tls_ca),
             read_pem("tls_certificate", tls_certificate),
             read_pem("tls_key", tls_key),
+            tls_server_name,
             token is None and token_file is None,
         )
 
@@ -195,14 +201,28 @@ class ClientCredentials:
     @property
     def has_tls(self) -> bool:
         """Whether something is given that only TLS uses."""
-        return self.tls_ca is not None or self.tls_certificate is not None
+        return any(item is not None for item in (self.tls_ca, self.tls_certificate, self.tls_server_name))
 
     def keywords(self) -> dict[str, Any]:
         """Return the keywords that make equal credentials; the token in a form that does not print."""
-        given = {"tls_ca": self.tls_ca, "tls_certificate": self.tls_certificate, "tls_key": self.tls_key}
+        names = ("tls_ca", "tls_certificate", "tls_key", "tls_server_name")
+        given = {name: getattr(self, name) for name in names}
         if not self.from_environment:
-            given["token"] = self.token  # type: ignore[assignment]
+            given["token"] = self.token
         return {name: value for name, value in given.items() if value is not None}
+
+
+def _check_server_name(name: Any) -> None:
+    """Raise SettingError where a certificate can hold no such name."""
+    try:
+        fits = isinstance(name, str) and bool(name.encode("idna")) and not set(name) & set("/:?#@ ")
+    except UnicodeError:
+        fits = False
+    if not fits:
+        raise SettingError(
+            "expected tls_server_name to be the name in the server's certificate, such as envs.example.org, "
+            f"got {name!r:.80}"
+        )
 
 
 _OPTIONS = {
@@ -214,6 +234,7 @@ _OPTIONS = {
     "tls_ca": ("FILE", "for grpcs://: the authorities of the server's certificate (default: the system's)"),
     "tls_certificate": ("FILE", "for a server that asks for one: the client's certificate"),
     "tls_key": ("FILE", "the key of --tls-certificate"),
+    "tls_server_name": ("NAME", "the name that the server's certificate holds (default: the URL's host)"),
 }
 
 

@@ -27,7 +27,8 @@ _REMEDIES = (
     ),
     (
         ("hostname verification", "certificate is not valid for"),
-        "The server's certificate is not for this name: connect to a name that it holds",
+        "The server's certificate is not for this name: connect to a name that it holds, or pass "
+        "that as tls_server_name=",
     ),
     (
         ("certificate_verify_failed",),

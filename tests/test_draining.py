@@ -1,0 +1,189 @@
+"""A server that drains: it tells its clients, takes no further ones, and ends once the last of them has left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from bridge import errors, make_remote, serve_gym
+from bridge.cli.launch import ServerProcess
+from bridge.testing import CountingEnv
+from tests.support import until
+
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+TRANSPORTS = pytest.mark.parametrize("transport", ["http2", "grpcio"])
+
+
+def long() -> CountingEnv:
+    return CountingEnv(1_000_000)
+
+
+def ended(server: Any) -> bool:
+    return bool(server._serving.finished.is_set())
+
+
+def is_told(env: Any) -> bool:
+    """Whether a client has heard that its server drains; a step takes what has come."""
+    env.step(0)
+    return bool(env._remote.draining)
+
+
+@TRANSPORTS
+def test_a_client_is_told_and_goes_on_and_the_server_ends_once_it_has_left(transport: Any) -> None:
+    with serve_gym(long, drain_timeout=600.0, transport=transport) as server:
+        env = make_remote(server.url, timeout=20)
+        env.reset()
+        assert not is_told(env)
+        assert not server.draining
+        server.drain()
+        until(lambda: is_told(env))
+        assert server.draining
+        env.reset()  # also a further episode
+        assert env.step(0)[1] == 1.0
+        assert not ended(server)
+        env.close()
+        until(lambda: ended(server))
+        server.wait()
+
+
+def test_who_comes_while_it_drains_is_refused_and_may_ask_for_health() -> None:
+    with serve_gym(long, drain_timeout=600.0) as server:
+        env = make_remote(server.url, timeout=20)
+        env.reset()
+        server.drain()
+        until(lambda: server.draining)
+        with pytest.raises(errors.ConnectError, match="this server is stopping and takes no new worlds"):
+            make_remote(server.url, timeout=20)
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            assert stub.Check(health_pb2.HealthCheckRequest(), timeout=20).status == NOT_SERVING
+            assert next(stub.Watch(health_pb2.HealthCheckRequest(), timeout=20)).status == NOT_SERVING
+        env.step(0)
+        env.close()
+        until(lambda: ended(server))
+
+
+@TRANSPORTS
+def test_who_stays_is_cut_off_after_the_timeout(transport: Any) -> None:
+    with serve_gym(long, drain_timeout=600.0, transport=transport) as server:
+        env = make_remote(server.url, timeout=20)
+        env.reset()
+        server.drain(0.1)
+        with pytest.raises(errors.ConnectionLostError, match="the server was stopped"):
+            until(lambda: env.step(0) is None, 20.0)
+        until(lambda: ended(server))
+        env.close()
+
+
+def test_a_shorter_drain_and_a_stop_end_a_longer_one() -> None:
+    for hurry in (lambda server: server.drain(0.0), lambda server: server.stop()):
+        with serve_gym(long) as server:
+            env = make_remote(server.url, timeout=20)
+            env.reset()
+            server.drain(600.0)
+            until(lambda: server.draining)
+            hurry(server)
+            until(lambda: ended(server))
+            server.drain()  # which does nothing any more
+            env.close()
+
+
+def test_a_server_without_clients_ends_at_once() -> None:
+    with serve_gym(long, drain_timeout=600.0) as server, grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=20)
+        next(watch)  # asking for health makes nobody a client
+        waiting = threading.Thread(target=server.wait)
+        waiting.start()
+        server.drain()
+        waiting.join(20)
+        assert not waiting.is_alive()
+        assert [answer.status for answer in watch] in ([NOT_SERVING], [NOT_SERVING, NOT_SERVING])
+
+
+def test_a_server_that_was_never_started_is_stopped() -> None:
+    server = serve_gym(long, start=False)
+    server.drain(600.0)
+    assert "stopped" in repr(server)
+
+
+@pytest.mark.parametrize("seconds", [-1, "2", float("inf"), True])
+def test_a_timeout_that_is_none_is_refused(seconds: Any) -> None:
+    with pytest.raises(errors.SettingError, match="expected drain_timeout to be a number of seconds"):
+        serve_gym(long, drain_timeout=seconds)
+    with serve_gym(long) as server, pytest.raises(errors.SettingError, match="expected timeout to be a number"):
+        server.drain(seconds)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
+def test_sigterm_drains_bridge_serve_for_as_long_as_it_is_told() -> None:
+    with ServerProcess("CartPole-v1", "--drain-timeout", "600") as server:
+        env = make_remote(server.url, timeout=20)
+        env.reset(seed=0)
+        os.kill(server.pid, signal.SIGTERM)
+        deadline = time.monotonic() + 20.0
+        while not env._remote.draining:
+            assert time.monotonic() < deadline
+            env.reset()
+            env.step(0)
+        env.close()
+        assert server._process.wait(20) == 0
+
+
+GROUP = """
+import bridge, sys
+server = bridge.serve_gym("CartPole-v1", processes=2, drain_timeout=600.0)
+print(*server.urls, flush=True)
+server.wait()
+print("ended", flush=True)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
+@pytest.mark.parametrize("again", [False, True])
+def test_sigterm_drains_server_processes_and_a_second_one_stops_them(again: bool) -> None:
+    root = Path(__file__).resolve().parent.parent
+    parent = subprocess.Popen([sys.executable, "-c", GROUP], stdout=subprocess.PIPE, text=True, cwd=root)
+    assert parent.stdout is not None
+    try:
+        urls = parent.stdout.readline().split()
+        envs = [make_remote(url, timeout=20) for url in urls]
+        for env in envs:
+            env.reset()
+        parent.send_signal(signal.SIGTERM)
+        for env in envs:
+            until(lambda env=env: env.reset() and env._remote.draining, 20.0)
+        envs[0].close()
+        assert parent.poll() is None
+        if again:
+            parent.send_signal(signal.SIGTERM)
+        else:
+            envs[1].close()
+        assert parent.stdout.read() == "ended\n"
+        assert parent.wait(20) == 0
+        envs[1].close()
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+
+
+def test_server_processes_drain_together() -> None:
+    with serve_gym("CartPole-v1", processes=2) as server:
+        env = make_remote(server.urls[1], timeout=20)
+        env.reset()
+        assert not server.draining
+        server.drain(600.0)
+        assert server.draining
+        until(lambda: env.reset() and env._remote.draining)
+        env.close()
+        server.wait()
