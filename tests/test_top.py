@@ -198,8 +198,8 @@ def test_a_long_fleet_shows_those_that_do_not_serve_first() -> None:
     rows[38] = ServerRow("s-38", "grpc://h:38", "draining", 16, 3, 3, 2, 12_345_678, 5.0, 5, 7, 90_061.0)
     text = drawn(Snapshot(0.0, "ray://cart", tuple(rows), history=(10.0, 480.0, 495.0)), rows=10)
     lines = text.splitlines()
-    assert "48 of 50 servers serve, 1 drain" in text
-    assert "12,393,678 steps" in text
+    assert "48 of 50 servers serve, 1 unreachable, 1 draining" in text
+    assert "12,345,678" in text
     assert "▁" in text
     assert [
         line.split()[0] for line in lines if line.startswith("s-") and "problem" not in line and ": " not in line

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -135,7 +136,7 @@ class _TableOutput:
         if sys.stdout.isatty():
             self._live.update(render(snapshot, self._console.height - _FRAME), refresh=True)
         else:
-            self._console.print(render(snapshot))
+            self._console.print(render(snapshot), "")
 
 
 def render(snapshot: Snapshot, rows: int | None = None) -> Any:
@@ -186,15 +187,15 @@ def _title(snapshot: Snapshot) -> str:
 def _summary(snapshot: Snapshot) -> list[str]:
     total = snapshot.total()
     servers = f"{total['serving']} of {total['servers']} servers serve"
-    if total["draining"]:
-        servers += f", {total['draining']} drain"
+    for state, count in Counter(row.state for row in snapshot.servers if row.state != "serving").items():
+        servers += f", {count} {state}"
     slots = f"{total['slots_used']:,}" if total["slots"] is None else f"{total['slots_used']:,} of {total['slots']:,}"
     failures = f", {total['failures']:,} failures" if total["failures"] else ""
-    rate = "" if total["steps_per_second"] is None else f"{total['steps_per_second']:,.0f} steps/s  "
+    rate = total["steps_per_second"]
     return [
-        f"{servers}, {total['worlds']:,} worlds, {slots} slots used",
-        f"{total['steps']:,} steps, {total['episodes']:,} episodes{failures}",
-        f"{rate}{_bars(snapshot.history)}",
+        servers,
+        f"{total['worlds']:,} worlds, {slots} slots used, {total['episodes']:,} episodes{failures}",
+        "" if rate is None else f"{rate:,.0f} steps/s  {_bars(snapshot.history)}",
     ]
 
 

@@ -266,4 +266,4 @@ def _state(error: RemoteError) -> str:
 def _explain(error: RemoteError) -> str:
     if isinstance(error, RefusedError) and error.code in (Code.NOT_FOUND, Code.UNIMPLEMENTED):
         return "it has no property server.status: another server than Gymnasium Bridge's, or an older one"
-    return str(error)
+    return str(error).removeprefix(f"{error.url}: ")
