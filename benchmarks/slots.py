@@ -1,6 +1,7 @@
 """What a slot costs as their number grows: `python -m benchmarks.slots` joins 64 to 4,096 of them over 32 servers.
 
-The environments do nothing, so what is timed is what carries them. Servers are processes of this machine.
+The environments do nothing, so what is timed is what carries them. Servers are processes of this machine, and known by
+a directory, as those of a cluster are.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import psutil
 from benchmarks.soak import Sample
 from bridge import make_vec_remote
 from bridge.cli.launch import ServerProcess
+from bridge.client.endpoints import Endpoint
 from bridge.wrappers import BlockingReset
 
 __all__ = ["Cost", "main", "measure"]
@@ -53,6 +55,16 @@ class Cost:
         )
 
 
+@dataclass(frozen=True)
+class Listed:
+    """A directory."""
+
+    urls: tuple[str, ...]
+
+    def endpoints(self) -> list[Endpoint]:
+        return [Endpoint(url) for url in self.urls]
+
+
 def memory(pids: Sequence[int]) -> int:
     """Resident bytes of processes."""
     return sum(Sample.of(psutil.Process(pid)).memory for pid in pids)
@@ -63,7 +75,7 @@ def measure(urls: Sequence[str], pids: Sequence[int], slots: int, seconds: float
     gc.collect()
     before = memory([os.getpid()]), memory(pids)
     began = time.perf_counter()
-    envs = BlockingReset(make_vec_remote(list(urls), num_envs=slots, timeout=600.0))
+    envs = BlockingReset(make_vec_remote(Listed(tuple(urls)), num_envs=slots, timeout=600.0))
     connect = time.perf_counter() - began
     try:
         envs.reset(seed=0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import registry, runner
+from benchmarks import registry, runner, slots
 from benchmarks.__main__ import main
 from benchmarks.registry import Goal, Measure, Subject
 
@@ -126,3 +126,10 @@ def test_an_attack_is_measured_on_both_servers_and_all_of_them_are_http2() -> No
         pieces = make()
         first = next(pieces)
         assert first.startswith(attacks.PREFACE), name
+
+
+def test_what_a_slot_costs_is_measured_for_each_number_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert slots.main(["2", "6", "--servers", "2", "--seconds", "0.05"]) == 0
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[-2:]]
+    assert [row[0] for row in rows] == ["2", "6"]
+    assert all(float(row[2]) > 0 for row in rows)

@@ -223,6 +223,15 @@ def test_a_server_without_room_stops_us_and_nothing_is_lost():
     assert peer.body == message(b"x" * 100)
 
 
+def test_the_end_of_requests_is_said_once_however_often_the_window_is_widened():
+    peer = Peer()
+    peer.to_server(peer.call.pack(b"x") + peer.call.finish())
+    peer.settle()
+    assert peer.ended
+    peer.to_client(struct.pack(">HBBBII", 0, 4, 8, 0, 1, 1000))  # WINDOW_UPDATE, which may be on its way by then
+    assert peer.call.take() == b""
+
+
 def test_the_server_gets_room_again_for_what_was_taken():
     peer = Peer(1 << 28)
     peer.h2.send_headers(1, HEADERS)

@@ -12,6 +12,7 @@ import re
 import shutil
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import gymnasium
@@ -24,6 +25,7 @@ from bridge.testing import CountingEnv
 from bridge.transport.certificates import make_certificates
 from bridge.wrappers import BlockingReset
 from tests.peers import PublicClient
+from tests.planned_env import Episodes, Planned
 from tests.support import until
 
 ROOT = Path(__file__).parent.parent
@@ -107,6 +109,38 @@ def test_our_client_plays_through_a_proxy_on_either_server(kind, transport, tmp_
         for _ in range(5):
             observations, *_ = envs.step(zeros(envs))
             assert len(observations) == 8
+        envs.close()
+
+
+@pytest.mark.parametrize("kind", PROXIES)
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_slots_behind_a_proxy_leave_a_server_that_drains(kind, lanes, tmp_path):
+    """No GOAWAY of the server comes through the proxy; its health does."""
+    folders = tmp_path / "old", tmp_path / "new"
+    for folder in folders:
+        folder.mkdir()
+    with (
+        serve_gym(Planned, num_envs=lanes) as old,
+        serve_gym(Planned, num_envs=lanes) as new,
+        proxy(kind, old.port, folders[0]) as before,
+        proxy(kind, new.port, folders[1]) as after,
+    ):
+        urls = f"grpc://127.0.0.1:{before}", f"grpc://127.0.0.1:{after}"
+        (tmp_path / "urls.txt").write_text(urls[0])
+        envs = BlockingReset(make_vec_remote(f"file://{tmp_path}/urls.txt", num_envs=6, timeout=30))
+        episodes = Episodes(envs)
+        (tmp_path / "urls.txt").write_text("\n".join(urls))
+        old.drain(600.0)
+        deadline = time.monotonic() + 60.0
+        while urls[0] in envs.env.urls:
+            assert time.monotonic() < deadline
+            episodes.step()
+        until(lambda: not old.connections, 20.0)
+        for _ in range(100):
+            episodes.step()
+        episodes.check_counts()
+        assert not episodes.lost.any()
+        assert sum(report.moves for report in envs.env.remotes()) == 6 // lanes
         envs.close()
 
 

@@ -84,15 +84,11 @@ class Moves:
             pool.placement.watch.poll(now, soon=True)
             load = Load(pool.everybody())
             for member in leaving[len(pool.spares) :]:
-                self._prepare(member.lanes, load, now)
+                endpoint = pool.placement.choose(load, member.lanes, now)
+                if endpoint is not None:
+                    pool.add_replacement(endpoint, pool.placement, member.lanes)
         for spare in pool.spares[len(leaving) :]:
             pool.drop_spare(spare)
-
-    def _prepare(self, lanes: int, load: Load, now: float) -> Member | None:
-        """Connect a replacement to the endpoint that suits best; None: there is none."""
-        placement = self._pool.placement
-        endpoint = None if placement is None else placement.choose(load, lanes, now)
-        return None if endpoint is None else self._pool.add_replacement(endpoint, lanes)
 
     def _come_back_later(self, spare: Member, now: float) -> None:
         """Leave a spare's server, which drains, and try after a while whether there is one again."""
@@ -111,8 +107,6 @@ class Moves:
             return False
         now = time.monotonic()
         replacement = self._ready(member) or self._connecting(member, now)
-        if replacement is None and self._pool.placement is not None:
-            replacement = self._prepare(member.lanes, Load(self._pool.everybody()), now)
         if replacement is None:
             return False
         self._change_over(member, replacement)
@@ -152,18 +146,22 @@ class Moves:
         return None
 
     def _connecting(self, member: Member, now: float) -> Member | None:
-        """Return a replacement at another endpoint that has only just been asked for."""
-        if self._pool.placement is None:
+        """Return a replacement that is connected just now, to an endpoint that has not failed; None: there is none.
+
+        One that has failed could cost the slot the server that it has, so a replacement there is waited for.
+        """
+        placement = self._pool.placement
+        if placement is None:
             return None
         latest = now + self._pool.timeout - _PATIENCE
         for spare in self._pool.spares:
-            if (
-                spare.state is SlotState.CONNECTING
-                and spare.lanes == member.lanes
-                and spare.remote.session.deadline > latest
-            ):
+            recent = spare.state is SlotState.CONNECTING and spare.remote.session.deadline > latest
+            if recent and spare.lanes == member.lanes and not placement.has_failed(spare.endpoint):
                 return spare
-        return None
+        endpoint = placement.choose(Load(self._pool.everybody()), member.lanes, now)
+        if endpoint is None or placement.has_failed(endpoint.key):
+            return None
+        return self._pool.add_replacement(endpoint, placement, member.lanes)
 
     def _change_over(self, member: Member, replacement: Member) -> None:
         """Let a replacement take over a member's slots, and leave the server that drains."""

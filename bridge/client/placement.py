@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from bridge.client.endpoints import Endpoint, EndpointWatch
 from bridge.client.members import Member
 from bridge.client.world_request import WorldRequest
-from bridge.errors import SettingError
+from bridge.errors import SettingError, shown_url
 
 __all__ = ["Load", "Placement"]
 
@@ -24,12 +24,12 @@ class Load:
         self.slots: Counter[str] = Counter()
         """The number of slots on each endpoint, by its key."""
         self.draining: set[str] = set()
-        """The endpoints whose servers have said that they take no further worlds."""
+        """The URLs of servers that have said that they take no further worlds."""
         for member in members:
             if member.endpoint is not None:
                 self.slots[member.endpoint] += member.lanes
                 if member.remote.draining:
-                    self.draining.add(member.endpoint)
+                    self.draining.add(member.remote.url)
 
 
 class Placement:
@@ -58,7 +58,9 @@ class Placement:
         best: Endpoint | None = None
         for endpoint in self.watch.endpoints:
             key = endpoint.key
-            if endpoint.draining or key in draining or avoid_until.get(key, now) > now:
+            if endpoint.draining or avoid_until.get(key, now) > now:
+                continue
+            if draining and shown_url(endpoint.url) in draining:
                 continue
             if endpoint.slots is not None and slots[key] + lanes > endpoint.slots:
                 continue
@@ -67,6 +69,10 @@ class Placement:
         if best is not None:
             slots[best.key] += lanes
         return best
+
+    def has_failed(self, key: str | None) -> bool:
+        """Tell whether the last attempt at an endpoint failed."""
+        return key in self._failures
 
     def is_draining(self, key: str | None) -> bool:
         """Tell whether the directory says that an endpoint takes no further worlds."""

@@ -29,6 +29,7 @@ from bridge.errors import (
     PeerError,
     RefusedError,
     SettingError,
+    shown_url,
 )
 from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -162,7 +163,7 @@ class VectorPool(Pool):
         """Connect a member that has no connection to an endpoint; what it counted goes with it."""
         if self.placement is None:
             return
-        if endpoint.key != member.endpoint or endpoint.url != member.remote.url:
+        if endpoint.key != member.endpoint or shown_url(endpoint.url) != member.remote.url:
             before = member.remote
             del self._member_of[before]  # what still comes of it means nothing
             remote = self._new_remote_at(endpoint, self.placement, before)
@@ -179,13 +180,9 @@ class VectorPool(Pool):
             remote.session.wait_for_all()
         return remote
 
-    def add_replacement(self, endpoint: Endpoint, lanes: int) -> Member | None:
-        """Connect a world at an endpoint of the directory that is to take over slots; None: there is no directory."""
-        if self.placement is None:
-            return None
-        spare = _member(
-            self._new_remote_at(endpoint, self.placement, self.members[0].remote), SPARE, lanes, endpoint.key
-        )
+    def add_replacement(self, endpoint: Endpoint, placement: Placement, lanes: int) -> Member:
+        """Connect a world at an endpoint of the directory that is to take over slots, without waiting for it."""
+        spare = _member(self._new_remote_at(endpoint, placement, self.members[0].remote), SPARE, lanes, endpoint.key)
         self.spares.append(spare)
         self._member_of[spare.remote] = spare
         self.open(spare)
@@ -314,7 +311,8 @@ class VectorPool(Pool):
         member.error = event.error
         member.remote.salvage(member.answer)
         member.answer = None
-        if member.start != SPARE and member.away_since is None and member.last is not None:
+        # A slot that moves is not away: it has left one server by itself, and the next did not answer.
+        if member.start != SPARE and event.established and member.away_since is None and member.last is not None:
             member.away_since = time.monotonic()
         self._reconnector.lost(member, event, time.monotonic())
 

@@ -27,7 +27,8 @@ import gymnasium
 from bridge.errors import SettingError
 from bridge.forks import forget_in_child, leak
 from bridge.server.serve import serve_gym
-from bridge.server.server import DRAIN_TIMEOUT, SWITCH_INTERVAL, Server, check_drain_timeout
+from bridge.server.server import SWITCH_INTERVAL, Server, check_drain_timeout
+from bridge.server.shutdown import DRAIN_TIMEOUT
 from bridge.transport.address import parse_address
 
 __all__ = ["ServerGroup", "registered_specs"]

@@ -10,7 +10,8 @@ from bridge.clock import Clock
 from bridge.errors import SettingError
 from bridge.server.auth import Security
 from bridge.server.limits import Limits
-from bridge.server.server import DRAIN_TIMEOUT, IDLE_TIMEOUT, RESET_WORLD_TIMEOUT, Server
+from bridge.server.server import IDLE_TIMEOUT, RESET_WORLD_TIMEOUT, Server
+from bridge.server.shutdown import DRAIN_TIMEOUT
 from bridge.transport.address import is_loopback
 from bridge.transport.credentials import TokenLike
 from bridge.worlds.isolated.world import CALL_TIMEOUT, Isolation

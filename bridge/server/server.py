@@ -31,7 +31,6 @@ from bridge.server.shutdown import CLOSE_TIMEOUT, DRAIN_TIMEOUT, Shutdown
 from bridge.transport.address import is_loopback
 
 __all__ = [
-    "DRAIN_TIMEOUT",
     "IDLE_TIMEOUT",
     "RESET_WORLD_TIMEOUT",
     "SWITCH_INTERVAL",

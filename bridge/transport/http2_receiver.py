@@ -397,7 +397,7 @@ class Http2Receiver:
         if number and stream is None:
             return  # it has ended
         self._sender.on_window_update(stream, more)
-        if stream is not None:
+        if stream is not None and stream.pending:  # without it the stream's end was said already, if it has one
             self._send_pending(stream)
 
     def _on_reset(self, number: int, payload: bytes, events: list[Any]) -> None:
