@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -26,35 +26,8 @@ from bridge.fleet.ray import Fleet, attach, launch
 from bridge.fleet.ray_actors import NAMESPACE
 from bridge.fleet.top import Top, find_directory
 from bridge.wrappers import BlockingReset
+from tests.fleet.cluster import NODE
 from tests.fleet.envs import varied
-
-pytestmark = pytest.mark.filterwarnings(
-    # Ray's nodes have this machine's own address; and files that Ray leaves to the garbage collector.
-    "ignore:the token travels unencrypted:RuntimeWarning",
-    "ignore:Tip. In future versions of Ray:FutureWarning",
-    "ignore::ResourceWarning",
-)
-NODE = {"num_cpus": 4, "object_store_memory": 80 * 1024 * 1024, "include_dashboard": False}
-LIGHT = {"enable_worker_prestart": False, "prestart_worker_first_driver": False}
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """Three nodes; all that was started is gone afterwards."""
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
-    started = Cluster(initialize_head=True, connect=False, head_node_args={**NODE, "_system_config": LIGHT})
-    try:
-        for _ in range(2):
-            started.add_node(**NODE)
-        started.wait_for_nodes(60)
-        ray.init(address=started.address, log_to_driver=False, ignore_reinit_error=False)
-        yield started
-    finally:
-        ray.shutdown()
-        started.shutdown()
-        gone = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
-        _, alive = psutil.wait_procs(gone, 30.0)
-        assert not [process.name() for process in alive if process.is_running()], "Ray left processes behind"
 
 
 def until(condition: Callable[[], bool], deadline: float = 60.0) -> None:
