@@ -252,11 +252,14 @@ def test_stop_gives_open_connections_their_grace(path: str) -> None:
     env.reset(seed=0)
     stopper = threading.Thread(target=server.stop, args=(20.0,))
     stopper.start()
-    until(lambda: not os.path.exists(path))
+    until(lambda: server.draining)
+    with pytest.raises(ConnectError, match="stopping and takes no new worlds"):
+        make_remote(server.urls[1])
     env.step(0)
     env.close()
     stopper.join(10.0)
     assert not stopper.is_alive()
+    assert not os.path.exists(path)
 
 
 def test_an_environment_over_a_socket_can_be_made_from_its_spec(path: str) -> None:
