@@ -14,12 +14,13 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from bridge import serve_gym
+from bridge import make_remote, serve_gym
 from bridge.cli import main
 from bridge.errors import ConnectError, ConnectionLostError, RefusedError, RemoteTimeoutError
 from bridge.fleet.health import NOT_SERVING, SERVING, check_health
 from bridge.transport.address import parse_address
 from bridge.transport.certificates import make_certificates
+from tests.support import until
 
 
 def check(url: str, timeout: float = 20.0, *, verify: bool = True) -> str:
@@ -114,6 +115,18 @@ def test_tls_is_verified_unless_told_otherwise(tmp_path: Path, capsys: pytest.Ca
         assert main(["health", server.url, "--tls-ca", str(held["ca.pem"])]) == 0
         assert main(["health", server.url, "--no-verify"]) == 0
         assert capsys.readouterr().out == "SERVING\nSERVING\n"
+        assert main(["health", server.url, "--tls-ca", str(held["ca.pem"]), "--tls-server-name", "another.name"]) == 1
+        assert "another.name" in capsys.readouterr().err
+
+
+def test_a_server_that_drains_says_that_it_takes_no_more(capsys: pytest.CaptureFixture[str]) -> None:
+    with serve_gym("CartPole-v1") as server, make_remote(server.url) as env:
+        env.reset(seed=0)
+        server.drain(60.0)
+        until(lambda: server.draining)
+        assert main(["health", server.url]) == 1
+        assert capsys.readouterr().out == "NOT_SERVING\n"
+        env.step(0)
 
 
 def test_certificates_without_tls_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,16 +15,18 @@ import pytest
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as public_pb
 from rich.console import Console
 
-from bridge import make_vec_remote, serve_gym
+from bridge import make_remote, make_vec_remote, serve_gym
 from bridge.cli import main
 from bridge.cli.top import render
-from bridge.client.endpoints import Endpoint, FileDirectory
+from bridge.client.endpoints import DnsDirectory, Endpoint, FileDirectory
 from bridge.errors import AddressError, Code, EnvironmentFailedError, SettingError
 from bridge.fleet.top import Fixed, ServerRow, Snapshot, Top, find_directory
 from bridge.testing import CountingEnv
+from bridge.transport.certificates import make_certificates
+from bridge.transport.credentials import ClientCredentials
 from bridge.wrappers import BlockingReset
 from tests.scripted_server import Refuse, ScriptedServer
-from tests.support import everywhere
+from tests.support import everywhere, until
 
 
 class Listed:
@@ -148,6 +150,33 @@ def test_servers_that_cannot_be_asked_are_rows_with_the_reason() -> None:
     text = drawn(snapshot)
     assert "2 of 6 servers serve" in text
     assert "… and 1 more problems" in text
+
+
+def test_who_looks_on_does_not_keep_a_server_from_ending() -> None:
+    with serve_gym("CartPole-v1") as server:
+        env = make_remote(server.url)
+        env.reset(seed=0)
+        with Top(Fixed((server.url,)), "test") as top:
+            assert [row.state for row in top.look().servers] == ["serving"]
+            server.drain(60.0)
+            until(lambda: server.draining)
+            for _ in range(2):
+                assert [(row.state, row.slots_used) for row in top.look().servers] == [("draining", 1)]
+            env.close()
+            until(lambda: [row.state for row in top.look().servers] == ["unreachable"])
+
+
+def test_servers_with_tls_behind_a_name_are_verified_by_it(tmp_path: Path) -> None:
+    held = make_certificates(tmp_path)
+    with serve_gym("CartPole-v1", tls_certificate=held["server.pem"], tls_key=held["server.key"]) as server:
+
+        def resolve(host: str, port: int, **more: Any) -> Any:
+            return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port))]
+
+        credentials = ClientCredentials.of(tls_ca=held["ca.pem"])
+        for name, state in (("localhost", "serving"), ("another.example", "unreachable")):
+            with Top(DnsDirectory(f"grpcs+dns://{name}:{server.port}", resolve), "test", credentials) as top:
+                assert [row.state for row in top.look().servers] == [state]
 
 
 def test_a_line_of_json_for_each_look(capsys: pytest.CaptureFixture[str]) -> None:

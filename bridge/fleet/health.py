@@ -55,7 +55,7 @@ def check_health(address: Address, timeout: float, *, verify: bool = True) -> st
     deadline = time.monotonic() + timeout
     url = address.url
     if address.credentials.has_tls and not address.tls:
-        raise SettingError(f"tls_ca, tls_certificate and tls_key are for TLS, but {url!r} is without: write grpcs://")
+        raise SettingError(f"certificates and tls_server_name are for TLS, but {url!r} is without: write grpcs://")
     try:
         with closing(_connect(address, timeout, verify)) as sock:
             return _ask(sock, address, deadline)
@@ -83,7 +83,7 @@ def _connect(address: Address, timeout: float, verify: bool) -> socket.socket:
         return sock
     try:
         context = client_context(address.credentials, "h2", verify=verify)
-        return context.wrap_socket(sock, server_hostname=address.host)
+        return context.wrap_socket(sock, server_hostname=address.server_name)
     except BaseException:
         sock.close()
         raise
@@ -96,7 +96,7 @@ def _ask(sock: socket.socket, address: Address, deadline: float) -> str:
             (":method", "POST"),
             (":scheme", "https" if address.tls else "http"),
             (":path", _PATH),
-            (":authority", "localhost" if address.path else address.target),
+            (":authority", address.authority),
             ("te", "trailers"),
             ("content-type", "application/grpc"),
         ]

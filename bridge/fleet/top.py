@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
-from bridge.client.endpoints import Directory, Endpoint, as_directory
+from bridge.client.endpoints import Directory, DnsDirectory, Endpoint, as_directory
 from bridge.client.inspector import Inspector
 from bridge.encoding.properties import read_encoded
 from bridge.errors import (
@@ -24,6 +24,7 @@ from bridge.errors import (
     UsageError,
     shown_url,
 )
+from bridge.fleet.health import NOT_SERVING, check_health
 from bridge.transport.address import parse_address
 from bridge.transport.credentials import ClientCredentials
 
@@ -125,7 +126,7 @@ def find_directory(targets: Sequence[str]) -> Directory:
     """Read what a command line names: URLs of servers, or one directory of them.
 
     Args:
-        targets: URLs; or one of `file:///PATH`, `grpc+dns://HOST:PORT` and `ray://FLEET`.
+        targets: URLs; or one of `file:///PATH`, `grpc+dns://HOST:PORT`, `grpcs+dns://HOST:PORT` and `ray://FLEET`.
 
     Raises:
         AddressError: One cannot be read.
@@ -175,6 +176,9 @@ class Top:
         self._directory = directory
         self._target = " ".join(shown_url(word) for word in target.split())
         self._credentials = ClientCredentials.of() if credentials is None else credentials
+        name = directory.server_name if isinstance(directory, DnsDirectory) else None
+        if name is not None and self._credentials.tls_server_name is None:
+            self._credentials = dataclasses.replace(self._credentials, tls_server_name=name)
         self._timeout = timeout
         self._clock = clock
         self._executor = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="bridge-top")
@@ -182,6 +186,8 @@ class Top:
         self._inspectors: dict[str, Inspector] = {}
         self._before: dict[str, tuple[float, dict[str, Any]]] = {}
         self._history: deque[float] = deque(maxlen=_HISTORY)
+        self._draining: dict[str, ServerRow] = {}
+        """What was last known of servers that drain."""
 
     def look(self) -> Snapshot:
         """Ask every server how it is."""
@@ -195,6 +201,7 @@ class Top:
         known = {endpoint.url for endpoint in self._endpoints}
         for url in set(self._inspectors) - known:
             self._forget(url)
+        self._draining = {url: row for url, row in self._draining.items() if url in known}
         rows = tuple(self._executor.map(self._row, self._endpoints))
         rates = [row.steps_per_second for row in rows if row.steps_per_second is not None]
         if rates:
@@ -205,6 +212,9 @@ class Top:
         """Ask one server; runs in a thread."""
         url = shown_url(endpoint.url)
         name = endpoint.name or url
+        last = self._draining.get(endpoint.url)
+        if last is not None:
+            return last if self._still_drains(endpoint.url) else ServerRow(name, url, "unreachable", endpoint.slots)
         try:
             inspector = self._inspectors.get(endpoint.url)
             if inspector is None:
@@ -218,7 +228,7 @@ class Top:
         now = self._clock()
         rate = self._rate(endpoint.url, now, said)
         state = "draining" if said["draining"] or endpoint.draining else "serving"
-        return ServerRow(
+        row = ServerRow(
             name=name,
             url=url,
             state=state,
@@ -227,6 +237,19 @@ class Top:
             steps_per_second=rate,
             **{each: said[each] for each in ("worlds", "connections", "steps", "episodes", "failures", "uptime")},
         )
+        if said["draining"]:  # it waits for its last connection to end, and takes no further ones
+            self._forget(endpoint.url)
+            self._draining[endpoint.url] = dataclasses.replace(row, steps_per_second=None)
+        return row
+
+    def _still_drains(self, url: str) -> bool:
+        address = dataclasses.replace(parse_address(url), credentials=self._credentials)
+        try:
+            return check_health(address, self._timeout, verify=False) == NOT_SERVING
+        except RefusedError:  # it has no health service
+            return True
+        except RemoteError:
+            return False
 
     def _rate(self, url: str, now: float, said: dict[str, Any]) -> float | None:
         """Return the steps per second since the last look."""
