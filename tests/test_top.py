@@ -15,16 +15,17 @@ import pytest
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as public_pb
 from rich.console import Console
 
-from bridge import make_remote, make_vec_remote, serve_gym
+from bridge import make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.cli import main
 from bridge.cli.top import render
 from bridge.client.endpoints import DnsDirectory, Endpoint, FileDirectory
 from bridge.errors import AddressError, Code, EnvironmentFailedError, SettingError
 from bridge.fleet.top import Fixed, ServerRow, Snapshot, Top, find_directory
-from bridge.testing import CountingEnv
+from bridge.testing import CountingEnv, VirtualClock
 from bridge.transport.certificates import make_certificates
 from bridge.transport.credentials import ClientCredentials
 from bridge.wrappers import BlockingReset
+from tests.parallel_envs import Relay
 from tests.scripted_server import Refuse, ScriptedServer
 from tests.support import everywhere, until
 
@@ -241,3 +242,33 @@ def test_a_long_fleet_shows_those_that_do_not_serve_first() -> None:
     assert "1d 1h" in text
     assert "3/16" in text
     assert max(map(len, lines)) <= 110
+
+
+def test_the_status_of_several_processes_is_their_sum() -> None:
+    with serve_gym("CartPole-v1", processes=2) as server:
+        envs = BlockingReset(make_vec_remote(server.urls))
+        envs.reset(seed=0)
+        step(envs, 3)
+        status = server.status()
+        assert (status["worlds"], status["slots"], status["steps"]) == (2, 2, 6)
+        assert status["draining"] is False
+        envs.close()
+
+
+def test_frames_of_real_time_and_steps_of_several_agents_are_counted() -> None:
+    clock = VirtualClock()
+    with serve_gym(lambda: CountingEnv(3), fps=10, clock=clock) as server, make_remote(server.url) as env:
+        env.reset(seed=0)
+        for _ in range(8):
+            clock.advance(0.1)
+        until(lambda: server.status()["steps"] >= 6)
+        assert server.status()["episodes"] >= 1
+    with serve_parallel(Relay) as server:
+        env = make_parallel_remote(server.url)
+        env.reset(seed=0)
+        steps = 0
+        while env.agents:
+            env.step({agent: env.action_space(agent).sample() for agent in env.agents})
+            steps += 1
+        assert (server.status()["steps"], server.status()["episodes"]) == (steps, 1)
+        env.close()
