@@ -36,6 +36,8 @@ class ServerStatus:
     """Episodes that ended since it started, a lane each."""
     failures: int = 0
     """Requests at which an environment raised since it started."""
+    checks: int = 0
+    """Health checks that it passed since it started."""
     restarts: int = 0
     """How often it was seen to come back at another URL."""
     problem: str = ""

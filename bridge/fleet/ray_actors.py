@@ -149,8 +149,7 @@ class _Server:
         self.asked_at = -float("inf")
         self.checked_at = now
         self.check: Future[str] | None = None
-        self.misses = 0
-        self.restarts = 0
+        self.misses = self.checks = self.restarts = 0
         self.deadline = float("inf")
         """When a server that drains or stops is ended by force."""
         self.stopping: Any = None
@@ -166,6 +165,7 @@ class _Server:
             node=str(self.said.get("node", "")),
             slots=self.slots,
             slots_used=int(self.said.get("slots", 0)),
+            checks=self.checks,
             restarts=self.restarts,
             problem=self.problem,
             **numbers,
@@ -351,7 +351,7 @@ class Supervisor:
                 if server.last_url:
                     server.restarts += 1
                     _log.warning("fleet %s: %s is back at another address", self._settings.name, server.name)
-                server.last_url, server.misses, server.checked_at = said["url"], 0, now
+                server.last_url, server.misses, server.checks, server.checked_at = said["url"], 0, 0, now
                 if server.state in ("draining", "stopping"):  # what it had is lost, and nobody is to come
                     server.deadline = now
             server.said = said
@@ -380,6 +380,7 @@ class Supervisor:
     def _checked(self, server: _Server, check: Future[str], now: float) -> None:
         problem = check.result()
         if not problem or server.state != "serving":
+            server.checks += not problem
             server.misses = 0
             return
         server.misses += 1

@@ -220,8 +220,8 @@ class Registry:
         entry = self._entries.get(name)
         if entry is None:
             raise self._unknown(name)
-        del self._entries[name]
         self._retire(entry.world)
+        del self._entries[name]
         entry.world.resets.close()
         await entry.world.close()
 

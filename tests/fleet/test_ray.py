@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from bridge.errors import RemoteError, RemoteTimeoutError, SettingError
 from bridge.fleet.ray import Fleet, attach, launch
 from bridge.fleet.ray_actors import NAMESPACE
 from bridge.fleet.top import Top, find_directory
+from bridge.transport.certificates import make_certificates
 from bridge.wrappers import BlockingReset
 from tests.fleet.cluster import NODE
 from tests.fleet.envs import varied
@@ -294,6 +296,18 @@ def test_strangers_without_the_token_are_refused(cluster: Cluster) -> None:
         assert "token=" not in f"{endpoint!r} {fleet.status()} {fleet.status()!r}"
         with pytest.raises(RemoteError, match="token is required"):
             make_vec_remote(endpoint.url.partition("?")[0])
+
+
+def test_servers_with_tls_are_watched_and_verified_by_a_name(cluster: Cluster, tmp_path: Path) -> None:
+    held = make_certificates(tmp_path)
+    keywords: Any = {"tls_certificate": held["server.pem"], "tls_key": held["server.key"], "cpus_per_server": 0.5}
+    with launch("CartPole-v1", servers=1, name="tls", **keywords) as fleet:
+        until(lambda: fleet.status().servers[0].checks > 0)
+        assert fleet.endpoints()[0].url.startswith("grpcs://")
+        envs = BlockingReset(make_vec_remote(fleet, tls_ca=held["ca.pem"], tls_server_name="localhost"))
+        envs.reset(seed=0)
+        envs.step(np.zeros(1, np.int64))
+        envs.close()
 
 
 def test_what_cannot_be_launched_is_told_and_leaves_nothing_behind(cluster: Cluster) -> None:
