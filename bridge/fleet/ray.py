@@ -8,6 +8,7 @@ another URL; a `Fleet` is the directory that `make_vec_remote` watches, so nobod
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import secrets
 import threading
@@ -25,9 +26,9 @@ import ray.cloudpickle
 import ray.util
 
 from bridge.client.endpoints import Endpoint
-from bridge.errors import ConnectionLostError, RemoteTimeoutError, SettingError
+from bridge.errors import ConnectionLostError, RemoteError, RemoteTimeoutError, SettingError
 from bridge.fleet.plan import FleetStatus
-from bridge.fleet.ray_actors import NAMESPACE, FleetSettings, Supervisor, actor_options
+from bridge.fleet.ray_actors import NAMESPACE, FleetSettings, Supervisor, actor_options, server_prefix
 from bridge.server.process_group import registered_specs
 from bridge.server.serve import serve_gym
 from bridge.server.server import check_drain_timeout
@@ -100,19 +101,25 @@ def launch(
     if not isinstance(name, str) or not name or "/" in name:
         raise SettingError(f"expected the name of a fleet to be a text without '/', got {name!r}")
     pieces = _pieces(env, options)
+    of_actors = {"num_cpus": cpus_per_server, **(ray_options or {})}
+    return _start(FleetSettings(name, num_envs, slots, token, drain_timeout, of_actors), servers, pieces, timeout)
+
+
+def _start(settings: FleetSettings, servers: int, pieces: list[bytes], timeout: float) -> Fleet:
+    """Start a supervisor, and wait for its servers; leave nothing behind where they do not come."""
+    name = settings.name
     if not ray.is_initialized():
         ray.init()
     if _find(name) is not None:
         raise SettingError(f"there is a fleet {name!r} already: use attach({name!r}), or shut it down, or another name")
-    of_actors = {"num_cpus": cpus_per_server, **(ray_options or {})}
-    settings = FleetSettings(name, num_envs, slots, token, drain_timeout, of_actors)
     supervisor: Any = ray.remote(Supervisor)
     supervisor.options(**actor_options(name, num_cpus=0, max_task_retries=-1)).remote(settings, servers, *pieces)
     fleet = Fleet(name, owner=True)
     try:
         fleet.wait(timeout)
     except BaseException:
-        fleet.shutdown()
+        with contextlib.suppress(RemoteError):  # what went wrong first is to be told
+            fleet.shutdown()
         raise
     return fleet
 
@@ -190,7 +197,12 @@ class Fleet:
         """
         deadline = time.monotonic() + timeout
         while True:
-            status = self.status()
+            try:
+                status = self.status()
+            except RemoteTimeoutError:  # the supervisor has no process yet
+                if time.monotonic() >= deadline:
+                    raise
+                continue
             if status.ready:
                 return
             serving = sum(server.state == "serving" for server in status.servers)
@@ -211,14 +223,16 @@ class Fleet:
 
     def shutdown(self, timeout: float = 60.0) -> None:
         """End all servers and their supervisor; clients lose their slots. Where it is gone already: nothing."""
-        if _find(self.name) is None:
-            return
         try:
-            self._ask("shutdown", timeout=timeout)
+            if _find(self.name) is not None:
+                self._ask("shutdown", timeout=timeout)
         finally:
-            handle = _find(self.name)
-            if handle is not None:
-                ray.kill(handle, no_restart=True)
+            # First the supervisor, which would start others; the servers are gone already where it answered.
+            prefix = server_prefix(self.name)
+            for name in [self.name, *(name for name in _names() if name.startswith(prefix))]:
+                handle = _find(name)
+                if handle is not None:
+                    ray.kill(handle, no_restart=True)
 
     def __enter__(self) -> Fleet:
         return self
@@ -252,8 +266,14 @@ class Fleet:
             raise ConnectionLostError(self._url, f"its supervisor is gone: {error}") from error
 
 
+def _names() -> list[str]:
+    """Return the names of all fleets and servers on the cluster."""
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    return [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
+
+
 def _find(name: str) -> Any:
-    """Return the supervisor of a fleet; None: there is none of this name."""
+    """Return the supervisor of a fleet, or a server; None: there is none of this name."""
     try:
         return ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:
@@ -266,11 +286,7 @@ def _require(name: str) -> Any:
         ray.init(address="auto")
     handle = _find(name)
     if handle is None:
-        there = sorted(
-            actor["name"]
-            for actor in ray.util.list_named_actors(all_namespaces=True)
-            if actor["namespace"] == NAMESPACE and "/" not in actor["name"]
-        )
+        there = sorted(name for name in _names() if "/" not in name)
         raise SettingError(f"there is no fleet {name!r} on this Ray cluster; there are: {', '.join(there) or 'none'}")
     return handle
 

@@ -112,10 +112,6 @@ class Server:
             self._loop.close()
             raise
         self._calls = self._make_calls(limits)
-        self._registry.counted = {
-            "connections": lambda: self._count.value,
-            "failures": lambda: self._calls.failures.total,
-        }
         self._idle_worlds: IdleWorlds | None = None
         if idle_timeout is not None:
             self._idle_worlds = IdleWorlds(self._registry.reap, idle_timeout, self._loop.scheduler)
@@ -177,6 +173,8 @@ class Server:
             cut=self._connections.close,
         )
         self._loop.requests, self._loop.serve = calls.ready, calls.serve_ready
+        counted = {"connections": lambda: self._count.value, "failures": lambda: calls.failures.total}
+        self._registry.counted = counted
         return calls
 
     def _warn(self, security: Security) -> None:

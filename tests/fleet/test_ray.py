@@ -243,6 +243,15 @@ def test_a_supervisor_that_comes_back_knows_what_was_wanted(cluster: Cluster) ->
         assert {server.name: server.pid for server in status.servers} == before, "none was started anew"
 
 
+def test_a_fleet_without_its_supervisor_is_shut_down_too(cluster: Cluster) -> None:
+    fleet = launch("CartPole-v1", servers=2, name="headless", cpus_per_server=0.5)
+    ray.kill(actor("headless"), no_restart=True)
+    until(lambda: "headless" not in _actors())
+    assert len(_actors()) == 2
+    fleet.shutdown()
+    until(lambda: not _actors())
+
+
 def _remembers(name: str, wanted: int) -> bool:
     return bool(ray.get(actor(name).status.remote(), timeout=20)["memory"].get("wanted") == wanted)
 
