@@ -199,9 +199,10 @@ class Fleet:
         while True:
             try:
                 status = self.status()
-            except RemoteTimeoutError:  # the supervisor has no process yet
+            except (ConnectionLostError, RemoteTimeoutError):  # the supervisor has no process yet, or anew
                 if time.monotonic() >= deadline:
                     raise
+                time.sleep(_POLL)
                 continue
             if status.ready:
                 return
