@@ -10,6 +10,7 @@
 # make proto   generate bridge/pb from proto
 # make pictures   draw docs/readme.png
 # make test-trainers     run the tests that need PyTorch, with the trainers themselves
+# make test-ray          run the tests of fleets, on a Ray cluster of this machine
 # make notebooks         execute the notebooks in place, at full length
 # make notebooks-short   execute them with short trainings, and leave them as they are
 PYTHON ?= python3
@@ -31,7 +32,7 @@ FLOORS = gymnasium[classic-control]==1.4.0 numpy==1.26.0 grpcio==1.66.0 protobuf
 FLOOR_TESTS = $(addprefix tests/test_,values.py spaces.py space_json.py session.py worlds_single.py worlds_lanes.py registry.py \
 	source.py failures.py leaks.py send_recv.py unix.py)
 
-.PHONY: demo test test-floors test-trainers notebooks notebooks-short check bench chaos fuzz attacks mutants zoo proto pictures clean
+.PHONY: demo test test-floors test-trainers test-ray notebooks notebooks-short check bench chaos fuzz attacks mutants zoo proto pictures clean
 
 # One stamp a set of extras; a changed pyproject.toml installs again.
 $(VENV)/.installed-%: pyproject.toml
@@ -61,6 +62,9 @@ test-floors:
 
 test-trainers: $(TRAINERS)/.installed-test $(TRAINERS)/.installed-trainers
 	$(TRAINERS)/bin/python -m pytest tests/trainers
+
+test-ray: $(VENV)/.installed-test $(VENV)/.installed-ray
+	$(BIN)/python -m pytest tests/fleet
 
 notebooks: $(TRAINERS)/.installed-notebooks
 	$(TRAINERS)/bin/python notebooks/run.py

@@ -39,7 +39,7 @@ HANDED_ON = {
     "bridge.testing.clock": {"Clock", "MonotonicClock"},
 }
 # What an extra brings; the tests' own extra has all of them.
-EXTRAS_WITHOUT_TESTS_HERE = {"stable_baselines3"}
+EXTRAS_WITHOUT_TESTS_HERE = {"ray", "stable_baselines3"}
 
 
 def imported(name: str) -> types.ModuleType:
@@ -170,6 +170,7 @@ DIRECTIONS = {
     "wrappers": BASE | {"client", "encoding", "transport"},
     "perlert": BASE | {"client", "encoding", "server", "transport", "worlds"},
     "recording": BASE | {"client", "encoding", "server", "worlds"},
+    "fleet": BASE | {"client", "encoding", "server", "transport", "worlds"},
     "testing": BASE | {"client", "encoding", "server", "transport", "worlds", "perlert"},
 }
 LAZILY = {("client", "perlert"), ("server", "recording")}
@@ -240,7 +241,7 @@ def test_only_the_transports_touch_the_network(name):
 def test_importing_the_package_imports_no_extra_and_no_test_dependency():
     code = (
         "import sys; from bridge import make_remote, make_vec_remote, serve_gym, register_space\n"
-        "heavy = {'torch', 'matplotlib', 'stable_baselines3', 'pettingzoo', 'hypothesis', "
+        "heavy = {'torch', 'ray', 'rich', 'matplotlib', 'stable_baselines3', 'pettingzoo', 'hypothesis', "
         "'pytest', 'dm_env_rpc', 'dm_env', 'bridge.testing', 'bridge.wrappers'}; "
         "print(sorted(heavy & set(sys.modules)))"
     )

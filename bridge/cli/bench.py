@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bridge.cli.info import positive
-from bridge.cli.program import OK
+from bridge.cli.program import OK, positive
 from bridge.client.vector_env import RemoteVectorEnv
 from bridge.transport.credentials import add_credential_options, credential_keywords
 

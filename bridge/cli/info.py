@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bridge.cli.program import OK
+from bridge.cli.program import OK, positive
 from bridge.client.inspector import Inspector
 from bridge.client.world_request import WorldRequest
 from bridge.encoding.properties import read_encoded
@@ -21,7 +21,7 @@ from bridge.pb import properties_pb2
 from bridge.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
 from bridge.version import __version__
 
-__all__ = ["positive", "register"]
+__all__ = ["register"]
 
 _EPILOG = """examples:
   bridge info grpc://localhost:50051
@@ -51,17 +51,6 @@ def register(commands: Any) -> None:
     )
     add_credential_options(parser)
     parser.set_defaults(run=run)
-
-
-def positive(text: str) -> float:
-    """Read a positive number."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
-    return value
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -23,11 +23,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType, MappingProxyType
 from typing import TextIO
 
-__all__ = ["COMMANDS", "FAILED", "INTERRUPTED", "OK", "USAGE", "main", "make_parser", "say"]
+__all__ = ["COMMANDS", "FAILED", "INTERRUPTED", "OK", "USAGE", "main", "make_parser", "positive", "say"]
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("bridge.cli.serve", "publish environments until Ctrl-C"),
     "info": ("bridge.cli.info", "say what a server is and has"),
+    "health": ("bridge.cli.health", "tell by the exit code whether a server takes worlds"),
+    "top": ("bridge.cli.top", "watch servers and fleets in a table"),
     "bench": ("bridge.cli.bench", "measure steps per second and latency"),
     "check": ("bridge.cli.check", "check any dm_env_rpc server against the protocol"),
     "lobby": ("bridge.cli.lobby", "join a PERLERT lobby and play in the terminal"),
@@ -200,6 +202,17 @@ def _show_warning(
 ) -> None:
     """Write a warning as a line, without the place in the code that a user of the command did not write."""
     _complain(f"warning: {' '.join(str(message).split())}")
+
+
+def positive(text: str) -> float:
+    """Read a positive number, for `add_argument(type=…)`."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
+    return value
 
 
 def say(line: str) -> None:

@@ -137,7 +137,8 @@ class Calls:
         self._count = count
         self._admission = admission
         self._scheduler = scheduler
-        self._failures = FailureLog(scheduler)
+        self.failures = FailureLog(scheduler)
+        """What environments raised."""
         self._flush = flush
         self._cut = cut
         self.metrics: Metrics | None = None
@@ -342,7 +343,7 @@ class Calls:
             name, code = session.world_name, session.last_error
             _log.info("connection=%s world=%s refused code=%s", call.name, name, Code.named(code))
             if session.last_failure is not None:
-                self._failures.add(name, session.last_failure)
+                self.failures.add(name, session.last_failure)
                 session.last_failure = None
             if self.metrics is not None:
                 self.metrics.refused(code)

@@ -28,6 +28,8 @@ class FailureLog:
         self._counts: dict[str, int] = {}
         """Failures of each kind that was logged, since they were last told."""
         self._timer: Timer | None = None
+        self.total = 0
+        """All failures that were ever noted."""
 
     def add(self, world: str | None, message: str) -> None:
         """Note a failure.
@@ -36,6 +38,7 @@ class FailureLog:
             world: The name of the world.
             message: What its client is told: a line, and the environment's traceback.
         """
+        self.total += 1
         match = _KIND.match(message)
         kind = match[0] if match is not None else message.partition("\n")[0][:80]
         if kind not in self._counts and len(self._counts) < _MOST_KINDS:

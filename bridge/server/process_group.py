@@ -31,7 +31,7 @@ from bridge.server.server import SWITCH_INTERVAL, Server, check_drain_timeout
 from bridge.server.shutdown import DRAIN_TIMEOUT
 from bridge.transport.address import parse_address
 
-__all__ = ["ServerGroup"]
+__all__ = ["ServerGroup", "registered_specs"]
 
 START_TIMEOUT = 120.0
 """Seconds that all servers together have to start."""
@@ -245,6 +245,13 @@ class ServerGroup(Server):
         """The environment ids that a client may name."""
         return list(self._children[0].env_ids)
 
+    def status(self) -> dict[str, Any]:
+        """Return what all servers do and have done together; the longest `uptime`, and `draining` where one drains."""
+        found = [said["status"] for said in self._ask()]
+        together: dict[str, Callable[..., Any]] = {"uptime": max, "draining": any}
+        names = found[0] if found else ()
+        return {name: together.get(name, sum)([status[name] for status in found]) for name in names}
+
     def _ask(self) -> list[dict[str, Any]]:
         """Ask every server that is alive how it is; nothing once they are stopped, or belong to a parent process."""
         with self._asking:
@@ -378,17 +385,21 @@ def _shifted(arguments: Mapping[str, Any], index: int) -> dict[str, Any]:
     return mine
 
 
-def _payload(env: Any, arguments: Mapping[str, Any]) -> bytes:
-    """What a child needs: the environment, and the specs that this process may have registered itself."""
+def registered_specs(env: Any) -> list[gymnasium.envs.registration.EnvSpec]:
+    """Return the specs that this process has of the ids and patterns of a served environment; none of a callable."""
     names: Sequence[str] = [env] if isinstance(env, str) else env if isinstance(env, (list, tuple)) else []
     patterns = [name.rpartition(":")[2] for name in names if isinstance(name, str)]
-    specs = [
+    return [
         spec
         for key, spec in gymnasium.registry.items()
         if any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
     ]
+
+
+def _payload(env: Any, arguments: Mapping[str, Any]) -> bytes:
+    """What a child needs: the environment, and the specs that this process may have registered itself."""
     try:
-        payload: bytes = cloudpickle.dumps((env, dict(arguments), specs))
+        payload: bytes = cloudpickle.dumps((env, dict(arguments), registered_specs(env)))
     except Exception as error:
         raise SettingError(
             f"the environment {env!r:.80} cannot be sent to another process: {error!r}; serve it by its id, or by a "
@@ -430,7 +441,7 @@ def run_child() -> None:
         for line in stdin:
             command = line.decode().split()
             if command[:1] == ["count"]:
-                say(connections=server.connections, worlds=server.worlds)
+                say(connections=server.connections, worlds=server.worlds, status=server.status())
             elif command[:1] == ["drain"]:
                 server.drain(float(command[1]))
             else:

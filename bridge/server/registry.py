@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -111,6 +112,11 @@ class Registry:
         self._closing: set[Pending[None]] = set()
         """The worlds that are being closed where nobody waits for an answer."""
         self._closed = False
+        self._began = time.monotonic()
+        self._past_steps = self._past_episodes = 0
+        """Of worlds that went."""
+        self.counted: dict[str, Callable[[], int]] = {}
+        """What other parts of the server count, for `status`."""
 
     @property
     def names(self) -> list[str]:
@@ -121,6 +127,25 @@ class Registry:
     def worlds(self) -> list[World]:
         """The worlds that there are."""
         return [entry.world for entry in list(self._entries.values()) if entry is not None]
+
+    def status(self) -> dict[str, Any]:
+        """Return what the server does, as the property `server.status` says it. May be called by any thread."""
+        found = [(world, world.counts()) for world in self.worlds]
+        return {
+            "uptime": time.monotonic() - self._began,
+            "draining": self._closed,
+            "worlds": len(found),
+            "slots": sum(counts.lanes for world, counts in found if world.agents),
+            "steps": self._past_steps + sum(counts.steps for _, counts in found),
+            "episodes": self._past_episodes + sum(counts.episodes for _, counts in found),
+            **{name: count() for name, count in self.counted.items()},
+        }
+
+    def _retire(self, world: World) -> None:
+        """Keep the counts of a world that goes."""
+        counts = world.counts()
+        self._past_steps += counts.steps
+        self._past_episodes += counts.episodes
 
     async def prepare(self) -> None:
         """Make the environment of the first world ahead; raises RequestError where it cannot be made."""
@@ -174,6 +199,8 @@ class Registry:
                 await entry.world.close()
             world = await self._source.make_world(DEFAULT_WORLD, {}, self._runtime)
             await self._refuse_late(world)
+            if entry is not None:
+                self._retire(entry.world)
             self._entries[DEFAULT_WORLD] = _Entry(world, None)
             return world
         finally:
@@ -203,6 +230,7 @@ class Registry:
         entry = self._entries.get(name)
         if entry is None:
             raise self._unknown(name)
+        self._retire(entry.world)
         del self._entries[name]
         entry.world.resets.close()
         await entry.world.close()
@@ -257,6 +285,7 @@ class Registry:
         entry = self._entries.pop(name)
         if entry is None:
             return
+        self._retire(entry.world)
         pending: Pending[None] = Pending()
         self._closing.add(pending)
 
@@ -313,6 +342,7 @@ class Registry:
                     lambda: self.unix_path or "",
                 ),
                 Property("server.worlds", NUMBER, "the number of worlds now", lambda: len(self.names)),
+                Property("server.status", ENCODED, "what the server does and has done, a dict", self.status),
                 *([Property("server.web", TEXT, "the worlds, as JSON", self._overview)] if self.lists_worlds else []),
                 *limits,
             ]

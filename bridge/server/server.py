@@ -191,6 +191,8 @@ class Server:
             cut=self._connections.close,
         )
         self._loop.requests, self._loop.serve = calls.ready, calls.serve_ready
+        counted = {"connections": lambda: self._count.value, "failures": lambda: calls.failures.total}
+        self._registry.counted = counted
         return calls
 
     def _warn(self, security: Security) -> None:
@@ -277,6 +279,10 @@ class Server:
     def env_ids(self) -> list[str]:
         """The environment ids that a client may name."""
         return self._source.env_ids
+
+    def status(self) -> dict[str, Any]:
+        """Return what it does and has done, as its property `server.status` says it (docs/properties.md)."""
+        return self._registry.status()
 
     # Serving
 

@@ -42,22 +42,27 @@ def server_context(certificate: bytes, key: bytes, client_ca: bytes | None, *alp
     return context
 
 
-def client_context(credentials: ClientCredentials, alpn: str | None = None) -> ssl.SSLContext:
-    """Return what a client's ends are made with; the server's certificate and its name are always looked at.
+def client_context(credentials: ClientCredentials, alpn: str | None = None, *, verify: bool = True) -> ssl.SSLContext:
+    """Return what a client's ends are made with.
 
     Args:
         credentials: What is shown there, and what is trusted.
         alpn: The name of what is spoken within; None: none is sent.
+        verify: Whether the server's certificate and its name are looked at.
 
     Raises:
         SettingError: The certificate and its key do not belong together, or there is none in `tls_ca`.
     """
-    return _client_context(credentials.tls_ca, credentials.tls_certificate, credentials.tls_key, alpn)
+    return _client_context(credentials.tls_ca, credentials.tls_certificate, credentials.tls_key, alpn, verify)
 
 
 @functools.lru_cache(maxsize=16)  # a vector of environments connects a hundred times with the same files
-def _client_context(ca: bytes | None, certificate: bytes | None, key: bytes | None, alpn: str | None) -> ssl.SSLContext:
+def _client_context(
+    ca: bytes | None, certificate: bytes | None, key: bytes | None, alpn: str | None, verify: bool
+) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if not verify:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if alpn is not None:
         context.set_alpn_protocols([alpn])
     if ca is None:

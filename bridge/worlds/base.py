@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ __all__ = [
     "DEFAULT_PLAYER",
     "Agent",
     "World",
+    "WorldCounts",
     "answer_to",
     "environment_failure",
     "failures_in",
@@ -130,6 +132,18 @@ class Agent(abc.ABC):
         raise RequestError(Code.UNIMPLEMENTED, f"this world has no methods to call, so not {request.name!r} either")
 
 
+@dataclasses.dataclass(frozen=True)
+class WorldCounts:
+    """How much a world has done."""
+
+    lanes: int = 1
+    """Its environments."""
+    steps: int = 0
+    """Steps of its environments, counted for each lane."""
+    episodes: int = 0
+    """Episodes that ended, counted for each lane."""
+
+
 class World(abc.ABC):
     """Something that agents join.
 
@@ -191,6 +205,10 @@ class World(abc.ABC):
     def alive(self) -> bool:
         """Whether it can still be joined; a world that ended by itself cannot."""
         return True
+
+    def counts(self) -> WorldCounts:
+        """Return how much it has done. May be called by any thread."""
+        return WorldCounts()
 
     @abc.abstractmethod
     async def close(self) -> None:

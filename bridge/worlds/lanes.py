@@ -78,6 +78,8 @@ class VectorAgent(EnvAgent):
             self._reward[...] = self._rewards.read_lanes(reward, self._notes)
             self._terminated[...] = terminated
             self._truncated[...] = truncated
+        if np.count_nonzero(self._terminated) or np.count_nonzero(self._truncated):
+            self._world.episodes += self.ended(pb.RUNNING)[1]
         return pb.RUNNING
 
     def ended(self, state: int) -> tuple[int, int]:

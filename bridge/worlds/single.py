@@ -15,7 +15,16 @@ from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.access import refuse_private
-from bridge.worlds.base import DEFAULT_PLAYER, Agent, World, answer_to, failures_in, read_bytes, refuse_unknown
+from bridge.worlds.base import (
+    DEFAULT_PLAYER,
+    Agent,
+    World,
+    WorldCounts,
+    answer_to,
+    failures_in,
+    read_bytes,
+    refuse_unknown,
+)
 from bridge.worlds.rewards import Rewards
 from bridge.worlds.scheduling import Scheduler
 
@@ -221,6 +230,8 @@ class GymAgent(EnvAgent):
             self._truncated[...] = bool(truncated)
         except Exception as error:
             raise answer_to("step", error) from error
+        if terminated or truncated:
+            self._world.episodes += 1
         return pb.TERMINATED if terminated else pb.INTERRUPTED if truncated else pb.RUNNING
 
     def values(self, uids: Sequence[int]) -> list[Array | float | bool | bytes]:
@@ -262,6 +273,8 @@ class EnvWorld(World):
     def __init__(self, name: str, env: Any, scheduler: Scheduler) -> None:
         super().__init__(name, scheduler)
         self.env: Any = env
+        self.episodes = 0
+        """Episodes that ended, counted for each lane."""
         self._agent: EnvAgent | None = None
         self._closed = False
         self._carried: tuple[Any, Any] = (None, None)
@@ -304,6 +317,11 @@ class EnvWorld(World):
     def newest(self) -> tuple[Any, Any] | None:
         """Observation and info of the running episode; None: nobody plays one."""
         return None if self._agent is None else self._agent.newest
+
+    def counts(self) -> WorldCounts:
+        """Return how much it has done; a call that failed counts as a step too."""
+        lanes = getattr(self.env, "num_envs", 1)
+        return WorldCounts(lanes, self.env.times.step.count * lanes, self.episodes)
 
     def refuse_if_over(self) -> None:
         """Raise where the world is destroyed, or its environment has ended by itself."""

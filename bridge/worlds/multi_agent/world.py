@@ -237,6 +237,7 @@ class MultiAgentWorld(EnvWorld):
                 choose = partial(self._default_action, agent, call.missing[name], self._members.spaces[name][1])
                 actions[agent] = await self._executor.run(in_environment, "step", choose)
         *results, alive = await self.env.step(actions)
+        self.episodes += not alive
         self.table.stepped([self._members.named(part) for part in results], [str(agent) for agent in alive])
 
     def _carried_out(self, result: None, error: BaseException | None) -> None:

@@ -21,7 +21,7 @@ from bridge.encoding.tensors import Array, unpack_tensor
 from bridge.errors import Code, RequestError, TensorError
 from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.worlds.base import Agent
+from bridge.worlds.base import Agent, WorldCounts
 from bridge.worlds.realtime.agent import RealtimeAgent
 from bridge.worlds.realtime.loop import Job, Observer, Phase, RealtimeLoop
 from bridge.worlds.resets import ResetOrder
@@ -144,6 +144,14 @@ class ClockedWorld(EnvWorld, abc.ABC):
     def seats(self) -> Mapping[str, bool]:
         """Whether somebody plays."""
         return {"agent": self.has_players}
+
+    def counts(self) -> WorldCounts:
+        """Return how much it has done; frames count as steps."""
+        lanes = self.loop.lanes
+        under_way = sum(lane.phase in (Phase.RUNNING, Phase.RESETTING) and lane.episode > 0 for lane in lanes)
+        return WorldCounts(
+            len(lanes), sum(lane.frames for lane in lanes), sum(lane.episode for lane in lanes) - under_way
+        )
 
     def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
         """Take the settings of a ResetWorld; the first agent that is told carries it out."""

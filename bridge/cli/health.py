@@ -1,0 +1,51 @@
+"""`bridge health`: whether a server takes worlds, as an exit code, for the probes of Kubernetes and others."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import Any
+
+from bridge.cli.program import FAILED, OK, positive
+from bridge.fleet.health import SERVING, check_health
+from bridge.transport.address import parse_address
+from bridge.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
+
+__all__ = ["register"]
+
+_EPILOG = """examples:
+  bridge health grpc://localhost:50051
+  bridge health grpcs://localhost:50051 --no-verify    with TLS, from within the container
+  bridge health unix:///run/env.sock --timeout 2
+
+It prints SERVING, and exits with 0, or NOT_SERVING, and exits with 1, as it does where nobody answers. It needs no
+token. Servers have a health service where the extra `ops` is installed.
+"""
+
+
+def register(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "health", description="Ask a server by gRPC's health service whether it takes worlds.", epilog=_EPILOG
+    )
+    parser.add_argument("url", metavar="URL", help="grpc://HOST:PORT, grpcs://HOST:PORT or unix:///PATH")
+    parser.add_argument(
+        "--timeout", type=positive, default=5.0, metavar="S", help="seconds to wait for the answer (default: 5)"
+    )
+    parser.add_argument(
+        "--no-verify",
+        action="store_true",
+        help="with TLS: take any certificate, which is for a probe of this very machine",
+    )
+    add_credential_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ask, and print the answer."""
+    address = parse_address(arguments.url)
+    credentials = ClientCredentials.of(**credential_keywords(arguments))
+    address = dataclasses.replace(address, credentials=credentials)
+    status = check_health(address, arguments.timeout, verify=not arguments.no_verify)
+    print(status)
+    return OK if status == SERVING else FAILED

@@ -1,0 +1,240 @@
+"""`bridge top`: servers and fleets in a table that renews itself."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from bridge.cli.program import FAILED, OK, positive, say
+from bridge.errors import SettingError
+from bridge.fleet.top import ServerRow, Snapshot, Top, find_directory
+from bridge.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
+
+__all__ = ["register", "render"]
+
+_EPILOG = """examples:
+  bridge top grpc://localhost:50051
+  bridge top host-a:50051 host-b:50051           several servers
+  bridge top file:///shared/urls.txt             a file with a URL a line, as on Slurm
+  bridge top grpc+dns://envs.default.svc:50051   every address of a name, as of a headless Service
+  bridge top ray://cart                          a fleet on the Ray cluster that this machine belongs to
+  bridge top ray://cart --json --interval 10     an object a line, for other programs
+
+Ctrl-C ends it. It exits with 1 if none of the servers answered the last time.
+"""
+_BARS = "▁▂▃▄▅▆▇█"
+_STYLES = {"serving": "green", "draining": "yellow"}
+# Lines of the screen that are no rows of servers.
+_FRAME = 8
+
+
+def register(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "top",
+        description="Show servers, or all servers of a fleet: worlds, slots, steps per second, episodes, failures.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument(
+        "targets",
+        metavar="URL",
+        nargs="+",
+        help="grpc://HOST:PORT of a server, or several; or one of file:///PATH, grpc+dns://HOST:PORT, ray://FLEET",
+    )
+    parser.add_argument(
+        "--interval", type=positive, default=2.0, metavar="S", help="seconds between two looks (default: 2)"
+    )
+    parser.add_argument("--json", action="store_true", help="print an object a line, one at each look, and no table")
+    parser.add_argument("--count", type=_count, metavar="N", help="end after so many looks (default: on Ctrl-C)")
+    parser.add_argument(
+        "--timeout", type=positive, default=2.0, metavar="S", help="seconds that a server has to answer (default: 2)"
+    )
+    add_credential_options(parser)
+    parser.set_defaults(run=run)
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
+    return int(text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Look until Ctrl-C, or `--count`."""
+    output = _JsonOutput() if arguments.json else _TableOutput()
+    credentials = ClientCredentials.of(**credential_keywords(arguments))
+    directory = find_directory(arguments.targets)
+    answered = False
+    with Top(directory, " ".join(arguments.targets), credentials, arguments.timeout) as top, output:
+        looks, due = 0, time.monotonic()
+        try:
+            while arguments.count is None or looks < arguments.count:
+                time.sleep(max(0.0, due - time.monotonic()))
+                due = time.monotonic() + arguments.interval
+                snapshot = top.look()
+                answered = any(row.state in _STYLES for row in snapshot.servers)
+                output.show(snapshot)
+                looks += 1
+        except KeyboardInterrupt:  # how it is ended
+            pass
+    return OK if answered else FAILED
+
+
+class _JsonOutput:
+    """Prints an object a line."""
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End."""
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Print what there is now."""
+        say(json.dumps(snapshot.as_json()))
+
+
+class _TableOutput:
+    """Draws a table: on a terminal in the same place again and again, else one below the other.
+
+    Raises:
+        SettingError: The package `rich` is not installed.
+    """
+
+    def __init__(self) -> None:
+        try:
+            from rich.console import Console
+            from rich.live import Live
+        except ImportError as error:
+            raise SettingError(
+                "bridge top needs the package rich: pip install 'gymnasium-bridge[top]'; --json does without"
+            ) from error
+        self._console = Console(soft_wrap=False)
+        self._live = Live(console=self._console, auto_refresh=False, screen=False)
+
+    def __enter__(self) -> None:
+        """Begin."""
+        if sys.stdout.isatty():
+            self._live.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the last table on the screen."""
+        self._live.stop()
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Draw what there is now."""
+        if sys.stdout.isatty():
+            self._live.update(render(snapshot, self._console.height - _FRAME), refresh=True)
+        else:
+            self._console.print(render(snapshot), "")
+
+
+def render(snapshot: Snapshot, rows: int | None = None) -> Any:
+    """Return a table of rich.
+
+    Args:
+        snapshot: What to show.
+        rows: The most servers to list; those that do not serve come first then. None: all.
+    """
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
+    table.add_column("server", no_wrap=True, overflow="ellipsis", min_width=12)
+    table.add_column("state", no_wrap=True)
+    for column in ("worlds", "slots", "steps/s", "steps", "episodes", "failures", "up"):
+        table.add_column(column, justify="right", no_wrap=True)
+    listed, left = _listed(snapshot.servers, rows)
+    for row in listed:
+        table.add_row(*_cells(row))
+    parts: list[Any] = [Text(_title(snapshot), style="bold"), *([Text(line) for line in _summary(snapshot)]), Text("")]
+    parts.append(table)
+    if left:
+        parts.append(Text(f"… and {left} more that serve", style="dim"))
+    problems = [f"{row.name}: {row.problem}" for row in listed if row.problem]
+    if snapshot.problem:
+        problems.insert(0, f"the directory cannot be read, its servers stay as they were: {snapshot.problem}")
+    parts += [Text(problem, style="red", no_wrap=True, overflow="ellipsis") for problem in problems[:3]]
+    if len(problems) > 3:
+        parts.append(Text(f"… and {len(problems) - 3} more problems", style="red"))
+    return Group(*parts)
+
+
+def _listed(servers: Sequence[ServerRow], rows: int | None) -> tuple[list[ServerRow], int]:
+    """Return the servers to list, and how many are left out."""
+    if rows is None or len(servers) <= rows:
+        return list(servers), 0
+    order = sorted(range(len(servers)), key=lambda index: servers[index].state == "serving")
+    rows = max(1, rows - 1)
+    return [servers[index] for index in order[:rows]], len(servers) - rows
+
+
+def _title(snapshot: Snapshot) -> str:
+    return f"{snapshot.target}   {time.strftime('%H:%M:%S', time.localtime(snapshot.time))}"
+
+
+def _summary(snapshot: Snapshot) -> list[str]:
+    total = snapshot.total()
+    servers = f"{total['serving']} of {total['servers']} servers serve"
+    for state, count in Counter(row.state for row in snapshot.servers if row.state != "serving").items():
+        servers += f", {count} {state}"
+    slots = f"{total['slots_used']:,}" if total["slots"] is None else f"{total['slots_used']:,} of {total['slots']:,}"
+    failures = f", {total['failures']:,} failures" if total["failures"] else ""
+    rate = total["steps_per_second"]
+    return [
+        servers,
+        f"{total['worlds']:,} worlds, {slots} slots used, {total['episodes']:,} episodes{failures}",
+        "" if rate is None else f"{rate:,.0f} steps/s  {_bars(snapshot.history)}",
+    ]
+
+
+def _bars(history: Sequence[float]) -> str:
+    """Draw numbers as bars, the largest as high as a line."""
+    most = max(history, default=0.0)
+    if len(history) < 2 or not most:
+        return ""
+    return "".join(_BARS[min(len(_BARS) - 1, int(number / most * len(_BARS)))] for number in history)
+
+
+def _cells(row: ServerRow) -> list[Any]:
+    from rich.text import Text
+
+    state = Text(row.state, style=_STYLES.get(row.state, "red"))
+    if row.state not in _STYLES:
+        return [row.name, state, *(["-"] * 7)]
+    slots = f"{row.slots_used:,}" if row.slots is None else f"{row.slots_used:,}/{row.slots:,}"
+    rate = "-" if row.steps_per_second is None else f"{row.steps_per_second:,.0f}"
+    failures = Text(f"{row.failures:,}", style="red" if row.failures else "")
+    return [
+        row.name,
+        state,
+        f"{row.worlds:,}",
+        slots,
+        rate,
+        f"{row.steps:,}",
+        f"{row.episodes:,}",
+        failures,
+        _duration(row.uptime),
+    ]
+
+
+def _duration(seconds: float) -> str:
+    """Write seconds in the two largest units: `2d 3h`, `5m 12s`, `42s`."""
+    left = int(seconds)
+    parts: list[str] = []
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count or parts or unit == "s":
+            parts.append(f"{count}{unit}")
+    return " ".join(parts[:2])

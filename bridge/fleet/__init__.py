@@ -1,0 +1,1 @@
+"""Servers of a fleet: started, watched and shown. `bridge.fleet.ray` needs the extra `ray`."""

@@ -1,0 +1,141 @@
+"""One call of gRPC's health service: for probes, which are to start fast and to wait for nothing else."""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import closing
+from typing import Any
+
+from bridge.errors import (
+    Code,
+    ConnectError,
+    ConnectionLostError,
+    RefusedError,
+    RemoteError,
+    RemoteTimeoutError,
+    SettingError,
+)
+from bridge.transport.address import Address
+from bridge.transport.frames import HeadersReceived, Http2Error, StreamEnded, StreamReset
+from bridge.transport.http2 import Http2
+from bridge.transport.messages import MessageReader, pack_prefix
+from bridge.transport.remedies import remedy
+from bridge.transport.tls import client_context
+
+__all__ = ["NOT_SERVING", "SERVING", "check_health"]
+
+SERVING = "SERVING"
+"""The server takes worlds."""
+NOT_SERVING = "NOT_SERVING"
+"""It answers, and takes no more."""
+# HealthCheckResponse: field 1, a number.
+_ANSWERS = {b"\x08\x01": SERVING, b"\x08\x02": NOT_SERVING}
+_PATH = "/grpc.health.v1.Health/Check"
+_MAX_BYTES = 4096
+
+
+def check_health(address: Address, timeout: float, *, verify: bool = True) -> str:
+    """Ask a server how it is.
+
+    Args:
+        address: The server; its token is not needed.
+        timeout: Seconds for all of it.
+        verify: With TLS, whether the server's certificate is looked at. A probe of the very machine need not.
+
+    Returns:
+        `SERVING`, or `NOT_SERVING` for one that drains or stops.
+
+    Raises:
+        ConnectError, ConnectionLostError: Nobody answers there.
+        RemoteTimeoutError: There is no answer within `timeout` seconds.
+        RefusedError: It has no health service, or refuses.
+        SettingError: The credentials cannot be used.
+    """
+    deadline = time.monotonic() + timeout
+    url = address.url
+    if address.credentials.has_tls and not address.tls:
+        raise SettingError(f"certificates and tls_server_name are for TLS, but {url!r} is without: write grpcs://")
+    try:
+        with closing(_connect(address, timeout, verify)) as sock:
+            return _ask(sock, address, deadline)
+    except RemoteError:  # of which some are OSError, too
+        raise
+    except TimeoutError as error:
+        raise RemoteTimeoutError(url, f"no answer to a health check within {timeout:g} s") from error
+    except OSError as error:
+        details = error.strerror or str(error)
+        raise ConnectError(url, f"no connection: {details}. {remedy(address.scheme, details)}") from error
+
+
+def _connect(address: Address, timeout: float, verify: bool) -> socket.socket:
+    if address.path:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(timeout)
+        try:
+            sock.connect(address.path)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+    sock = socket.create_connection((address.host, address.port), timeout)
+    if not address.tls:
+        return sock
+    try:
+        context = client_context(address.credentials, "h2", verify=verify)
+        return context.wrap_socket(sock, server_hostname=address.server_name)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _ask(sock: socket.socket, address: Address, deadline: float) -> str:
+    http = Http2(client=True)
+    stream = http.open_stream(
+        [
+            (":method", "POST"),
+            (":scheme", "https" if address.tls else "http"),
+            (":path", _PATH),
+            (":authority", address.authority),
+            ("te", "trailers"),
+            ("content-type", "application/grpc"),
+        ]
+    )
+    stream.reader = MessageReader(_MAX_BYTES)
+    http.send_data(stream, [pack_prefix(0, 0)], 5)  # the empty request: the server as a whole
+    http.end_stream(stream)
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        sock.settimeout(left)
+        sock.sendall(b"".join(http.data_to_send()))
+        data = sock.recv(65536)
+        if not data:
+            raise ConnectionLostError(address.url, "it closed the connection without an answer")
+        try:
+            events = http.receive_data(data)
+        except Http2Error as error:
+            raise ConnectError(address.url, f"no gRPC server: {error}. {remedy(address.scheme, str(error))}") from error
+        for _, event in events:
+            said = _read(address.url, event)
+            if said is not None:
+                return said
+
+
+def _read(url: str, event: Any) -> str | None:
+    """Return what an event says of the server's health; None: nothing yet."""
+    if isinstance(event, (bytes, bytearray)):
+        return _ANSWERS.get(bytes(event), f"status {bytes(event).hex() or 'UNKNOWN'}")
+    if isinstance(event, HeadersReceived):
+        code = event.fields.get("grpc-status", "0" if not event.end_stream else "2")
+        if code == str(int(Code.UNIMPLEMENTED)):
+            text = "it has no health service; servers of this package have it with: pip install 'gymnasium-bridge[ops]'"
+            raise RefusedError(url, text, Code.UNIMPLEMENTED)
+        if event.end_stream or code != "0":
+            number = int(code) if code.isdigit() and len(code) < 3 else int(Code.UNKNOWN)
+            raise RefusedError(url, event.fields.get("grpc-message", "") or Code.named(number), number)
+        return None
+    if isinstance(event, (StreamReset, StreamEnded)):
+        raise ConnectionLostError(url, "it ended the call without an answer")
+    raise ConnectError(url, f"its answer is no health status: {event!r:.80}")

@@ -1,0 +1,339 @@
+"""Fleets on Ray: servers in detached actors, spread over a cluster, which clients find through a directory.
+
+    from bridge.fleet.ray import launch, attach
+
+Ray places the servers and starts them anew where a process or a machine is lost. A server that was started anew has
+another URL; a `Fleet` is the directory that `make_vec_remote` watches, so nobody needs to know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+try:
+    import ray
+except ModuleNotFoundError as problem:
+    text = "fleets on Ray need the package ray: pip install 'gymnasium-bridge[ray]'"
+    raise ModuleNotFoundError(text, name=problem.name) from problem
+import ray.cloudpickle
+import ray.util
+
+from bridge.client.endpoints import Endpoint
+from bridge.errors import ConnectionLostError, RemoteError, RemoteTimeoutError, SettingError
+from bridge.fleet.plan import FleetStatus
+from bridge.fleet.ray_actors import NAMESPACE, FleetSettings, Supervisor, actor_options, server_prefix
+from bridge.server.process_group import registered_specs
+from bridge.server.serve import serve_gym
+from bridge.server.server import check_drain_timeout
+from bridge.transport.credentials import Token, read_pem
+from bridge.worlds.source import EnvLike
+
+__all__ = ["Fleet", "attach", "launch"]
+
+# Ray keeps an argument itself, rather than with the process that gave it, up to 100 KiB of it and 10 MiB in all.
+_PIECE = 64 * 1024
+_MOST_BYTES = 8 * 1024 * 1024
+_TIMEOUT = 20.0
+_POLL = 0.1
+_FLEETS_OWN = ("host", "port", "unix_path", "processes", "start", "token_file", "tls_client_ca")
+
+
+def launch(
+    env: EnvLike,
+    *,
+    servers: int,
+    num_envs: int = 1,
+    name: str | None = None,
+    slots_per_server: int | None = None,
+    cpus_per_server: float = 1.0,
+    drain_timeout: float = 600.0,
+    ray_options: Mapping[str, Any] | None = None,
+    timeout: float = 120.0,
+    **serve_options: Any,
+) -> Fleet:
+    """Start servers on a Ray cluster, and return once all of them serve.
+
+    Ray is connected to, or started on this machine, as `ray.init()` does, where the program has not done so. The
+    servers outlive this program, unless the fleet is used as a context manager, which shuts it down.
+
+    Example:
+        with launch("CartPole-v1", servers=100, num_envs=64, name="cart") as fleet:
+            envs = BlockingReset(make_vec_remote(fleet, num_envs=6400))
+
+    Args:
+        env: What to serve, as for `serve_gym`. A callable travels as Ray pickles it; the machines of the cluster need
+            what it imports, and this package (`runtime_env`).
+        servers: How many servers.
+        num_envs: The lanes of each world.
+        name: The fleet's name in the cluster, for `attach`; None: one is made up.
+        slots_per_server: How many slots a server carries, a multiple of `num_envs`; None: one world of them.
+        cpus_per_server: The CPUs that Ray reserves for each server.
+        drain_timeout: Seconds that a server has to get rid of its clients when the fleet is made smaller: no less than
+            the longest episode, where none is to be cut.
+        ray_options: Further options of the servers' actors, such as `{"num_gpus": 0.1, "runtime_env": {…}}`.
+        timeout: Seconds to wait until all servers serve.
+        serve_options: Further keywords of `serve_gym`. Without `token`, one is made; `insecure=True` goes without.
+
+    Returns:
+        The fleet, a directory for `make_vec_remote`.
+
+    Raises:
+        SettingError: An argument is out of its range, the name is taken, the environment cannot be pickled, or a server
+            cannot start; nothing is left behind then.
+        RemoteTimeoutError: The cluster has no room for all servers within `timeout` seconds; nothing is left behind.
+    """
+    _check_numbers(servers=servers, num_envs=num_envs)
+    slots = num_envs if slots_per_server is None else slots_per_server
+    _check_numbers(slots_per_server=slots)
+    if slots % num_envs:
+        raise SettingError(f"expected slots_per_server to be a multiple of num_envs={num_envs}, got {slots}")
+    check_drain_timeout(drain_timeout)
+    options = {**_checked_options(serve_options), "num_envs": num_envs, "drain_timeout": drain_timeout}
+    token = _token(options)
+    name = f"fleet-{secrets.token_hex(4)}" if name is None else name
+    if not isinstance(name, str) or not name or "/" in name:
+        raise SettingError(f"expected the name of a fleet to be a text without '/', got {name!r}")
+    pieces = _pieces(env, options)
+    of_actors = {"num_cpus": cpus_per_server, **(ray_options or {})}
+    return _start(FleetSettings(name, num_envs, slots, token, drain_timeout, of_actors), servers, pieces, timeout)
+
+
+def _start(settings: FleetSettings, servers: int, pieces: list[bytes], timeout: float) -> Fleet:
+    """Start a supervisor, and wait for its servers; leave nothing behind where they do not come."""
+    name = settings.name
+    if not ray.is_initialized():
+        ray.init()
+    if _find(name) is not None:
+        raise SettingError(f"there is a fleet {name!r} already: use attach({name!r}), or shut it down, or another name")
+    supervisor: Any = ray.remote(Supervisor)
+    supervisor.options(**actor_options(name, num_cpus=0, max_task_retries=-1)).remote(settings, servers, *pieces)
+    fleet = Fleet(name, owner=True)
+    try:
+        fleet.wait(timeout)
+    except BaseException:
+        with contextlib.suppress(RemoteError):  # what went wrong first is to be told
+            fleet.shutdown()
+        raise
+    return fleet
+
+
+def attach(name: str) -> Fleet:
+    """Return a fleet that another program launched on the cluster; leaving its `with` block does not end it.
+
+    Raises:
+        SettingError: There is none of this name.
+    """
+    _require(name)
+    return Fleet(name)
+
+
+class Fleet:
+    """The servers of a fleet: a directory for `make_vec_remote`. Made by `launch` and `attach`; can be pickled.
+
+    Args:
+        name: Its name.
+        owner: Whether leaving its `with` block shuts it down.
+    """
+
+    def __init__(self, name: str, *, owner: bool = False) -> None:
+        self.name = name
+        """Its name."""
+        self._owner = owner
+        self._handle: Any = None
+        self._asked = False
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Fleet, (self.name,)
+
+    def __repr__(self) -> str:
+        return f"Fleet({self.name!r})"
+
+    def endpoints(self) -> list[Endpoint]:
+        """Return the servers that answer, those that drain included.
+
+        Raises:
+            OSError: The fleet's supervisor does not answer.
+        """
+        found: list[Endpoint] = self._ask("endpoints")
+        return found
+
+    def status(self) -> FleetStatus:
+        """Return how the servers are, as their supervisor saw them about a second ago."""
+        found: FleetStatus = self._ask("status")
+        return found
+
+    def scale(self, servers: int, *, force: bool = False) -> None:
+        """Change the number of servers. Returns at once; `wait` waits until it is so.
+
+        Servers that are given up drain: they take no more worlds, and their clients move to the others, single
+        environments at the end of their episode. Those with the fewest slots go first.
+
+        Args:
+            servers: How many there are to be.
+            force: Also where the clients have more slots than so many servers carry: then each carries more.
+
+        Raises:
+            SettingError: The clients need more servers.
+        """
+        _check_numbers(servers=servers)
+        refused = self._ask("scale", servers, bool(force))
+        if refused:
+            raise SettingError(refused)
+
+    def wait(self, timeout: float = 120.0) -> None:
+        """Wait until as many servers serve as are wanted, and those that are not have ended.
+
+        Raises:
+            RemoteTimeoutError: It is not so within `timeout` seconds; the message says how many serve.
+            SettingError: No server can start, with the reason.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                status = self.status()
+            except (ConnectionLostError, RemoteTimeoutError):  # the supervisor has no process yet, or anew
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_POLL)
+                continue
+            if status.ready:
+                return
+            serving = sum(server.state == "serving" for server in status.servers)
+            if status.problem and not serving:
+                raise SettingError(f"the servers of the fleet {self.name!r} cannot start: {status.problem}")
+            if time.monotonic() >= deadline:
+                raise RemoteTimeoutError(self._url, f"{self._lack(status, serving)} within {timeout:g} s")
+            time.sleep(_POLL)
+
+    def _lack(self, status: FleetStatus, serving: int) -> str:
+        if len(status.servers) > status.wanted:
+            return f"expected {status.wanted} servers, got {len(status.servers)}, of which some still drain,"
+        free = ray.available_resources().get("CPU", 0.0)
+        return (
+            f"expected {status.wanted} servers to serve, got {serving}; the cluster has {free:g} CPUs free, so add "
+            "machines, or give a smaller servers= or cpus_per_server=; they did not start"
+        )
+
+    def shutdown(self, timeout: float = 60.0) -> None:
+        """End all servers and their supervisor; clients lose their slots. Where it is gone already: nothing."""
+        try:
+            if _find(self.name) is not None:
+                self._ask("shutdown", timeout=timeout)
+        finally:
+            # First the supervisor, which would start others; the servers are gone already where it answered.
+            prefix = server_prefix(self.name)
+            for name in [self.name, *(name for name in _names() if name.startswith(prefix))]:
+                handle = _find(name)
+                if handle is not None:
+                    ray.kill(handle, no_restart=True)
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._owner:
+            self.shutdown()
+
+    @property
+    def _url(self) -> str:
+        return f"fleet {self.name!r}"
+
+    def _ask(self, method: str, *arguments: Any, timeout: float = _TIMEOUT) -> Any:
+        """Call a method of the supervisor, which may just be starting anew."""
+        with self._lock:
+            if self._asked and not ray.is_initialized():  # and a thread that reads a directory must not change that
+                raise ConnectionLostError(self._url, "this program has left the Ray cluster, by ray.shutdown()")
+            if self._handle is None:
+                self._handle = _require(self.name)
+                self._asked = True
+            handle = self._handle
+        try:
+            return ray.get(getattr(handle, method).remote(*arguments), timeout=timeout)
+        except ray.exceptions.GetTimeoutError as error:
+            raise RemoteTimeoutError(self._url, f"its supervisor did not answer within {timeout:g} s") from error
+        except ray.exceptions.RayActorError as error:
+            with self._lock:
+                self._handle = None
+            raise ConnectionLostError(self._url, f"its supervisor is gone: {error}") from error
+
+
+def _names() -> list[str]:
+    """Return the names of all fleets and servers on the cluster."""
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    return [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
+
+
+def _find(name: str) -> Any:
+    """Return the supervisor of a fleet, or a server; None: there is none of this name."""
+    try:
+        return ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return None
+
+
+def _require(name: str) -> Any:
+    """Return the supervisor of a fleet of the cluster, to which a program is connected that is not yet."""
+    if not ray.is_initialized():
+        ray.init(address="auto")
+    handle = _find(name)
+    if handle is None:
+        there = sorted(name for name in _names() if "/" not in name)
+        raise SettingError(f"there is no fleet {name!r} on this Ray cluster; there are: {', '.join(there) or 'none'}")
+    return handle
+
+
+def _check_numbers(**numbers: Any) -> None:
+    for name, value in numbers.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise SettingError(f"expected {name} to be a positive integer, got {value!r}")
+
+
+def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Return keywords of `serve_gym`, or raise SettingError for those that it has not or that a fleet gives itself."""
+    known = inspect.signature(serve_gym).parameters
+    for name in options:
+        if name in _FLEETS_OWN:
+            raise SettingError(
+                f"{name} cannot be given for a fleet: its servers find hosts, ports and names themselves"
+            )
+        if name not in known or name == "env":
+            raise SettingError(f"launch has no keyword {name!r}; the further ones are those of serve_gym")
+    files: dict[str, Any] = {
+        name: read_pem(name, options[name]) for name in ("tls_certificate", "tls_key") if name in options
+    }
+    return {**options, **files}
+
+
+def _token(options: dict[str, Any]) -> str | None:
+    """Take what clients show from the keywords of `serve_gym`; make it where there is none."""
+    token, insecure = options.pop("token", None), options.pop("insecure", False)
+    if token is None:
+        return None if insecure else secrets.token_urlsafe(32)
+    return (token if isinstance(token, Token) else Token(token)).reveal()
+
+
+def _pieces(env: Any, options: dict[str, Any]) -> list[bytes]:
+    """Pickle what a server needs, in pieces that Ray keeps itself, so that servers outlive this program."""
+    try:
+        data: bytes = ray.cloudpickle.dumps((env, options, registered_specs(env)))
+    except Exception as error:
+        raise SettingError(
+            f"the environment {env!r:.80} cannot be sent to Ray's processes: {error!r}; serve it by its id, or by a "
+            "callable that makes it there"
+        ) from error
+    if len(data) > _MOST_BYTES:
+        raise SettingError(
+            f"expected an environment of at most {_MOST_BYTES} bytes as it is pickled, got {len(data)}; let the "
+            "callable read its data from a file or a Ray object"
+        )
+    return [data[start : start + _PIECE] for start in range(0, len(data), _PIECE)]

@@ -1,0 +1,292 @@
+"""What `bridge top` shows: the status of servers, read again and again, and what became of it in between."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+from bridge.client.endpoints import Directory, DnsDirectory, Endpoint, as_directory
+from bridge.client.inspector import Inspector
+from bridge.encoding.properties import read_encoded
+from bridge.errors import (
+    BridgeError,
+    Code,
+    RefusedError,
+    RemoteError,
+    RemoteTimeoutError,
+    SettingError,
+    UsageError,
+    shown_url,
+)
+from bridge.fleet.health import NOT_SERVING, check_health
+from bridge.transport.address import parse_address
+from bridge.transport.credentials import ClientCredentials
+
+__all__ = ["Fixed", "ServerRow", "Snapshot", "Top", "find_directory"]
+
+_AT_ONCE = 16
+_HISTORY = 40
+_RAY = "ray://"
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerRow:
+    """One server at one time."""
+
+    name: str
+    """Of its directory; its URL where it has none there."""
+    url: str
+    """Where it is, without a token."""
+    state: str
+    """`serving`, `draining`, `unreachable`, `silent` (no answer in time), or `refused`."""
+    slots: int | None = None
+    """The slots that it can carry; None: not known."""
+    slots_used: int = 0
+    """Lanes of worlds that a client is in."""
+    worlds: int = 0
+    """Its worlds."""
+    connections: int = 0
+    """Open connections, that of this program included."""
+    steps: int = 0
+    """Steps of its environments since it started, a lane each."""
+    steps_per_second: float | None = None
+    """The same since the last look; None: there is none to compare with."""
+    episodes: int = 0
+    """Episodes that ended since it started, a lane each."""
+    failures: int = 0
+    """Requests at which an environment raised since it started."""
+    uptime: float = 0.0
+    """Seconds since it started."""
+    problem: str = ""
+    """Why nothing is known of it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """All servers at one time."""
+
+    time: float
+    """Seconds since 1970."""
+    target: str
+    """What is looked at, without a token."""
+    servers: tuple[ServerRow, ...]
+    """The servers, in the directory's order."""
+    problem: str = ""
+    """Why the directory cannot be read; what it said before is shown."""
+    history: tuple[float, ...] = ()
+    """Steps per second of all servers together, the newest last."""
+
+    def total(self) -> dict[str, Any]:
+        """Return the sums over all servers."""
+        rates = [row.steps_per_second for row in self.servers if row.steps_per_second is not None]
+        slots = [row.slots for row in self.servers if row.state == "serving"]
+        sums = {
+            name: sum(getattr(row, name) for row in self.servers)
+            for name in ("slots_used", "worlds", "connections", "steps", "episodes", "failures")
+        }
+        return {
+            "servers": len(self.servers),
+            **{state: sum(row.state == state for row in self.servers) for state in ("serving", "draining")},
+            "slots": None if None in slots else sum(number for number in slots if number is not None),
+            **sums,
+            "steps_per_second": sum(rates) if rates else None,
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as an object for JSON."""
+        servers = [dataclasses.asdict(row) for row in self.servers]
+        return {
+            "time": self.time,
+            "target": self.target,
+            "problem": self.problem,
+            "servers": servers,
+            "total": self.total(),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed:
+    """A directory of URLs that stay as they are."""
+
+    urls: tuple[str, ...]
+    """Of one server each."""
+
+    def endpoints(self) -> list[Endpoint]:
+        """Return them."""
+        return [Endpoint(url) for url in self.urls]
+
+
+def find_directory(targets: Sequence[str]) -> Directory:
+    """Read what a command line names: URLs of servers, or one directory of them.
+
+    Args:
+        targets: URLs; or one of `file:///PATH`, `grpc+dns://HOST:PORT`, `grpcs+dns://HOST:PORT` and `ray://FLEET`.
+
+    Raises:
+        AddressError: One cannot be read.
+        SettingError: A directory is not alone, or the fleet is not there.
+    """
+    found = [_find(target) for target in targets]
+    directories = [each for each in found if each is not None]
+    if not directories:
+        return Fixed(tuple(targets))
+    if len(targets) > 1:
+        raise SettingError(f"expected several URLs of servers, or one directory alone, got {', '.join(targets)}")
+    return directories[0]
+
+
+def _find(target: str) -> Directory | None:
+    if target.startswith(_RAY):
+        try:
+            from bridge.fleet.ray import attach
+        except ImportError as error:
+            raise SettingError(f"{target} is a fleet on Ray: {error}") from error
+        return attach(target[len(_RAY) :])
+    directory = as_directory(target)
+    if directory is None:
+        parse_address(target)
+    return directory
+
+
+class Top:
+    """Looks at all servers of a directory, as often as it is asked to.
+
+    Args:
+        directory: Names the servers; read at each look.
+        target: What to call it.
+        credentials: What is shown to the servers.
+        timeout: Seconds that a server has to answer.
+        clock: Gives monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        target: str,
+        credentials: ClientCredentials | None = None,
+        timeout: float = 2.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._directory = directory
+        self._target = " ".join(shown_url(word) for word in target.split())
+        self._credentials = ClientCredentials.of() if credentials is None else credentials
+        name = directory.server_name if isinstance(directory, DnsDirectory) else None
+        if name is not None and self._credentials.tls_server_name is None:
+            self._credentials = dataclasses.replace(self._credentials, tls_server_name=name)
+        self._timeout = timeout
+        self._clock = clock
+        self._executor = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="bridge-top")
+        self._endpoints: Sequence[Endpoint] = ()
+        self._inspectors: dict[str, Inspector] = {}
+        self._before: dict[str, tuple[float, dict[str, Any]]] = {}
+        self._history: deque[float] = deque(maxlen=_HISTORY)
+        self._draining: dict[str, ServerRow] = {}
+        """What was last known of servers that drain."""
+
+    def look(self) -> Snapshot:
+        """Ask every server how it is."""
+        problem = ""
+        try:
+            self._endpoints = tuple(self._directory.endpoints())
+        except (BridgeError, OSError, ValueError) as error:
+            if not self._endpoints:
+                raise
+            problem = str(error)
+        known = {endpoint.url for endpoint in self._endpoints}
+        for url in set(self._inspectors) - known:
+            self._forget(url)
+        self._draining = {url: row for url, row in self._draining.items() if url in known}
+        rows = tuple(self._executor.map(self._row, self._endpoints))
+        rates = [row.steps_per_second for row in rows if row.steps_per_second is not None]
+        if rates:
+            self._history.append(sum(rates))
+        return Snapshot(time.time(), self._target, rows, problem, tuple(self._history))
+
+    def _row(self, endpoint: Endpoint) -> ServerRow:
+        """Ask one server; runs in a thread."""
+        url = shown_url(endpoint.url)
+        name = endpoint.name or url
+        last = self._draining.get(endpoint.url)
+        if last is not None:
+            return last if self._still_drains(endpoint.url) else ServerRow(name, url, "unreachable", endpoint.slots)
+        try:
+            inspector = self._inspectors.get(endpoint.url)
+            if inspector is None:
+                inspector = self._inspectors[endpoint.url] = Inspector(endpoint.url, self._timeout, self._credentials)
+            said: dict[str, Any] = read_encoded(inspector.read_property("server.status"))
+        except UsageError:
+            raise
+        except RemoteError as error:
+            self._forget(endpoint.url)
+            return ServerRow(name, url, _state(error), endpoint.slots, problem=" ".join(_explain(error).split()))
+        now = self._clock()
+        rate = self._rate(endpoint.url, now, said)
+        state = "draining" if said["draining"] or endpoint.draining else "serving"
+        row = ServerRow(
+            name=name,
+            url=url,
+            state=state,
+            slots=endpoint.slots,
+            slots_used=said["slots"],
+            steps_per_second=rate,
+            **{each: said[each] for each in ("worlds", "connections", "steps", "episodes", "failures", "uptime")},
+        )
+        if said["draining"]:  # it waits for its last connection to end, and takes no further ones
+            self._forget(endpoint.url)
+            self._draining[endpoint.url] = dataclasses.replace(row, steps_per_second=None)
+        return row
+
+    def _still_drains(self, url: str) -> bool:
+        address = dataclasses.replace(parse_address(url), credentials=self._credentials)
+        try:
+            return check_health(address, self._timeout, verify=False) == NOT_SERVING
+        except RefusedError:  # it has no health service
+            return True
+        except RemoteError:
+            return False
+
+    def _rate(self, url: str, now: float, said: dict[str, Any]) -> float | None:
+        """Return the steps per second since the last look."""
+        before, self._before[url] = self._before.get(url), (now, said)
+        if before is None or said["uptime"] < before[1]["uptime"] or now <= before[0]:
+            return None  # new, or started anew
+        return max(0.0, float(said["steps"] - before[1]["steps"]) / (now - before[0]))
+
+    def _forget(self, url: str) -> None:
+        self._before.pop(url, None)
+        inspector = self._inspectors.pop(url, None)
+        if inspector is not None:
+            with contextlib.suppress(RemoteError):
+                inspector.close()
+
+    def close(self) -> None:
+        """End the connections."""
+        self._executor.shutdown(wait=True)
+        for url in list(self._inspectors):
+            self._forget(url)
+
+    def __enter__(self) -> Top:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _state(error: RemoteError) -> str:
+    if isinstance(error, RemoteTimeoutError):
+        return "silent"
+    return "refused" if isinstance(error, RefusedError) else "unreachable"
+
+
+def _explain(error: RemoteError) -> str:
+    if isinstance(error, RefusedError) and error.code in (Code.NOT_FOUND, Code.UNIMPLEMENTED):
+        return "it has no property server.status: another server than Gymnasium Bridge's, or an older one"
+    return str(error).removeprefix(f"{error.url}: ")

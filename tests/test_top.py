@@ -1,0 +1,274 @@
+"""`bridge top`: what it reads of servers, what it computes, and how it looks."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dm_env_rpc.v1 import dm_env_rpc_pb2 as public_pb
+from rich.console import Console
+
+from bridge import make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge.cli import main
+from bridge.cli.top import render
+from bridge.client.endpoints import DnsDirectory, Endpoint, FileDirectory
+from bridge.errors import AddressError, Code, EnvironmentFailedError, SettingError
+from bridge.fleet.top import Fixed, ServerRow, Snapshot, Top, find_directory
+from bridge.testing import CountingEnv, VirtualClock
+from bridge.transport.certificates import make_certificates
+from bridge.transport.credentials import ClientCredentials
+from bridge.wrappers import BlockingReset
+from tests.parallel_envs import Relay
+from tests.scripted_server import Refuse, ScriptedServer
+from tests.support import everywhere, until
+
+
+class Listed:
+    """A directory whose list the test changes."""
+
+    def __init__(self, *endpoints: Endpoint) -> None:
+        self.listed = list(endpoints)
+
+    def endpoints(self) -> list[Endpoint]:
+        if not self.listed:
+            raise OSError("the disk is gone")
+        return list(self.listed)
+
+
+class Foreign(ScriptedServer):
+    """Has no properties."""
+
+    def answer(self, kind: str, request: Any) -> Any:
+        if kind == "extension":
+            raise Refuse(int(Code.UNIMPLEMENTED), "no extension is served here")
+        return super().answer(kind, request)
+
+
+def drawn(snapshot: Snapshot, rows: int | None = None, width: int = 110) -> str:
+    console = Console(file=io.StringIO(), width=width, record=True)
+    console.print(render(snapshot, rows))
+    return console.export_text()
+
+
+@everywhere
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_the_status_of_a_server_counts_what_was_done_also_in_worlds_that_are_gone(
+    lanes: int, isolation: str | None
+) -> None:
+    with serve_gym(lambda: CountingEnv(4), num_envs=lanes, isolation=isolation) as server:
+        for worlds in (1, 2):
+            envs = BlockingReset(make_vec_remote(server.url, num_envs=lanes * worlds))
+            envs.reset(seed=0)
+            ended = 0
+            for _ in range(10):
+                _, _, terminated, truncated, _ = envs.step(np.zeros(envs.num_envs, np.int64))
+                ended += int((terminated | truncated).sum())
+            assert server.status()["slots"] == lanes * worlds
+            assert server.status()["worlds"] == worlds
+            envs.close()
+            assert ended
+        status = server.status()
+        # A lane that begins its next episode is stepped by Gymnasium's vector; a single environment is not.
+        least = 3 * lanes * (10 if lanes > 1 else 8)
+        assert status["steps"] >= least
+        assert status["episodes"] == 3 * lanes * 2
+        assert (status["failures"], status["draining"]) == (0, False)
+
+
+def step(envs: BlockingReset, count: int) -> None:
+    for _ in range(count):
+        envs.step(np.zeros(envs.num_envs, np.int64))
+
+
+def test_failures_are_counted() -> None:
+    def broken() -> CountingEnv:
+        env = CountingEnv(4)
+        env.step = None  # type: ignore[assignment]
+        return env
+
+    with serve_gym(broken) as server:
+        envs = make_vec_remote(server.url)
+        blocking = BlockingReset(envs, max_failures=2)
+        blocking.reset(seed=0)
+        with pytest.raises(EnvironmentFailedError, match="NoneType"):
+            step(blocking, 5)
+        assert server.status()["failures"] >= 2
+        envs.close()
+
+
+def test_rates_are_those_since_the_last_look() -> None:
+    now = [100.0]
+    with serve_gym(lambda: CountingEnv(1000), num_envs=2) as server:
+        envs = BlockingReset(make_vec_remote(server.url))
+        envs.reset(seed=0)
+        directory = Listed(Endpoint(server.url, "first", slots=8))
+        with Top(directory, "test", clock=lambda: now[0]) as top:
+            (row,) = top.look().servers
+            assert (row.name, row.state, row.slots, row.slots_used, row.worlds) == ("first", "serving", 8, 2, 1)
+            assert row.steps_per_second is None
+            for _ in range(30):
+                envs.step(np.zeros(2, np.int64))
+            now[0] += 4.0
+            (row,) = top.look().servers
+            assert row.steps_per_second == 15.0
+            now[0] += 4.0
+            snapshot = top.look()
+            assert snapshot.servers[0].steps_per_second == 0.0
+            assert snapshot.history == (15.0, 0.0)
+            directory.listed.clear()
+            snapshot = top.look()
+            assert snapshot.problem == "the disk is gone"
+            assert len(snapshot.servers) == 1
+        envs.close()
+
+
+def test_servers_that_cannot_be_asked_are_rows_with_the_reason() -> None:
+    with ExitStack() as stack:
+        closed = stack.enter_context(socket.socket())
+        closed.bind(("127.0.0.1", 0))
+        silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        protected = stack.enter_context(serve_gym("CartPole-v1", token="secret"))
+        scripted = stack.enter_context(Foreign(public_pb.ActionObservationSpecs()))
+        good = stack.enter_context(serve_gym("CartPole-v1"))
+        urls = [f"grpc://127.0.0.1:{each.getsockname()[1]}" for each in (closed, silent)]
+        urls += [protected.url, scripted.url, good.url, f"{protected.url}?token=secret"]
+        with Top(Fixed(tuple(urls)), " ".join(urls), timeout=1.0) as top:
+            rows = top.look().servers
+            snapshot = top.look()
+    assert [row.state for row in rows] == ["unreachable", "silent", "refused", "refused", "serving", "serving"]
+    assert "no property server.status" in rows[3].problem
+    assert "token" in rows[2].problem
+    assert rows[5].name == protected.url
+    assert "secret" not in json.dumps(snapshot.as_json())
+    assert snapshot.total()["serving"] == 2
+    text = drawn(snapshot)
+    assert "2 of 6 servers serve" in text
+    assert "… and 1 more problems" in text
+
+
+def test_who_looks_on_does_not_keep_a_server_from_ending() -> None:
+    with serve_gym("CartPole-v1") as server:
+        env = make_remote(server.url)
+        env.reset(seed=0)
+        with Top(Fixed((server.url,)), "test") as top:
+            assert [row.state for row in top.look().servers] == ["serving"]
+            server.drain(60.0)
+            until(lambda: server.draining)
+            for _ in range(2):
+                assert [(row.state, row.slots_used) for row in top.look().servers] == [("draining", 1)]
+            env.close()
+            until(lambda: [row.state for row in top.look().servers] == ["unreachable"])
+
+
+def test_servers_with_tls_behind_a_name_are_verified_by_it(tmp_path: Path) -> None:
+    held = make_certificates(tmp_path)
+    with serve_gym("CartPole-v1", tls_certificate=held["server.pem"], tls_key=held["server.key"]) as server:
+
+        def resolve(host: str, port: int, **more: Any) -> Any:
+            return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port))]
+
+        credentials = ClientCredentials.of(tls_ca=held["ca.pem"])
+        for name, state in (("localhost", "serving"), ("another.example", "unreachable")):
+            with Top(DnsDirectory(f"grpcs+dns://{name}:{server.port}", resolve), "test", credentials) as top:
+                assert [row.state for row in top.look().servers] == [state]
+
+
+def test_a_line_of_json_for_each_look(capsys: pytest.CaptureFixture[str]) -> None:
+    with serve_gym("CartPole-v1") as server:
+        assert main(["top", server.url, "--json", "--count", "2", "--interval", "0.01"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["total"]["serving"] for line in lines] == [1, 1]
+    assert lines[1]["servers"][0]["url"] == server.url
+    assert lines[1]["total"]["steps_per_second"] == 0.0
+
+
+def test_a_table_and_the_exit_code(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with serve_gym("CartPole-v1") as server:
+        (tmp_path / "urls.txt").write_text(server.url)
+        assert main(["top", f"file://{tmp_path}/urls.txt", "--count", "1"]) == 0
+    assert "1 of 1 servers serve" in capsys.readouterr().out
+    assert main(["top", server.url, "--count", "1", "--json"]) == 1, "nobody answered"
+    assert main(["top", f"file://{tmp_path}/none.txt", "--count", "1"]) == 1
+
+
+def test_targets_are_urls_or_one_directory() -> None:
+    assert find_directory(["a:1", "grpc://b:2"]) == Fixed(("a:1", "grpc://b:2"))
+    assert find_directory(["file:///urls.txt"]) == FileDirectory("/urls.txt")
+    with pytest.raises(SettingError, match="one directory alone"):
+        find_directory(["a:1", "file:///urls.txt"])
+    with pytest.raises(AddressError, match="scheme"):
+        find_directory(["http://a:1"])
+
+
+def test_a_fleet_on_ray_without_ray_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "bridge.fleet.ray", raising=False)
+    with pytest.raises(SettingError, match=r"gymnasium-bridge\[ray\]"):
+        find_directory(["ray://cart"])
+
+
+def test_no_rich_names_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "rich"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    assert main(["top", "127.0.0.1:1", "--count", "1"]) == 2
+    assert "gymnasium-bridge[top]" in capsys.readouterr().err
+
+
+def test_a_long_fleet_shows_those_that_do_not_serve_first() -> None:
+    rows = [ServerRow(f"s-{i}", f"grpc://h:{i}", "serving", 16, 16, 1, 2, 1000, 10.0, 5, 0, 100.0) for i in range(50)]
+    rows[37] = ServerRow("s-37", "grpc://h:37", "unreachable", problem="no connection: refused")
+    rows[38] = ServerRow("s-38", "grpc://h:38", "draining", 16, 3, 3, 2, 12_345_678, 5.0, 5, 7, 90_061.0)
+    text = drawn(Snapshot(0.0, "ray://cart", tuple(rows), history=(10.0, 480.0, 495.0)), rows=10)
+    lines = text.splitlines()
+    assert "48 of 50 servers serve, 1 unreachable, 1 draining" in text
+    assert "12,345,678" in text
+    assert "▁" in text
+    assert [
+        line.split()[0] for line in lines if line.startswith("s-") and "problem" not in line and ": " not in line
+    ] == [
+        "s-37",
+        "s-38",
+        *(f"s-{i}" for i in range(7)),
+    ]
+    assert "… and 41 more that serve" in text
+    assert "1d 1h" in text
+    assert "3/16" in text
+    assert max(map(len, lines)) <= 110
+
+
+def test_the_status_of_several_processes_is_their_sum() -> None:
+    with serve_gym("CartPole-v1", processes=2) as server:
+        envs = BlockingReset(make_vec_remote(server.urls))
+        envs.reset(seed=0)
+        step(envs, 3)
+        status = server.status()
+        assert (status["worlds"], status["slots"], status["steps"]) == (2, 2, 6)
+        assert status["draining"] is False
+        envs.close()
+
+
+def test_frames_of_real_time_and_steps_of_several_agents_are_counted() -> None:
+    clock = VirtualClock()
+    with serve_gym(lambda: CountingEnv(3), fps=10, clock=clock) as server, make_remote(server.url) as env:
+        env.reset(seed=0)
+        for _ in range(8):
+            clock.advance(0.1)
+        until(lambda: server.status()["steps"] >= 6)
+        assert server.status()["episodes"] >= 1
+    with serve_parallel(Relay) as server:
+        env = make_parallel_remote(server.url)
+        env.reset(seed=0)
+        steps = 0
+        while env.agents:
+            env.step({agent: env.action_space(agent).sample() for agent in env.agents})
+            steps += 1
+        assert (server.status()["steps"], server.status()["episodes"]) == (steps, 1)
+        env.close()
