@@ -51,7 +51,7 @@ _PLACES = {
     "serve_gym": "bridge.server.serve",
     "serve_parallel": "bridge.server.serve_parallel",
 }
-_MODULES = ("errors", "perlert", "testing", "wrappers")
+_MODULES = ("errors", "perlert", "recording", "testing", "wrappers")
 
 
 def __getattr__(name: str) -> Any:

@@ -191,7 +191,7 @@ def test_small_answers_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None
     assert checked_compression(None) is None
     with serve_gym("CartPole-v1") as server:
         env = make_remote(server.url, compression="zstd")
-        monkeypatch.setattr("bridge.server.connection.WORTHWHILE", 256)
+        monkeypatch.setattr("bridge.server.grpc_server.WORTHWHILE", 256)
         monkeypatch.setattr("bridge.server.grpc_server.compress", refuse)
         env.reset(seed=0)
         for _ in range(5):
