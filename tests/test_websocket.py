@@ -514,8 +514,11 @@ def test_of_a_client_of_which_much_waits_nothing_more_is_read(monkeypatch):
 def test_a_client_that_sends_and_does_not_read_costs_no_more_than_its_buffers():
     with serve_gym(Frames, web=True) as server, Hand(server).open() as hand:
         hand.ask(join_world=pb.JoinWorldRequest())
-        threading.Thread(target=hand.send, args=(AGAIN * 30,)).start()
-        until(lambda: server.admission.bytes > 500_000)
+        sending = threading.Thread(target=hand.send, args=(AGAIN * 30,))
+        sending.start()
+        until(lambda: server.admission.bytes > 0)  # an answer that the socket does not take
+        assert server.admission.bytes < 10_000_000
+        sending.join(20)
         kinds = [hand.answer().WhichOneof("payload") for _ in range(90)]
         assert kinds == ["step", "leave_world", "join_world"] * 30
         until(lambda: server.admission.bytes == 0)

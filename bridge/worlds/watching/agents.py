@@ -201,7 +201,7 @@ class WatchingAgent(Agent):
         now = self._in_lockstep and not self._spectates
         picture = await self._watch.picture(self, self._view, self._number, now=now)
         watch = self._watch
-        returns = watch.returns
+        returns = watch.returns.values
         drawn = (np.nan,) * 3
         if picture is not None:
             self._number, self._data = picture.number, picture.data
@@ -209,7 +209,7 @@ class WatchingAgent(Agent):
         else:
             self._data = b""
         last, mean = (returns[-1], sum(returns) / len(returns)) if returns else (np.nan, np.nan)
-        self._figures = np.array([self._number, *drawn, watch.viewers, watch.episodes, last, mean])
+        self._figures = np.array([self._number, *drawn, watch.viewers, watch.returns.episodes, last, mean])
 
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
         """Return observations of the last transition, and the picture."""

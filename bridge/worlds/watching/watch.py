@@ -128,6 +128,45 @@ class Watched:
         await self.watched.close(reason)
 
 
+class Returns:
+    """The returns of the episodes that ended since a world is watched."""
+
+    def __init__(self) -> None:
+        self.episodes = 0
+        """How many those are."""
+        self.values: deque[float] = deque(maxlen=MAX_RETURNS)
+        """Those of the last ones, the oldest first."""
+        self._sums: Array = np.zeros(0)
+
+    def add(self, result: Sequence[Any]) -> None:
+        """Take what `step` returned."""
+        reward, terminated, truncated = result[1:4]
+        if type(reward) is float and len(self._sums) == 1:  # as of most environments, at each of many steps
+            self._sums[0] += reward
+            if terminated or truncated:
+                self._ended(0)
+            return
+        if isinstance(reward, Mapping):  # several agents: the sum of their rewards, while any of them goes on
+            over = not result[5] if len(result) > 5 else all(terminated.values())
+            reward, terminated, truncated = sum(map(float, reward.values())), over, False
+        rewards = np.atleast_1d(np.asarray(reward, np.float64))
+        if rewards.ndim > 1:
+            rewards = rewards.sum(axis=tuple(range(1, rewards.ndim)))
+        ends = np.atleast_1d(np.logical_or(terminated, truncated))
+        if len(ends) == 1 < len(rewards):  # one environment with an array of rewards
+            rewards = rewards.sum(keepdims=True)
+        if self._sums.shape != rewards.shape:
+            self._sums = np.zeros(rewards.shape)
+        self._sums += rewards
+        for lane in np.flatnonzero(ends):
+            self._ended(int(lane))
+
+    def _ended(self, lane: int) -> None:
+        self.episodes += 1
+        self.values.append(float(self._sums[lane]))
+        self._sums[lane] = 0.0
+
+
 class Watch:
     """The viewers of one world.
 
@@ -160,16 +199,12 @@ class Watch:
         self._changes = 0
         self.steps = 0
         """Steps since it is watched; those of all lanes of a world that steps them together count as one."""
-        self.returns: deque[float] = deque(maxlen=MAX_RETURNS)
-        """Of the episodes that ended since it is watched, the oldest first."""
-        self.episodes = 0
-        """How many those are."""
-        self._sums: Array = np.zeros(0)
+        self.returns = Returns()
+        """Of the episodes since then."""
         self.ended: RequestError | None = None
         """Why the world is over; None: it is not."""
         self.takeovers = Takeovers()
         """Who acts in an agent's place."""
-        self.now = scheduler.now
 
     # Viewers
 
@@ -265,10 +300,14 @@ class Watch:
     def stepped(self, result: Any) -> None:
         """Take what `step` returned."""
         self.steps += 1
-        self._count(result)
+        self.returns.add(result)
         self._change()
         for tap in self._taps:
             tap.stepped(result)
+
+    def now(self) -> float:
+        """Return the time, in seconds of the scheduler."""
+        return self._scheduler.now()
 
     def mark(self) -> int:
         """Return how many steps the world has made since it is watched; in real time, the frames of its clock."""
@@ -288,34 +327,6 @@ class Watch:
         if self._waiting and self._timer is None and not self._busy and not self._polls:
             self._polls = True
             self._scheduler.call_soon(self._poll)  # after the answer to whoever stepped
-
-    def _count(self, result: Sequence[Any]) -> None:
-        """Add up the rewards of episodes."""
-        reward, terminated, truncated = result[1:4]
-        if type(reward) is float and len(self._sums) == 1:  # as of most environments, at each of many steps
-            self._sums[0] += reward
-            if terminated or truncated:
-                self._ended(0)
-            return
-        if isinstance(reward, Mapping):  # several agents: the sum of their rewards, while any of them goes on
-            over = not result[5] if len(result) > 5 else all(terminated.values())
-            reward, terminated, truncated = sum(map(float, reward.values())), over, False
-        rewards = np.atleast_1d(np.asarray(reward, np.float64))
-        if rewards.ndim > 1:
-            rewards = rewards.sum(axis=tuple(range(1, rewards.ndim)))
-        ends = np.atleast_1d(np.logical_or(terminated, truncated))
-        if len(ends) == 1 < len(rewards):  # one environment with an array of rewards
-            rewards = rewards.sum(keepdims=True)
-        if self._sums.shape != rewards.shape:
-            self._sums = np.zeros(rewards.shape)
-        self._sums += rewards
-        for lane in np.flatnonzero(ends):
-            self._ended(int(lane))
-
-    def _ended(self, lane: int) -> None:
-        self.episodes += 1
-        self.returns.append(float(self._sums[lane]))
-        self._sums[lane] = 0.0
 
     # Rendering
 
