@@ -29,8 +29,19 @@ from tests.support import server_process, until
 HOUR = 3600.0
 ZEROS = np.zeros(2, np.int64)
 
-# Where the date itself is meant: what stands in PERLERT's packets, and how long a certificate is valid.
-MAY_NAME_THE_DATE = {"perlert/server.py", "transport/certificates.py"}
+# Where the date itself is meant: what stands in PERLERT's packets and in recordings, what is shown of it, and how long
+# a certificate is valid.
+MAY_NAME_THE_DATE = {
+    "cli/runs.py",
+    "cli/top.py",
+    "fleet/top.py",
+    "perlert/server.py",
+    "recording/facts.py",
+    "recording/recorder.py",
+    "recording/tape.py",
+    "recording/writer.py",
+    "transport/certificates.py",
+}
 DATE = {"time", "time_ns", "now", "utcnow", "today", "localtime", "gmtime", "ctime", "strftime"}
 
 

@@ -160,7 +160,6 @@ def test_an_unknown_keyword_raises_type_error_and_nothing_else(make: Any, monkey
 @pytest.mark.parametrize(
     ("keyword", "said"),
     [
-        ({"role": "spectator"}, "the settings here are: none; role is for real-time worlds, served with fps="),
         ({"wait": "next_frame"}, "wait is for real-time worlds"),
         ({"agent": "left"}, "agent is for worlds of several agents"),
     ],

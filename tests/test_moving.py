@@ -128,7 +128,7 @@ def test_who_cannot_go_elsewhere_asks_for_no_health() -> None:
             while not episodes.whole.all():
                 episodes.step()
             (member,) = envs.env.pool.members
-            assert (member.remote._call.connection.grpc._watch is not None) == asks
+            assert (member.remote._call.connection.protocol._watch is not None) == asks
             envs.close()
 
 

@@ -271,9 +271,8 @@ class GrpcClient:
                 self.answered = True
                 came.append((stream.owner, event))
             else:
-                found = (
-                    self._inflate(event.data) if isinstance(event, CompressedMessage) else self._status(stream, event)
-                )
+                asked_for = self._compression is not None and isinstance(event, CompressedMessage)
+                found = self._inflate(event.data) if asked_for else self._status(stream, event)
                 if isinstance(found, (bytes, bytearray)):
                     self.answered = True
                     came.append((stream.owner, found))
@@ -302,15 +301,16 @@ class GrpcClient:
             return _Status(int(Code.RESOURCE_EXHAUSTED), text)
         if isinstance(event, MalformedMessage):
             return _Status(int(Code.INTERNAL), event.reason)
+        if isinstance(event, CompressedMessage):
+            text = "the server sent a compressed message, which was not asked for"
+            return _Status(int(Code.INTERNAL), text)
         if isinstance(event, StreamEnded):
             return _Status(int(Code.INTERNAL), "the server ended the stream without a status")
         return None
 
     def _inflate(self, data: bytes | bytearray) -> bytes | bytearray | _Status:
         """Return an answer that came compressed, or the status of a call whose answer cannot be read."""
-        if self._compression is None:
-            return _Status(int(Code.INTERNAL), "the server sent a compressed message, which was not asked for")
-        reader, most = inflater(self._compression), self._max_message_bytes
+        reader, most = inflater(str(self._compression)), self._max_message_bytes
         try:
             plain = reader.take(data, most + 1)
         except Exception as error:  # each library has one of its own
