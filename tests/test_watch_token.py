@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from bridge import errors, make_remote, serve_gym
+from bridge.cli.serve import serve_options
 from bridge.encoding.names import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code
@@ -115,3 +116,20 @@ def test_it_is_in_no_message(caplog):
         with pytest.raises(grpc.RpcError) as caught:
             Stream(server, own_connection=True, token="guess").ask(leave_world=pb.LeaveWorldRequest())
     assert "for-watchers" not in str(caught.value) + caplog.text
+
+
+def test_the_watch_token_may_be_in_a_file_which_the_command_line_names(tmp_path):
+    player, watcher = tmp_path / "token", tmp_path / "watch-token"
+    player.write_text("for-players\n")
+    watcher.write_text("for-watchers\n")
+    assert "--watch-token-file" in dict(serve_options())
+    with serve_gym(Paddle, web=True, fps=30, token_file=player, watch_token_file=watcher) as server:
+        env = make_remote(f"{server.url}?world=", token="for-watchers", role="spectator")
+        env.reset()
+        env.close()
+        with pytest.raises(errors.RefusedError):
+            make_remote(f"{server.url}?world=", token="for-watchers")
+    with pytest.raises(errors.SettingError, match="expected watch_token or watch_token_file, got both"):
+        serve_gym(Paddle, token="a", watch_token="b", watch_token_file=watcher)
+    with pytest.raises(errors.SettingError, match="watch_token_file="):
+        serve_gym(Paddle, token="a", watch_token_file=tmp_path / "none")

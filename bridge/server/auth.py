@@ -40,6 +40,7 @@ class Security:
         token: TokenLike | None = None,
         token_file: str | os.PathLike[str] | None = None,
         watch_token: TokenLike | None = None,
+        watch_token_file: str | os.PathLike[str] | None = None,
         tls_certificate: Pem | None = None,
         tls_key: Pem | None = None,
         tls_client_ca: Pem | None = None,
@@ -60,7 +61,9 @@ class Security:
             read_pem("tls_certificate", tls_certificate),
             read_pem("tls_key", tls_key),
             read_pem("tls_client_ca", tls_client_ca),
-            watch_token=None if watch_token is None else read_token(watch_token, None),
+            watch_token=None
+            if watch_token is None and watch_token_file is None
+            else read_token(watch_token, watch_token_file, name="watch_token"),
         )
 
     @property

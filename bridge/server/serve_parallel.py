@@ -48,6 +48,7 @@ def serve_parallel(
     token: TokenLike | None = None,
     token_file: str | os.PathLike[str] | None = None,
     watch_token: TokenLike | None = None,
+    watch_token_file: str | os.PathLike[str] | None = None,
     tls_certificate: str | os.PathLike[str] | bytes | None = None,
     tls_key: str | os.PathLike[str] | bytes | None = None,
     tls_client_ca: str | os.PathLike[str] | bytes | None = None,
@@ -98,6 +99,7 @@ def serve_parallel(
         token: The secret that each client must send, as for `serve_gym`.
         token_file: A file that contains the token.
         watch_token: A second secret, for clients that may look on and do nothing else; None: there are none.
+        watch_token_file: A file that contains `watch_token`.
         tls_certificate: The server's certificate, PEM; the port then speaks TLS only.
         tls_key: The private key of `tls_certificate`, PEM.
         tls_client_ca: The CA that must have signed each client's certificate, PEM; None: clients need none.
@@ -147,6 +149,7 @@ def serve_parallel(
         token=token,
         token_file=token_file,
         watch_token=watch_token,
+        watch_token_file=watch_token_file,
         tls_certificate=tls_certificate,
         tls_key=tls_key,
         tls_client_ca=tls_client_ca,

@@ -79,24 +79,27 @@ Pem: TypeAlias = "str | os.PathLike[str] | bytes"
 """A PEM file's path, or what is in it."""
 
 
-def read_token(token: TokenLike | None, token_file: str | os.PathLike[str] | None) -> Token | None:
+def read_token(
+    token: TokenLike | None, token_file: str | os.PathLike[str] | None, *, name: str = "token"
+) -> Token | None:
     """Return the token of a value, a file, or else of the environment variable `BRIDGE_TOKEN`; None: there is none.
 
     Args:
         token: The token itself.
         token_file: A file that holds it; blanks and line ends around it do not count.
+        name: What the keyword is called, for messages; that of the file ends in `_file`.
 
     Raises:
         SettingError: Both are given, the file cannot be read, or what is there is no token.
     """
     if token is not None and token_file is not None:
-        raise SettingError("expected token or token_file, got both; give one of them")
+        raise SettingError(f"expected {name} or {name}_file, got both; give one of them")
     if token_file is not None:
-        text = _read_file("token_file", token_file)
+        text = _read_file(f"{name}_file", token_file)
         try:
             return Token(text.decode("ascii", errors="replace").strip())
         except SettingError as error:
-            raise SettingError(f"token_file={os.fspath(token_file)!r}: {error}") from None
+            raise SettingError(f"{name}_file={os.fspath(token_file)!r}: {error}") from None
     if token is not None:
         return token if isinstance(token, Token) else Token(token)
     found = os.environ.get(TOKEN_VARIABLE)
