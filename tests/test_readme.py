@@ -186,3 +186,19 @@ def test_the_table_of_properties_is_the_one_that_is_served() -> None:
     rows = "\n".join(f"| `{key}` | {expected[key]} | read | {descriptions.get(key, '')} |" for key in missing)
     assert not missing, f"docs/properties.md lacks these rows:\n{rows}"
     assert {key: kind for key, kind in listed.items() if expected.get(key) != kind} == {}
+
+
+def commands_of_the_docs() -> Iterator[tuple[str, str]]:
+    """Each line of a shell block that runs `bridge`, after the name of its page."""
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = path.read_text(encoding="utf-8")
+        for block in re.findall(r"```(?:sh|shell|bash)\n(.*?)```", text, re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                if line.startswith("bridge "):
+                    yield path.name, line
+
+
+@pytest.mark.parametrize(("page", "line"), list(commands_of_the_docs()))
+def test_the_commands_that_the_docs_show_are_understood(page: str, line: str) -> None:
+    words = shlex.split(line.rstrip("& "), comments=True)[1:]
+    make_parser(words[0]).parse_args(words)
