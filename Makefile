@@ -9,6 +9,7 @@
 # make zoo     play third-party environments on a server beside local ones, and write the table of docs/zoos.md
 # make proto   generate bridge/pb from proto
 # make pictures   draw docs/readme.png
+# make docs    build the documentation as a site in build/site; a broken link is an error
 # make test-trainers     run the tests that need PyTorch, with the trainers themselves
 # make test-ray          run the tests of fleets, on a Ray cluster of this machine
 # make notebooks         execute the notebooks in place, at full length
@@ -19,6 +20,9 @@ BIN = $(VENV)/bin
 # Trainers bring PyTorch, which nothing else needs.
 TRAINERS ?= .venv-trainers
 TORCH ?= torch==2.13.0
+
+# MkDocs and its plugins.
+DOCS ?= .venv-docs
 
 # Third-party environments, one after the other: one that cannot be installed is said to be so in the table. The versions
 # of mujoco and dm_control are those that all packages with robots in them get along with.
@@ -32,7 +36,7 @@ FLOORS = gymnasium[classic-control]==1.4.0 numpy==1.26.0 grpcio==1.66.0 protobuf
 FLOOR_TESTS = $(addprefix tests/test_,values.py spaces.py space_json.py session.py worlds_single.py worlds_lanes.py registry.py \
 	source.py failures.py leaks.py send_recv.py unix.py)
 
-.PHONY: demo test test-floors test-trainers test-ray notebooks notebooks-short check bench chaos fuzz attacks mutants zoo proto pictures clean
+.PHONY: demo test test-floors test-trainers test-ray notebooks notebooks-short check bench chaos fuzz attacks mutants zoo proto docs pictures clean
 
 # One stamp a set of extras; a changed pyproject.toml installs again.
 $(VENV)/.installed-%: pyproject.toml
@@ -46,6 +50,12 @@ $(TRAINERS)/.installed-%: pyproject.toml
 	$(TRAINERS)/bin/python -m pip install --quiet --upgrade pip
 	$(TRAINERS)/bin/python -m pip install --quiet "$(TORCH)"
 	PYTHONWARNINGS=ignore $(TRAINERS)/bin/python -m pip install --quiet --editable ".[$*]"
+	touch $@
+
+$(DOCS)/.installed-%: pyproject.toml
+	test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --upgrade pip
+	$(DOCS)/bin/python -m pip install --quiet --editable ".[$*]"
 	touch $@
 
 demo: $(VENV)/.installed-demo
@@ -78,6 +88,7 @@ check: $(VENV)/.installed-test $(VENV)/.installed-check
 	$(BIN)/mypy
 	$(BIN)/python proto/generate.py --check
 	$(BIN)/python docs/generate.py --check
+	$(BIN)/python docs/drawings.py --check
 
 bench: $(VENV)/.installed-test
 	-$(MAKE) $(VENV)/.installed-bench # a peer that cannot be installed is skipped with a word
@@ -110,8 +121,12 @@ mutants: $(VENV)/.installed-test
 proto: $(VENV)/.installed-check
 	$(BIN)/python proto/generate.py
 
+docs: $(DOCS)/.installed-docs
+	rm -rf build/api && $(DOCS)/bin/python -m pip install --quiet --no-deps --target build/api . # as it is installed, with bridge.wrappers
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
+
 pictures: $(VENV)/.installed-test
 	$(BIN)/python docs/pictures.py
 
 clean:
-	rm -rf $(VENV) $(TRAINERS) $(ZOO) build dist *.egg-info
+	rm -rf $(VENV) $(TRAINERS) $(ZOO) $(DOCS) build dist *.egg-info

@@ -11,11 +11,15 @@ from pathlib import Path
 import pytest
 
 import bridge
+from bridge.client import session as client_session
+from bridge.client.session import Trigger
+from bridge.server import session as server_session
 from bridge.server.session import TRANSITIONS, Event, State
 from bridge.testing import CountingEnv
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "protocol.md"
+PAGES = ("protocol.md", "how-it-works.md")
 
 
 @pytest.fixture(scope="module")
@@ -27,28 +31,47 @@ def generate():
 
 
 def test_the_generated_parts_are_current(generate):
-    page = PAGE.read_text(encoding="utf-8")
-    assert generate.generate(page) == page, "run python docs/generate.py"
+    assert tuple(generate.PARTS) == PAGES
+    for name in PAGES:
+        page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        assert generate.generate(name, page) == page, "run python docs/generate.py"
 
 
-def test_the_diagram_has_every_transition_and_no_other(generate):
+def test_the_drawings_are_current():
+    command = [sys.executable, str(ROOT / "docs" / "drawings.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("part", "module", "events", "last"),
+    [
+        ("states", server_session, Event, State.CLOSED),
+        ("client_states", client_session, Trigger, client_session.State.LOST),
+    ],
+    ids=["server", "client"],
+)
+def test_the_diagram_has_every_transition_and_no_other(generate, part, module, events, last):
     drawn = set()
-    for state, following, label in re.findall(r"(\w+) --> (\w+): (.*)", generate.states()):
-        drawn |= {(State(state), Event(event), State(following)) for event in label.split(" / ")}
-    table = {(s, e, f) for (s, e), f in TRANSITIONS.items() if f is not State.CLOSED}
-    assert drawn == table
+    for state, following, label in re.findall(r"(\w+) --> (\w+): (.*)", getattr(generate, part)()):
+        drawn |= {(module.State(state), events(event), module.State(following)) for event in label.split(" / ")}
+    assert drawn == {(s, e, f) for (s, e), f in module.TRANSITIONS.items() if f is not last}
+
+
+def test_the_end_of_a_stream_closes_from_everywhere():
     assert all((state, Event.END) in TRANSITIONS for state in State if state is not State.CLOSED)
 
 
 def test_a_page_without_a_mark_is_an_error(generate):
     with pytest.raises(ValueError, match="'states'"):
-        generate.generate("nothing")
+        generate.generate("protocol.md", "nothing")
 
 
 def test_the_check_tells_a_stale_page(generate, tmp_path, monkeypatch):
     stale = tmp_path / "protocol.md"
     stale.write_text(PAGE.read_text(encoding="utf-8").replace("| LeaveWorld |", "| Leave |"), encoding="utf-8")
-    monkeypatch.setattr(generate, "PAGE", stale)
+    shutil.copy(ROOT / "docs" / "how-it-works.md", tmp_path)
+    monkeypatch.setattr(generate, "FOLDER", tmp_path)
     monkeypatch.setattr(sys, "argv", ["generate.py", "--check"])
     with pytest.raises(SystemExit, match="not current"):
         generate.main()
