@@ -1,8 +1,9 @@
-"""Draw the pictures of `docs/how-it-works.md` as SVG, or with `--check` say whether they are current."""
+"""Draw the pictures of `docs/how-it-works.md` and the README's badges, or with `--check` say whether they are current."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
@@ -167,7 +168,33 @@ def step() -> Drawing:
     return drawing
 
 
-DRAWINGS = {"architecture.svg": architecture, "threads.svg": threads, "step.svg": step}
+def badge(left: str, right: str) -> str:
+    """Draw a badge: a fact's name on grey, the fact on blue."""
+    widths = [7 * len(text) + 14 for text in (left, right)]
+    parts, x = [], 0
+    for text, width, fill in zip((left, right), widths, ("#50566b", "#3f51b5"), strict=True):
+        parts.append(f'<rect x="{x}" width="{width}" height="20" fill="{fill}"/>')
+        parts.append(f'<text x="{x + width / 2}" y="14" fill="#fff" text-anchor="middle">{escape(text)}</text>')
+        x += width
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{x}" height="20" role="img" font-family="Verdana, sans-serif" '
+        f'font-size="11"><title>{escape(left)}: {escape(right)}</title><clipPath id="round">'
+        f'<rect width="{x}" height="20" rx="4"/></clipPath><g clip-path="url(#round)">{"".join(parts)}</g></svg>\n'
+    )
+
+
+def licence() -> str:
+    """Draw the badge of the licence."""
+    return badge("licence", "MIT")
+
+
+def python() -> str:
+    """Draw the badge of Python's versions."""
+    return badge("python", "3.10 – 3.14")
+
+
+DRAWINGS: dict[str, Callable[[], object]] = {"architecture.svg": architecture, "threads.svg": threads, "step.svg": step}
+DRAWINGS |= {"badge-licence.svg": licence, "badge-python.svg": python}
 
 
 def main() -> None:

@@ -52,7 +52,7 @@ SHORT = {".wait()": ".stop()", "port=50051": "port=0", '"0.0.0.0"': '"127.0.0.1"
 URLS = {'"file:///home/me/urls.txt"': "file_url", '"file:///shared/urls.txt"': "file_url"}
 
 BLOCKS: dict[str, list[Block | Elsewhere]] = {
-    "api.md": [Elsewhere("tests/test_readme.py")],
+    "api.md": [Elsewhere("tests/test_readme.py")] * 2,
     "classroom.md": [
         Block(
             {'"grpcs://teacher.lan:50051/CartPole-v1"': 'server.url + "/CartPole-v1"'},
