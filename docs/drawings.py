@@ -1,4 +1,4 @@
-"""Draw the pictures of `docs/how-it-works.md` and the README's badges, or with `--check` say whether they are current."""
+"""Draw the pictures of `docs/how-it-works.md` and the badges of the README. With `--check`: are they current?"""
 
 from __future__ import annotations
 

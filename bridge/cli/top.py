@@ -48,10 +48,10 @@ def register(commands: Any) -> None:
         help="grpc://HOST:PORT of a server, or several; or one of file:///PATH, grpc+dns://HOST:PORT, ray://FLEET",
     )
     parser.add_argument(
-        "--interval", type=positive, default=2.0, metavar="S", help="seconds between two looks (default: 2)"
+        "--interval", type=positive, default=2.0, metavar="S", help="seconds between refreshes (default: 2)"
     )
-    parser.add_argument("--json", action="store_true", help="print an object a line, one at each look, and no table")
-    parser.add_argument("--count", type=_count, metavar="N", help="end after so many looks (default: on Ctrl-C)")
+    parser.add_argument("--json", action="store_true", help="print a JSON object per refresh instead of a table")
+    parser.add_argument("--count", type=_count, metavar="N", help="stop after N refreshes (default: on Ctrl-C)")
     parser.add_argument(
         "--timeout", type=positive, default=2.0, metavar="S", help="seconds that a server has to answer (default: 2)"
     )

@@ -40,12 +40,12 @@ def make_certificates(
     days: float = DAYS,
     now: datetime.datetime | None = None,
 ) -> dict[str, Path]:
-    """Make an authority, and a server's and a client's certificate, in a folder that has none of them yet.
+    """Make a CA, and certificates for a server and a client that it signs, in a folder that has none yet.
 
     Args:
         folder: Where to; made if it is not there. Keys are readable by this user alone.
         names: The names and addresses by which clients reach the server, besides those of this machine.
-        days: How long they hold.
+        days: How long they are valid.
         now: When they begin to; None: now.
 
     Returns:
@@ -157,10 +157,10 @@ def add_cert_parser(commands: Any) -> argparse.ArgumentParser:
     """Add the sub-command `cert` to those of a parser."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "cert",
-        description="Make an authority, and a server's and a client's certificate of it, for development.",
+        description="Make a CA for development, and certificates for a server and a client that it signs.",
         epilog=_EPILOG,
     )
-    parser.add_argument("--out", default="certs", metavar="FOLDER", help="where to (default: certs)")
+    parser.add_argument("--out", default="certs", metavar="FOLDER", help="the output folder (default: certs)")
     parser.add_argument(
         "--name",
         action="append",
@@ -168,7 +168,7 @@ def add_cert_parser(commands: Any) -> argparse.ArgumentParser:
         metavar="HOST",
         help="a name or address by which clients reach the server; this machine's own are in it anyway",
     )
-    parser.add_argument("--days", type=float, default=DAYS, help=f"how long they hold (default: {DAYS})")
+    parser.add_argument("--days", type=float, default=DAYS, help=f"how many days they are valid (default: {DAYS})")
     parser.set_defaults(run=run)
     return parser
 

@@ -150,7 +150,7 @@ class ClientCredentials:
     token: Token | None = None
     """Shown to the server; None: no token."""
     tls_ca: bytes | None = dataclasses.field(default=None, repr=False)
-    """PEM: the authorities of the server's certificate; None: those of the system."""
+    """PEM: the CA that signed the server's certificate; None: the system's CAs."""
     tls_certificate: bytes | None = dataclasses.field(default=None, repr=False)
     """PEM: the client's own certificate, for a server that asks for one."""
     tls_key: bytes | None = dataclasses.field(default=None, repr=False)
@@ -231,10 +231,10 @@ def _check_server_name(name: Any) -> None:
 _OPTIONS = {
     "token": (
         "TEXT",
-        "the secret that the server requires; others on this machine can read it in the list of processes",
+        "the token that the server requires; other users of this machine can see it in `ps`",
     ),
     "token_file": ("FILE", f"a file that holds the token (default: the environment variable {TOKEN_VARIABLE})"),
-    "tls_ca": ("FILE", "for grpcs://: the authorities of the server's certificate (default: the system's)"),
+    "tls_ca": ("FILE", "for grpcs://: the CA that signed the server's certificate (default: the system's CAs)"),
     "tls_certificate": ("FILE", "for a server that asks for one: the client's certificate"),
     "tls_key": ("FILE", "the key of --tls-certificate"),
     "tls_server_name": ("NAME", "the name that the server's certificate holds (default: the URL's host)"),
