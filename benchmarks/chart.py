@@ -1,4 +1,4 @@
-"""Draws what a run measured: a bar for each subject, a panel for each group."""
+"""Draws the chart of docs/performance.md: steps per second of this package and its peers, in three kinds of work."""
 
 from __future__ import annotations
 
@@ -8,43 +8,102 @@ from typing import Any
 
 from benchmarks.runner import Result
 
-__all__ = ["draw"]
+__all__ = ["PANELS", "draw"]
+
+PANELS: dict[str, dict[str, str]] = {
+    "One CartPole": {
+        "floor-one": "",
+        "one-unix": "Gymnasium Bridge, Unix socket",
+        "one-grpc": "Gymnasium Bridge, TCP",
+        "dm-one": "dm-env-rpc's own client",
+        "openenv-one": "OpenEnv",
+    },
+    "64 CartPoles": {
+        "floor-64": "",
+        "sync-64": "SyncVectorEnv, in process",
+        "lanes-64-unix": "Gymnasium Bridge, Unix socket",
+        "lanes-64-grpc": "Gymnasium Bridge, TCP",
+        "ray-64": "Ray actors",
+        "async-64": "AsyncVectorEnv",
+        "rlmesh-64": "rlmesh",
+    },
+    "64 environments with pictures, 210×160×3": {
+        "floor-frames": "",
+        "frames-unix": "Gymnasium Bridge, Unix socket",
+        "frames-grpc": "Gymnasium Bridge, TCP",
+        "frames-async": "AsyncVectorEnv, shared memory",
+    },
+}
+"""The subjects of each panel, and what they are called there; one without a name is the floor."""
+
+OURS, PEER, FLOOR = "#3f51b5", "#b4b9c6", "#c2410c"
 
 
-def draw(path: Path, results: Sequence[Result], title: str) -> None:
-    """Write an SVG chart of medians with their spread.
+def draw(path: Path, results: Sequence[Result], title: str) -> bool:
+    """Write an SVG chart of the medians and their spread.
+
+    Args:
+        path: Where to.
+        results: What was measured; panels of which nothing was are left out.
+        title: A line below the chart: on what it was measured.
+
+    Returns:
+        Whether there was anything to draw.
 
     Raises:
         ImportError: Matplotlib is not installed.
     """
+    found = {result.subject.name: result for result in results if result.values}
+    panels = {
+        name: [(found[key], label) for key, label in rows.items() if key in found] for name, rows in PANELS.items()
+    }
+    panels = {name: rows for name, rows in panels.items() if any(label for _, label in rows)}
+    if not panels:
+        return False
     import matplotlib
 
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    measured = [result for result in results if result.values]
-    groups = list(dict.fromkeys(result.subject.group for result in measured))
-    sizes = [sum(result.subject.group == group for result in measured) for group in groups]
-    figure: Any = pyplot.figure(figsize=(9.0, 0.36 * sum(sizes) + 0.75 * len(groups) + 0.6), layout="constrained")
-    panels: Any = figure.subplots(len(groups), 1, height_ratios=[size + 1.0 for size in sizes], squeeze=False)
-    for group, (axes,) in zip(groups, panels, strict=True):
-        members = [result for result in measured if result.subject.group == group][::-1]
-        medians = [result.median for result in members]
-        spread = [
-            [result.median - min(result.values) for result in members],
-            [max(result.values) - result.median for result in members],
-        ]
-        ours = [result.subject.title.startswith(("gRPC", "Unix", "the same")) for result in members]
-        colors = ["#3b6ea8" if mine else "#b9b9b9" for mine in ours]
-        bars = axes.barh([result.subject.title for result in members], medians, xerr=spread, color=colors, height=0.7)
-        axes.bar_label(
-            bars, [f" {median:,.0f}" if median >= 100 else f" {median:.3g}" for median in medians], fontsize=7
-        )
-        axes.set_title(f"{group} ({members[0].subject.unit})", fontsize=9, loc="left")
-        axes.tick_params(labelsize=7)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.margins(x=0.12)
-    figure.suptitle(title, fontsize=8)
+    sizes = [sum(bool(label) for _, label in rows) + 1.2 for rows in panels.values()]
+    figure: Any = pyplot.figure(figsize=(8.0, 0.34 * sum(sizes) + 0.9), layout="constrained")
+    axes: Any = figure.subplots(len(panels), 1, height_ratios=sizes, squeeze=False)
+    for (name, rows), (axis,) in zip(panels.items(), axes, strict=True):
+        _panel(axis, name, rows)
+    handles = [pyplot.Rectangle((0, 0), 1, 1, color=color) for color in (OURS, PEER)]
+    handles.append(pyplot.Line2D([0], [0], color=FLOOR, linestyle="--"))
+    labels = ["Gymnasium Bridge", "others", "floor: the environments and a bare echo of the bytes"]
+    figure.legend(handles, labels, loc="outside lower left", ncols=3, frameon=False, fontsize=8)
+    figure.text(0.995, 0.003, title, fontsize=4.5, color="#666666", ha="right", va="bottom")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
+    return True
+
+
+def _panel(axis: Any, name: str, rows: Sequence[tuple[Result, str]]) -> None:
+    """Draw the bars of one kind of work, the fastest on top, and its floor."""
+    bars = sorted(((result, label) for result, label in rows if label), key=lambda row: row[0].median)
+    medians = [result.median for result, _ in bars]
+    spread = [
+        [result.median - min(result.values) for result, _ in bars],
+        [max(result.values) - result.median for result, _ in bars],
+    ]
+    colors = [OURS if result.subject.kind == "ours" else PEER for result, _ in bars]
+    drawn = axis.barh(
+        [label for _, label in bars],
+        medians,
+        xerr=spread,
+        color=colors,
+        height=0.7,
+        error_kw={"lw": 0.8, "ecolor": "#555"},
+    )
+    axis.bar_label(drawn, [f"  {median:,.0f}" for median in medians], fontsize=8)
+    for result, label in rows:
+        if not label:
+            axis.axvline(result.median, color=FLOOR, linestyle="--", linewidth=1.2)
+    axis.set_title(f"{name}: environment steps per second", fontsize=9, loc="left", fontweight="bold")
+    axis.tick_params(labelsize=8)
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.margins(x=0.14)

@@ -6,6 +6,9 @@ number in the subject's unit. Subjects of one *group* do comparable work and are
 
 A *goal* holds one subject against another of its group, by the median over the rounds of their ratio in that round.
 
+A subject is of this package (`ours`), of somebody else (`peer`), or a `floor`: the same environments and as many bytes
+over a bare Unix socket, which nothing that has two processes can beat.
+
 To add some, write a module in `benchmarks/subjects/`; every module there is imported.
 
     @subject("lanes-64-unix", "64 lanes in one world over a Unix socket", group="cartpole-64")
@@ -14,7 +17,7 @@ To add some, write a module in `benchmarks/subjects/`; every module there is imp
             ...
             yield measure
 
-    goal("B-1", "lanes-64-grpc", against="sync-64", at_least=0.7)
+    goal("B-1", "lanes-64-grpc", against="sync-64", at_least=0.8)
 """
 
 from __future__ import annotations
@@ -24,12 +27,14 @@ import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
-__all__ = ["GOALS", "STEPS", "SUBJECTS", "Goal", "Measure", "Subject", "goal", "load", "subject"]
+__all__ = ["GOALS", "STEPS", "SUBJECTS", "Goal", "Kind", "Measure", "Subject", "goal", "load", "subject"]
 
 Measure = Callable[[float], float]
 
 STEPS = "env steps/s"
+Kind = Literal["ours", "peer", "floor"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class Subject:
     group: str
     unit: str
     higher_is_better: bool
+    kind: Kind
     open: Callable[[], AbstractContextManager[Measure]]
 
 
@@ -69,7 +75,13 @@ GOALS: list[Goal] = []
 
 
 def subject(
-    name: str, title: str, *, group: str, unit: str = STEPS, higher_is_better: bool = True
+    name: str,
+    title: str,
+    *,
+    group: str,
+    unit: str = STEPS,
+    higher_is_better: bool = True,
+    kind: Kind = "ours",
 ) -> Callable[[Callable[[], Iterator[Measure]]], Callable[[], AbstractContextManager[Measure]]]:
     """Register a generator function that sets up, yields a `Measure`, and cleans up."""
 
@@ -77,7 +89,7 @@ def subject(
         if name in SUBJECTS:
             raise ValueError(f"there are two subjects named {name!r}")
         manager = contextmanager(function)
-        SUBJECTS[name] = Subject(name, title, group, unit, higher_is_better, manager)
+        SUBJECTS[name] = Subject(name, title, group, unit, higher_is_better, kind, manager)
         return manager
 
     return register

@@ -7,13 +7,14 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.quiet import Spinner
 from benchmarks.registry import GOALS, SUBJECTS, Goal, Measure, Subject
 
 __all__ = ["Result", "Verdict", "as_table", "judge", "machine", "run_group", "write_json"]
@@ -25,6 +26,8 @@ class Result:
 
     subject: Subject
     values: list[float] = field(default_factory=list)
+    spun: list[float] = field(default_factory=list)
+    """The same beside a loop of the lowest priority on each core, so that no core sleeps; empty: not measured."""
     skipped: str | None = None
 
     @property
@@ -39,6 +42,8 @@ class Verdict:
     goal: Goal
     ratio: float
     spread: tuple[float, float]
+    spun: float | None = None
+    """The ratio beside a loop of the lowest priority on each core."""
 
     @property
     def met(self) -> bool:
@@ -46,11 +51,16 @@ class Verdict:
 
 
 def run_group(
-    subjects: Sequence[Subject], rounds: int, seconds: float, say: Callable[[str], None] = lambda text: None
+    subjects: Sequence[Subject],
+    rounds: int,
+    seconds: float,
+    say: Callable[[str], None] = lambda text: None,
+    spinner: Spinner | None = None,
 ) -> list[Result]:
     """Set up all subjects of a group, then time them in turns: each round starts with another one.
 
-    A subject that raises ImportError while it is set up is skipped: its peer is not installed.
+    A subject that raises ImportError while it is set up is skipped: its peer is not installed. With a spinner each
+    round is followed by one beside it.
     """
     results = [Result(item) for item in subjects]
     with ExitStack() as stack:
@@ -65,32 +75,45 @@ def run_group(
             measure(min(seconds, 0.2))  # the first steps of anything are slow
         for number in range(rounds):
             turn = number % max(1, len(ready))
-            for result, measure in ready[turn:] + ready[:turn]:
+            in_turn = ready[turn:] + ready[:turn]
+            for result, measure in in_turn:
                 value = measure(seconds)
                 result.values.append(value)
                 say(f"round {number + 1} of {rounds}: {result.subject.title}: {value:,.0f} {result.subject.unit}")
+            if spinner is not None:
+                say(f"round {number + 1} of {rounds}, beside a loop on each core")
+                with spinner.running():
+                    for result, measure in in_turn:
+                        result.spun.append(measure(seconds))
     return results
 
 
 def judge(results: Sequence[Result], goals: Sequence[Goal] = GOALS) -> list[Verdict]:
     """Hold the results against the goals whose subjects were both measured."""
-    found = {result.subject.name: result.values for result in results if result.values}
+    quiet = {result.subject.name: result.values for result in results}
+    spun = {result.subject.name: result.spun for result in results}
     verdicts = []
     for item in goals:
-        if item.of not in found or (isinstance(item.against, str) and item.against not in found):
-            continue
-        mine = found[item.of]
-        other = found[item.against] if isinstance(item.against, str) else [item.against or 1.0] * len(mine)
-        ratios = [a / b for a, b in zip(mine, other, strict=True)]
-        verdicts.append(Verdict(item, statistics.median(ratios), (min(ratios), max(ratios))))
+        ratios, beside = _ratios(item, quiet), _ratios(item, spun)
+        if ratios:
+            spread = (min(ratios), max(ratios))
+            verdicts.append(
+                Verdict(item, statistics.median(ratios), spread, statistics.median(beside) if beside else None)
+            )
     return verdicts
+
+
+def _ratios(item: Goal, found: Mapping[str, list[float]]) -> list[float]:
+    """Return the ratio of each round; none where one of the two was not measured."""
+    mine = found.get(item.of, [])
+    other = found.get(item.against, []) if isinstance(item.against, str) else [item.against or 1.0] * len(mine)
+    return [a / b for a, b in zip(mine, other, strict=True)] if mine and other else []
 
 
 def machine() -> dict[str, Any]:
     """Say what the numbers were taken on."""
     packages = {name: version(name) for name in ("gymnasium", "numpy", "grpcio", "protobuf")}
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    return {"cpus": os.cpu_count(), "python": platform.python_version(), "load": load, **packages}
+    return {"cpus": os.cpu_count(), "python": platform.python_version(), **packages}
 
 
 def as_table(results: Sequence[Result], verdicts: Sequence[Verdict]) -> str:
@@ -100,9 +123,12 @@ def as_table(results: Sequence[Result], verdicts: Sequence[Verdict]) -> str:
         members = [result for result in results if result.subject.group == group]
         measured = [result for result in members if result.values]
         width = max(len(result.subject.title) for result in members)
+        spun = any(result.spun for result in measured)
         unit = members[0].subject.unit
         lines += ["", f"{group}: {unit}, median over the rounds", ""]
-        lines.append(f"{'':{width}}  {'median':>10}  {'least':>10}  {'most':>10}  {'× first':>7}")
+        lines.append(
+            f"{'':{width}}  {'median':>10}  {'least':>10}  {'most':>10}  {'× first':>7}" + "  cores awake" * spun
+        )
         first = measured[0].median if measured else 1.0
         for result in members:
             title = f"{result.subject.title:{width}}"
@@ -111,7 +137,8 @@ def as_table(results: Sequence[Result], verdicts: Sequence[Verdict]) -> str:
                 continue
             numbers = [result.median, min(result.values), max(result.values)]
             shown = "  ".join(f"{number:>10,.4g}" if number < 100 else f"{number:>10,.0f}" for number in numbers)
-            lines.append(f"{title}  {shown}  {result.median / first:>7.3f}")
+            awake = f"  {statistics.median(result.spun):>11,.4g}" if spun and result.spun else ""
+            lines.append(f"{title}  {shown}  {result.median / first:>7.3f}{awake}")
     if verdicts:
         lines += ["", "goals: median of the ratios of each round (least to most)", ""]
     for verdict in verdicts:
@@ -119,17 +146,20 @@ def as_table(results: Sequence[Result], verdicts: Sequence[Verdict]) -> str:
         against = "" if item.against is None else f" against {item.against}"
         (low, high), state = verdict.spread, "met" if verdict.met else "NOT met"
         measured = f"{verdict.ratio:.2f} ({low:.2f} to {high:.2f})"
+        if verdict.spun is not None:
+            measured += f", {verdict.spun:.2f} with all cores awake"
         lines.append(f"{item.id:5} {item.of}{against}: {measured}, wanted {item.text}: {state}")
     return "\n".join(lines)
 
 
 def write_json(
-    folder: Path, results: Sequence[Result], verdicts: Sequence[Verdict], rounds: int, seconds: float
+    folder: Path, results: Sequence[Result], verdicts: Sequence[Verdict], rounds: int, seconds: float, busy: float
 ) -> Path:
     """Write everything that was measured into a new file of `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     content = {
         "machine": machine(),
+        "busy": busy,
         "rounds": rounds,
         "seconds": seconds,
         "subjects": {
@@ -137,7 +167,9 @@ def write_json(
                 "title": result.subject.title,
                 "group": result.subject.group,
                 "unit": result.subject.unit,
+                "kind": result.subject.kind,
                 "values": result.values,
+                "spun": result.spun,
                 "median": result.median if result.values else None,
                 "skipped": result.skipped,
             }
@@ -150,6 +182,7 @@ def write_json(
                 "against": verdict.goal.against,
                 "wanted": verdict.goal.text,
                 "ratio": verdict.ratio,
+                "spun": verdict.spun,
                 "met": verdict.met,
             }
             for verdict in verdicts

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import registry, runner, slots
 from benchmarks.__main__ import main
+from benchmarks.chart import PANELS
 from benchmarks.registry import Goal, Measure, Subject
 
 
@@ -95,15 +96,40 @@ def test_every_goal_names_subjects_that_there_are_in_one_group() -> None:
 
 
 def test_a_run_prints_a_table_and_writes_its_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = ["sync-64", "lanes-64-grpc", "worlds-8-grpc", "dm-ahead-8", "dm-blocking-8"]
-    assert main([*names, "--rounds", "1", "--seconds", "0.05", "--results", str(tmp_path)]) == 0
+    names = ["sync-64", "lanes-64-grpc", "worlds-8-grpc", "dm-ahead-8", "dm-blocking-8", "floor-64"]
+    options = ["--rounds", "1", "--seconds", "0.05", "--busy", "--spin"]
+    assert main([*names, *options, "--results", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "gRPC: 64 lanes in one world" in printed
     assert "B-1   lanes-64-grpc against sync-64" in printed
     (path,) = tmp_path.glob("*.json")
     content = json.loads(path.read_text())
     assert list(content["subjects"]) == names
-    assert all(len(row["values"]) == 1 and row["values"][0] > 0 for row in content["subjects"].values())
+    for key in ("values", "spun"):
+        assert all(len(row[key]) == 1 and row[key][0] > 0 for row in content["subjects"].values())
+    (chart,) = tmp_path.glob("*.svg")
+    drawn = chart.read_text()
+    assert all(f"<!-- {text} -->" in drawn for text in ("SyncVectorEnv, in process", "Gymnasium Bridge, TCP"))
+
+
+def test_a_busy_machine_is_refused_and_with_busy_marked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.__main__.busy_share", lambda: 0.37)
+    options = ["sync-64", "--rounds", "1", "--seconds", "0.01", "--results", str(tmp_path)]
+    with pytest.raises(SystemExit) as end:
+        main(options)
+    assert end.value.code == 2
+    assert "expected a quiet machine; programs use 37% of its processors" in capsys.readouterr().err
+    assert main([*options, "--busy"]) == 0
+    assert "machine BUSY: other programs used 37%" in capsys.readouterr().out
+
+
+def test_every_subject_of_the_chart_is_registered() -> None:
+    registry.load()
+    names = [name for panel in PANELS.values() for name in panel]
+    assert [name for name in names if name not in registry.SUBJECTS] == []
+    assert all(not panel[name] for panel in PANELS.values() for name in panel if name.startswith("floor-"))
 
 
 def test_an_unknown_name_is_answered_by_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:

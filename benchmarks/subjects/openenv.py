@@ -78,11 +78,11 @@ def _sessions(number: int) -> Iterator[Measure]:
             loop.run_until_complete(every("close"))
 
 
-@subject("openenv-one", "OpenEnv: one CartPole", group="one")
+@subject("openenv-one", "OpenEnv: one CartPole", group="one", kind="peer")
 def openenv_one() -> Iterator[Measure]:
     yield from _sessions(1)
 
 
-@subject("openenv-64", "OpenEnv: 64 sessions of one env each, none waits for another", group="worlds")
+@subject("openenv-64", "OpenEnv: 64 sessions of one env each, none waits for another", group="worlds", kind="peer")
 def openenv_many() -> Iterator[Measure]:
     yield from _sessions(64)
