@@ -291,7 +291,7 @@ def test_reset_settings_that_are_refused_are_raised() -> None:
         envs.close()
     with serve_gym("CartPole-v1") as server:
         envs = BlockingReset(make_vec_remote(server.url))
-        with pytest.raises(errors.SettingError, match="expected a seed from 0"):
+        with pytest.raises(errors.SettingError, match="Seed must be greater or equal to zero"):
             envs.reset(seed=-1)
         envs.close()
 

@@ -208,7 +208,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         """Begin an episode.
 
         Args:
-            seed: For the remote environment's random generator, 0 to 2**63 - 1.
+            seed: For the remote environment's random generator: an integer that is not negative.
             options: For the remote environment's reset; what the values codec carries.
 
         Returns:

@@ -176,7 +176,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         """Begin an episode of all agents.
 
         Args:
-            seed: For the remote environment, 0 to 2**63 - 1.
+            seed: For the remote environment: an integer that is not negative.
             options: For the remote environment's reset; what the values codec carries.
 
         Returns:
