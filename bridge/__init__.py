@@ -1,8 +1,8 @@
 """Reinforcement-learning environments in one place, training loops in another: Gymnasium over dm_env_rpc."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from bridge.lazy import lazy_names
 from bridge.registration import register_remote
 
 if TYPE_CHECKING:
@@ -60,16 +60,4 @@ _PLACES = {
     "serve_gym": "bridge.server.serve",
     "serve_parallel": "bridge.server.serve_parallel",
 }
-_MODULES = ("errors", "perlert", "recording", "testing", "wrappers")
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"bridge.{name}")
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_PLACES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return [*__all__, *_MODULES]
+__getattr__, __dir__ = lazy_names(__name__, _PLACES, ("errors", "perlert", "recording", "testing", "wrappers"))
