@@ -94,9 +94,8 @@ def run(requests: int, *, clients: int = 4, seed: int = 0) -> Report:
     runtime = LocalRuntime()
     registry = Registry(
         EnvSource(lambda: CountingEnv(5)),
-        Limits(max_worlds=8, max_lanes=8),
+        Limits(max_worlds=8, max_lanes=8, reset_world_timeout=0.01),
         runtime,
-        reset_world_timeout=0.01,
     )
     sessions = [Session(registry) for _ in range(clients)]
     answers: Counter[str] = Counter()

@@ -26,7 +26,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.fuzz import garbled, valid_requests
-from bridge import make_remote, serve_gym
+from bridge import Limits, make_remote, serve_gym
 from bridge.testing import CountingEnv
 from bridge.transport.frames import PREFACE, Http2Error
 from bridge.transport.header_fields import HeaderReader, HeaderWriter, MalformedHeadersError, check_fields
@@ -91,10 +91,7 @@ def serve(path: str) -> None:
         with serve_gym(
             lambda: CountingEnv(5),
             unix_path=path,
-            max_worlds=8,
-            max_lanes=8,
-            max_message_bytes=MAX_MESSAGE_BYTES,
-            reset_world_timeout=0.01,
+            limits=Limits(max_worlds=8, max_lanes=8, max_message_bytes=MAX_MESSAGE_BYTES, reset_world_timeout=0.01),
             web=True,  # for benchmarks/fuzz_websocket.py
         ):
             print("served", flush=True)

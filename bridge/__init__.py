@@ -1,8 +1,8 @@
 """Reinforcement-learning environments in one place, training loops in another: Gymnasium over dm_env_rpc."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from bridge.lazy import lazy_names
 from bridge.registration import register_remote
 
 if TYPE_CHECKING:
@@ -11,13 +11,19 @@ if TYPE_CHECKING:
     from bridge.client.vector_env import RemoteVectorEnv, make_vec_remote
     from bridge.encoding.space_json import register_space
     from bridge.recording.recorder import Recorder
+    from bridge.server.limits import Limits
     from bridge.server.serve import serve_gym
     from bridge.server.serve_parallel import serve_parallel
     from bridge.server.server import Server
+    from bridge.transport.credentials import TLS
     from bridge.version import __version__
+    from bridge.worlds.realtime.clocked_world import RealTime
     from bridge.worlds.timed import TimeAction
 
 __all__ = [
+    "TLS",
+    "Limits",
+    "RealTime",
     "Recorder",
     "RemoteEnv",
     "RemoteParallelEnv",
@@ -37,11 +43,14 @@ register_remote()
 
 # Each is imported when it is first asked for: the command line starts fast, and some need an extra.
 _PLACES = {
+    "Limits": "bridge.server.limits",
+    "RealTime": "bridge.worlds.realtime.clocked_world",
     "Recorder": "bridge.recording.recorder",
     "RemoteEnv": "bridge.client.env",
     "RemoteParallelEnv": "bridge.client.parallel_env",
     "RemoteVectorEnv": "bridge.client.vector_env",
     "Server": "bridge.server.server",
+    "TLS": "bridge.transport.credentials",
     "TimeAction": "bridge.worlds.timed",
     "__version__": "bridge.version",
     "make_parallel_remote": "bridge.client.parallel_env",
@@ -51,16 +60,4 @@ _PLACES = {
     "serve_gym": "bridge.server.serve",
     "serve_parallel": "bridge.server.serve_parallel",
 }
-_MODULES = ("errors", "perlert", "recording", "testing", "wrappers")
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"bridge.{name}")
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_PLACES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return [*__all__, *_MODULES]
+__getattr__, __dir__ = lazy_names(__name__, _PLACES, ("errors", "perlert", "recording", "testing", "wrappers"))

@@ -4,6 +4,7 @@ BridgeError
 ├── UsageError                    the caller misused something
 │   ├── AddressError              a URL that cannot be read                          (ValueError)
 │   ├── SettingError              a keyword, option or setting that cannot be served (ValueError)
+│   │   └── SeedError                 a seed that Gymnasium does not take            (gymnasium.error.Error)
 │   ├── InvalidActionError        an action outside of its space                     (ValueError)
 │   ├── TensorError               a value that a tensor cannot hold without loss     (ValueError)
 │   ├── UnsupportedSpaceError     a space that has no form on the wire               (TypeError)
@@ -55,6 +56,7 @@ __all__ = [
     "RemoteTimeoutError",
     "RequestError",
     "ResetNeededError",
+    "SeedError",
     "SettingError",
     "StartError",
     "TensorError",
@@ -122,6 +124,10 @@ class AddressError(UsageError, ValueError):
 
 class SettingError(UsageError, ValueError):
     """A keyword, option or setting that cannot be served."""
+
+
+class SeedError(SettingError, gymnasium.error.Error):
+    """A seed that Gymnasium does not take: no integer, or a negative one."""
 
 
 class InvalidActionError(UsageError, ValueError):

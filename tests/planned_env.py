@@ -44,7 +44,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import bridge, tests.planned_env
 server = bridge.serve_gym(tests.planned_env.Planned, num_envs=int(sys.argv[2]), host=sys.argv[3], port=int(sys.argv[4]),
-                          drain_timeout=60.0)
+                          limits=bridge.Limits(drain_timeout=60.0))
 print(server.url, flush=True)
 server.wait()
 """

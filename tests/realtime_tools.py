@@ -16,7 +16,7 @@ from bridge.client.step_reader import Batch
 from bridge.client.world_request import WorldRequest
 from bridge.encoding.spaces import Layout
 from bridge.testing import Conditions, Duplex, VirtualClock
-from bridge.worlds.realtime.clocked_world import Realtime
+from bridge.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.worlds.realtime.world import RealtimeWorld
 from bridge.worlds.source import EnvSource
 from tests.support import direct_registry, direct_session
@@ -32,7 +32,7 @@ class Network:
         self.skew = skew
         server_clock = VirtualClock(100.0 + skew)
         self.clock.subscribe(lambda now: server_clock.advance_to(now + skew))
-        source = EnvSource(env, realtime=Realtime(fps, clock=server_clock))
+        source = EnvSource(env, realtime=RealtimeOptions(fps, clock=server_clock))
         self.registry = direct_registry(source)
         self.duplex: Duplex[bytes] = Duplex(conditions, np.random.default_rng(0))
         self.session = direct_session(self.registry)

@@ -205,10 +205,10 @@ class Later:
             runtime.scheduler.run()
 
 
-def direct_registry(source: Any, limits: Limits | None = None, **more: Any) -> Any:
+def direct_registry(source: Any, limits: Limits | None = None) -> Any:
     """A registry of worlds without a server: a `Direct` one, whose `runtime` sessions may share."""
     runtime = LocalRuntime()
-    return Direct(Registry(source, limits or Limits(), runtime, **more), runtime)
+    return Direct(Registry(source, limits or Limits(), runtime), runtime)
 
 
 def direct_session(registry: Any, version: str = "") -> Any:

@@ -16,7 +16,7 @@ import grpc
 import gymnasium
 import pytest
 
-from bridge import errors, make_remote, make_vec_remote, serve_gym
+from bridge import TLS, errors, make_remote, make_vec_remote, serve_gym
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.auth import Gate, Security
 from bridge.testing import CountingEnv
@@ -66,12 +66,11 @@ def counting(made: list[int]) -> Callable[[], CountingEnv]:
 
 
 def tls(files: dict[str, Path], *, clients: bool = False) -> dict[str, Any]:
-    keywords: dict[str, Any] = {"tls_certificate": files["server.pem"], "tls_key": files["server.key"]}
-    return {**keywords, "tls_client_ca": files["ca.pem"]} if clients else keywords
+    return {"tls": TLS(files["server.pem"], files["server.key"], files["ca.pem"] if clients else None)}
 
 
-def own(files: dict[str, Path]) -> dict[str, Any]:
-    return {"tls_certificate": files["client.pem"], "tls_key": files["client.key"]}
+def own(files: dict[str, Path], ca: Path) -> dict[str, Any]:
+    return {"tls": TLS(files["client.pem"], files["client.key"], ca=ca)}
 
 
 def plays(url: str, **keywords: Any) -> None:
@@ -87,16 +86,16 @@ def test_a_token_and_tls_let_in_and_the_url_says_so(certs: dict[str, Path]) -> N
     with serve_gym("CartPole-v1", token=SECRET, **tls(certs)) as server:
         url = server.url
         assert url.startswith("grpcs://127.0.0.1:")
-        plays(url, token=SECRET, tls_ca=certs["ca.pem"])
-        plays(url, token=SECRET, tls_ca=certs["ca.pem"].read_bytes())
-        envs = make_vec_remote(url, num_envs=2, token=SECRET, tls_ca=str(certs["ca.pem"]), timeout=20)
+        plays(url, token=SECRET, tls=TLS(ca=certs["ca.pem"]))
+        plays(url, token=SECRET, tls=TLS(ca=certs["ca.pem"].read_bytes()))
+        envs = make_vec_remote(url, num_envs=2, token=SECRET, tls=TLS(ca=str(certs["ca.pem"])), timeout=20)
         envs.reset(seed=0)
         envs.close()
 
 
 def test_a_client_with_a_certificate_of_the_authority_comes_in(certs: dict[str, Path]) -> None:
     with serve_gym("CartPole-v1", **tls(certs, clients=True)) as server:
-        plays(server.url, tls_ca=certs["ca.pem"], **own(certs))
+        plays(server.url, **own(certs, certs["ca.pem"]))
 
 
 @pytest.mark.parametrize(
@@ -150,12 +149,12 @@ def test_a_public_client_without_a_token_gets_one_answer_and_touches_nothing(mad
 @pytest.mark.parametrize(
     ("server_files", "clients", "keywords", "said"),
     [
-        ("foreign", False, {"tls_ca": "certs"}, "of no authority that is trusted here"),
-        ("expired", False, {"tls_ca": "expired"}, "has expired"),
+        ("foreign", False, {"ca": "certs"}, "of no authority that is trusted here"),
+        ("expired", False, {"ca": "expired"}, "has expired"),
         ("certs", False, {}, "of no authority that is trusted here"),
-        ("certs", True, {"tls_ca": "certs"}, "asks for a client's certificate"),
-        ("certs", True, {"tls_ca": "certs", "own": "foreign"}, "asks for a client's certificate"),
-        ("certs", True, {"tls_ca": "certs", "own": "expired"}, "asks for a client's certificate"),
+        ("certs", True, {"ca": "certs"}, "asks for a client's certificate"),
+        ("certs", True, {"ca": "certs", "own": "foreign"}, "asks for a client's certificate"),
+        ("certs", True, {"ca": "certs", "own": "expired"}, "asks for a client's certificate"),
     ],
     ids=["foreign server", "expired server", "no ca", "no certificate", "foreign certificate", "expired certificate"],
 )
@@ -169,10 +168,11 @@ def test_a_certificate_that_is_not_in_order_is_refused(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     given: dict[str, Any] = {}
-    if "tls_ca" in keywords:
-        given["tls_ca"] = request.getfixturevalue(keywords["tls_ca"])["ca.pem"]
+    ca = request.getfixturevalue(keywords["ca"])["ca.pem"] if "ca" in keywords else None
+    if ca is not None:
+        given["tls"] = TLS(ca=ca)
     if "own" in keywords:
-        given.update(own(request.getfixturevalue(keywords["own"])))
+        given = own(request.getfixturevalue(keywords["own"]), ca)
     files = request.getfixturevalue(server_files)
     with (
         caplog.at_level(logging.DEBUG),
@@ -204,7 +204,7 @@ def test_tls_to_a_plaintext_port_says_to_use_none(certs: dict[str, Path]) -> Non
         serve_gym("CartPole-v1") as server,
         pytest.raises(errors.ConnectError, match="speaks no TLS: use grpc://"),
     ):
-        make_remote(server.url.replace("grpc", "grpcs"), tls_ca=certs["ca.pem"], timeout=20)
+        make_remote(server.url.replace("grpc", "grpcs"), tls=TLS(ca=certs["ca.pem"]), timeout=20)
 
 
 def test_a_name_that_the_certificate_does_not_hold_is_refused(certs: dict[str, Path]) -> None:
@@ -212,7 +212,7 @@ def test_a_name_that_the_certificate_does_not_hold_is_refused(certs: dict[str, P
         serve_gym("CartPole-v1", host="127.0.0.2", **tls(certs)) as server,
         pytest.raises(errors.ConnectError, match="is not for this name"),
     ):
-        make_remote(server.url, tls_ca=certs["ca.pem"], timeout=20)
+        make_remote(server.url, tls=TLS(ca=certs["ca.pem"]), timeout=20)
 
 
 def test_the_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,31 +284,31 @@ def test_what_is_no_token_or_no_certificate_is_refused_without_showing_it(tmp_pa
         read_token("a", tmp_path)
     with pytest.raises(errors.SettingError, match="cannot read token_file="):
         read_token(None, tmp_path / "none")
-    with pytest.raises(errors.SettingError, match="cannot read tls_ca="):
-        read_pem("tls_ca", str(tmp_path / "none"))
+    with pytest.raises(errors.SettingError, match=r"cannot read tls=TLS\(ca="):
+        read_pem("ca", str(tmp_path / "none"))
     with pytest.raises(errors.SettingError, match="line -----BEGIN"):
-        read_pem("tls_ca", b"no pem")
+        read_pem("ca", b"no pem")
 
 
 def test_a_certificate_without_its_key_or_with_another_is_refused(
     certs: dict[str, Path], foreign: dict[str, Path]
 ) -> None:
-    with pytest.raises(errors.SettingError, match="together"):
-        serve_gym("CartPole-v1", tls_certificate=certs["server.pem"])
-    with pytest.raises(errors.SettingError, match="needs TLS"):
-        serve_gym("CartPole-v1", tls_client_ca=certs["ca.pem"])
+    with pytest.raises(errors.SettingError, match=r"expected tls=TLS\(certificate=…, key=…\), got one"):
+        serve_gym("CartPole-v1", tls=TLS(certificate=certs["server.pem"]))
+    with pytest.raises(errors.SettingError, match="a certificate of its own, and none is given"):
+        serve_gym("CartPole-v1", tls=TLS(client_ca=certs["ca.pem"]))
     with pytest.raises(errors.SettingError, match="Expected a PEM certificate and its own key"):
-        serve_gym("CartPole-v1", tls_certificate=certs["server.pem"], tls_key=foreign["server.key"])
-    with pytest.raises(errors.SettingError, match="together"):
-        make_remote("grpcs://localhost:1", tls_key=certs["client.key"])
+        serve_gym("CartPole-v1", tls=TLS(certificate=certs["server.pem"], key=foreign["server.key"]))
+    with pytest.raises(errors.SettingError, match=r"expected tls=TLS\(certificate=…, key=…\), got one"):
+        make_remote("grpcs://localhost:1", tls=TLS(key=certs["client.key"]))
     with pytest.raises(errors.SettingError, match="write grpcs://"):
-        make_remote("grpc://localhost:1", tls_ca=certs["ca.pem"])
+        make_remote("grpc://localhost:1", tls=TLS(ca=certs["ca.pem"]))
     with pytest.raises(errors.SettingError, match="a Unix socket needs none"):
-        make_remote("unix:///nowhere", tls_ca=certs["ca.pem"])
-    with pytest.raises(errors.SettingError, match="tls_client_ca cannot be used"):
-        serve_gym("CartPole-v1", **{**tls(certs), "tls_client_ca": certs["server.key"]})
-    with pytest.raises(errors.SettingError, match="tls_ca cannot be used"):
-        make_remote("grpcs://localhost:1", tls_ca=certs["server.key"])
+        make_remote("unix:///nowhere", tls=TLS(ca=certs["ca.pem"]))
+    with pytest.raises(errors.SettingError, match=r"client_ca=…\) cannot be used"):
+        serve_gym("CartPole-v1", tls=TLS(certs["server.pem"], certs["server.key"], certs["server.key"]))
+    with pytest.raises(errors.SettingError, match=r"TLS\(ca=…\) cannot be used"):
+        make_remote("grpcs://localhost:1", tls=TLS(ca=certs["server.key"]))
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ def test_the_command_makes_what_serves_and_overwrites_nothing(tmp_path: Path, ca
     files = {name: tmp_path / "certs" / name for name in FILES}
     assert all((files[name].stat().st_mode & 0o777 == 0o600) == name.endswith(".key") for name in FILES)
     with serve_gym("CartPole-v1", **tls(files, clients=True)) as server:
-        plays(server.url, tls_ca=files["ca.pem"], **own(files))
+        plays(server.url, **own(files, files["ca.pem"]))
     with pytest.raises(errors.SettingError, match="is there already"):
         arguments.run(arguments)
 
@@ -364,8 +364,8 @@ def test_a_world_of_several_agents_asks_for_the_token_too(certs: dict[str, Path]
     with serve_parallel(Relay, token=SECRET, **tls(certs)) as server:
         assert server.url.startswith("grpcs://")
         with pytest.raises(errors.RefusedError, match="none was sent"):
-            make_remote(server.url, tls_ca=certs["ca.pem"], timeout=20)
-        make_remote(server.url, tls_ca=certs["ca.pem"], token=SECRET, timeout=20).close()
+            make_remote(server.url, tls=TLS(ca=certs["ca.pem"]), timeout=20)
+        make_remote(server.url, tls=TLS(ca=certs["ca.pem"]), token=SECRET, timeout=20).close()
 
 
 # Beyond loopback

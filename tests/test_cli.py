@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import inspect
 import os
@@ -20,7 +21,7 @@ import psutil
 import pytest
 
 import bridge
-from bridge import make_remote, serve_gym, serve_parallel
+from bridge import TLS, Limits, make_remote, serve_gym, serve_parallel
 from bridge.cli import main, program
 from bridge.cli.info import positive
 from bridge.cli.launch import ServerProcess
@@ -340,6 +341,8 @@ def test_every_keyword_that_a_command_line_can_say_is_an_option_with_its_help() 
         and name != "start"  # of a server that a program starts later
         and any(kind in str(parameter.annotation) for kind in ("int", "float", "str", "bool", "Literal"))
     ]
+    keywords += [field.name for field in dataclasses.fields(Limits)]
+    keywords += ["max_action_age", "catch_up", "reset_timeout", "tls_certificate", "tls_key", "tls_client_ca"]
     assert {"num_envs", "vectorization_mode", "env_kwargs", "host", "port", "max_connections"} <= set(keywords)
     assert sorted(options) == sorted(f"--{name.replace('_', '-')}" for name in keywords)
     for flag, arguments in options.items():
@@ -537,7 +540,9 @@ def test_the_banner_has_what_a_client_needs(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("pass tls_ca=", "pass --tls-ca"),
+        ("pass tls=TLS(ca=…) or", "pass --tls-ca or"),
+        ("expected tls=TLS(ca='x', key=…), got", "expected --tls-ca 'x' and --tls-key, got"),
+        ("limits=Limits(num_envs=5) and TLS(…)", "--num-envs 5 and TLS(…)"),
         ("in use; port=0 takes any, port 5 does not", "in use; --port 0 takes any, port 5 does not"),
         ("expected token or token_file, got both", "expected token or --token-file, got both"),
         ("made with env_kwargs={'a': 1}: no", "made with --env-kwargs {'a': 1}: no"),
@@ -545,7 +550,7 @@ def test_the_banner_has_what_a_client_needs(tmp_path: Path, monkeypatch: pytest.
     ],
 )
 def test_errors_speak_in_options(text: str, expected: str) -> None:
-    names = ("tls_ca", "port", "token", "token_file", "env_kwargs", "fork", "num_envs")
+    names = ("tls_ca", "tls_key", "port", "token", "token_file", "env_kwargs", "fork", "num_envs")
     assert program.in_options(text, {name: f"--{name.replace('_', '-')}" for name in names}) == expected
 
 
@@ -558,7 +563,7 @@ def test_several_urls_are_connected_to_as_one_vector() -> None:
 
 
 def test_info_tells_all_of_a_server_of_ours_and_leaves_nothing_behind(capsys: pytest.CaptureFixture[str]) -> None:
-    with serve_gym("CartPole-v1", max_worlds=7) as server:
+    with serve_gym("CartPole-v1", limits=Limits(max_worlds=7)) as server:
         assert main(["info", server.url]) == 0
         assert settled(server)
     out = capsys.readouterr().out
@@ -600,9 +605,7 @@ def test_every_command_that_connects_shows_a_token_and_a_certificate(
     with serve_gym(
         "CartPole-v1",
         token="correct-horse",
-        tls_certificate=files["server.pem"],
-        tls_key=files["server.key"],
-        tls_client_ca=files["ca.pem"],
+        tls=TLS(certificate=files["server.pem"], key=files["server.key"], client_ca=files["ca.pem"]),
     ) as server:
         commands = [["check", server.url, "--only", "D-8"]]
         for url in server.urls:

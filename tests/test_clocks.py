@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 import bridge
-from bridge import make_remote, make_vec_remote, serve_gym
+from bridge import Limits, make_remote, make_vec_remote, serve_gym
 from bridge.client import pool, stepper, vector_pool
 from bridge.server.idle_worlds import IdleWorlds
 from bridge.testing import CountingEnv, Proxy, VirtualClock
@@ -83,7 +83,10 @@ def jumps(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 def test_a_date_that_jumps_ends_no_connection_world_or_backoff(jumps: list[int], tmp_path: Path) -> None:
     with (
         serve_gym(
-            lambda: CountingEnv(1_000_000), unix_path=str(tmp_path / "s"), metrics_port=0, idle_timeout=60.0
+            lambda: CountingEnv(1_000_000),
+            unix_path=str(tmp_path / "s"),
+            metrics_port=0,
+            limits=Limits(idle_timeout=60.0),
         ) as server,
         Proxy(server.port) as proxy,
     ):
@@ -172,7 +175,8 @@ def test_time_in_which_a_client_stood_still_is_not_its_servers_fault(monkeypatch
 
 SERVE_BOTH = """
 import sys, bridge, bridge.testing
-server = bridge.serve_gym(lambda: bridge.testing.CountingEnv(1_000_000), idle_timeout=0.2, unix_path=sys.argv[1])
+limits = bridge.Limits(idle_timeout=0.2)
+server = bridge.serve_gym(lambda: bridge.testing.CountingEnv(1_000_000), limits=limits, unix_path=sys.argv[1])
 print(*server.urls, flush=True)
 server.wait(grace=0.0)
 """

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge import errors, make_remote, make_vec_remote, serve_gym
+from bridge import TLS, errors, make_remote, make_vec_remote, serve_gym
 from bridge.testing import Proxy
 from bridge.transport import compression
 from bridge.transport.certificates import make_certificates
@@ -96,12 +96,12 @@ def test_lanes_and_slots_are_compressed_too(kind: str, tmp_path: Any) -> None:
 
 def test_the_url_asks_for_it_as_well_and_tls_carries_it(tmp_path: Any) -> None:
     certificates = make_certificates(tmp_path)
-    keys = {"tls_certificate": certificates["server.pem"], "tls_key": certificates["server.key"]}
+    keys: Any = {"tls": TLS(certificates["server.pem"], certificates["server.key"])}
     with serve_gym(Pictures, **keys) as server:
         url = f"grpcs://localhost:{server.port}?compression=zstd"
-        assert_same(played(make_remote(url, tls_ca=certificates["ca.pem"])), played(Pictures()))
+        assert_same(played(make_remote(url, tls=TLS(ca=certificates["ca.pem"]))), played(Pictures()))
         with pytest.raises(errors.SettingError, match="give one of them"):
-            make_remote(url, tls_ca=certificates["ca.pem"], compression="gzip")
+            make_remote(url, tls=TLS(ca=certificates["ca.pem"]), compression="gzip")
 
 
 def test_grpcio_at_either_end_speaks_gzip() -> None:

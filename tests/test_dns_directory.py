@@ -15,7 +15,7 @@ import dnslib.server
 import numpy as np
 import pytest
 
-from bridge import errors, make_remote, make_vec_remote, serve_gym
+from bridge import TLS, errors, make_remote, make_vec_remote, serve_gym
 from bridge.client.endpoints import DnsDirectory
 from bridge.testing import CountingEnv
 from bridge.transport.certificates import make_certificates
@@ -135,51 +135,51 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def served(folder: Path) -> Any:
-    pair = {"tls_certificate": folder / "server.pem", "tls_key": folder / "server.key"}
-    return serve_gym(lambda: CountingEnv(1000), host="127.0.0.2", **pair)  # type: ignore[arg-type]
+    return serve_gym(lambda: CountingEnv(1000), host="127.0.0.2", tls=TLS(folder / "server.pem", folder / "server.key"))
 
 
 def test_certificates_of_a_name_are_checked_behind_its_addresses(dns: Dns, certificates: Path) -> None:
     dns.zone.addresses = ["127.0.0.2"]
     with served(certificates) as server:
         directory = DnsDirectory(f"grpcs+dns://{NAME}:{server.port}", dns.look_up)
-        envs = BlockingReset(make_vec_remote(directory, num_envs=2, tls_ca=certificates / "ca.pem", timeout=20))
+        envs = BlockingReset(make_vec_remote(directory, num_envs=2, tls=TLS(ca=certificates / "ca.pem"), timeout=20))
         envs.reset()
         assert envs.step(np.zeros(2, np.int64))[1].tolist() == [1.0, 1.0]
         envs.close()
         with pytest.raises(errors.ConnectError, match="not for this name"):
             make_vec_remote(
-                directory, num_envs=1, tls_ca=certificates / "ca.pem", tls_server_name="other.example", timeout=20
+                directory, num_envs=1, tls=TLS(ca=certificates / "ca.pem", server_name="other.example"), timeout=20
             )
 
 
 @pytest.mark.parametrize("transport", ["http2", "grpcio"])
 def test_tls_server_name_is_what_the_certificate_must_hold(certificates: Path, transport: Any) -> None:
-    given = {"tls_ca": certificates / "ca.pem", "timeout": 20, "transport": transport}
+    ca = certificates / "ca.pem"
+    given: dict[str, Any] = {"timeout": 20, "transport": transport}
     with served(certificates) as server:
-        env = make_remote(server.url, tls_server_name=NAME, **given)
+        env = make_remote(server.url, tls=TLS(ca=ca, server_name=NAME), **given)
         env.reset()
-        assert env.spec.kwargs["tls_server_name"] == NAME
+        assert env.spec.kwargs["tls"].server_name == NAME
         env.close()
         for name in (None, "other.example"):
             with pytest.raises(errors.ConnectError):
-                make_remote(server.url, tls_server_name=name, **given)
+                make_remote(server.url, tls=TLS(ca=ca, server_name=name), **given)
 
 
 def test_a_wrong_tls_server_name_says_what_to_pass(certificates: Path) -> None:
     with (
         served(certificates) as server,
-        pytest.raises(errors.ConnectError, match="pass that as tls_server_name="),
+        pytest.raises(errors.ConnectError, match=r"pass that as tls=TLS\(server_name=…\)"),
     ):
-        make_remote(server.url, tls_ca=certificates / "ca.pem", timeout=20)
+        make_remote(server.url, tls=TLS(ca=certificates / "ca.pem"), timeout=20)
 
 
 @pytest.mark.parametrize("name", ["", "host:1", "a b", "x" * 70, 5])
 def test_a_tls_server_name_that_is_none_is_refused(name: Any) -> None:
-    with pytest.raises(errors.SettingError, match="expected tls_server_name to be the name"):
-        make_remote("grpcs://127.0.0.1:1", tls_server_name=name)
-    with pytest.raises(errors.SettingError, match="tls_server_name are for TLS"):
-        make_remote("grpc://127.0.0.1:1", tls_server_name=NAME)
+    with pytest.raises(errors.SettingError, match=r"expected tls=TLS\(server_name=…\) to be the name"):
+        make_remote("grpcs://127.0.0.1:1", tls=TLS(server_name=name))
+    with pytest.raises(errors.SettingError, match="tls= is for URLs with TLS"):
+        make_remote("grpc://127.0.0.1:1", tls=TLS(server_name=NAME))
 
 
 def test_the_dns_server_of_these_tests_changes_its_answer(dns: Dns) -> None:

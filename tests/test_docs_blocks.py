@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import bridge
-from bridge import make_remote, make_vec_remote, serve_gym
+from bridge import TLS, make_remote, make_vec_remote, serve_gym
 from bridge.client.endpoints import Endpoint
 from bridge.recording.reader import read_folder
 from bridge.transport.certificates import make_certificates
@@ -142,7 +142,7 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
         Block({'"runs/20261122T140501-3fa9c1-1.0.17"': "record_episode()"}),
         Block(
             {'"grpc://localhost:50051?world="': "server.url + '?world='", '"seek")(100)': '"seek")(5)'},
-            "from bridge import make_remote\nfrom bridge.recording.player import serve_episode\n"
+            "from bridge import TLS, make_remote\nfrom bridge.recording.player import serve_episode\n"
             "server = serve_episode(record_episode())\n",
             "watcher.close()\nserver.stop()",
         ),
@@ -202,8 +202,7 @@ def serve_secure(env: Any, **keywords: Any) -> bridge.Server:
     """Serve with TLS and a token, in whose files the pages' clients find what they need."""
     make_certificates(Path("certs"), ["127.0.0.1"])
     Path("token").write_text("secret")
-    certificate, key = "certs/server.pem", "certs/server.key"
-    return serve_gym(env, token_file="token", tls_certificate=certificate, tls_key=key, **keywords)
+    return serve_gym(env, token_file="token", tls=TLS("certs/server.pem", "certs/server.key"), **keywords)
 
 
 def write_urls(*urls: str) -> str:

@@ -15,7 +15,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bridge import errors, make_remote, serve_gym
+from bridge import Limits, errors, make_remote, serve_gym
 from bridge.cli.launch import ServerProcess
 from bridge.testing import CountingEnv
 from tests.support import until
@@ -40,7 +40,7 @@ def is_told(env: Any) -> bool:
 
 @TRANSPORTS
 def test_a_client_is_told_and_goes_on_and_the_server_ends_once_it_has_left(transport: Any) -> None:
-    with serve_gym(long, drain_timeout=600.0, transport=transport) as server:
+    with serve_gym(long, limits=Limits(drain_timeout=600.0), transport=transport) as server:
         env = make_remote(server.url, timeout=20)
         env.reset()
         assert not is_told(env)
@@ -57,7 +57,7 @@ def test_a_client_is_told_and_goes_on_and_the_server_ends_once_it_has_left(trans
 
 
 def test_who_comes_while_it_drains_is_refused_and_may_ask_for_health() -> None:
-    with serve_gym(long, drain_timeout=600.0) as server:
+    with serve_gym(long, limits=Limits(drain_timeout=600.0)) as server:
         env = make_remote(server.url, timeout=20)
         env.reset()
         server.drain()
@@ -75,7 +75,7 @@ def test_who_comes_while_it_drains_is_refused_and_may_ask_for_health() -> None:
 
 @TRANSPORTS
 def test_who_stays_is_cut_off_after_the_timeout(transport: Any) -> None:
-    with serve_gym(long, drain_timeout=600.0, transport=transport) as server:
+    with serve_gym(long, limits=Limits(drain_timeout=600.0), transport=transport) as server:
         env = make_remote(server.url, timeout=20)
         env.reset()
         server.drain(0.1)
@@ -99,7 +99,10 @@ def test_a_shorter_drain_and_a_stop_end_a_longer_one() -> None:
 
 
 def test_a_server_without_clients_ends_at_once() -> None:
-    with serve_gym(long, drain_timeout=600.0) as server, grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+    with (
+        serve_gym(long, limits=Limits(drain_timeout=600.0)) as server,
+        grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel,
+    ):
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=20)
         next(watch)  # asking for health makes nobody a client
         waiting = threading.Thread(target=server.wait)
@@ -119,7 +122,7 @@ def test_a_server_that_was_never_started_is_stopped() -> None:
 @pytest.mark.parametrize("seconds", [-1, "2", float("inf"), True])
 def test_a_timeout_that_is_none_is_refused(seconds: Any) -> None:
     with pytest.raises(errors.SettingError, match="expected drain_timeout to be a number of seconds"):
-        serve_gym(long, drain_timeout=seconds)
+        serve_gym(long, limits=Limits(drain_timeout=seconds))
     with serve_gym(long) as server, pytest.raises(errors.SettingError, match="expected timeout to be a number"):
         server.drain(seconds)
 
@@ -141,7 +144,7 @@ def test_sigterm_drains_bridge_serve_for_as_long_as_it_is_told() -> None:
 
 GROUP = """
 import bridge, sys
-server = bridge.serve_gym("CartPole-v1", processes=2, drain_timeout=600.0)
+server = bridge.serve_gym("CartPole-v1", processes=2, limits=bridge.Limits(drain_timeout=600.0))
 print(*server.urls, flush=True)
 server.wait()
 print("ended", flush=True)

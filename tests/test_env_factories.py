@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from bridge import errors, make_remote, make_vec_remote, serve_gym
+from bridge import TLS, errors, make_remote, make_vec_remote, serve_gym
 from bridge.transport.certificates import make_certificates
 from bridge.wrappers import BlockingReset
 
@@ -97,7 +97,7 @@ def test_the_server_itself_never_unpickles_a_factory(tmp_path: Path) -> None:
 
 def test_beyond_loopback_it_needs_token_and_tls(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     files = make_certificates(tmp_path)
-    tls = {"tls_certificate": files["server.pem"], "tls_key": files["server.key"]}
+    tls: Any = {"tls": TLS(files["server.pem"], files["server.key"])}
     for given, lacks in (
         ({}, "TLS and token"),
         ({"token": "x" * 20}, "TLS"),

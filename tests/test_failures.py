@@ -17,7 +17,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from bridge import errors, make_remote, make_vec_remote, serve_gym
+from bridge import Limits, errors, make_remote, make_vec_remote, serve_gym
 from bridge.client.events import StepAnswered
 from bridge.client.remote import SlotState
 from bridge.testing import CountingEnv, FailingEnv, SlowResetEnv
@@ -291,7 +291,7 @@ def test_reset_settings_that_are_refused_are_raised() -> None:
         envs.close()
     with serve_gym("CartPole-v1") as server:
         envs = BlockingReset(make_vec_remote(server.url))
-        with pytest.raises(errors.SettingError, match="expected a seed from 0"):
+        with pytest.raises(errors.SettingError, match="Seed must be greater or equal to zero"):
             envs.reset(seed=-1)
         envs.close()
 
@@ -423,7 +423,7 @@ def test_a_slow_reset_reads_none_and_holds_up_nobody(release: threading.Event) -
 
 
 def test_connections_beyond_the_limit_are_refused_at_once_by_name() -> None:
-    with serve_gym("CartPole-v1", max_connections=2) as server:
+    with serve_gym("CartPole-v1", limits=Limits(max_connections=2)) as server:
         held = [make_remote(server.url), make_remote(server.url)]
         with pytest.raises(errors.RefusedError, match="max_connections=2") as caught:
             make_remote(server.url, timeout=20)
@@ -437,7 +437,7 @@ def test_connections_beyond_the_limit_are_refused_at_once_by_name() -> None:
 
 
 def test_worlds_and_lanes_beyond_the_limit_are_refused_by_name() -> None:
-    with serve_gym("CartPole-v1", max_worlds=1, max_lanes=4) as server:
+    with serve_gym("CartPole-v1", limits=Limits(max_worlds=1, max_lanes=4)) as server:
         with pytest.raises(errors.RefusedError, match=r"num_envs.*from 1 to 4"):
             make_vec_remote(f"{server.url}?num_envs=5")
         remote = make_remote(server.url)
@@ -454,7 +454,7 @@ def test_messages_of_any_size_pass_up_to_the_named_limit() -> None:
         remote = make_remote(server.url)
         assert remote.reset(seed=1)[0].shape == space.shape
         remote.close()
-    with serve_gym(lambda: SpaceEnv(space, infos=False), max_message_bytes=1_000_000) as server:
+    with serve_gym(lambda: SpaceEnv(space, infos=False), limits=Limits(max_message_bytes=1_000_000)) as server:
         remote = make_remote(server.url)
         with pytest.raises(errors.RefusedError, match="max_message_bytes=1000000"):
             remote.reset(seed=1)

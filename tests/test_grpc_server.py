@@ -29,7 +29,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bridge import errors, make_remote, make_vec_remote, serve_gym
+from bridge import Limits, errors, make_remote, make_vec_remote, serve_gym
 from bridge.client.connect import connect
 from bridge.client.poller import Poller
 from bridge.encoding.tensors import pack_tensor
@@ -41,7 +41,6 @@ from bridge.server.auth import Gate
 from bridge.server.connection import Connection
 from bridge.server.fair_share import FairShare, ProcessorAccount
 from bridge.server.grpc_services import Services
-from bridge.server.limits import Limits
 from bridge.testing import CountingEnv, Proxy
 from bridge.transport.address import parse_address
 from bridge.transport.frames import HeadersReceived, Http2Error, StreamReset
@@ -607,7 +606,7 @@ def test_compressed_requests_are_read(server, compression):
 )
 def test_what_is_compressed_and_cannot_be_read_ends_its_call_alone(encoding, data, code, why):
     most = 1_000_000 if "max_message" in why else 3_000_000
-    with serve_gym(long, max_message_bytes=most) as server, Hand(server) as hand:
+    with serve_gym(long, limits=Limits(max_message_bytes=most)) as server, Hand(server) as hand:
         other = hand.play()
         hand.step(other, BEGIN)
         number = hand.open(grpc_encoding=encoding)
@@ -711,7 +710,7 @@ def test_what_is_no_http2_is_told_so_and_closed(server, first):
 
 
 def test_a_request_that_is_too_large_ends_its_call_alone():
-    with serve_gym(long, max_message_bytes=200_000) as server, Hand(server) as hand:
+    with serve_gym(long, limits=Limits(max_message_bytes=200_000)) as server, Hand(server) as hand:
         other, number = hand.play(), hand.open()
         hand.step(other, BEGIN)
         hand.raw(number, message(bytes(200_001))[:30_000])
@@ -748,7 +747,7 @@ def test_the_last_header_fields_of_a_refused_call_open_none():
 
 
 def test_calls_beyond_max_connections_are_refused_by_its_name_and_later_ones_served():
-    with serve_gym(long, max_connections=2) as server, Hand(server) as hand, Hand(server) as other:
+    with serve_gym(long, limits=Limits(max_connections=2)) as server, Hand(server) as hand, Hand(server) as other:
         first, second = hand.play(), other.play()
         for one in (hand, other):
             code, details = one.status(one.open())
@@ -1417,7 +1416,7 @@ def test_a_slot_whose_call_ends_leaves_the_others_on_the_socket(server):
 
 
 def test_a_slot_that_is_refused_leaves_the_others_on_the_socket():
-    with serve_gym(long, max_connections=2) as server:
+    with serve_gym(long, limits=Limits(max_connections=2)) as server:
         first, second, third = ([], [], [])
         poller = Poller()
         lines = [

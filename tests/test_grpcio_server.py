@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bridge import errors, make_remote, make_vec_remote, serve_gym
+from bridge import TLS, Limits, errors, make_remote, make_vec_remote, serve_gym
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -75,18 +75,18 @@ def test_a_unix_socket_and_the_port_are_the_users_own(tmp_path: Path) -> None:
 
 def test_tls_with_a_token(tmp_path: Path) -> None:
     made = make_certificates(tmp_path, ["127.0.0.1"])
-    files: dict[str, Any] = {"tls_certificate": made["server.pem"], "tls_key": made["server.key"]}
+    files: dict[str, Any] = {"tls": TLS(made["server.pem"], made["server.key"])}
     with by_grpcio("CartPole-v1", token="secret-token", **files) as server:
         for transport in ("http2", "grpcio"):
-            env = make_remote(server.url, token="secret-token", tls_ca=tmp_path / "ca.pem", transport=transport)
+            env = make_remote(server.url, token="secret-token", tls=TLS(ca=tmp_path / "ca.pem"), transport=transport)
             env.reset(seed=0)
             env.close()
             with pytest.raises(errors.RefusedError, match="the token is wrong"):
-                make_remote(server.url, token="wrong-token", tls_ca=tmp_path / "ca.pem", transport=transport)
+                make_remote(server.url, token="wrong-token", tls=TLS(ca=tmp_path / "ca.pem"), transport=transport)
 
 
 def test_health_is_told_without_a_token_and_connections_are_limited() -> None:
-    with by_grpcio("CartPole-v1", token="secret-token", max_connections=1) as server:
+    with by_grpcio("CartPole-v1", token="secret-token", limits=Limits(max_connections=1)) as server:
         with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING

@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from bridge import errors, make_remote, make_vec_remote, serve_gym
+from bridge import TLS, errors, make_remote, make_vec_remote, serve_gym
 from bridge.client.poller import Poller
 from bridge.testing import EVERY_SPACE, CountingEnv, Proxy, SpaceEnv
 from bridge.transport.certificates import make_certificates
@@ -228,21 +228,21 @@ def test_a_step_that_takes_too_long_ends_at_the_timeout() -> None:
 
 def test_tls_with_a_token_and_a_certificate_of_the_client(tmp_path: Path) -> None:
     files = make_certificates(tmp_path)
-    server_files = {"tls_certificate": files["server.pem"], "tls_key": files["server.key"]}
-    own = {"tls_certificate": files["client.pem"], "tls_key": files["client.key"], "tls_ca": files["ca.pem"]}
-    with serve_gym("CartPole-v1", token="secret", tls_client_ca=files["ca.pem"], **server_files) as server:
-        env = by_grpcio(server.url, token="secret", **own)
+    of_server = TLS(files["server.pem"], files["server.key"], client_ca=files["ca.pem"])
+    own = TLS(files["client.pem"], files["client.key"], ca=files["ca.pem"])
+    with serve_gym("CartPole-v1", token="secret", tls=of_server) as server:
+        env = by_grpcio(server.url, token="secret", tls=own)
         env.reset(seed=0)
         env.step(1)
         env.close()
         with pytest.raises(errors.ConnectError, match="no connection"):
-            by_grpcio(server.url, token="secret", tls_ca=files["ca.pem"])
+            by_grpcio(server.url, token="secret", tls=TLS(ca=files["ca.pem"]))
         with pytest.raises(errors.ConnectError, match="of no authority that is trusted here"):
             by_grpcio(server.url, token="secret")
-        with pytest.raises(errors.SettingError, match="tls_ca cannot be used"):
-            by_grpcio(server.url, tls_ca=files["server.key"])
+        with pytest.raises(errors.SettingError, match=r"ca=…\) cannot be used"):
+            by_grpcio(server.url, tls=TLS(ca=files["server.key"]))
     with pytest.raises(errors.SettingError, match="write grpcs://"):
-        by_grpcio("grpc://localhost:1", tls_ca=files["ca.pem"])
+        by_grpcio("grpc://localhost:1", tls=TLS(ca=files["ca.pem"]))
 
 
 # The end

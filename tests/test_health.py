@@ -14,7 +14,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from bridge import make_remote, serve_gym
+from bridge import TLS, make_remote, serve_gym
 from bridge.cli import main
 from bridge.errors import ConnectError, ConnectionLostError, RefusedError, RemoteTimeoutError
 from bridge.fleet.health import NOT_SERVING, SERVING, check_health
@@ -107,7 +107,7 @@ def test_a_peer_that_is_silent_goes_or_speaks_another_protocol_is_an_error() -> 
 
 def test_tls_is_verified_unless_told_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     held = make_certificates(tmp_path)
-    keywords: Any = {"tls_certificate": held["server.pem"], "tls_key": held["server.key"]}
+    keywords: Any = {"tls": TLS(held["server.pem"], held["server.key"])}
     with serve_gym("CartPole-v1", token="secret", **keywords) as server:
         with pytest.raises(ConnectError, match="certificate"):
             check(server.url)

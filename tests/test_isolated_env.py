@@ -16,7 +16,16 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
-from bridge import errors, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge import (
+    Limits,
+    RealTime,
+    errors,
+    make_parallel_remote,
+    make_remote,
+    make_vec_remote,
+    serve_gym,
+    serve_parallel,
+)
 from bridge.client.remote import SlotState
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import pack_tensor
@@ -49,7 +58,7 @@ def isolated(clock: VirtualClock) -> Iterator[Any]:
 
         def serve(env: Any, **keywords: Any) -> Server:
             if "fps" in keywords:
-                keywords.setdefault("clock", clock)
+                keywords.setdefault("realtime", RealTime(clock=clock))
             return stack.enter_context(serve_gym(env, isolation="process", **keywords))
 
         yield serve
@@ -116,7 +125,7 @@ def test_a_vector_of_ones_own_says_what_its_lanes_cannot(isolation: Any) -> None
             assert said in error.message
         stream.close()
     with (
-        serve_gym(Wrapped, isolation=isolation, fps=10, clock=VirtualClock()) as server,
+        serve_gym(Wrapped, isolation=isolation, fps=10, realtime=RealTime(clock=VirtualClock())) as server,
         pytest.raises(errors.RefusedError, match="expected vectorization_mode='sync', got Wrapped"),
     ):
         make_vec_remote(server.url)
@@ -199,7 +208,7 @@ def test_a_killed_process_ends_its_real_time_world_alone(isolated: Any, clock: V
 def test_all_who_are_in_a_real_time_world_are_told_what_its_environment_did(
     isolated: Any, clock: VirtualClock, trick: str, said: str, code: Code
 ) -> None:
-    server = isolated(TrickEnv, fps=10, call_timeout=1.0)
+    server = isolated(TrickEnv, fps=10, limits=Limits(call_timeout=1.0))
     player = make_vec_remote(server.url, env_kwargs={"trick": trick})
     world = server._registry.worlds[0]
     spectator = make_vec_remote(f"{server.url}?world={world.name}", role="spectator")
@@ -225,7 +234,7 @@ def test_a_slow_reset_holds_up_no_other_lane_of_a_thread_safe_world(
 ) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    server = isolated(PatientEnv, num_envs=3, fps=60, clock=None, thread_safe=True)
+    server = isolated(PatientEnv, num_envs=3, fps=60, realtime=RealTime(clock=None), thread_safe=True)
     envs = make_vec_remote(server.url)
     begin(envs, [0, 0, 0])
     envs.reset(options={"fifo": str(fifo), "reset_mask": np.array([False, True, False])})
@@ -246,7 +255,7 @@ def test_a_slow_reset_holds_up_no_other_lane_of_a_thread_safe_world(
 def test_a_real_time_world_whose_reset_never_returns_is_closed_all_the_same(isolated: Any, tmp_path: Any) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    server = isolated(PatientEnv, fps=60, clock=None, call_timeout=None)
+    server = isolated(PatientEnv, fps=60, realtime=RealTime(clock=None), limits=Limits(call_timeout=None))
     envs = make_vec_remote(server.url)
     begin(envs, [0])
     (pid,) = envs.call("pid")
@@ -258,7 +267,7 @@ def test_a_real_time_world_whose_reset_never_returns_is_closed_all_the_same(isol
 
 
 def test_a_clients_own_factory_plays_in_real_time(clock: VirtualClock) -> None:
-    with serve_gym("CartPole-v1", fps=10, clock=clock, allow_env_factories=True) as server:
+    with serve_gym("CartPole-v1", fps=10, realtime=RealTime(clock=clock), allow_env_factories=True) as server:
         envs = make_vec_remote(server.url, env=lambda: CountingEnv(10**9))
         begin(envs, [0])
         clock.advance(0.5)
@@ -277,7 +286,7 @@ def lawful(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("trick", "said", "code"), FAILURES)
 def test_each_agent_is_told_what_their_environment_did(team: Any, trick: str, said: str, code: Code) -> None:
-    server = team(TrickRelay, call_timeout=1.0)
+    server = team(TrickRelay, limits=Limits(call_timeout=1.0))
     good = make_parallel_remote(server.url)
     good.reset(seed=1)
     settings = {"kwargs.trick": pack_tensor(trick)}
@@ -350,6 +359,6 @@ def test_an_environment_that_is_made_already_cannot_be_isolated() -> None:
     with pytest.raises(errors.SettingError, match="relay_v0 is made already; give serve_parallel a callable"):
         serve_parallel(Relay(), isolation="process")
     with pytest.raises(errors.SettingError, match="give isolation='process' too"):
-        serve_parallel(Relay, call_timeout=3.0)
+        serve_parallel(Relay, limits=Limits(call_timeout=3.0))
     with pytest.raises(errors.SettingError, match="cannot be pickled"):
         serve_parallel(partial(Relay, fail_at=threading.Lock()), isolation="process")

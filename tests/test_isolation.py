@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from bridge import errors, make_remote, make_vec_remote, serve_gym
+from bridge import Limits, errors, make_remote, make_vec_remote, serve_gym
 from bridge.client.remote import SlotState
 from bridge.server.server import Server
 from bridge.testing import CountingEnv, FailingEnv
@@ -77,7 +77,7 @@ def test_each_world_has_its_process_which_ends_with_it(isolated: Any) -> None:
 def test_what_one_environment_does_ends_its_world_alone_and_is_told(
     isolated: Any, trick: str, said: str, code: errors.Code
 ) -> None:
-    server = isolated(TrickEnv, call_timeout=3.0)
+    server = isolated(TrickEnv, limits=Limits(call_timeout=3.0))
     good = make_remote(server.url, env_kwargs={"trick": ""})
     bad = make_remote(server.url, env_kwargs={"trick": trick})
     pid = bad.call("pid")
@@ -101,7 +101,7 @@ def test_what_one_environment_does_ends_its_world_alone_and_is_told(
 
 
 def test_a_leak_ends_at_the_worlds_limit(isolated: Any) -> None:
-    server = isolated(TrickEnv, max_world_bytes=1_500_000_000, call_timeout=30.0)
+    server = isolated(TrickEnv, limits=Limits(max_world_bytes=1_500_000_000, call_timeout=30.0))
     env = make_remote(server.url, env_kwargs={"trick": "leak"})
     env.reset()
     env.step(1)
@@ -118,7 +118,7 @@ def test_a_leak_ends_at_the_worlds_limit(isolated: Any) -> None:
     ("trick", "said"), [("exit", "exit code 7 in its construction"), ("loop", "from its construction within")]
 )
 def test_a_construction_that_fails_is_told_and_leaves_no_world(isolated: Any, trick: str, said: str) -> None:
-    server = isolated(TrickEnv, call_timeout=1.5)
+    server = isolated(TrickEnv, limits=Limits(call_timeout=1.5))
     with pytest.raises(errors.RefusedError, match=said):
         make_remote(server.url, env_kwargs={"trick": trick, "where": "init"})
     assert server.worlds == []
@@ -161,7 +161,7 @@ def test_the_default_world_is_made_again_once_its_process_is_gone(isolated: Any)
 
 
 def test_stopping_does_not_wait_for_an_environment_that_never_returns(isolated: Any) -> None:
-    server = isolated(TrickEnv, call_timeout=None)
+    server = isolated(TrickEnv, limits=Limits(call_timeout=None))
     env = make_vec_remote(server.url, env_kwargs={"trick": "loop"})
     env.reset()
     while env.step(np.zeros(1, np.int64))[0][0] is None:
@@ -175,7 +175,7 @@ def test_stopping_does_not_wait_for_an_environment_that_never_returns(isolated: 
 
 
 def test_an_environment_that_fails_in_close_is_ended_all_the_same(isolated: Any) -> None:
-    server = isolated(TrickEnv, call_timeout=3.0)
+    server = isolated(TrickEnv, limits=Limits(call_timeout=3.0))
     env = make_remote(server.url, env_kwargs={"trick": "loop", "where": "close"})
     pid = env.call("pid")
     env.close()
@@ -206,9 +206,9 @@ def test_what_cannot_be_sent_to_a_process_is_refused_at_once() -> None:
     with pytest.raises(errors.SettingError, match="isolation to be 'process' or None, got 'thread'"):
         serve_gym("CartPole-v1", isolation="thread")
     with pytest.raises(errors.SettingError, match="give isolation='process' too"):
-        serve_gym("CartPole-v1", call_timeout=3.0)
+        serve_gym("CartPole-v1", limits=Limits(call_timeout=3.0))
     for value in (0, -1, "soon", True):
         with pytest.raises(errors.SettingError, match="expected call_timeout to be a positive number"):
-            serve_gym("CartPole-v1", isolation="process", call_timeout=value)  # type: ignore[arg-type]
+            serve_gym("CartPole-v1", isolation="process", limits=Limits(call_timeout=value))  # type: ignore[arg-type]
     with pytest.raises(errors.SettingError, match="expected max_world_bytes"):
-        serve_gym("CartPole-v1", isolation="process", max_world_bytes=0)
+        serve_gym("CartPole-v1", isolation="process", limits=Limits(max_world_bytes=0))

@@ -12,9 +12,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from bridge import errors, make_remote, make_vec_remote, serve_gym
+from bridge import Limits, errors, make_remote, make_vec_remote, serve_gym
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.server.limits import Limits
 from bridge.server.server import Server
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
@@ -51,7 +50,9 @@ def url_of(server: Server, over: str) -> str:
 @pytest.mark.parametrize("over", ["grpc", "unix"])
 def test_more_requests_than_may_be_in_flight_are_refused_and_later_ones_served(over: str, path: str) -> None:
     entered, release = threading.Event(), threading.Event()
-    with serve_gym(lambda: WaitingEnv(entered, release), max_requests_in_flight=1, unix_path=path) as server:
+    with serve_gym(
+        lambda: WaitingEnv(entered, release), limits=Limits(max_requests_in_flight=1), unix_path=path
+    ) as server:
         busy = make_vec_remote(server.url)
         other = make_remote(url_of(server, over))
         BlockingReset(busy).reset(seed=0)
@@ -74,7 +75,7 @@ def test_more_requests_than_may_be_in_flight_are_refused_and_later_ones_served(o
 def test_requests_that_take_more_than_the_queue_are_refused_and_smaller_ones_served(
     size: int, over: str, path: str
 ) -> None:
-    with serve_gym("CartPole-v1", max_queued_bytes=5000, unix_path=path) as server:
+    with serve_gym("CartPole-v1", limits=Limits(max_queued_bytes=5000), unix_path=path) as server:
         env = make_remote(url_of(server, over))
         env.reset(seed=0)
         for _ in range(2):
@@ -102,7 +103,7 @@ RESET = pb.EnvironmentRequest(reset=pb.ResetRequest()).SerializeToString()
 
 
 def test_output_that_waits_for_a_slow_reader_takes_room_and_gives_it_back() -> None:
-    with serve_gym(LargeEnv, max_queued_bytes=1_000_000) as server, Hand(server) as slow:
+    with serve_gym(LargeEnv, limits=Limits(max_queued_bytes=1_000_000)) as server, Hand(server) as slow:
         other = make_remote(server.url)
         number = slow.play()
         slow.credits = False
@@ -126,14 +127,36 @@ def test_output_that_waits_for_a_slow_reader_takes_room_and_gives_it_back() -> N
         other.close()
 
 
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Limits)])
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Limits) if "int" in field.type])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "many"])
 def test_a_limit_that_is_no_positive_integer_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(errors.SettingError, match=f"expected {name} to be a positive integer"):
         Limits(**{name: value})
 
 
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Limits) if "float" in field.type])
+@pytest.mark.parametrize("value", [-1, -0.5, float("nan"), True, "many"])
+def test_a_limit_that_is_no_positive_number_of_seconds_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(errors.SettingError, match=f"expected {name} to be a (positive )?number of seconds"):
+        Limits(**{name: value})
+
+
+def test_a_limit_that_may_be_none_is_and_no_other() -> None:
+    optional = {"call_timeout", "max_world_bytes", "idle_timeout"}
+    for field in dataclasses.fields(Limits):
+        if field.name in optional:
+            assert getattr(Limits(**{field.name: None}), field.name) is None
+        else:
+            with pytest.raises(errors.SettingError, match=f"expected {field.name} to be"):
+                Limits(**{field.name: None})
+    assert Limits(drain_timeout=0).drain_timeout == 0
+
+
 def test_the_table_in_the_docs_has_every_limit_with_its_default() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", DOCS.read_text(), re.MULTILINE))
     for field in dataclasses.fields(Limits):
-        assert rows[field.name].strip().replace(" ", "") == str(field.default), field.name
+        assert rows[field.name].strip().removesuffix(" s") == _shown(field.default), field.name
+
+
+def _shown(default: Any) -> str:
+    return "none" if default is None else f"{default:.0f}"

@@ -202,8 +202,7 @@ def test_one_environment_gives_one_world():
         ({"missing_agent": "panic"}, "wait, default, end"),
         ({"agent_timeout": 0}, "agent_timeout"),
         ({"default_action": 3}, "default_action"),
-        ({"idle_timeout": -1}, "idle_timeout"),
-        ({"reset_world_timeout": 0}, "reset_world_timeout"),
+        ({"limits": {"idle_timeout": 1.0}}, r"expected limits to be bridge.Limits\(…\), got a dict"),
     ],
 )
 def test_bad_keywords_are_refused(options, message):

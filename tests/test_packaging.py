@@ -156,10 +156,30 @@ def test_the_public_names_of_the_package_do_what_they_say():
     assert set(bridge.wrappers.__all__) <= set(namespace)
 
 
+@pytest.mark.parametrize("name", ["bridge", "bridge.perlert", "bridge.testing", "bridge.wrappers"])
+def test_dir_shows_the_public_names_and_nothing_else(name):
+    module = imported(name)
+    modules = {public for public in dir(module) if isinstance(getattr(module, public), types.ModuleType)}
+    assert modules == ({"errors", "perlert", "recording", "testing", "wrappers"} if name == "bridge" else set())
+    assert set(dir(module)) - modules == set(module.__all__)
+    with pytest.raises(AttributeError, match=rf"module '{name}' has no attribute 'nothing'"):
+        module.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["bridge.perlert", "bridge.testing", "bridge.wrappers"])
+def test_a_package_imports_its_names_when_they_are_asked_for(name):
+    code = (
+        f"import sys, {name} as package; print(sorted({{'gymnasium', 'numpy', 'grpc'}} & set(sys.modules))); "
+        "print(all(getattr(package, name) for name in package.__all__))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == ["[]", "True"]
+
+
 # The direction of imports
 
 SANS_IO = {"grpc", "socket", "threading", "asyncio", "time"}
-BASE = {"clock", "errors", "forks", "logs", "pb", "samples", "version"}
+BASE = {"clock", "errors", "forks", "keywords", "lazy", "logs", "pb", "samples", "version"}
 # What each package imports beside itself. A `perlert://` URL is handed on inside of a function, so it is listed below.
 DIRECTIONS = {
     "encoding": BASE,

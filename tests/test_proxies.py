@@ -25,7 +25,7 @@ from dm_env_rpc.v1 import dm_env_rpc_pb2 as public_pb2
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect as public_connect
 
-from bridge import errors, make_remote, make_vec_remote, serve_gym
+from bridge import TLS, errors, make_remote, make_vec_remote, serve_gym
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv
 from bridge.transport.certificates import make_certificates
@@ -232,7 +232,7 @@ def test_tls_ends_at_nginx(tmp_path):
     certs = make_certificates(tmp_path / "certs")
     changes = [(name, str(certs[name])) for name in ("server.pem", "server.key")]
     with serve_gym(long_env) as server, proxy("nginx-tls", server.port, tmp_path, *changes) as port:
-        env = make_remote(f"grpcs://localhost:{port}", tls_ca=certs["ca.pem"])
+        env = make_remote(f"grpcs://localhost:{port}", tls=TLS(ca=certs["ca.pem"]))
         env.reset(seed=0)
         env.step(0)
         env.close()
@@ -303,9 +303,9 @@ def test_the_page_and_websockets_pass_nginx_with_tls(tmp_path):
         with urllib.request.urlopen(f"https://localhost:{port}/", context=context, timeout=20) as answer:
             assert b"app.js" in answer.read()
         url = f"wss://localhost:{port}?world="
-        env = make_remote(url, token="for-players", tls_ca=files["ca.pem"])
+        env = make_remote(url, token="for-players", tls=TLS(ca=files["ca.pem"]))
         env.reset(seed=0)
-        seen = make_remote(url, token="for-watchers", tls_ca=files["ca.pem"], role="spectator", wait="now")
+        seen = make_remote(url, token="for-watchers", tls=TLS(ca=files["ca.pem"]), role="spectator", wait="now")
         assert np.array_equal(seen.reset()[0], env.step(1)[0]) is False
         seen.close()
         env.close()

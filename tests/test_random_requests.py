@@ -164,7 +164,7 @@ def begin(session, world, made):
 
 
 def registry(source):
-    return direct_registry(source, Limits(max_worlds=4), reset_world_timeout=0.001)
+    return direct_registry(source, Limits(max_worlds=4, reset_world_timeout=0.001))
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))

@@ -82,8 +82,8 @@ class Sessions(RuleBasedStateMachine):
     def start(self) -> None:
         MADE.clear()
         self.now = 0.0
-        limits = Limits(max_worlds=MOST_WORLDS)
-        self.hub = direct_registry(EnvSource(Touchy), limits, idle_timeout=60.0, reset_world_timeout=0.001)
+        limits = Limits(max_worlds=MOST_WORLDS, idle_timeout=60.0, reset_world_timeout=0.001)
+        self.hub = direct_registry(EnvSource(Touchy), limits)
         self.clients = [Client(direct_session(self.hub)) for _ in range(CLIENTS)]
         self.places: dict[str, Place] = {}
         self.names = ["", "nowhere"]

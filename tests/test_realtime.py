@@ -17,7 +17,7 @@ import pytest
 from gymnasium import spaces
 
 import bridge
-from bridge import RemoteVectorEnv, Server, make_remote, make_vec_remote, serve_gym
+from bridge import RealTime, RemoteVectorEnv, Server, make_remote, make_vec_remote, serve_gym
 from bridge.client.extensions import property_value
 from bridge.client.remote import SlotState
 from bridge.errors import (
@@ -44,8 +44,9 @@ def clock() -> VirtualClock:
 def serve(clock: VirtualClock, isolation: Any) -> Iterator[Callable[..., Server]]:
     servers: list[Server] = []
 
-    def start(env: Any = CountingEnv, fps: float = 10.0, **more: Any) -> Server:
-        servers.append(serve_gym(env, fps=fps, clock=clock, isolation=isolation, **more))
+    def start(env: Any = CountingEnv, fps: float = 10.0, max_action_age: float | None = None, **more: Any) -> Server:
+        realtime = RealTime(clock=clock, max_action_age=max_action_age)
+        servers.append(serve_gym(env, fps=fps, realtime=realtime, isolation=isolation, **more))
         return servers[-1]
 
     yield start
@@ -588,8 +589,8 @@ def test_a_world_that_is_closed_in_a_reset_closes_its_environment_after_it() -> 
 
 def test_a_lost_remote_is_truncated_once_and_then_none(clock: VirtualClock) -> None:
     """A lost remote is never an exception for the whole vector."""
-    first = serve_gym(counting(), fps=10.0, clock=clock)
-    second = serve_gym(counting(), fps=10.0, clock=clock)
+    first = serve_gym(counting(), fps=10.0, realtime=RealTime(clock=clock))
+    second = serve_gym(counting(), fps=10.0, realtime=RealTime(clock=clock))
     envs = make_vec_remote([first.url, second.url])
     envs.reset()
     ready(envs, [0, 0])

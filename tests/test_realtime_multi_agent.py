@@ -42,7 +42,11 @@ def serve(clock: VirtualClock, isolation: Any) -> Iterator[Callable[..., bridge.
     servers: list[bridge.Server] = []
 
     def start(env: Any = Relay, **options: Any) -> bridge.Server:
-        servers.append(bridge.serve_parallel(env, **{"fps": FPS, "clock": clock, "isolation": isolation, **options}))
+        servers.append(
+            bridge.serve_parallel(
+                env, **{"fps": FPS, "realtime": bridge.RealTime(clock=clock), "isolation": isolation, **options}
+            )
+        )
         return servers[-1]
 
     yield start
@@ -311,7 +315,7 @@ def test_resetting_the_world_reaches_every_agent(serve: Any, clock: VirtualClock
 def test_resetting_the_world_waits_for_no_agent_that_waits(serve: Any, clock: VirtualClock) -> None:
     """D-15: one that ended early is in no sequence until the next episode, which the ResetWorld begins."""
     env = Relay(horizon=1000, distances=(2, 1000, 1000))
-    server = serve(env, reset_world_timeout=600)
+    server = serve(env, limits=bridge.Limits(reset_world_timeout=600))
     ann, bob = PublicClient(server).join(agent="ann"), PublicClient(server).join(agent="bob")
     for client in (ann, bob):
         assert client.step("reward")[0] == RUNNING
@@ -435,7 +439,9 @@ def test_with_wait_next_frame_a_step_returns_with_the_frame_that_used_its_action
 def test_all_agents_show_the_token_over_either_transport(
     transport: Any, monkeypatch: pytest.MonkeyPatch, clock: VirtualClock
 ) -> None:
-    with bridge.serve_parallel(Relay, fps=FPS, clock=clock, token="open-sesame", transport=transport) as server:
+    with bridge.serve_parallel(
+        Relay, fps=FPS, realtime=bridge.RealTime(clock=clock), token="open-sesame", transport=transport
+    ) as server:
         for keywords in ({"token": "open-sesame"}, {}):
             far = bridge.make_parallel_remote(server.url, transport=transport, timeout=20, **keywords)  # type: ignore[arg-type]
             assert list(far.reset()[0]) == list(NAMES)
@@ -502,10 +508,10 @@ def test_there_is_no_frame_before_the_first_episode(serve: Any, join: Any) -> No
     [
         ({"missing_agent": "wait"}, "missing_agent are of lock-step, where a world waits"),
         ({"agent_timeout": 3.0}, "agent_timeout are of lock-step"),
-        ({"fps": None}, "clock are of real time: give fps= too"),
-        ({"fps": None, "clock": None, "max_action_age": 1.0}, "max_action_age are of real time"),
+        ({"fps": None}, "realtime needs a real-time world: give fps= too"),
+        ({"realtime": {"max_action_age": 1.0}}, r"expected realtime to be bridge.RealTime\(…\), got a dict"),
         ({"fps": 0}, "expected fps to be frames a second"),
-        ({"max_action_age": -1}, "expected max_action_age in finite seconds"),
+        ({"realtime": bridge.RealTime(max_action_age=-1)}, "expected max_action_age in finite seconds"),
         ({"default_action": 3}, "expected default_action to be a callable"),
     ],
 )

@@ -14,7 +14,7 @@ from bridge.errors import Code, RequestError
 from bridge.testing import CountingEnv, LocalRuntime, VirtualClock
 from bridge.worlds.isolated.world import CALL_TIMEOUT, Isolation
 from bridge.worlds.multi_agent.source import ParallelSource
-from bridge.worlds.realtime.clocked_world import Realtime
+from bridge.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.worlds.realtime.multi_agent import Frame, RealtimeMultiAgentWorld
 from bridge.worlds.scheduling import Pending
 from tests.parallel_envs import NAMES, Relay
@@ -30,7 +30,9 @@ class Host:
         self.clock = VirtualClock(50.0)
         self.runtime = LocalRuntime(self.clock.now)
         source = ParallelSource(
-            env, realtime=Realtime(**{"fps": 8.0, **options}), isolation=Isolation.of(isolation, CALL_TIMEOUT, None)
+            env,
+            realtime=RealtimeOptions(**{"fps": 8.0, **options}),
+            isolation=Isolation.of(isolation, CALL_TIMEOUT, None),
         )
         world = self.runtime.run(source.make_world("match", {}, self.runtime))
         assert isinstance(world, RealtimeMultiAgentWorld)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bridge import make_remote, serve_gym, serve_parallel
+from bridge import RealTime, make_remote, serve_gym, serve_parallel
 from bridge.cli import main
 from bridge.errors import RecordingError, SettingError
 from bridge.recording.player import EpisodeEnv, serve_episode
@@ -191,7 +191,7 @@ def test_a_served_episode_is_a_real_time_world_that_spectators_see_and_steer(tmp
     episode = open_episode(tmp_path / name)
     recorded = list(episode.stream.samples("observation", episode.start, episode.stop))
     clock = VirtualClock()
-    with serve_episode(tmp_path / name, frames=False, clock=clock, fps=10) as server:
+    with serve_episode(tmp_path / name, frames=False, realtime=RealTime(clock=clock), fps=10) as server:
         watcher = make_remote(f"{server.url}?world=")
         observation, _ = watcher.reset(options={})
         assert observation.tobytes() == recorded[0].tobytes()

@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from bridge import Recorder, make_vec_remote, serve_gym
+from bridge import RealTime, Recorder, make_vec_remote, serve_gym
 from bridge.errors import RecordingError, SettingError
 from bridge.recording.reader import read_folder
 from bridge.recording.replay import verify
@@ -59,7 +59,7 @@ def test_blocking_reset_is_recorded_in_each_of_its_modes(tmp_path, mode):
 
 def test_a_recording_of_real_time_by_a_client_is_no_proof_and_says_so(tmp_path):
     clock = VirtualClock()
-    with serve_gym("CartPole-v1", fps=10, clock=clock) as server:
+    with serve_gym("CartPole-v1", fps=10, realtime=RealTime(clock=clock)) as server:
         envs = Recorder(BlockingReset(make_vec_remote(server.url)), tmp_path)
         envs.reset(seed=5)
         clock.advance(0.3)

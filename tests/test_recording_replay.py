@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from bridge import TimeAction, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge import RealTime, TimeAction, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.errors import EnvironmentFailedError, RecordingError, RefusedError, SettingError
 from bridge.perlert import make_perlert_env, serve_perlert
 from bridge.recording.reader import Episode, read_folder
@@ -132,7 +132,8 @@ def test_lanes_that_are_reset_one_by_one_are_verified(tmp_path):
 @pytest.mark.parametrize("fps", [None, 30.0], ids=["lock-step", "real time"])
 def test_environments_of_several_agents_are_verified(tmp_path, fps):
     clock = VirtualClock() if fps else None
-    with serve_parallel("butterfly/pistonball-v6", fps=fps, clock=clock, record=tmp_path) as server:
+    realtime = None if clock is None else RealTime(clock=clock)
+    with serve_parallel("butterfly/pistonball-v6", fps=fps, realtime=realtime, record=tmp_path) as server:
         env = make_parallel_remote(server.url)
         env.reset(seed=3)
         for _ in range(25):
@@ -174,7 +175,7 @@ def legal(env: Any, agent: str, observation: Any) -> Any:
 def test_a_real_time_world_records_which_action_each_frame_applied_and_by_whom(tmp_path, isolation):
     clock = VirtualClock()
     with serve_gym(
-        "CartPole-v1", fps=10, clock=clock, record=tmp_path, default_action=0, isolation=isolation
+        "CartPole-v1", fps=10, realtime=RealTime(clock=clock), record=tmp_path, default_action=0, isolation=isolation
     ) as server:
         env = make_remote(server.url, player="person:Ann", wait="now")
         env.reset(seed=4)
@@ -195,7 +196,9 @@ def test_a_real_time_world_records_which_action_each_frame_applied_and_by_whom(t
 
 def test_a_person_who_takes_over_from_an_agent_is_told_apart(tmp_path):
     clock = VirtualClock()
-    with serve_gym(CountingEnv, env_kwargs={"length": 100}, fps=10, clock=clock, record=tmp_path) as server:
+    with serve_gym(
+        CountingEnv, env_kwargs={"length": 100}, fps=10, realtime=RealTime(clock=clock), record=tmp_path
+    ) as server:
         agent = make_remote(f"{server.url}?world=", player="agent:PPO")
         agent.reset(seed=4)
         agent.step(1)
@@ -293,7 +296,7 @@ def test_a_step_that_raised_raises_again(tmp_path):
 def test_a_reset_that_raised_in_real_time_is_recorded_and_the_world_goes_on(tmp_path):
     clock = VirtualClock()
     arguments = {"fail_in_reset": 2, "length": 3}
-    with serve_gym(FailingEnv, env_kwargs=arguments, fps=10, clock=clock, record=tmp_path) as server:
+    with serve_gym(FailingEnv, env_kwargs=arguments, fps=10, realtime=RealTime(clock=clock), record=tmp_path) as server:
         env = make_remote(server.url)
         env.reset(seed=1)
         clock.advance(3.0)
@@ -460,7 +463,7 @@ def test_frames_are_recorded_of_lanes_in_real_time_and_of_several_agents(tmp_pat
         num_envs=2,
         env_kwargs={"render_mode": "rgb_array"},
         fps=10,
-        clock=clock,
+        realtime=RealTime(clock=clock),
         record=tmp_path / "lanes",
         record_frames=True,
     ) as server:
@@ -489,7 +492,9 @@ def test_frames_are_recorded_of_lanes_in_real_time_and_of_several_agents(tmp_pat
 
 def test_lanes_in_threads_of_their_own_are_recorded_and_verified(tmp_path):
     clock = VirtualClock()
-    with serve_gym("CartPole-v1", num_envs=2, thread_safe=True, fps=10, clock=clock, record=tmp_path) as server:
+    with serve_gym(
+        "CartPole-v1", num_envs=2, thread_safe=True, fps=10, realtime=RealTime(clock=clock), record=tmp_path
+    ) as server:
         envs = make_vec_remote(server.url)
         envs.reset(seed=1)
         clock.advance(3.0)

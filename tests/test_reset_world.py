@@ -185,7 +185,7 @@ def test_an_agent_that_has_not_begun_or_has_ended_is_not_waited_for(server, stre
 
 def test_an_agent_that_never_steps_costs_the_caller_a_deadline(streams):
     """D-15, D-2: the error names `reset_world_timeout`, nothing was reset, and the agent plays on."""
-    with bridge.serve_gym("CartPole-v1", reset_world_timeout=0.2) as server:
+    with bridge.serve_gym("CartPole-v1", limits=bridge.Limits(reset_world_timeout=0.2)) as server:
         agent, caller = begun(streams(server)), streams(server)
         error = caller.ask(reset_world=pb.ResetWorldRequest(settings={"seed": pack_tensor(3)})).error
         assert error.code == Code.DEADLINE_EXCEEDED
@@ -246,7 +246,9 @@ def test_a_reset_of_one_world_interrupts_the_agents_of_no_other(server, streams)
 def relay(streams, isolation):
     """A world of three agents, all of them running, and its environment, where that is here."""
     env = partial(Relay, horizon=1000) if isolation else Relay(horizon=1000)
-    with bridge.serve_parallel(env, agent_timeout=20, reset_world_timeout=20, isolation=isolation) as server:
+    with bridge.serve_parallel(
+        env, agent_timeout=20, limits=bridge.Limits(reset_world_timeout=20), isolation=isolation
+    ) as server:
         agents = [streams(server).join() for _ in NAMES]
         for agent in agents:
             agent.send(step=pb.StepRequest(requested_observations=[1]))

@@ -21,7 +21,7 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bridge import make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge import Limits, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.encoding.names import PROPERTY_REQUEST_URL
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code, RefusedError, RemoteError, SettingError
@@ -685,7 +685,7 @@ def test_isolated_worlds_step_at_the_same_time_without_a_thread_each(tmp_path: P
 
 
 def test_a_hung_process_is_ended_by_its_timer_while_other_worlds_are_served() -> None:
-    with serve_gym(TrickEnv, isolation="process", call_timeout=1.0) as server:
+    with serve_gym(TrickEnv, isolation="process", limits=Limits(call_timeout=1.0)) as server:
         bad = make_remote(server.url, env_kwargs={"trick": "loop"}, timeout=30)
         good = make_remote(server.url, timeout=30)
         try:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge import make_remote, make_vec_remote, serve_gym
+from bridge import TLS, Limits, make_remote, make_vec_remote, serve_gym
 from bridge.client.connect import connect
 from bridge.client.poller import Poller
 from bridge.errors import Code, ConnectError, ConnectionLostError
@@ -45,7 +45,7 @@ def certs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture
 def tls(certs: dict[str, Path]) -> dict[str, Any]:
     """A server's keywords."""
-    return {"tls_certificate": certs["server.pem"], "tls_key": certs["server.key"]}
+    return {"tls": TLS(certs["server.pem"], certs["server.key"])}
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_what_was_changed_on_its_way_is_an_error(both: tuple[Tls, Tls]) -> None:
 
 def test_remote_equals_local(tls: dict[str, Any], certs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     def connected(make: Any) -> Any:
-        return lambda url, **keywords: make(url, tls_ca=certs["ca.pem"], **keywords)
+        return lambda url, **keywords: make(url, tls=TLS(ca=certs["ca.pem"]), **keywords)
 
     @contextmanager
     def serve(function: Any, **kwargs: Any) -> Iterator[Any]:
@@ -116,13 +116,13 @@ def test_remote_equals_local(tls: dict[str, Any], certs: dict[str, Path], monkey
 
 def test_large_frames_go_both_ways(tls: dict[str, Any], certs: dict[str, Path]) -> None:
     with serve_gym(Frames, **tls) as server:
-        step_large_frames(server.url, tls_ca=certs["ca.pem"])
+        step_large_frames(server.url, tls=TLS(ca=certs["ca.pem"]))
         until(lambda: server.connections == 0)
 
 
 def test_a_connection_with_a_thread_of_its_own_speaks_it_too(tls: dict[str, Any], certs: dict[str, Path]) -> None:
     with serve_gym(lambda: CountingEnv(10**6), fps=200.0, **tls) as server:
-        env = make_remote(server.url, tls_ca=certs["ca.pem"], timeout=20)
+        env = make_remote(server.url, tls=TLS(ca=certs["ca.pem"]), timeout=20)
         env.reset(seed=0)
         for _ in range(20):
             env.step(0)
@@ -134,10 +134,10 @@ def test_a_connection_with_a_thread_of_its_own_speaks_it_too(tls: dict[str, Any]
 def test_the_servers_end_is_told_and_reset_connects_again(
     certificate: str, tls: dict[str, Any], certs: dict[str, Path]
 ) -> None:
-    given: dict[str, Any] = {"tls_ca": certs["ca.pem"], "timeout": 20}
+    given: dict[str, Any] = {"tls": TLS(ca=certs["ca.pem"]), "timeout": 20}
     if certificate == "client":
-        tls["tls_client_ca"] = certs["ca.pem"]
-        given |= {"tls_certificate": certs["client.pem"], "tls_key": certs["client.key"]}
+        tls["tls"] = TLS(certs["server.pem"], certs["server.key"], certs["ca.pem"])
+        given["tls"] = TLS(certs["client.pem"], certs["client.key"], ca=certs["ca.pem"])
     server = serve_gym("CartPole-v1", **tls)
     env = make_remote(server.url, **given)
     env.reset(seed=0)
@@ -155,7 +155,7 @@ def test_several_processes_speak_it(tls: dict[str, Any], certs: dict[str, Path])
     with serve_gym("CartPole-v1", processes=2, token="a-token", **tls) as server:
         urls = server.urls
         assert all(url.startswith("grpcs://") for url in urls)
-        envs = BlockingReset(make_vec_remote(urls, num_envs=4, token="a-token", tls_ca=certs["ca.pem"]))
+        envs = BlockingReset(make_vec_remote(urls, num_envs=4, token="a-token", tls=TLS(ca=certs["ca.pem"])))
         envs.reset(seed=0)
         envs.step(np.zeros(4, np.int64))
         envs.close()
@@ -192,7 +192,7 @@ def test_a_stranger_at_the_port_holds_up_nobody_and_is_gone_by_the_deadline(
         address = ("127.0.0.1", server.port)
         with socket.create_connection(address, 10.0) as stranger:
             stranger.sendall(words)
-            env = make_remote(server.url, tls_ca=certs["ca.pem"], timeout=20)  # while the stranger is there
+            env = make_remote(server.url, tls=TLS(ca=certs["ca.pem"]), timeout=20)  # while the stranger is there
             env.reset(seed=0)
             env.step(0)
             monkeypatch.setattr(connections, "_HELLO_TIMEOUT", 0.1)
@@ -215,11 +215,11 @@ def test_of_many_strangers_the_oldest_make_room(
     tls: dict[str, Any], certs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(connections, "_MAX_IDLE", 3)
-    with serve_gym("CartPole-v1", max_connections=3, **tls) as server, contextlib.ExitStack() as stack:
+    with serve_gym("CartPole-v1", limits=Limits(max_connections=3), **tls) as server, contextlib.ExitStack() as stack:
         address = ("127.0.0.1", server.port)
         strangers = [stack.enter_context(socket.create_connection(address, 10.0)) for _ in range(7)]
         assert [stranger.recv(1) for stranger in strangers[:4]] == [b""] * 4
-        env = make_remote(server.url, tls_ca=certs["ca.pem"], timeout=20)
+        env = make_remote(server.url, tls=TLS(ca=certs["ca.pem"]), timeout=20)
         env.reset(seed=0)
         env.close()
     assert caplog.text.count("3 others have no call either") == 5
@@ -227,7 +227,7 @@ def test_of_many_strangers_the_oldest_make_room(
 
 def test_a_client_whose_server_is_silent_waits_no_longer_than_its_timeout(certs: dict[str, Path]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(TimeoutError):
-        make_remote(f"grpcs://127.0.0.1:{silent.getsockname()[1]}", tls_ca=certs["ca.pem"], timeout=0.2)
+        make_remote(f"grpcs://127.0.0.1:{silent.getsockname()[1]}", tls=TLS(ca=certs["ca.pem"]), timeout=0.2)
 
 
 def test_what_is_sent_before_the_handshake_is_done_goes_after_it_also_where_it_was_all(
@@ -236,7 +236,7 @@ def test_what_is_sent_before_the_handshake_is_done_goes_after_it_also_where_it_w
     got: list[Any] = []
     with serve_gym("CartPole-v1", **tls) as server:
         address = dataclasses.replace(
-            parse_address(server.url), credentials=ClientCredentials.of(tls_ca=certs["ca.pem"])
+            parse_address(server.url), credentials=ClientCredentials.of(tls=TLS(ca=certs["ca.pem"]))
         )
         poller: Poller[Any] = Poller()
         connection = connect(address, poller, got.append, 1 << 20)
@@ -288,7 +288,7 @@ def test_whatever_answers_a_client_is_told_with_what_to_do(
 
         thread = threading.Thread(target=respond)
         thread.start()
-        extra: dict[str, Any] = {"tls_ca": certs["ca.pem"]} if scheme == "grpcs" else {}
+        extra: dict[str, Any] = {"tls": TLS(ca=certs["ca.pem"])} if scheme == "grpcs" else {}
         with pytest.raises(ConnectError, match=said) as caught:
             make_remote(f"{scheme}://127.0.0.1:{listener.getsockname()[1]}", timeout=20, **extra)
         sentences = caught.value.reason.split(". ")

@@ -15,7 +15,7 @@ import pytest
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as public_pb
 from rich.console import Console
 
-from bridge import make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge import TLS, RealTime, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.cli import main
 from bridge.cli.top import render
 from bridge.client.endpoints import DnsDirectory, Endpoint, FileDirectory
@@ -169,12 +169,12 @@ def test_who_looks_on_does_not_keep_a_server_from_ending() -> None:
 
 def test_servers_with_tls_behind_a_name_are_verified_by_it(tmp_path: Path) -> None:
     held = make_certificates(tmp_path)
-    with serve_gym("CartPole-v1", tls_certificate=held["server.pem"], tls_key=held["server.key"]) as server:
+    with serve_gym("CartPole-v1", tls=TLS(certificate=held["server.pem"], key=held["server.key"])) as server:
 
         def resolve(host: str, port: int, **more: Any) -> Any:
             return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port))]
 
-        credentials = ClientCredentials.of(tls_ca=held["ca.pem"])
+        credentials = ClientCredentials.of(tls=TLS(ca=held["ca.pem"]))
         for name, state in (("localhost", "serving"), ("another.example", "unreachable")):
             with Top(DnsDirectory(f"grpcs+dns://{name}:{server.port}", resolve), "test", credentials) as top:
                 assert [row.state for row in top.look().servers] == [state]
@@ -257,7 +257,10 @@ def test_the_status_of_several_processes_is_their_sum() -> None:
 
 def test_frames_of_real_time_and_steps_of_several_agents_are_counted() -> None:
     clock = VirtualClock()
-    with serve_gym(lambda: CountingEnv(3), fps=10, clock=clock) as server, make_remote(server.url) as env:
+    with (
+        serve_gym(lambda: CountingEnv(3), fps=10, realtime=RealTime(clock=clock)) as server,
+        make_remote(server.url) as env,
+    ):
         env.reset(seed=0)
         for _ in range(8):
             clock.advance(0.1)

@@ -21,7 +21,7 @@ import pytest
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as public
 from dm_env_rpc.v1 import tensor_utils
 
-from bridge import make_remote, make_vec_remote, serve_gym
+from bridge import Limits, make_remote, make_vec_remote, serve_gym
 from bridge.errors import (
     Code,
     ConnectError,
@@ -194,7 +194,7 @@ def test_a_file_that_is_no_socket_is_left_alone(path: str) -> None:
 
 
 def test_one_connection_too_many_is_refused_by_the_limits_name(path: str) -> None:
-    with serve_gym("CartPole-v1", unix_path=path, max_connections=2) as server:
+    with serve_gym("CartPole-v1", unix_path=path, limits=Limits(max_connections=2)) as server:
         first = make_remote(server.urls[1])
         second = make_remote(server.url)  # the limit counts both sockets together
         for url in server.urls:
@@ -218,7 +218,7 @@ def test_a_token_is_asked_for(path: str) -> None:
 
 
 def test_a_response_beyond_the_limit_is_an_error_and_the_stream_goes_on(path: str) -> None:
-    with serve_gym(Frames, unix_path=path, max_message_bytes=600_000) as server:
+    with serve_gym(Frames, unix_path=path, limits=Limits(max_message_bytes=600_000)) as server:
         env = make_remote(server.urls[1], timeout=10.0)
         for _ in range(2):
             with pytest.raises(RefusedError, match="max_message_bytes=600000"):

@@ -14,7 +14,7 @@ import pytest
 from gymnasium import spaces
 from PIL import Image
 
-from bridge import errors, make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge import Limits, errors, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.client.inspector import Inspector
 from bridge.encoding.names import WATCH
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
@@ -272,7 +272,7 @@ def test_a_spectator_neither_acts_nor_delays_nor_keeps_a_world_alive(viewers):
 
 
 def test_reset_world_does_not_wait_for_spectators(viewers):
-    with serve_gym(Painted, web=True, reset_world_timeout=20) as server:
+    with serve_gym(Painted, web=True, limits=Limits(reset_world_timeout=20)) as server:
         player = Stream(server, own_connection=True).join()
         player.ask(step=pb.StepRequest())
         viewer = viewers(server).join()
@@ -462,7 +462,7 @@ def test_a_spectator_keeps_no_world_of_real_time_alive_either(viewers):
         viewer.look()
         env.close()
         until(lambda: name not in server.worlds)
-    with serve_gym(Painted, web=True, fps=30, idle_timeout=0.5) as server:
+    with serve_gym(Painted, web=True, fps=30, limits=Limits(idle_timeout=0.5)) as server:
         viewer = viewers(server).join()
         until(lambda: server.worlds == [])
 

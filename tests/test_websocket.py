@@ -20,7 +20,7 @@ import pytest
 from websockets.frames import Opcode
 from websockets.sync.client import connect as public_connect
 
-from bridge import errors, make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge import TLS, Limits, errors, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.client.connect import connect
 from bridge.client.poller import Poller
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -99,9 +99,9 @@ def test_remote_equals_local(name):
 def test_large_frames_go_both_ways_with_and_without_tls(certs):
     with serve_gym(Frames, web=True) as server:
         step_large_frames(ws(server))
-    with serve_gym(Frames, web=True, tls_certificate=certs["server.pem"], tls_key=certs["server.key"]) as server:
+    with serve_gym(Frames, web=True, tls=TLS(certificate=certs["server.pem"], key=certs["server.key"])) as server:
         assert ws(server).startswith("wss://")
-        step_large_frames(ws(server), tls_ca=certs["ca.pem"])
+        step_large_frames(ws(server), tls=TLS(ca=certs["ca.pem"]))
         until(lambda: server.connections == 0)
 
 
@@ -167,10 +167,10 @@ def test_a_port_of_a_url_without_one_is_that_of_the_web():
     assert parse_address("wss://[::1]:1").tls is True
 
 
-@pytest.mark.parametrize("keywords", [{"tls_ca": "ca.pem"}, {"transport": "grpcio"}])
+@pytest.mark.parametrize("keywords", [{"tls": "ca.pem"}, {"transport": "grpcio"}])
 def test_settings_that_do_not_fit_a_websocket_are_refused(keywords, server, certs):
-    if "tls_ca" in keywords:
-        keywords = {"tls_ca": certs["ca.pem"]}
+    if "tls" in keywords:
+        keywords = {"tls": TLS(ca=certs["ca.pem"])}
     with pytest.raises(errors.SettingError, match=r"wss://|speaks gRPC alone"):
         make_remote(ws(server), **keywords)
 
@@ -346,7 +346,7 @@ def test_without_web_the_port_speaks_grpc_alone():
 
 
 def test_under_tls_http11_is_chosen_where_it_is_offered_and_h2_else(certs):
-    with serve_gym(long, web=True, tls_certificate=certs["server.pem"], tls_key=certs["server.key"]) as server:
+    with serve_gym(long, web=True, tls=TLS(certificate=certs["server.pem"], key=certs["server.key"])) as server:
         for offered, chosen in ((["h2", "http/1.1"], "http/1.1"), (["h2"], "h2"), (["grpc-exp", "h2"], "h2")):
             context = ssl.create_default_context(cafile=certs["ca.pem"])
             context.set_alpn_protocols(offered)
@@ -363,8 +363,8 @@ def test_under_tls_http11_is_chosen_where_it_is_offered_and_h2_else(certs):
             call = channel.stream_stream(f"/{SERVICE}/{METHOD}")
             (answer,) = call(iter([LEAVE]), timeout=20)
         assert pb.EnvironmentResponse.FromString(answer).WhichOneof("payload") == "leave_world"
-        make_remote(server.url, tls_ca=certs["ca.pem"]).close()
-        make_remote(ws(server), tls_ca=certs["ca.pem"]).close()
+        make_remote(server.url, tls=TLS(ca=certs["ca.pem"])).close()
+        make_remote(ws(server), tls=TLS(ca=certs["ca.pem"])).close()
 
 
 # HTTP/1.1
@@ -466,7 +466,7 @@ def test_requests_before_a_close_are_served_and_the_close_is_answered_after_them
 
 
 def test_a_message_beyond_the_limit_is_refused_by_its_name():
-    with serve_gym(long, web=True, max_message_bytes=1000) as server:
+    with serve_gym(long, web=True, limits=Limits(max_message_bytes=1000)) as server:
         for sent in (frame(Opcode.BINARY, bytes(1001)), frame(2, bytes(600), fin=False) + frame(0, bytes(600))):
             with Hand(server).open() as hand:
                 hand.send(sent)
@@ -474,7 +474,7 @@ def test_a_message_beyond_the_limit_is_refused_by_its_name():
 
 
 def test_memory_is_counted_for_what_came_and_given_back():
-    with serve_gym(long, web=True, max_queued_bytes=1_000_000) as server:
+    with serve_gym(long, web=True, limits=Limits(max_queued_bytes=1_000_000)) as server:
         with Hand(server).open() as hand:
             hand.send(frame(Opcode.BINARY, bytes(900_000))[:500_000])
             until(lambda: server.admission.bytes > 400_000)
@@ -525,7 +525,7 @@ def test_a_client_that_sends_and_does_not_read_costs_no_more_than_its_buffers():
 
 
 def test_beyond_the_connections_a_client_is_told():
-    with serve_gym(long, web=True, max_connections=1) as server, Hand(server).open() as first:
+    with serve_gym(long, web=True, limits=Limits(max_connections=1)) as server, Hand(server).open() as first:
         first.ask(leave_world=pb.LeaveWorldRequest())
         with Hand(server).open() as second:
             code, reason = second.closed()

@@ -183,7 +183,7 @@ def test_a_world_dies_with_the_client_that_made_and_joined_it_and_with_no_other(
 
 def test_worlds_beyond_the_limit_are_refused_by_its_name(streams):
     """D-2: RESOURCE_EXHAUSTED naming `max_worlds`; the place of a destroyed one is free again."""
-    with bridge.serve_gym("CartPole-v1", max_worlds=2) as server:
+    with bridge.serve_gym("CartPole-v1", limits=bridge.Limits(max_worlds=2)) as server:
         stream = streams(server)
         first = create(stream)
         create(stream)
@@ -211,7 +211,7 @@ class Owner:
 
 def make_registry(idle_timeout=10.0):
     source = EnvSource(lambda: CountingEnv(5))
-    return direct_registry(source, idle_timeout=idle_timeout)
+    return direct_registry(source, bridge.Limits(idle_timeout=idle_timeout))
 
 
 def test_a_world_without_agents_goes_after_the_idle_timeout_and_not_before():
@@ -265,7 +265,7 @@ def test_without_an_idle_timeout_worlds_stay():
 
 def test_a_server_reaps_by_itself_and_its_thread_ends_with_it(streams):
     """The thread is thin: it only tells the time. The fixture of all tests sees to it that it is gone."""
-    with bridge.serve_gym("CartPole-v1", idle_timeout=0.2) as server:
+    with bridge.serve_gym("CartPole-v1", limits=bridge.Limits(idle_timeout=0.2)) as server:
         create(streams(server))
         waiting = threading.Event()
         for _ in range(400):

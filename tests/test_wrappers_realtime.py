@@ -14,7 +14,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from bridge import Server, make_vec_remote, serve_gym
+from bridge import RealTime, Server, make_vec_remote, serve_gym
 from bridge.errors import InvalidActionError, ResetNeededError, SettingError
 from bridge.testing import CountingEnv, SlowResetEnv, VirtualClock
 from bridge.wrappers import ActionHistory, BlockingReset, SkipResetting, Throttle
@@ -33,7 +33,7 @@ def serve(clock: VirtualClock) -> Iterator[Callable[..., Server]]:
     servers: list[Server] = []
 
     def start(env: Any = CountingEnv, fps: float = 10.0, **more: Any) -> Server:
-        servers.append(serve_gym(env, fps=fps, clock=clock, **more))
+        servers.append(serve_gym(env, fps=fps, realtime=RealTime(clock=clock), **more))
         return servers[-1]
 
     yield start
@@ -75,7 +75,7 @@ def test_throttle_sends_at_once_and_asks_at_the_frames_end() -> None:
         return made[-1]
 
     clock = ArrivedClock()
-    with serve_gym(make, fps=10.0, clock=clock) as server:
+    with serve_gym(make, fps=10.0, realtime=RealTime(clock=clock)) as server:
         envs = BlockingReset(Throttle(make_vec_remote(server.url), fps=5.0, clock=clock))
         observations, _ = envs.reset(seed=0)
         assert observations.tolist() == [[1, 0]]

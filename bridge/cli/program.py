@@ -176,12 +176,19 @@ def explain(error: Exception, debug: bool, spelled: Mapping[str, str] = MappingP
 
 _KEYWORD = re.compile(r"(?<![\w.'?&\-])(?P<name>[a-z_]+)\b(?:=(?P<value>'[^']*'|\"[^\"]*\"|\{[^}]*\}|[^\s,;:)]*))?")
 
+_GROUPED = re.compile(r"\b(?P<group>tls|limits|realtime)=[A-Za-z]+\((?P<fields>\w+=[^()]*)\)")
+
 
 def in_options(text: str, spelled: Mapping[str, str]) -> str:
     """Write the keywords of Python in a text as the options of the command line that they are.
 
-    `port=0` becomes `--port 0`, `tls_ca=` `--tls-ca`, `fork=True` `--fork`; `token_file` alone, too, which is no word.
+    `port=0` becomes `--port 0`, `fork=True` `--fork`, `tls=TLS(ca=…)` `--tls-ca`, `limits=Limits(max_worlds=2)`
+    `--max-worlds 2`; `token_file` alone, too, which is no word.
     """
+
+    def flat(match: re.Match[str]) -> str:
+        prefix = "tls_" if match["group"] == "tls" else ""
+        return " and ".join(f"{prefix}{field.removesuffix('…')}" for field in match["fields"].split(", "))
 
     def spell(match: re.Match[str]) -> str:
         name, value = match["name"], match["value"]
@@ -189,7 +196,7 @@ def in_options(text: str, spelled: Mapping[str, str]) -> str:
             return match[0]
         return spelled[name] if value in (None, "", "True") else f"{spelled[name]} {value}"
 
-    return _KEYWORD.sub(spell, text)
+    return _KEYWORD.sub(spell, _GROUPED.sub(flat, text))
 
 
 def _show_warning(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import dataclasses
 import inspect
 import logging
 import os
@@ -24,11 +25,14 @@ from bridge.cli.lobby import read_key
 from bridge.cli.program import OK, say
 from bridge.cli.target import Target, find_target
 from bridge.errors import SettingError
+from bridge.keywords import flat_names
+from bridge.server.limits import Limits
 from bridge.server.process_group import ServerGroup
 from bridge.server.serve import serve_gym
 from bridge.server.serve_parallel import serve_parallel
 from bridge.server.server import SWITCH_INTERVAL, Server
-from bridge.transport.credentials import TOKEN_VARIABLE
+from bridge.transport.credentials import TLS, TOKEN_VARIABLE
+from bridge.worlds.realtime.clocked_world import RealTime
 
 __all__ = ["SERVED_AT", "announce", "read_pairs", "register", "serve_options"]
 
@@ -36,6 +40,9 @@ SERVED_AT = " served at "
 """In the first line of output: what stands between the environment and its URLs, which are separated by spaces."""
 _PERLERT_OPTIONS = ("perlert_key_file", "spectators", "bots")
 _READ = {"int": int, "float": float, "str": str}
+_GROUPS: dict[str, type] = {"limits": Limits, "realtime": RealTime, "tls": TLS}
+_PATH = "str | None"
+"""How a command line gives a PEM file."""
 _KIND = {True: "an environment of several agents", False: "a Gymnasium environment"}
 
 _EPILOG = """examples:
@@ -99,39 +106,75 @@ def register(commands: Any) -> None:
 def serve_options() -> Iterator[tuple[str, dict[str, Any]]]:
     """Give each keyword of `serve_gym`, and those of `serve_parallel` alone, as options.
 
-    The help is the keyword's line in the docstring. Keywords that a command line cannot say, such as callables, are
-    left out.
+    Keywords that a dataclass groups, such as `Limits`, are an option for each of its fields. The help is the line in
+    the docstring. What a command line cannot say, such as callables, is left out.
 
     Returns:
         Pairs of a flag and the arguments of `add_argument`.
     """
-    texts = {**_keyword_texts(inspect.getdoc(serve_parallel) or ""), **_keyword_texts(inspect.getdoc(serve_gym) or "")}
-    for name, parameter in {**_keywords(serve_gym), **_keywords(serve_parallel, but=serve_gym)}.items():
-        flag, default = f"--{name.replace('_', '-')}", parameter.default
-        text = texts.get(name, "").replace("%", "%%")
-        kind = _plain_type(str(parameter.annotation))
+    for name, keyword in {**_keywords(serve_gym), **_keywords(serve_parallel), **_keywords(serve_gym)}.items():
+        flag, default, annotation = f"--{name.replace('_', '-')}", keyword.default, keyword.annotation
+        kind = _plain_type(annotation)
         shown = "" if default is None or isinstance(default, bool) else f" (default: {default})"
+        text = keyword.text.replace("%", "%%")
         options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": f"{text}{shown}"}
-        choices = re.fullmatch(r"Literal\[(.*)\]", str(parameter.annotation))
+        choices = re.fullmatch(r"Literal\[(.*)\]", annotation)
         if choices:
             yield flag, {**options, "choices": [choice.strip(" '\"") for choice in choices.group(1).split(",")]}
         elif kind == "bool":
             yield flag, {**options, "action": argparse.BooleanOptionalAction if default else "store_true"}
         elif kind in _READ:
             metavar = {"port": "PORT"}.get(name, {"int": "N", "float": "X"}.get(kind, name.upper()))
-            read = _or_none(_READ[kind]) if "None" in str(parameter.annotation) else _READ[kind]
+            read = _or_none(_READ[kind]) if "None" in annotation else _READ[kind]
             yield flag, {**options, "type": read, "metavar": metavar}
         elif kind == "Mapping":
             yield flag, {**options, "nargs": "+", "metavar": "KEY=VALUE", "action": "extend"}
 
 
-def _keywords(function: Callable[..., Any], but: Callable[..., Any] | None = None) -> dict[str, inspect.Parameter]:
-    """Return the keywords of a function that a server's start can be given, without those of another function."""
-    others = {"start"} if but is None else {"start", *inspect.signature(but).parameters}
-    found = inspect.signature(function).parameters.items()
-    return {
-        name: parameter for name, parameter in found if parameter.kind is parameter.KEYWORD_ONLY and name not in others
-    }
+@dataclasses.dataclass(frozen=True)
+class _Keyword:
+    """A keyword of a function that a server's start can be given."""
+
+    annotation: str
+    default: Any
+    text: str
+    """What the docstring says of it."""
+    group: str = ""
+    """The keyword that takes it in a dataclass; empty: it is the function's own."""
+    field: str = ""
+    """Its name there."""
+
+
+def _keywords(function: Callable[..., Any]) -> dict[str, _Keyword]:
+    """Return the keywords of a function that a server's start can be given, by their names on a command line."""
+    found: dict[str, _Keyword] = {}
+    texts = _keyword_texts(inspect.getdoc(function) or "")
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in _GROUPS:
+            found.update(_fields(name))
+        elif parameter.kind is parameter.KEYWORD_ONLY and name != "start":
+            found[name] = _Keyword(str(parameter.annotation), parameter.default, texts.get(name, ""))
+    return found
+
+
+def _fields(keyword: str) -> Iterator[tuple[str, _Keyword]]:
+    """Give the fields of a dataclass that groups keywords, without those of a client's `TLS`."""
+    group = _GROUPS[keyword]
+    texts = _keyword_texts(inspect.getdoc(group) or "")
+    for flat, field in flat_names(keyword, group).items():
+        if flat not in ("tls_ca", "tls_server_name"):
+            kind = _PATH if keyword == "tls" else str(field.type)
+            yield flat, _Keyword(kind, field.default, texts[field.name], keyword, field.name)
+
+
+def _grouped(keywords: Mapping[str, Any], known: Mapping[str, _Keyword]) -> dict[str, Any]:
+    """Return keywords of the command line as the function takes them: fields in their dataclasses."""
+    found = {name: value for name, value in keywords.items() if not known[name].group}
+    for keyword, group in _GROUPS.items():
+        fields = {known[name].field: value for name, value in keywords.items() if known[name].group == keyword}
+        if fields:
+            found[keyword] = group(**fields)
+    return found
 
 
 def _plain_type(annotation: str) -> str:
@@ -215,7 +258,7 @@ def _serve(arguments: argparse.Namespace, keywords: dict[str, Any]) -> int:
     _refuse(keywords, _keywords(serve), f"for {arguments.env[0]}, {_KIND[target.several_agents]}")
     sys.setswitchinterval(SWITCH_INTERVAL)
     with _sigterm_as_interrupt():
-        server = serve(target.env, start=False, **keywords)
+        server = serve(target.env, start=False, **_grouped(keywords, _keywords(serve)))
 
         def started() -> None:
             announce(server, arguments.env, kind, credentials)
@@ -303,14 +346,17 @@ def client_credentials(keywords: Mapping[str, Any]) -> dict[str, str]:
         found["token_file"] = repr(keywords["token_file"])
     elif "token" in keywords or os.environ.get(TOKEN_VARIABLE):
         found["token"] = "…"
+    tls: dict[str, str] = {}
     if "tls_certificate" in keywords:
         authority = Path(keywords["tls_certificate"]).with_name("ca.pem")
         if authority.exists():
-            found["tls_ca"] = repr(str(authority))
+            tls["ca"] = repr(str(authority))
     if "tls_client_ca" in keywords:
         own = Path(keywords["tls_client_ca"]).with_name("client.pem")
-        found["tls_certificate"] = repr(str(own)) if own.exists() else "…"
-        found["tls_key"] = repr(str(own.with_suffix(".key"))) if own.exists() else "…"
+        tls["certificate"] = repr(str(own)) if own.exists() else "…"
+        tls["key"] = repr(str(own.with_suffix(".key"))) if own.exists() else "…"
+    if tls:
+        found["tls"] = f"TLS({', '.join(f'{name}={value}' for name, value in tls.items())})"
     return found
 
 
@@ -329,13 +375,16 @@ def connecting_lines(
         urls = ["{0}/{3}{1}{2}".format(*url.partition("?"), ids[0]) for url in urls]
     quoted = [f'"{url}"' for url in urls]
     given = "".join(f", {name}={value}" for name, value in credentials.items())
+    names = "TLS, " if "tls" in credentials else ""
     if kind == "agents":
-        return ["from bridge import make_parallel_remote", f"env = make_parallel_remote({quoted[0]}{given})"]
-    if len(urls) > 1:
-        return ["from bridge import make_vec_remote", f"envs = make_vec_remote([{', '.join(quoted)}]{given})"]
-    if kind == "lanes":
-        return ["from bridge import make_vec_remote", f"envs = make_vec_remote({quoted[0]}{given})"]
-    return ["from bridge import make_remote", f"env = make_remote({quoted[0]}{given})"]
+        return [
+            f"from bridge import {names}make_parallel_remote",
+            f"env = make_parallel_remote({quoted[0]}{given})",
+        ]
+    if len(urls) > 1 or kind == "lanes":
+        where = f"[{', '.join(quoted)}]" if len(urls) > 1 else quoted[0]
+        return [f"from bridge import {names}make_vec_remote", f"envs = make_vec_remote({where}{given})"]
+    return [f"from bridge import {names}make_remote", f"env = make_remote({quoted[0]}{given})"]
 
 
 @contextmanager

@@ -83,10 +83,7 @@ def connect(
     local = address.scheme == "unix"
     if address.credentials.has_tls and not address.tls:
         remedy = "a Unix socket needs none, leave them out" if local else f"write {address.scheme}s://"
-        raise SettingError(
-            "tls_ca, tls_certificate, tls_key and tls_server_name are for TLS, but "
-            f"{address.url!r} is without: {remedy}"
-        )
+        raise SettingError(f"tls= is for URLs with TLS, but {address.url!r} is without: {remedy}")
     if transport == "grpcio":
         if address.websocket:
             raise SettingError(

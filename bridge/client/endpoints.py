@@ -100,7 +100,7 @@ class DnsDirectory:
 
     @property
     def server_name(self) -> str | None:
-        """With TLS: the name that certificates must hold unless `tls_server_name` is given; None: there is no TLS."""
+        """With TLS: the name in the certificates, unless `TLS(server_name=…)` is given; None: there is no TLS."""
         parts = urlsplit(self.url)
         return parts.hostname if _DNS[parts.scheme] == "grpcs" else None
 

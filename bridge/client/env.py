@@ -44,10 +44,11 @@ from bridge.errors import (
     SettingError,
 )
 from bridge.forks import forget_in_child
+from bridge.keywords import grouped
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.transport.address import secret_url
 from bridge.transport.compression import Compression
-from bridge.transport.credentials import Pem, TokenLike
+from bridge.transport.credentials import TLS, TokenLike
 
 __all__ = ["RemoteEnv", "RolloutStep", "make_remote", "remote_metadata", "remote_spec"]
 
@@ -103,6 +104,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         "render_modes": ["rgb_array", "rgb_array_list", "ansi", "ansi_list", "depth_array", "rgbd_tuple"]
     }
 
+    @grouped(tls=TLS)
     def __init__(self, url: str, **keywords: Any) -> None:
         options = RemoteOptions(**keywords)
         self._conflicts = ConflictDetector("environment")
@@ -206,7 +208,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         """Begin an episode.
 
         Args:
-            seed: For the remote environment's random generator, 0 to 2**63 - 1.
+            seed: For the remote environment's random generator: an integer that is not negative.
             options: For the remote environment's reset; what the values codec carries.
 
         Returns:
@@ -439,6 +441,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     __str__ = __repr__
 
 
+@grouped(tls=TLS)
 def make_remote(
     url: str,
     *,
@@ -451,10 +454,7 @@ def make_remote(
     transport: Transport = "http2",
     token: TokenLike | None = None,
     token_file: str | os.PathLike[str] | None = None,
-    tls_ca: Pem | None = None,
-    tls_certificate: Pem | None = None,
-    tls_key: Pem | None = None,
-    tls_server_name: str | None = None,
+    tls: TLS | None = None,
     compression: Compression | None = None,
     env: Callable[..., Any] | None = None,
     role: Role | None = None,
@@ -488,12 +488,8 @@ def make_remote(
         token: The token that the server expects; None: that of `token_file`, or else of the environment variable
             `BRIDGE_TOKEN`.
         token_file: A file that holds the token.
-        tls_ca: For `grpcs://`: the authorities of the server's certificate, the path or the bytes of a PEM file; None:
-            those of the system.
-        tls_certificate: The client's certificate, PEM, for a server that asks for one.
-        tls_key: The key of `tls_certificate`, PEM.
-        tls_server_name: For `grpcs://`: the name that the server's certificate must hold, where the URL has an address
-            or another name; None: the URL's host.
+        tls: For `grpcs://` and `wss://`: the CA of the server's certificate, `TLS(ca="ca.pem")`, and for a server that
+            asks for one the client's own certificate; None: the system's CAs, and no certificate.
         compression: What the server compresses its answers with, for slow networks: `zstd` (extra `zstd`, at both
             ends), or `gzip`; None: nothing. Observations stay bit for bit the same.
         env: A function that makes the environment: sent to the server, which executes it if it was started with

@@ -12,7 +12,7 @@ from bridge.client.connect import Transport, checked_transport
 from bridge.client.world_request import WorldRequest
 from bridge.errors import SettingError
 from bridge.transport.compression import Compression, checked_compression
-from bridge.transport.credentials import ClientCredentials, Pem, TokenLike
+from bridge.transport.credentials import TLS, ClientCredentials, TokenLike
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
@@ -63,14 +63,8 @@ class RemoteOptions:
     """The token that the server expects; None: that of `token_file`, or of the variable `BRIDGE_TOKEN`."""
     token_file: str | os.PathLike[str] | None = None
     """A file that holds the token."""
-    tls_ca: Pem | None = None
-    """PEM, a path or bytes: the authorities of the server's certificate; None: those of the system."""
-    tls_certificate: Pem | None = None
-    """PEM: the client's certificate, for a server that asks for one."""
-    tls_key: Pem | None = None
-    """PEM: the key of `tls_certificate`."""
-    tls_server_name: str | None = None
-    """The name that the server's certificate must hold; None: the URL's host."""
+    tls: TLS | None = None
+    """The CA of the server's certificate, and for a server that asks for one the client's own certificate."""
     compression: Compression | None = None
     """What the server compresses its answers with: `zstd`, `gzip`; None: nothing."""
     env: Callable[..., Any] | None = None
@@ -84,20 +78,13 @@ class RemoteOptions:
     diagnostics: bool = True
     """In a real-time world: whether infos carry `latency` (U-11)."""
     credentials: ClientCredentials = dataclasses.field(init=False, repr=False)
-    """What `token`, `token_file` and the TLS options hold."""
+    """What `token`, `token_file` and `tls` hold."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "timeout", checked_timeout(self.timeout))
         checked_transport(self.transport)
         checked_compression(self.compression)
-        credentials = ClientCredentials.of(
-            token=self.token,
-            token_file=self.token_file,
-            tls_ca=self.tls_ca,
-            tls_certificate=self.tls_certificate,
-            tls_key=self.tls_key,
-            tls_server_name=self.tls_server_name,
-        )
+        credentials = ClientCredentials.of(token=self.token, token_file=self.token_file, tls=self.tls)
         object.__setattr__(self, "credentials", credentials)
         for name in ("token", "token_file"):  # kept where it does not print
             object.__setattr__(self, name, None)
@@ -108,7 +95,7 @@ class RemoteOptions:
         Args:
             url: Where.
             agent: The agent to join as; None: that of these options.
-            server_name: `tls_server_name`, where these options have none.
+            server_name: The name in the server's certificate, where these options have none.
 
         Raises:
             AddressError: The URL cannot be read.

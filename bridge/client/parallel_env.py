@@ -32,9 +32,10 @@ from bridge.errors import (
     SettingError,
 )
 from bridge.forks import forget_in_child
+from bridge.keywords import grouped
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.transport.compression import Compression
-from bridge.transport.credentials import Pem, TokenLike
+from bridge.transport.credentials import TLS, TokenLike
 
 try:
     from pettingzoo import ParallelEnv
@@ -69,6 +70,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         SettingError: The server has no world of several agents.
     """
 
+    @grouped(tls=TLS)
     def __init__(self, url: str, **keywords: Any) -> None:
         options = RemoteOptions(**keywords)
         self._conflicts = ConflictDetector("environment")
@@ -174,7 +176,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         """Begin an episode of all agents.
 
         Args:
-            seed: For the remote environment, 0 to 2**63 - 1.
+            seed: For the remote environment: an integer that is not negative.
             options: For the remote environment's reset; what the values codec carries.
 
         Returns:
@@ -277,6 +279,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         return f"<RemoteParallelEnv {self._url}>"
 
 
+@grouped(tls=TLS)
 def make_parallel_remote(
     url: str,
     *,
@@ -287,10 +290,7 @@ def make_parallel_remote(
     transport: Transport = "http2",
     token: TokenLike | None = None,
     token_file: str | os.PathLike[str] | None = None,
-    tls_ca: Pem | None = None,
-    tls_certificate: Pem | None = None,
-    tls_key: Pem | None = None,
-    tls_server_name: str | None = None,
+    tls: TLS | None = None,
     compression: Compression | None = None,
     wait: Wait | None = None,
     player: str | None = None,
@@ -308,10 +308,7 @@ def make_parallel_remote(
         token: The token that the server expects; None: that of `token_file`, or else of the environment variable
             `BRIDGE_TOKEN`.
         token_file: A file that holds the token.
-        tls_ca: For `grpcs://`: the authorities of the server's certificate, PEM; None: those of the system.
-        tls_certificate: For a server that asks for one: the client's certificate, PEM.
-        tls_key: The key of `tls_certificate`, PEM.
-        tls_server_name: The name in the servers' certificates, as for `make_remote`.
+        tls: For `grpcs://` and `wss://`: the CA of the server's certificate, as for `make_remote`.
         compression: `zstd` or `gzip`, for slow networks, as for `make_remote`.
         wait: In a real-time world: `now`, or `next_frame`, for one decision a frame: each step returns with a frame
             that used its actions.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bridge.encoding import values
-from bridge.encoding.names import NO_SEED
+from bridge.encoding.seeds import pack_seed
 from bridge.encoding.tensors import Array, pack_tensor
 from bridge.errors import SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -48,13 +48,14 @@ def reset_settings(
     """Return the Reset settings for one environment, or with a list of seeds or a mask for lanes.
 
     Raises:
-        SettingError: A seed is no non-negative 64-bit integer, or an option cannot be sent.
+        SeedError: A seed is no integer, or negative.
+        SettingError: An option cannot be sent.
     """
     settings: dict[str, pb.Tensor] = {}
-    if isinstance(seed, (int, np.integer)):
-        settings["seed"] = pack_tensor(_seed(seed))
-    elif seed is not None and any(item is not None for item in seed):
-        settings["seed"] = pack_tensor(np.array([NO_SEED if item is None else _seed(item) for item in seed], np.int64))
+    if isinstance(seed, list) and all(item is None for item in seed):
+        seed = None
+    if seed is not None:
+        settings["seed"] = pack_seed(seed)
     if options is not None:
         try:
             settings["options"] = pack_tensor(np.frombuffer(values.encode(dict(options)), np.uint8))
@@ -63,9 +64,3 @@ def reset_settings(
     if reset_mask is not None:
         settings["reset_mask"] = pack_tensor(reset_mask)
     return settings
-
-
-def _seed(seed: Any) -> int:
-    if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool) or not 0 <= seed < 1 << 63:
-        raise SettingError(f"expected a seed from 0 to 2**63 - 1, or None, got {seed!r}")
-    return int(seed)

@@ -43,9 +43,10 @@ from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array
 from bridge.errors import Code, RefusedError, SettingError
 from bridge.forks import forget_in_child
+from bridge.keywords import grouped
 from bridge.transport.address import secret_url
 from bridge.transport.compression import Compression
-from bridge.transport.credentials import Pem, TokenLike
+from bridge.transport.credentials import TLS, TokenLike
 
 __all__ = ["VECTOR_ENTRY_POINT", "RemoteVectorEnv", "make_vec_remote"]
 
@@ -84,6 +85,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         SettingError: The worlds differ in their spaces, or do not add up to `num_envs`.
     """
 
+    @grouped(tls=TLS)
     def __init__(
         self,
         urls: str | Sequence[str] | Directory,
@@ -476,6 +478,7 @@ def with_agents(urls: list[str], agent: str | Sequence[str] | None) -> list[tupl
     return list(zip(urls, names, strict=True))
 
 
+@grouped(tls=TLS)
 def make_vec_remote(
     urls: str | Sequence[str] | Directory,
     *,
@@ -489,10 +492,7 @@ def make_vec_remote(
     transport: Transport = "http2",
     token: TokenLike | None = None,
     token_file: str | os.PathLike[str] | None = None,
-    tls_ca: Pem | None = None,
-    tls_certificate: Pem | None = None,
-    tls_key: Pem | None = None,
-    tls_server_name: str | None = None,
+    tls: TLS | None = None,
     compression: Compression | None = None,
     env: Callable[..., Any] | None = None,
     spares: str | Sequence[str] = (),
@@ -531,10 +531,7 @@ def make_vec_remote(
         transport: What to speak gRPC with, as for `make_remote`.
         token: The token that the servers expect, as for `make_remote`.
         token_file: A file that holds the token.
-        tls_ca: For `grpcs://`: the authorities of the servers' certificates, as for `make_remote`.
-        tls_certificate: The client's certificate, PEM, for a server that asks for one.
-        tls_key: The key of `tls_certificate`, PEM.
-        tls_server_name: The name in the servers' certificates, as for `make_remote`.
+        tls: For `grpcs://` and `wss://`: the CA of the servers' certificates, as for `make_remote`.
         compression: `zstd` or `gzip`, for slow networks, as for `make_remote`.
         env: A function that makes the environment, sent to the servers, as for `make_remote`.
         spares: URLs of further servers, whose worlds stand ready and take over the slots of remotes that are lost.

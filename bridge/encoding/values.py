@@ -42,8 +42,8 @@ _DTYPE = re.compile(r"[<>|]?[biufcUSMm]\d{1,9}(\[\d*[a-zμ]+\])?", re.IGNORECASE
 _MAX_DEPTH = 32
 _INT64 = 1 << 63
 # Python itself reads no integer of more than 4300 digits.
-_MAX_DIGITS = 4000
-_MAX_BITS = int(_MAX_DIGITS * math.log2(10))
+MAX_DIGITS = 4000
+_MAX_BITS = int(MAX_DIGITS * math.log2(10))
 # Elements of an array that takes no bytes on the wire.
 _MAX_WITHOUT_BYTES = 1 << 16
 _MAX_NOTES = 100
@@ -295,7 +295,7 @@ def from_value(message: pb.Value, depth: int = 0) -> Any:
         return complex(message.complex.real, message.complex.imaginary)
     if kind == "big_integer":
         text = message.big_integer
-        if len(text) > _MAX_DIGITS + 1 or not re.fullmatch("-?[0-9]+", text):
+        if len(text) > MAX_DIGITS + 1 or not re.fullmatch("-?[0-9]+", text):
             raise TensorError(f"expected an integer in decimal, got {text:.40}")
         return int(text)
     return getattr(message, kind)

@@ -55,7 +55,7 @@ def check_health(address: Address, timeout: float, *, verify: bool = True) -> st
     deadline = time.monotonic() + timeout
     url = address.url
     if address.credentials.has_tls and not address.tls:
-        raise SettingError(f"certificates and tls_server_name are for TLS, but {url!r} is without: write grpcs://")
+        raise SettingError(f"tls= is for URLs with TLS, but {url!r} is without: write grpcs://")
     try:
         with closing(_connect(address, timeout, verify)) as sock:
             return _ask(sock, address, deadline)

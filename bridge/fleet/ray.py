@@ -29,10 +29,12 @@ from bridge.client.endpoints import Endpoint
 from bridge.errors import ConnectionLostError, RemoteError, RemoteTimeoutError, SettingError
 from bridge.fleet.plan import FleetStatus
 from bridge.fleet.ray_actors import NAMESPACE, FleetSettings, Supervisor, actor_options, server_prefix
+from bridge.keywords import grouped
+from bridge.server.limits import Limits
 from bridge.server.process_group import registered_specs
 from bridge.server.serve import serve_gym
-from bridge.server.server import check_drain_timeout
-from bridge.transport.credentials import Token, read_pem
+from bridge.transport.credentials import TLS, Token, checked_tls
+from bridge.worlds.realtime.clocked_world import RealTime
 from bridge.worlds.source import EnvLike
 
 __all__ = ["Fleet", "attach", "launch"]
@@ -42,9 +44,10 @@ _PIECE = 64 * 1024
 _MOST_BYTES = 8 * 1024 * 1024
 _TIMEOUT = 20.0
 _POLL = 0.1
-_FLEETS_OWN = ("host", "port", "unix_path", "processes", "start", "token_file", "tls_client_ca")
+_FLEETS_OWN = ("host", "port", "unix_path", "processes", "start", "token_file")
 
 
+@grouped(limits=Limits, realtime=RealTime, tls=TLS)
 def launch(
     env: EnvLike,
     *,
@@ -53,7 +56,7 @@ def launch(
     name: str | None = None,
     slots_per_server: int | None = None,
     cpus_per_server: float = 1.0,
-    drain_timeout: float = 600.0,
+    limits: Limits | None = None,
     ray_options: Mapping[str, Any] | None = None,
     timeout: float = 120.0,
     **serve_options: Any,
@@ -75,8 +78,9 @@ def launch(
         name: The fleet's name in the cluster, for `attach`; None: one is made up.
         slots_per_server: How many slots a server carries, a multiple of `num_envs`; None: one world of them.
         cpus_per_server: The CPUs that Ray reserves for each server.
-        drain_timeout: Seconds that a server has to get rid of its clients when the fleet is made smaller: no less than
-            the longest episode, where none is to be cut.
+        limits: Those of each server. Its `drain_timeout` is what a server has to get rid of its clients when the fleet
+            is made smaller: no less than the longest episode, where none is to be cut. None: `drain_timeout=600`, all
+            else as `Limits` has it.
         ray_options: Further options of the servers' actors, such as `{"num_gpus": 0.1, "runtime_env": {…}}`.
         timeout: Seconds to wait until all servers serve.
         serve_options: Further keywords of `serve_gym`. Without `token`, one is made; `insecure=True` goes without.
@@ -94,15 +98,17 @@ def launch(
     _check_numbers(slots_per_server=slots)
     if slots % num_envs:
         raise SettingError(f"expected slots_per_server to be a multiple of num_envs={num_envs}, got {slots}")
-    check_drain_timeout(drain_timeout)
-    options = {**_checked_options(serve_options), "num_envs": num_envs, "drain_timeout": drain_timeout}
+    limits = Limits(drain_timeout=600.0) if limits is None else limits
+    options = {**_checked_options(serve_options), "num_envs": num_envs, "limits": limits}
     token = _token(options)
     name = f"fleet-{secrets.token_hex(4)}" if name is None else name
     if not isinstance(name, str) or not name or "/" in name:
         raise SettingError(f"expected the name of a fleet to be a text without '/', got {name!r}")
     pieces = _pieces(env, options)
     of_actors = {"num_cpus": cpus_per_server, **(ray_options or {})}
-    return _start(FleetSettings(name, num_envs, slots, token, drain_timeout, of_actors), servers, pieces, timeout)
+    return _start(
+        FleetSettings(name, num_envs, slots, token, limits.drain_timeout, of_actors), servers, pieces, timeout
+    )
 
 
 def _start(settings: FleetSettings, servers: int, pieces: list[bytes], timeout: float) -> Fleet:
@@ -308,10 +314,15 @@ def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
             )
         if name not in known or name == "env":
             raise SettingError(f"launch has no keyword {name!r}; the further ones are those of serve_gym")
-    files: dict[str, Any] = {
-        name: read_pem(name, options[name]) for name in ("tls_certificate", "tls_key") if name in options
-    }
-    return {**options, **files}
+    tls = options.get("tls")
+    if tls is None:
+        return options
+    tls = checked_tls(tls)
+    if tls.client_ca is not None:
+        raise SettingError(
+            "tls=TLS(client_ca=…) cannot be given for a fleet: its supervisor has no certificate to show"
+        )
+    return {**options, "tls": tls.read()}
 
 
 def _token(options: dict[str, Any]) -> str | None:

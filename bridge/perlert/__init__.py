@@ -1,13 +1,20 @@
 """PERLERT: environments in real time over UDP, for many agents, people among them. See docs/perlert.md."""
 
-from bridge.perlert.address import PerlertAddress, parse_perlert_address
-from bridge.perlert.client import PerlertEnv, make_perlert_env
-from bridge.perlert.guard import GuardConfig
-from bridge.perlert.lobby import LobbyConfig
-from bridge.perlert.player import PlayerConfig
-from bridge.perlert.rollout import RolloutConfig
-from bridge.perlert.server import PerlertServer, serve_perlert
-from bridge.perlert.vector import PerlertVectorEnv
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bridge.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from bridge.perlert.address import PerlertAddress, parse_perlert_address
+    from bridge.perlert.client import PerlertEnv, make_perlert_env
+    from bridge.perlert.guard import GuardConfig
+    from bridge.perlert.lobby import LobbyConfig
+    from bridge.perlert.player import PlayerConfig
+    from bridge.perlert.rollout import RolloutConfig
+    from bridge.perlert.server import PerlertServer, serve_perlert
+    from bridge.perlert.vector import PerlertVectorEnv
 
 __all__ = [
     "GuardConfig",
@@ -22,3 +29,18 @@ __all__ = [
     "parse_perlert_address",
     "serve_perlert",
 ]
+
+_PLACES = {
+    "GuardConfig": "bridge.perlert.guard",
+    "LobbyConfig": "bridge.perlert.lobby",
+    "PerlertAddress": "bridge.perlert.address",
+    "PerlertEnv": "bridge.perlert.client",
+    "PerlertServer": "bridge.perlert.server",
+    "PerlertVectorEnv": "bridge.perlert.vector",
+    "PlayerConfig": "bridge.perlert.player",
+    "RolloutConfig": "bridge.perlert.rollout",
+    "make_perlert_env": "bridge.perlert.client",
+    "parse_perlert_address": "bridge.perlert.address",
+    "serve_perlert": "bridge.perlert.server",
+}
+__getattr__, __dir__ = lazy_names(__name__, _PLACES)

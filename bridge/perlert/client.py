@@ -368,5 +368,14 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
 
 
 def make_perlert_env(url: str, *, agent: str | None = None, **settings: Any) -> PerlertEnv:
-    """Return the environment behind a `perlert://` URL; keywords are those of `PerlertEnv`."""
+    """Return the environment behind a `perlert://` URL.
+
+    Args:
+        url: `perlert://HOST:PORT/NAME:NUMBER`.
+        agent: The slot's key; None: the first open one.
+        settings: The other keywords of `PerlertEnv`.
+
+    Raises:
+        AddressError, ConnectError, SettingError: As `PerlertEnv`.
+    """
     return PerlertEnv(url, agent=agent, **settings)

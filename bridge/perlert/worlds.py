@@ -15,7 +15,7 @@ from bridge.server.serve import recorded
 from bridge.worlds.default_actions import default_action
 from bridge.worlds.isolated.world import Isolation
 from bridge.worlds.multi_agent.source import ParallelSource
-from bridge.worlds.realtime.clocked_world import Realtime
+from bridge.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.worlds.scheduling import Runtime
 
 __all__ = ["Policy", "StandIns", "by_slot", "default_name", "make_world", "slots_of"]
@@ -136,6 +136,6 @@ async def make_world(
     """
     if isinstance(env, str | gymnasium.envs.registration.EnvSpec):
         env = partial(gymnasium.make, env)
-    realtime = Realtime(fps, default_action=stand_ins, catch_up=CATCH_UP, autoreset=False)
+    realtime = RealtimeOptions(fps, default_action=stand_ins, catch_up=CATCH_UP, autoreset=False)
     source = ParallelSource(env, None, kwargs, isolation, realtime=realtime, thread_safe=thread_safe)
     return await recorded(source, journal).make_world(name, {}, runtime)

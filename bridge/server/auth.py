@@ -10,7 +10,7 @@ import ssl
 from bridge.errors import Code, RequestError, SettingError
 from bridge.logs import LimitedLog
 from bridge.transport.address import is_loopback
-from bridge.transport.credentials import Pem, Token, TokenLike, read_pem, read_token
+from bridge.transport.credentials import TLS, Token, TokenLike, checked_tls, read_pem, read_token
 from bridge.transport.tls import server_context
 
 __all__ = ["Gate", "Security"]
@@ -41,26 +41,29 @@ class Security:
         token_file: str | os.PathLike[str] | None = None,
         watch_token: TokenLike | None = None,
         watch_token_file: str | os.PathLike[str] | None = None,
-        tls_certificate: Pem | None = None,
-        tls_key: Pem | None = None,
-        tls_client_ca: Pem | None = None,
+        tls: TLS | None = None,
     ) -> Security:
         """Read what the keywords of `serve_gym` say.
 
         Raises:
-            SettingError: Something cannot be read, or is of no use without what is missing.
+            SettingError: Something cannot be read, is of no use without what is missing, or is for clients.
         """
-        if (tls_certificate is None) != (tls_key is None):
-            raise SettingError("expected tls_certificate and tls_key together, got one of them")
-        if tls_client_ca is not None and tls_certificate is None:
+        given, tls = tls is not None, checked_tls(tls)
+        if tls.ca is not None or tls.server_name is not None:
             raise SettingError(
-                "tls_client_ca asks clients for certificates, which needs TLS: give tls_certificate and tls_key too"
+                "tls=TLS(ca=…) and server_name are for clients, which check the server's certificate; the CA that "
+                "must have signed the clients' certificates is tls=TLS(client_ca=…)"
+            )
+        if given and tls.certificate is None:
+            raise SettingError(
+                "a server speaks TLS with a certificate of its own, and none is given: expected "
+                "tls=TLS(certificate=…, key=…); `bridge cert` makes them"
             )
         return cls(
             read_token(token, token_file),
-            read_pem("tls_certificate", tls_certificate),
-            read_pem("tls_key", tls_key),
-            read_pem("tls_client_ca", tls_client_ca),
+            read_pem("certificate", tls.certificate),
+            read_pem("key", tls.key),
+            read_pem("client_ca", tls.client_ca),
             watch_token=None
             if watch_token is None and watch_token_file is None
             else read_token(watch_token, watch_token_file, name="watch_token"),

@@ -4,34 +4,82 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from typing import Any
 
 from bridge.errors import Code, RequestError, SettingError
+from bridge.worlds.isolated.world import CALL_TIMEOUT
 
-__all__ = ["ConnectionCount", "Limits"]
+__all__ = ["ConnectionCount", "Limits", "check_drain_timeout"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The limits of a server; beyond one it answers RESOURCE_EXHAUSTED with the limit's name."""
+    """The limits of a server: `limits=` of `serve_gym` and `serve_parallel`.
+
+    A request beyond a limit is refused with an error that names the limit; nothing else is changed by it.
+
+    Example:
+        >>> from bridge import Limits, serve_gym
+        >>> with serve_gym("CartPole-v1", limits=Limits(max_worlds=8, idle_timeout=600.0)) as server:
+        ...     print(server.worlds)
+        []
+
+    Args:
+        max_connections: The most connections at a time.
+        max_worlds: The most worlds at a time, the default world apart.
+        max_lanes: The most lanes in a world that a client may ask for.
+        max_message_bytes: The largest request or response, in bytes.
+        max_requests_in_flight: The most requests served at a time, over all connections.
+        max_queued_bytes: The most bytes of requests and responses held at a time, over all connections.
+        call_timeout: With isolation, the seconds that one call of an environment, or its construction, may take before
+            its process is ended; None: no limit.
+        max_world_bytes: With isolation, the bytes that a world's process may allocate, where the system can limit it;
+            None: no limit.
+        idle_timeout: Seconds after which a world without agents is destroyed; None: never.
+        reset_world_timeout: Seconds that ResetWorld waits for the next Steps of the world's other agents.
+        drain_timeout: Seconds that clients have to leave after SIGTERM or `Server.drain()`: no less than the longest
+            episode, where slots are to move to other servers without a cut.
+
+    Raises:
+        SettingError: A value is out of its range.
+    """
 
     max_connections: int = 256
-    """Connections at a time."""
     max_worlds: int = 256
-    """Worlds at a time, the default world apart."""
     max_lanes: int = 4096
-    """Lanes in a world."""
     max_message_bytes: int = 512 * 1024 * 1024
-    """Bytes in a request or response."""
     max_requests_in_flight: int = 256
-    """Requests being served at a time, over all connections."""
     max_queued_bytes: int = 2 * 1024 * 1024 * 1024
-    """Bytes of requests being served and of responses being sent at a time, over all connections."""
+    call_timeout: float | None = CALL_TIMEOUT
+    max_world_bytes: int | None = None
+    idle_timeout: float | None = 3600.0
+    reset_world_timeout: float = 60.0
+    drain_timeout: float = 2.0
 
     def __post_init__(self) -> None:
+        check_drain_timeout(self.drain_timeout)
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise SettingError(f"expected {field.name} to be a positive integer, got {value!r}")
+            value, kind = getattr(self, field.name), str(field.type)
+            if field.name == "drain_timeout" or ("None" in kind and value is None):
+                continue
+            wanted = "integer" if kind.startswith("int") else "number of seconds"
+            if not isinstance(value, int if wanted == "integer" else (int, float)) or isinstance(value, bool):
+                fits = False
+            else:
+                fits = value > 0
+            if not fits:
+                or_none = ", or None" if "None" in kind else ""
+                raise SettingError(f"expected {field.name} to be a positive {wanted}{or_none}, got {value!r}")
+
+    def counts(self) -> dict[str, int]:
+        """Return those that every server has, by name: what clients can read of them."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.type == "int"}
+
+
+def check_drain_timeout(seconds: Any, name: str = "drain_timeout") -> None:
+    """Raise SettingError where it is no number of seconds."""
+    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds < float("inf"):
+        raise SettingError(f"expected {name} to be a number of seconds, 0 or more, got {seconds!r}")
 
 
 class ConnectionCount:

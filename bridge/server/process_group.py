@@ -26,9 +26,9 @@ import gymnasium
 
 from bridge.errors import SettingError, StartError
 from bridge.forks import forget_in_child, leak
+from bridge.server.limits import Limits, check_drain_timeout
 from bridge.server.serve import serve_gym
-from bridge.server.server import SWITCH_INTERVAL, Server, check_drain_timeout
-from bridge.server.shutdown import DRAIN_TIMEOUT
+from bridge.server.server import SWITCH_INTERVAL, Server
 from bridge.transport.address import parse_address
 
 __all__ = ["ServerGroup", "registered_specs"]
@@ -61,7 +61,7 @@ class ServerGroup(Server):
         self._stopped = threading.Event()
         self._asking = threading.Lock()
         self._draining = False
-        self._drain_timeout = arguments.get("drain_timeout", DRAIN_TIMEOUT)
+        self._drain_timeout = (arguments.get("limits") or Limits()).drain_timeout
         self._title = getattr(env, "__name__", str(env))
         self._children: list[_Child] = []
         forget_in_child(self)

@@ -80,23 +80,11 @@ class Registry:
 
     Args:
         source: Makes the worlds.
-        limits: How many there may be.
+        limits: How many there may be, `idle_timeout` and `reset_world_timeout`.
         runtime: Runs the calls of environments, and what waits.
-        idle_timeout: Seconds after which a world without agents goes, by `reap`; None: never.
-        reset_world_timeout: Seconds that a ResetWorld waits for the other agents.
     """
 
-    def __init__(
-        self,
-        source: WorldSource,
-        limits: Limits,
-        runtime: Runtime,
-        *,
-        idle_timeout: float | None = None,
-        reset_world_timeout: float = 60.0,
-    ) -> None:
-        self._idle_timeout = idle_timeout
-        self._reset_world_timeout = reset_world_timeout
+    def __init__(self, source: WorldSource, limits: Limits, runtime: Runtime) -> None:
         self.gallery: Gallery | None = None
         """Draws worlds for those who look on; None: nobody may."""
         self.lists_worlds = False
@@ -244,7 +232,7 @@ class Registry:
     ) -> None:
         """Begin a new sequence for every agent of a world (D-15)."""
         world = await self.find_world(name)
-        await world.reset(settings, agent, self._reset_world_timeout, waiting)
+        await world.reset(settings, agent, self._limits.reset_world_timeout, waiting)
 
     def reap(self, now: float) -> list[str]:
         """Destroy the worlds that no agent has been in for `idle_timeout` seconds.
@@ -255,7 +243,7 @@ class Registry:
         Returns:
             The names of those that went.
         """
-        if self._idle_timeout is None:
+        if self._limits.idle_timeout is None:
             return []
         idle: list[str] = []
         for name, entry in self._entries.items():
@@ -265,7 +253,7 @@ class Registry:
                 entry.idle_since = None
             elif entry.idle_since is None:
                 entry.idle_since = now
-            elif now - entry.idle_since >= self._idle_timeout:
+            elif now - entry.idle_since >= self._limits.idle_timeout:
                 idle.append(name)
         for name in idle:
             self._close_later(name)
@@ -317,7 +305,7 @@ class Registry:
         """Return the tree below `server`."""
         limits = [
             Property(f"server.limits.{name}", NUMBER, name.replace("_", " "), partial(getattr, self._limits, name))
-            for name in (field.name for field in dataclasses.fields(self._limits))
+            for name in self._limits.counts()
         ]
         return PropertyTree(
             [

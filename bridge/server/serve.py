@@ -6,26 +6,24 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from bridge.clock import Clock
 from bridge.errors import SettingError
+from bridge.keywords import grouped
 from bridge.server.auth import Security
 from bridge.server.limits import Limits
-from bridge.server.server import IDLE_TIMEOUT, RESET_WORLD_TIMEOUT, Server
-from bridge.server.shutdown import DRAIN_TIMEOUT
+from bridge.server.server import Server
 from bridge.server.web_site import WebSite, page_files
 from bridge.transport.address import is_loopback
-from bridge.transport.credentials import TokenLike
-from bridge.worlds.isolated.world import CALL_TIMEOUT, Isolation
-from bridge.worlds.realtime.clocked_world import Realtime
+from bridge.transport.credentials import TLS, TokenLike
+from bridge.worlds.isolated.world import Isolation
+from bridge.worlds.realtime.clocked_world import RealTime, RealtimeOptions
 from bridge.worlds.source import EnvLike, EnvSource
 from bridge.worlds.timed import TimeAction
 from bridge.worlds.watching.render_mode import drawing_kwargs
 
-__all__ = ["open_journal", "recorded", "serve_gym"]
-
-_DEFAULTS = Limits()
+__all__ = ["checked_limits", "open_journal", "recorded", "serve_gym"]
 
 
+@grouped(limits=Limits, realtime=RealTime, tls=TLS)
 def serve_gym(
     env: EnvLike,
     *,
@@ -35,36 +33,23 @@ def serve_gym(
     time_action: TimeAction | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
+    unix_path: str | None = None,
     fps: float | None = None,
     default_action: Any = None,
-    max_action_age: float | None = None,
+    realtime: RealTime | None = None,
+    isolation: str | None = None,
     thread_safe: bool = False,
-    clock: Clock | None = None,
-    max_connections: int = _DEFAULTS.max_connections,
-    max_worlds: int = _DEFAULTS.max_worlds,
-    max_lanes: int = _DEFAULTS.max_lanes,
-    max_message_bytes: int = _DEFAULTS.max_message_bytes,
-    unix_path: str | None = None,
     processes: int = 1,
-    max_requests_in_flight: int = _DEFAULTS.max_requests_in_flight,
-    max_queued_bytes: int = _DEFAULTS.max_queued_bytes,
     token: TokenLike | None = None,
     token_file: str | os.PathLike[str] | None = None,
     watch_token: TokenLike | None = None,
     watch_token_file: str | os.PathLike[str] | None = None,
-    tls_certificate: str | os.PathLike[str] | bytes | None = None,
-    tls_key: str | os.PathLike[str] | bytes | None = None,
-    tls_client_ca: str | os.PathLike[str] | bytes | None = None,
-    isolation: str | None = None,
-    call_timeout: float | None = CALL_TIMEOUT,
-    max_world_bytes: int | None = None,
-    allow_env_factories: bool = False,
-    idle_timeout: float | None = IDLE_TIMEOUT,
-    reset_world_timeout: float = RESET_WORLD_TIMEOUT,
-    drain_timeout: float = DRAIN_TIMEOUT,
-    metrics_port: int | None = None,
-    transport: Literal["http2", "grpcio"] = "http2",
+    tls: TLS | None = None,
     insecure: bool = False,
+    allow_env_factories: bool = False,
+    limits: Limits | None = None,
+    transport: Literal["http2", "grpcio"] = "http2",
+    metrics_port: int | None = None,
     record: str | os.PathLike[str] | None = None,
     record_observations: bool = False,
     record_frames: bool = False,
@@ -90,54 +75,37 @@ def serve_gym(
         vectorization_mode: How Gymnasium steps the lanes: `sync`, `async` (a process each) or `vector_entry_point`.
         env_kwargs: Keyword arguments for the environment's constructor; those that a client sends override them.
         time_action: Which part of an action says how many steps, or seconds, one Step advances the environment.
-        host: The address to listen on. Beyond loopback, a server that is given neither a token nor `tls_client_ca`
-            makes a token, which its `.url` carries.
+        host: The address to listen on. Beyond loopback, a server that is given neither a token nor
+            `TLS(client_ca=…)` makes a token, which its `.url` carries.
         port: The port to listen on; 0: any free port.
+        unix_path: Also listen on a Unix socket at this path, for clients on this machine: a little faster than TCP, and
+            open to this user only. Its URL is `unix://` followed by the path.
         fps: Frames a second of a real-time world, which runs whether or not `step` is called; None: lock-step, where
             each step waits for an action.
         default_action: In real time, the action used until the agent sends one; None: zeros, or the first choice.
-        max_action_age: In real time, the seconds after which the default action replaces the agent's last action;
-            None: the last action stays in force.
+        realtime: With `fps`, how frames and late actions are handled; None: as `RealTime` has it.
+        isolation: `process` runs each world in a process of its own, so that a crash, an endless loop or a memory leak
+            ends that world only; None: all worlds run in the server's process.
         thread_safe: Run each world in a thread of its own (in real time, each lane), so that a slow environment delays
             no other. False: one thread creates and calls all environments of the server, and only one environment of
             the process runs at a time.
-        clock: In real time, the clock, such as `bridge.testing.VirtualClock()` in tests; None: the machine's.
-        max_connections: The most connections at a time.
-        max_worlds: The most worlds at a time.
-        max_lanes: The most lanes in a world that a client may ask for.
-        max_message_bytes: The largest request or response, in bytes.
-        unix_path: Also listen on a Unix socket at this path, for clients on this machine: a little faster than TCP, and
-            open to this user only. Its URL is `unix://` followed by the path.
         processes: How many server processes to run, so that environments step on as many cores; `.urls` lists them.
             Process i listens on `port + i` if a port is given, and at `unix_path` followed by `.i`.
-        max_requests_in_flight: The most requests served at a time, over all connections.
-        max_queued_bytes: The most bytes of requests and responses held at a time, over all connections.
         token: The secret that each client must send; None: the one in `token_file`, else in the environment variable
             `BRIDGE_TOKEN`; if there is none, see `host`.
         token_file: A file that contains the token.
         watch_token: A second secret, for clients that may look on and do nothing else; None: there are none.
         watch_token_file: A file that contains `watch_token`.
-        tls_certificate: The server's certificate: path or bytes of a PEM file; the port then speaks TLS only.
-        tls_key: The private key of `tls_certificate`, PEM.
-        tls_client_ca: The CA that must have signed each client's certificate, PEM; None: clients need none.
-        isolation: `process` runs each world in a process of its own, so that a crash, an endless loop or a memory leak
-            ends that world only; None: all worlds run in the server's process.
-        call_timeout: With isolation, the seconds that one call of an environment, or its construction, may take before
-            its process is ended; None: no limit.
-        max_world_bytes: With isolation, the bytes that a world's process may allocate, where the system can limit it;
-            None: no limit.
+        tls: The server's certificate and key, with which the port speaks TLS only; None: no TLS.
+        insecure: Make no token beyond loopback: whoever reaches the port is let in, with a warning.
         allow_env_factories: Let clients send a function that makes the environment. This machine then executes their
             code, in a process for each world. Unless only loopback is served, it needs TLS, and a token or client
             certificates.
-        idle_timeout: Seconds after which a world without agents is destroyed; None: never.
-        reset_world_timeout: Seconds that ResetWorld waits for the next Steps of the world's other agents.
-        drain_timeout: Seconds that clients have to leave after SIGTERM or `Server.drain()`: no less than the longest
-            episode, where slots are to move to other servers without a cut.
-        metrics_port: Serve metrics for Prometheus at this port, by HTTP without TLS or token; 0: any free port;
-            None: no metrics.
+        limits: How much and how long, of everything; None: as `Limits` has it.
         transport: The gRPC implementation: `http2`, this package's own, or `grpcio`, the library, for untrusted
             networks and unusual proxies; it is three to five times slower and needs a thread for each connection.
-        insecure: Make no token beyond loopback: whoever reaches the port is let in, with a warning.
+        metrics_port: Serve metrics for Prometheus at this port, by HTTP without TLS or token; 0: any free port;
+            None: no metrics.
         record: A folder in which every episode is recorded: actions, who applied them and when, rewards, flags and a
             hash of each observation; None: nothing is recorded.
         record_observations: Record the observations too.
@@ -165,30 +133,24 @@ def serve_gym(
 
         del arguments["start"]
         return ServerGroup(arguments.pop("env"), count, arguments, start=start)
-    limits = Limits(max_connections, max_worlds, max_lanes, max_message_bytes, max_requests_in_flight, max_queued_bytes)
-    own_processes = Isolation.of(isolation, call_timeout, max_world_bytes, always=allow_env_factories)
+    limits = checked_limits(limits)
+    own_processes = Isolation.of(isolation, limits.call_timeout, limits.max_world_bytes, always=allow_env_factories)
     security = Security.of(
-        token=token,
-        token_file=token_file,
-        watch_token=watch_token,
-        watch_token_file=watch_token_file,
-        tls_certificate=tls_certificate,
-        tls_key=tls_key,
-        tls_client_ca=tls_client_ca,
+        token=token, token_file=token_file, watch_token=watch_token, watch_token_file=watch_token_file, tls=tls
     )
     if allow_env_factories and not is_loopback(host) and security.missing():
         raise SettingError(
             f"allow_env_factories=True lets clients execute code on this machine, and host={host!r} is open to other "
-            f"machines: it needs {security.missing()}; give tls_certificate, tls_key and token"
+            f"machines: it needs {security.missing()}; give tls=TLS(certificate=…, key=…) and token"
         )
     source: Any = EnvSource(
         env,
         num_envs=num_envs,
         vectorization_mode=vectorization_mode,
         env_kwargs=drawing_kwargs(env, env_kwargs) if web else env_kwargs,
-        max_lanes=max_lanes,
+        max_lanes=limits.max_lanes,
         time_action=time_action,
-        realtime=_realtime(fps, default_action, max_action_age, clock),
+        realtime=_realtime(fps, default_action, realtime),
         thread_safe=thread_safe,
         isolation=own_processes,
         allow_env_factories=allow_env_factories,
@@ -201,9 +163,6 @@ def serve_gym(
         limits=limits,
         unix_path=unix_path,
         security=security,
-        idle_timeout=idle_timeout,
-        reset_world_timeout=reset_world_timeout,
-        drain_timeout=drain_timeout,
         metrics_port=metrics_port,
         transport=transport,
         insecure=insecure,
@@ -238,14 +197,17 @@ def recorded(source: Any, journal: Any) -> Any:
     return RecordedSource(source, journal)
 
 
-def _realtime(
-    fps: float | None, default_action: Any, max_action_age: float | None, clock: Clock | None
-) -> Realtime | None:
+def checked_limits(limits: Any) -> Limits:
+    """Return the keyword `limits`, or raise SettingError where it is something else."""
+    if limits is not None and not isinstance(limits, Limits):
+        raise SettingError(f"expected limits to be bridge.Limits(…), got a {type(limits).__name__}")
+    return limits or Limits()
+
+
+def _realtime(fps: float | None, default_action: Any, realtime: RealTime | None) -> RealtimeOptions | None:
     """Join the keywords of real time, or raise SettingError where they stand without `fps`."""
-    if fps is None:
-        if default_action is not None or max_action_age is not None or clock is not None:
-            raise SettingError("default_action, max_action_age and clock need a real-time world: give fps= too")
-        return None
-    options = Realtime(fps, default_action=default_action, max_action_age=max_action_age, clock=clock)
-    options.check()
-    return options
+    if fps is not None:
+        return RealtimeOptions.of(fps, default_action, realtime)
+    if default_action is not None or realtime is not None:
+        raise SettingError("default_action and realtime need a real-time world: give fps= too")
+    return None

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from bridge.clock import Clock
 from bridge.errors import SettingError
+from bridge.keywords import grouped
 from bridge.server.auth import Security
 from bridge.server.limits import Limits
-from bridge.server.serve import open_journal, recorded
-from bridge.server.server import IDLE_TIMEOUT, RESET_WORLD_TIMEOUT, Server
-from bridge.server.shutdown import DRAIN_TIMEOUT
+from bridge.server.serve import checked_limits, open_journal, recorded
+from bridge.server.server import Server
 from bridge.server.web_site import WebSite, page_files
-from bridge.transport.credentials import TokenLike
-from bridge.worlds.isolated.world import CALL_TIMEOUT, Isolation
+from bridge.transport.credentials import TLS, TokenLike
+from bridge.worlds.isolated.world import Isolation
 from bridge.worlds.multi_agent.joint_steps import MultiAgentOptions
 from bridge.worlds.multi_agent.source import ParallelSource
-from bridge.worlds.realtime.clocked_world import Realtime
+from bridge.worlds.realtime.clocked_world import RealTime, RealtimeOptions
 from bridge.worlds.watching.render_mode import drawing_kwargs
 
 __all__ = ["serve_parallel"]
 
-_DEFAULTS = Limits()
 
-
+@grouped(limits=Limits, realtime=RealTime, tls=TLS)
 def serve_parallel(
     env: Any,
     *,
@@ -36,28 +35,18 @@ def serve_parallel(
     host: str = "127.0.0.1",
     port: int = 0,
     fps: float | None = None,
-    max_action_age: float | None = None,
+    realtime: RealTime | None = None,
+    isolation: str | None = None,
     thread_safe: bool = False,
-    clock: Clock | None = None,
-    max_connections: int = _DEFAULTS.max_connections,
-    max_worlds: int = _DEFAULTS.max_worlds,
-    max_message_bytes: int = _DEFAULTS.max_message_bytes,
-    idle_timeout: float | None = IDLE_TIMEOUT,
-    reset_world_timeout: float = RESET_WORLD_TIMEOUT,
-    drain_timeout: float = DRAIN_TIMEOUT,
     token: TokenLike | None = None,
     token_file: str | os.PathLike[str] | None = None,
     watch_token: TokenLike | None = None,
     watch_token_file: str | os.PathLike[str] | None = None,
-    tls_certificate: str | os.PathLike[str] | bytes | None = None,
-    tls_key: str | os.PathLike[str] | bytes | None = None,
-    tls_client_ca: str | os.PathLike[str] | bytes | None = None,
-    isolation: str | None = None,
-    call_timeout: float | None = CALL_TIMEOUT,
-    max_world_bytes: int | None = None,
-    metrics_port: int | None = None,
-    transport: Literal["http2", "grpcio"] = "http2",
+    tls: TLS | None = None,
     insecure: bool = False,
+    limits: Limits | None = None,
+    transport: Literal["http2", "grpcio"] = "http2",
+    metrics_port: int | None = None,
     record: str | os.PathLike[str] | None = None,
     record_observations: bool = False,
     record_frames: bool = False,
@@ -85,31 +74,20 @@ def serve_parallel(
         host: The address to listen on, as for `serve_gym`.
         port: The port to listen on; 0: any free port.
         fps: Frames a second of a real-time world, which runs whether or not `step` is called; None: lock-step.
-        max_action_age: In real time, the seconds after which the default action replaces an agent's last action;
-            None: the last action stays in force.
+        realtime: With `fps`, how frames and late actions are handled; None: as `RealTime` has it.
+        isolation: `process` runs each world's environment in a process of its own, so that a crash, an endless loop or
+            a memory leak ends that world only; it needs a callable. None: all run in the server's process.
         thread_safe: Run each world in a thread of its own, as for `serve_gym`.
-        clock: In real time, the clock, such as `bridge.testing.VirtualClock()` in tests; None: the machine's.
-        max_connections: The most connections at a time; each agent has one.
-        max_worlds: The most worlds at a time.
-        max_message_bytes: The largest request or response, in bytes.
-        idle_timeout: Seconds after which a world without agents is destroyed; None: never, as for an environment
-            object.
-        reset_world_timeout: Seconds that ResetWorld waits for the next Steps of the world's other agents.
-        drain_timeout: Seconds that clients have to leave after SIGTERM or `Server.drain()`.
         token: The secret that each client must send, as for `serve_gym`.
         token_file: A file that contains the token.
         watch_token: A second secret, for clients that may look on and do nothing else; None: there are none.
         watch_token_file: A file that contains `watch_token`.
-        tls_certificate: The server's certificate, PEM; the port then speaks TLS only.
-        tls_key: The private key of `tls_certificate`, PEM.
-        tls_client_ca: The CA that must have signed each client's certificate, PEM; None: clients need none.
-        isolation: `process` runs each world's environment in a process of its own, so that a crash, an endless loop or
-            a memory leak ends that world only; it needs a callable. None: all run in the server's process.
-        call_timeout: With isolation, the seconds that one call of an environment may take, as for `serve_gym`.
-        max_world_bytes: With isolation, the bytes that a world's process may allocate; None: no limit.
-        metrics_port: Serve metrics for Prometheus at this port; 0: any free port; None: no metrics.
-        transport: The gRPC implementation: `http2` or `grpcio`, as for `serve_gym`.
+        tls: The server's certificate and key, with which the port speaks TLS only; None: no TLS.
         insecure: Make no token beyond loopback, as for `serve_gym`.
+        limits: How much and how long, of everything; None: as `Limits` has it. Each agent has a connection. A world
+            of an environment object is never destroyed for being idle.
+        transport: The gRPC implementation: `http2` or `grpcio`, as for `serve_gym`.
+        metrics_port: Serve metrics for Prometheus at this port; 0: any free port; None: no metrics.
         record: A folder in which every episode is recorded, as for `serve_gym`; None: nothing is recorded.
         record_observations: Record the observations too.
         record_frames: Record what `render` gives after each step too, which every step then waits for.
@@ -126,44 +104,36 @@ def serve_parallel(
         SettingError: The environment cannot be served, a keyword is out of its range, the port is in use.
     """
     in_lockstep = {"missing_agent": missing_agent, "agent_timeout": agent_timeout}
-    in_real_time = {"max_action_age": max_action_age, "clock": clock}
-    wrong = [name for name, value in (in_real_time if fps is None else in_lockstep).items() if value is not None]
-    if wrong and fps is None:
-        raise SettingError(f"{' and '.join(wrong)} are of real time: give fps= too")
-    if wrong:
+    wrong = [name for name, value in in_lockstep.items() if value is not None]
+    if fps is None and realtime is not None:
+        raise SettingError("realtime needs a real-time world: give fps= too")
+    if fps is not None and wrong:
         raise SettingError(
             f"{' and '.join(wrong)} are of lock-step, where a world waits for its agents; with fps={fps!r} it waits "
             "for none, and default_action stands in for those that are missing: leave out either"
         )
+    limits = checked_limits(limits)
     given = {name: value for name, value in in_lockstep.items() if value is not None}
     source = ParallelSource(
         env,
         MultiAgentOptions(default_action=default_action, **given),  # type: ignore[arg-type]
         drawing_kwargs(env, env_kwargs) if web and not hasattr(env, "possible_agents") else env_kwargs,
-        Isolation.of(isolation, call_timeout, max_world_bytes),
-        realtime=None if fps is None else Realtime(fps, default_action, max_action_age, clock=clock),
+        Isolation.of(isolation, limits.call_timeout, limits.max_world_bytes),
+        realtime=None if fps is None else RealtimeOptions.of(fps, default_action, realtime),
         thread_safe=thread_safe,
     )
-    limits = Limits(max_connections, max_worlds, max_message_bytes=max_message_bytes)
     security = Security.of(
-        token=token,
-        token_file=token_file,
-        watch_token=watch_token,
-        watch_token_file=watch_token_file,
-        tls_certificate=tls_certificate,
-        tls_key=tls_key,
-        tls_client_ca=tls_client_ca,
+        token=token, token_file=token_file, watch_token=watch_token, watch_token_file=watch_token_file, tls=tls
     )
+    if source.single:
+        limits = dataclasses.replace(limits, idle_timeout=None)
     server = Server(
         recorded(source, open_journal(record, record_observations, record_frames, record_limit)),
         host=host,
         port=port,
         limits=limits,
-        idle_timeout=None if source.single else idle_timeout,
         security=security,
         metrics_port=metrics_port,
-        reset_world_timeout=reset_world_timeout,
-        drain_timeout=drain_timeout,
         transport=transport,
         insecure=insecure,
         web=WebSite(page_files(), web_hosts) if web else None,

@@ -24,33 +24,22 @@ from bridge.server.first_bytes import FirstBytes
 from bridge.server.grpc_server import GrpcProtocol
 from bridge.server.grpc_services import Services
 from bridge.server.idle_worlds import IdleWorlds
-from bridge.server.limits import ConnectionCount, Limits
+from bridge.server.limits import ConnectionCount, Limits, check_drain_timeout
 from bridge.server.metrics import Metrics
 from bridge.server.registry import Registry, WorldSource
 from bridge.server.serving import ServerRuntime, ServingThread, forget_lock_in_child
-from bridge.server.shutdown import CLOSE_TIMEOUT, DRAIN_TIMEOUT, Shutdown
+from bridge.server.shutdown import CLOSE_TIMEOUT, Shutdown
 from bridge.server.web_site import WebSite
 from bridge.transport.address import is_loopback
 from bridge.worlds.base import start_error
 from bridge.worlds.watching.agents import Gallery
 
-__all__ = [
-    "IDLE_TIMEOUT",
-    "RESET_WORLD_TIMEOUT",
-    "SWITCH_INTERVAL",
-    "Server",
-    "Transport",
-    "check_drain_timeout",
-]
+__all__ = ["SWITCH_INTERVAL", "Server", "Transport"]
 
 Transport: TypeAlias = Literal["http2", "grpcio"]
 
 _LIMITS = Limits()
 _OPEN = Security()
-IDLE_TIMEOUT = 3600.0
-"""Seconds after which a world without agents goes, unless told otherwise."""
-RESET_WORLD_TIMEOUT = 60.0
-"""Seconds that a ResetWorld waits for the other agents, unless told otherwise."""
 SWITCH_INTERVAL = 0.0005
 """`sys.setswitchinterval` in processes that do nothing but serve: what the deputy waits for the interpreter's lock."""
 
@@ -68,9 +57,6 @@ class Server:
         limits: What it refuses beyond.
         unix_path: Where to listen on a Unix socket too; None: nowhere.
         security: Certificates, and the token.
-        idle_timeout: Seconds after which a world without agents goes; None: never.
-        reset_world_timeout: Seconds that a ResetWorld waits for the other agents.
-        drain_timeout: Seconds that clients have to leave after SIGTERM or `drain`.
         metrics_port: Where to show metrics, 0: any free port; None: nowhere.
         transport: What speaks gRPC: `http2` or `grpcio`.
         insecure: Whether it goes without a token where others reach it; else it makes one.
@@ -86,16 +72,12 @@ class Server:
         limits: Limits = _LIMITS,
         unix_path: str | None = None,
         security: Security = _OPEN,
-        idle_timeout: float | None = None,
-        reset_world_timeout: float = RESET_WORLD_TIMEOUT,
-        drain_timeout: float = DRAIN_TIMEOUT,
         metrics_port: int | None = None,
         transport: Transport = "http2",
         insecure: bool = False,
         web: WebSite | None = None,
     ) -> None:
-        _check_settings(port, transport, reset_world_timeout=reset_world_timeout, idle_timeout=idle_timeout)
-        check_drain_timeout(drain_timeout)
+        _check_settings(port, transport)
         self._source = source
         self._host = host
         security = security.for_host(host, insecure=insecure)
@@ -103,9 +85,7 @@ class Server:
         self._loop = EventLoop()
         self._serving = ServingThread(self._loop, lambda: self._calls.flush_served())
         runtime = ServerRuntime(self._loop, self._serving)
-        self._registry = Registry(
-            source, limits, runtime, idle_timeout=idle_timeout, reset_world_timeout=reset_world_timeout
-        )
+        self._registry = Registry(source, limits, runtime)
         self._services = Services()
         self._count = ConnectionCount(limits.max_connections)
         self.admission = Admission(limits)
@@ -122,8 +102,8 @@ class Server:
         self._registry.lists_worlds = web is not None
         self._calls = self._make_calls(limits)
         self._idle_worlds: IdleWorlds | None = None
-        if idle_timeout is not None:
-            self._idle_worlds = IdleWorlds(self._registry.reap, idle_timeout, self._loop.scheduler)
+        if limits.idle_timeout is not None:
+            self._idle_worlds = IdleWorlds(self._registry.reap, limits.idle_timeout, self._loop.scheduler)
         self._metrics: Metrics | None = None
         self._port = self._listen(port, metrics_port)
         self._thread: threading.Thread | None = None
@@ -135,7 +115,7 @@ class Server:
             self._connections,
             runtime.processes,
             self._begin_draining,
-            drain_timeout,
+            limits.drain_timeout,
         )
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
@@ -458,22 +438,11 @@ class Server:
         return f"Server({self._source.title}, {self._address}, {state})"
 
 
-def check_drain_timeout(seconds: Any, name: str = "drain_timeout") -> None:
-    """Raise SettingError where it is no number of seconds."""
-    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds < float("inf"):
-        raise SettingError(f"expected {name} to be a number of seconds, 0 or more, got {seconds!r}")
-
-
-def _check_settings(port: Any, transport: Any, **seconds: Any) -> None:
+def _check_settings(port: Any, transport: Any) -> None:
     if not isinstance(port, int) or not 0 <= port <= 65535:
         raise SettingError(f"expected a port from 0 to 65535, got {port!r}")
     if transport not in ("http2", "grpcio"):
         raise SettingError(f"expected transport to be 'http2' or 'grpcio', got {transport!r}")
-    for name, value in seconds.items():
-        if name == "idle_timeout" and value is None:
-            continue
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
-            raise SettingError(f"expected {name} to be a positive number of seconds, got {value!r}")
 
 
 def _web_protocol(

@@ -17,11 +17,9 @@ from bridge.server.event_loop import EventLoop
 from bridge.server.registry import Registry
 from bridge.server.serving import ServingThread
 
-__all__ = ["CLOSE_TIMEOUT", "DRAIN_TIMEOUT", "Shutdown"]
+__all__ = ["CLOSE_TIMEOUT", "Shutdown"]
 
 _log = SafeLog(__name__)
-DRAIN_TIMEOUT = 2.0
-"""Seconds that clients have to leave a server that drains, unless told otherwise."""
 CLOSE_TIMEOUT = 5.0
 """Seconds that environments have to be closed when a server stops."""
 _INTERRUPT_TIMEOUT = 1.5

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from bridge.clock import Clock, MonotonicClock
-from bridge.testing.clock import VirtualClock
-from bridge.testing.conformance import REQUIREMENTS, check_server
-from bridge.testing.envs import (
-    EVERY_SPACE,
-    CountingEnv,
-    FailingEnv,
-    SlowResetEnv,
-    SpaceEnv,
-    TestFailure,
-    digest,
-    make_info,
-)
-from bridge.testing.link import Conditions, Duplex, End, Link, LinkStats
-from bridge.testing.proxy import Proxy
-from bridge.testing.report import CheckResult, Report, Status
-from bridge.testing.runtime import LocalRuntime
+from typing import TYPE_CHECKING
+
+from bridge.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from bridge.clock import Clock, MonotonicClock
+    from bridge.testing.clock import VirtualClock
+    from bridge.testing.conformance import REQUIREMENTS, check_server
+    from bridge.testing.envs import (
+        EVERY_SPACE,
+        CountingEnv,
+        FailingEnv,
+        SlowResetEnv,
+        SpaceEnv,
+        TestFailure,
+        digest,
+        make_info,
+    )
+    from bridge.testing.link import Conditions, Duplex, End, Link, LinkStats
+    from bridge.testing.proxy import Proxy
+    from bridge.testing.report import CheckResult, Report, Status
+    from bridge.testing.runtime import LocalRuntime
 
 __all__ = [
     "EVERY_SPACE",
@@ -45,3 +50,30 @@ __all__ = [
     "digest",
     "make_info",
 ]
+
+_PLACES = {
+    "CheckResult": "bridge.testing.report",
+    "Clock": "bridge.clock",
+    "Conditions": "bridge.testing.link",
+    "CountingEnv": "bridge.testing.envs",
+    "Duplex": "bridge.testing.link",
+    "EVERY_SPACE": "bridge.testing.envs",
+    "End": "bridge.testing.link",
+    "FailingEnv": "bridge.testing.envs",
+    "Link": "bridge.testing.link",
+    "LinkStats": "bridge.testing.link",
+    "LocalRuntime": "bridge.testing.runtime",
+    "MonotonicClock": "bridge.clock",
+    "Proxy": "bridge.testing.proxy",
+    "REQUIREMENTS": "bridge.testing.conformance",
+    "Report": "bridge.testing.report",
+    "SlowResetEnv": "bridge.testing.envs",
+    "SpaceEnv": "bridge.testing.envs",
+    "Status": "bridge.testing.report",
+    "TestFailure": "bridge.testing.envs",
+    "VirtualClock": "bridge.testing.clock",
+    "check_server": "bridge.testing.conformance",
+    "digest": "bridge.testing.envs",
+    "make_info": "bridge.testing.envs",
+}
+__getattr__, __dir__ = lazy_names(__name__, _PLACES)

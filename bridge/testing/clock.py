@@ -14,8 +14,8 @@ class VirtualClock:
     """A clock that stands still until it is advanced, so that tests of minutes are fast and deterministic.
 
     `sleep` advances it instead of waiting. Only one thread may advance it. Real-time worlds that use it
-    (`serve_gym(…, fps=30, clock=clock)`) run their frames meanwhile: when `advance` returns, all frames that were due
-    are done.
+    (`serve_gym(…, fps=30, realtime=RealTime(clock=clock))`) run their frames meanwhile: when `advance` returns, all
+    frames that were due are done.
 
     Example:
         >>> clock = VirtualClock()

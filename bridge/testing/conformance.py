@@ -31,7 +31,7 @@ from bridge.testing.bench import CHECKS, Bench, Check, Failed, Options, Skip
 from bridge.testing.report import CheckResult, Report, Status
 from bridge.testing.wire import NoAnswerError, Stream, StreamEndedError, describe, open_channel
 from bridge.transport.address import Address, parse_address
-from bridge.transport.credentials import ClientCredentials, Pem, TokenLike
+from bridge.transport.credentials import TLS, ClientCredentials, TokenLike
 from bridge.transport.remedies import remedy
 from bridge.transport.token import shown_token
 
@@ -84,10 +84,7 @@ def check_server(
     only: Sequence[str] = (),
     token: TokenLike | None = None,
     token_file: str | os.PathLike[str] | None = None,
-    tls_ca: Pem | None = None,
-    tls_certificate: Pem | None = None,
-    tls_key: Pem | None = None,
-    tls_server_name: str | None = None,
+    tls: TLS | None = None,
 ) -> Report:
     """Check a running dm_env_rpc server against the protocol.
 
@@ -118,11 +115,8 @@ def check_server(
         token: Sent as `authorization: Bearer …` in the metadata of each connection; None: that of `token_file`, or else
             of the environment variable `BRIDGE_TOKEN`.
         token_file: A file that holds the token.
-        tls_ca: For `grpcs://`: the CA of the server's certificate, as the path or the bytes of a PEM file; None: those
-            that the system trusts.
-        tls_certificate: The client's certificate, PEM, if the server asks for one.
-        tls_key: The key of `tls_certificate`, PEM.
-        tls_server_name: The name that the server's certificate must hold; None: the URL's host.
+        tls: For `grpcs://`: the CA of the server's certificate, or the client's own certificate; None: the system's
+            CAs, and no certificate.
 
     Returns:
         The report: `report.ok` is True if nothing failed, `str(report)` is the text for people.
@@ -135,21 +129,14 @@ def check_server(
     """
     address = parse_address(url)
     url = address.url  # which holds no token
-    given = ClientCredentials.of(
-        token=token,
-        token_file=token_file,
-        tls_ca=tls_ca,
-        tls_certificate=tls_certificate,
-        tls_key=tls_key,
-        tls_server_name=tls_server_name,
-    )
+    given = ClientCredentials.of(token=token, token_file=token_file, tls=tls)
     address = dataclasses.replace(address, credentials=given.with_token_of(address.credentials, address.url))
     held = address.credentials
     if address.websocket:
         raise SettingError(f"the checks speak gRPC, but {url!r} is for WebSocket: write grpc{'s' * address.tls}://")
     if held.has_tls and not address.tls:
         remedy = "a Unix socket needs none, leave them out" if address.path else "write grpcs://"
-        raise SettingError(f"certificates are for TLS, but {url!r} is without: {remedy}")
+        raise SettingError(f"tls= is for URLs with TLS, but {url!r} is without: {remedy}")
     if not timeout > 0 or steps < 1:
         raise SettingError(f"expected a timeout of more than 0 s and 1 step or more, got {timeout} and {steps}")
     unknown = sorted(set(only) - set(REQUIREMENTS))

@@ -26,10 +26,10 @@ FILES = ("ca.pem", "ca.key", "server.pem", "server.key", "client.pem", "client.k
 
 _EPILOG = """examples:
   bridge cert --out certs --name gpu-box.lan --name 192.168.1.20
-  python -c "from bridge import serve_gym; serve_gym('CartPole-v1', host='0.0.0.0', port=50051,
-      tls_certificate='certs/server.pem', tls_key='certs/server.key', token_file='token').wait()"
-  python -c "from bridge import make_remote; make_remote('grpcs://gpu-box.lan:50051',
-      tls_ca='certs/ca.pem', token_file='token')"
+  python -c "from bridge import TLS, serve_gym; serve_gym('CartPole-v1', host='0.0.0.0', port=50051,
+      tls=TLS(certificate='certs/server.pem', key='certs/server.key'), token_file='token').wait()"
+  python -c "from bridge import TLS, make_remote; make_remote('grpcs://gpu-box.lan:50051',
+      tls=TLS(ca='certs/ca.pem'), token_file='token')"
 """
 
 
@@ -180,9 +180,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Make them, say where they are and what each is for."""
     paths = make_certificates(arguments.out, arguments.name, days=arguments.days)
     print(f"made in {arguments.out}, for {arguments.days:g} days:")
-    print(f"  server: tls_certificate={paths['server.pem']}  tls_key={paths['server.key']}")
-    print(f"  client: tls_ca={paths['ca.pem']}, and connect to grpcs://…")
-    print(f"  to let in only clients with a certificate: tls_client_ca={paths['ca.pem']} on the server,")
-    print(f"          tls_certificate={paths['client.pem']}  tls_key={paths['client.key']} on the client")
+    print(f"  server: tls=TLS(certificate='{paths['server.pem']}', key='{paths['server.key']}')")
+    print(f"  client: tls=TLS(ca='{paths['ca.pem']}'), and connect to grpcs://…")
+    print(f"  to let in only clients with a certificate: client_ca='{paths['ca.pem']}' in the server's TLS(…),")
+    print(f"          certificate='{paths['client.pem']}', key='{paths['client.key']}' in the client's")
     print(f"Keep {paths['ca.key']} to yourself: whoever has it can make certificates that your clients trust.")
     return 0

@@ -14,12 +14,14 @@ from typing import Any, TypeAlias
 from bridge.errors import SettingError
 
 __all__ = [
+    "TLS",
     "TOKEN_VARIABLE",
     "ClientCredentials",
     "Pem",
     "Token",
     "TokenLike",
     "add_credential_options",
+    "checked_tls",
     "credential_keywords",
     "read_pem",
     "read_token",
@@ -95,7 +97,7 @@ def read_token(
     if token is not None and token_file is not None:
         raise SettingError(f"expected {name} or {name}_file, got both; give one of them")
     if token_file is not None:
-        text = _read_file(f"{name}_file", token_file)
+        text = _read_file(f"{name}_file={os.fspath(token_file)!r}", token_file)
         try:
             return Token(text.decode("ascii", errors="replace").strip())
         except SettingError as error:
@@ -115,7 +117,7 @@ def read_pem(name: str, value: Pem | None) -> bytes | None:
     """Return the bytes of a PEM file that is given by its path or its content.
 
     Args:
-        name: The keyword, for messages.
+        name: The field of `TLS`, for messages.
         value: A path, or bytes.
 
     Raises:
@@ -124,23 +126,81 @@ def read_pem(name: str, value: Pem | None) -> bytes | None:
     if value is None:
         return None
     if not isinstance(value, (str, os.PathLike, bytes)):
-        raise SettingError(f"expected {name} to be a path or the bytes of a PEM file, got a {type(value).__name__}")
-    data = value if isinstance(value, bytes) else _read_file(name, value)
-    if b"-----BEGIN " not in data:
         raise SettingError(
-            f"expected {name} to be a PEM file, which has a line -----BEGIN …-----; got {len(data)} bytes without one"
+            f"expected tls=TLS({name}=…) to be a path or the bytes of a PEM file, got a {type(value).__name__}"
         )
-    return data
+    if not isinstance(value, bytes):
+        value = _read_file(f"tls=TLS({name}={os.fspath(value)!r})", value)
+    if b"-----BEGIN " not in value:
+        raise SettingError(
+            f"expected tls=TLS({name}=…) to be a PEM file, which has a line -----BEGIN …-----; got {len(value)} bytes "
+            "without one"
+        )
+    return value
 
 
-def _read_file(name: str, path: Any) -> bytes:
+def _read_file(what: str, path: Any) -> bytes:
     try:
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
-        raise SettingError(
-            f"cannot read {name}={os.fspath(path)!r}: {error.strerror}. Expected a file that this user may read"
-        ) from error
+        raise SettingError(f"cannot read {what}: {error.strerror}. Expected a file that this user may read") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class TLS:
+    """Certificates and keys: `tls=` of a server (`serve_gym`) and of a client (`make_remote`).
+
+    Each is a PEM file: its path, or its content as bytes. `bridge cert` makes a set of them.
+
+    Example:
+        >>> from bridge import TLS
+        >>> of_a_server = TLS(certificate="certs/server.pem", key="certs/server.key")
+        >>> of_a_client = TLS(ca="certs/ca.pem")
+
+    Args:
+        certificate: A server's certificate: its port then speaks TLS only. Or a client's, for a server that asks for
+            one.
+        key: The private key of `certificate`.
+        client_ca: On a server: the CA that must have signed each client's certificate; None: clients need none.
+        ca: On a client, for `grpcs://` URLs: the CA that signed the server's certificate; None: those that the system
+            trusts.
+        server_name: On a client: the name that the server's certificate must hold, where the URL has an address or
+            another name; None: the URL's host.
+
+    Raises:
+        SettingError: One of `certificate` and `key` is given without the other.
+    """
+
+    certificate: Pem | None = None
+    key: Pem | None = None
+    client_ca: Pem | None = None
+    ca: Pem | None = None
+    server_name: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.key is None):
+            raise SettingError("expected tls=TLS(certificate=…, key=…), got one of them")
+        if self.server_name is not None:
+            _check_server_name(self.server_name)
+
+    def __repr__(self) -> str:
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        shown = (
+            f"{name}={'…' if name == 'key' or isinstance(value, bytes) else repr(value)}"
+            for name, value in given.items()
+            if value is not None
+        )
+        return f"TLS({', '.join(shown)})"
+
+    def read(self) -> TLS:
+        """Return the same with the content of files in the place of their paths.
+
+        Raises:
+            SettingError: A file cannot be read, or holds no PEM.
+        """
+        pem = {name: read_pem(name, getattr(self, name)) for name in ("certificate", "key", "client_ca", "ca")}
+        return TLS(**pem, server_name=self.server_name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,26 +226,25 @@ class ClientCredentials:
         *,
         token: TokenLike | None = None,
         token_file: str | os.PathLike[str] | None = None,
-        tls_ca: Pem | None = None,
-        tls_certificate: Pem | None = None,
-        tls_key: Pem | None = None,
-        tls_server_name: str | None = None,
+        tls: TLS | None = None,
     ) -> ClientCredentials:
         """Read what the keywords of `make_remote` and `make_vec_remote` say.
 
         Raises:
-            SettingError: Something cannot be read, or a certificate is without its key.
+            SettingError: Something cannot be read, or is for servers.
         """
-        if (tls_certificate is None) != (tls_key is None):
-            raise SettingError("expected tls_certificate and tls_key together, got one of them")
-        if tls_server_name is not None:
-            _check_server_name(tls_server_name)
+        tls = checked_tls(tls)
+        if tls.client_ca is not None:
+            raise SettingError(
+                "tls=TLS(client_ca=…) is for servers, which ask clients for certificates; the CA of the server's "
+                "certificate is tls=TLS(ca=…)"
+            )
         return cls(
             read_token(token, token_file),
-            read_pem("tls_ca", tls_ca),
-            read_pem("tls_certificate", tls_certificate),
-            read_pem("tls_key", tls_key),
-            tls_server_name,
+            read_pem("ca", tls.ca),
+            read_pem("certificate", tls.certificate),
+            read_pem("key", tls.key),
+            tls.server_name,
             token is None and token_file is None,
         )
 
@@ -208,11 +267,18 @@ class ClientCredentials:
 
     def keywords(self) -> dict[str, Any]:
         """Return the keywords that make equal credentials; the token in a form that does not print."""
-        names = ("tls_ca", "tls_certificate", "tls_key", "tls_server_name")
-        given = {name: getattr(self, name) for name in names}
-        if not self.from_environment:
-            given["token"] = self.token
-        return {name: value for name, value in given.items() if value is not None}
+        found: dict[str, Any] = {}
+        if not self.from_environment and self.token is not None:
+            found["token"] = self.token
+        tls = TLS(self.tls_certificate, self.tls_key, None, self.tls_ca, self.tls_server_name)
+        return found if tls == TLS() else {**found, "tls": tls}
+
+
+def checked_tls(tls: Any) -> TLS:
+    """Return the keyword `tls`, empty where it is None, or raise SettingError where it is something else."""
+    if tls is not None and not isinstance(tls, TLS):
+        raise SettingError(f"expected tls to be bridge.TLS(…), got a {type(tls).__name__}")
+    return tls or TLS()
 
 
 def _check_server_name(name: Any) -> None:
@@ -223,7 +289,7 @@ def _check_server_name(name: Any) -> None:
         fits = False
     if not fits:
         raise SettingError(
-            "expected tls_server_name to be the name in the server's certificate, such as envs.example.org, "
+            "expected tls=TLS(server_name=…) to be the name in the server's certificate, such as envs.example.org, "
             f"got {name!r:.80}"
         )
 
@@ -242,7 +308,7 @@ _OPTIONS = {
 
 
 def add_credential_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a command that connects: the keywords of `ClientCredentials.of`."""
+    """Add the options of a command that connects: a token, and the fields of `TLS`."""
     group = parser.add_argument_group("credentials (certificates and keys are PEM files)")
     for name, (metavar, text) in _OPTIONS.items():
         group.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=text)
@@ -250,4 +316,6 @@ def add_credential_options(parser: argparse.ArgumentParser) -> None:
 
 def credential_keywords(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what the command line says, as keywords of `ClientCredentials.of`, `make_remote` and `make_vec_remote`."""
-    return {name: value for name in _OPTIONS if (value := getattr(arguments, name)) is not None}
+    given = {name: value for name in _OPTIONS if (value := getattr(arguments, name)) is not None}
+    tls = {name.removeprefix("tls_"): given.pop(name) for name in tuple(given) if name.startswith("tls_")}
+    return {**given, "tls": TLS(**tls)} if tls else given

@@ -6,7 +6,7 @@ __all__ = ["remedy"]
 
 _CLIENT = (
     "perhaps it asks for a client's certificate, and none came, or one that has expired or is of another authority: "
-    "pass tls_certificate= and tls_key="
+    "pass tls=TLS(certificate=…, key=…)"
 )
 _REMEDIES = (
     (
@@ -23,7 +23,7 @@ _REMEDIES = (
     ),
     (
         ("wrong_version_number", "packet length too long", "record layer failure"),
-        "The port is there but speaks no TLS: use {plain}://, or serve with tls_certificate and tls_key",
+        "The port is there but speaks no TLS: use {plain}://, or serve with tls=TLS(certificate=…, key=…)",
     ),
     (
         ("certificate has expired",),
@@ -32,11 +32,11 @@ _REMEDIES = (
     (
         ("hostname verification", "certificate is not valid for"),
         "The server's certificate is not for this name: connect to a name that it holds, or pass "
-        "that as tls_server_name=",
+        "that as tls=TLS(server_name=…)",
     ),
     (
         ("certificate_verify_failed",),
-        "The server's certificate is of no authority that is trusted here: pass its as tls_ca=",
+        "The server's certificate is of no authority that is trusted here: pass its as tls=TLS(ca=…)",
     ),
     (
         ("alert certificate", "alert bad certificate", "alert unknown ca", "alert unsupported certificate"),

@@ -37,7 +37,7 @@ def server_context(certificate: bytes, key: bytes, client_ca: bytes | None, *alp
         context.set_alpn_protocols(alpn)
     _load_pair(context, certificate, key)
     if client_ca is not None:
-        _load_authorities(context, "tls_client_ca", client_ca)
+        _load_authorities(context, "client_ca", client_ca)
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
@@ -68,7 +68,7 @@ def _client_context(
     if ca is None:
         context.load_default_certs()
     else:
-        _load_authorities(context, "tls_ca", ca)
+        _load_authorities(context, "ca", ca)
     if certificate is not None and key is not None:
         _load_pair(context, certificate, key)
     return context
@@ -78,7 +78,9 @@ def _load_authorities(context: ssl.SSLContext, name: str, pem: bytes) -> None:
     try:
         context.load_verify_locations(cadata=pem.decode("ascii", errors="ignore"))
     except (ssl.SSLError, ValueError) as error:
-        raise SettingError(f"{name} cannot be used: {explain(error)}. Expected a PEM file of certificates") from error
+        raise SettingError(
+            f"tls=TLS({name}=…) cannot be used: {explain(error)}. Expected a PEM file of certificates"
+        ) from error
 
 
 def _load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
@@ -92,8 +94,8 @@ def _load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
             context.load_cert_chain(*paths, password=lambda: b"")
         except (ssl.SSLError, ValueError) as error:
             raise SettingError(
-                f"tls_certificate and tls_key cannot be used: {explain(error)}. Expected a PEM certificate and its own "
-                "key, not encrypted by a password"
+                f"tls=TLS(certificate=…, key=…) cannot be used: {explain(error)}. Expected a PEM certificate and its "
+                "own key, not encrypted by a password"
             ) from error
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from bridge.encoding.names import NO_SEED
+from bridge.encoding.seeds import unpack_seeds
 from bridge.encoding.tensors import Array, unpack_tensor
 from bridge.errors import SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -31,16 +31,8 @@ class VectorAgent(EnvAgent):
 
     def _read_seed(self, array: Array) -> Any:
         """An integer seeds lane i with itself + i; a list gives each lane's, -1 for none."""
-        if array.shape not in ((), (self._lanes,)) or array.dtype.kind not in "iu":
-            raise TensorError(f"expected an integer seed, or one for each of {self._lanes} lanes, got {array!r:.80}")
-        if array.shape == ():
-            if array < 0:
-                raise TensorError(f"expected a non-negative seed, got {array}")
-            return int(array)
-        if array.dtype.kind == "i" and (array < NO_SEED).any():
-            raise TensorError(f"expected non-negative seeds, or {NO_SEED} for none, got {array!r:.80}")
-        seeds = [None if seed == NO_SEED else int(seed) for seed in array.tolist()]
-        if self._separable:
+        seeds = unpack_seeds(array, self._world.env.num_envs)
+        if self._separable or isinstance(seeds, int):
             return seeds
         # Other vector environments take one integer, from which they seed all lanes.
         first = seeds[0]

@@ -9,6 +9,7 @@ import numpy as np
 
 from bridge.encoding import values
 from bridge.encoding.properties import ENCODED, TEXT, Property, PropertyTree
+from bridge.encoding.seeds import unpack_seed
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array, Spec, unpack_tensor
 from bridge.errors import Code, RequestError, TensorError
@@ -89,9 +90,7 @@ class EnvAgent(Agent):
         return seed, options
 
     def _read_seed(self, array: Array) -> Any:
-        if array.shape != () or array.dtype.kind not in "iu" or array < 0:
-            raise TensorError(f"expected the seed to be a non-negative integer scalar, got {array!r:.80}")
-        return int(array)
+        return unpack_seed(array)
 
     def _read_mask(self, settings: Mapping[str, pb.Tensor], options: dict[str, Any] | None) -> dict[str, Any] | None:
         return options

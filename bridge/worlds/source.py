@@ -24,7 +24,7 @@ from bridge.worlds.isolated.env import start_isolated
 from bridge.worlds.isolated.world import Isolation, start_method
 from bridge.worlds.lanes import VectorWorld
 from bridge.worlds.made_ahead import MadeAhead
-from bridge.worlds.realtime.clocked_world import Realtime
+from bridge.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.worlds.realtime.world import RealtimeWorld
 from bridge.worlds.scheduling import Runtime, gather
 from bridge.worlds.single import GymWorld
@@ -288,7 +288,7 @@ class EnvSource:
         env_kwargs: Mapping[str, Any] | None = None,
         max_lanes: int = 4096,
         time_action: TimeAction | None = None,
-        realtime: Realtime | None = None,
+        realtime: RealtimeOptions | None = None,
         thread_safe: bool = False,
         isolation: Isolation | None = None,
         allow_env_factories: bool = False,

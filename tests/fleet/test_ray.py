@@ -20,7 +20,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from bridge import make_vec_remote
+from bridge import TLS, Limits, make_vec_remote
 from bridge.client.remote import SlotState
 from bridge.errors import RemoteError, RemoteTimeoutError, SettingError
 from bridge.fleet.ray import Fleet, attach, launch
@@ -109,7 +109,12 @@ class Training:
 @pytest.mark.parametrize("lanes", [1, 16])
 def test_a_training_goes_on_while_servers_are_killed_lost_added_and_given_up(cluster: Cluster, lanes: int) -> None:
     began = time.monotonic()
-    keywords: Any = {"num_envs": lanes, "slots_per_server": 16, "name": f"training-{lanes}", "drain_timeout": 120.0}
+    keywords: Any = {
+        "num_envs": lanes,
+        "slots_per_server": 16,
+        "name": f"training-{lanes}",
+        "limits": Limits(drain_timeout=120.0),
+    }
     with launch(varied, servers=4, **keywords) as fleet, ExitStack() as stack:
         print(f"\n{lanes} lanes: 4 servers after {time.monotonic() - began:.1f} s")
         training = stack.enter_context(Training(fleet, 48))
@@ -276,7 +281,12 @@ def test_a_server_that_hangs_is_replaced(cluster: Cluster) -> None:
 
 
 def test_forced_scaling_puts_more_on_the_servers_that_are_left(cluster: Cluster) -> None:
-    keywords: Any = {"slots_per_server": 4, "name": "forced", "cpus_per_server": 0.5, "drain_timeout": 60.0}
+    keywords: Any = {
+        "slots_per_server": 4,
+        "name": "forced",
+        "cpus_per_server": 0.5,
+        "limits": Limits(drain_timeout=60.0),
+    }
     with launch(varied, servers=2, **keywords) as fleet, ExitStack() as stack:
         training = stack.enter_context(Training(fleet, 8))
         until(lambda: fleet.status().slots_used == 8)
@@ -309,11 +319,11 @@ def test_strangers_without_the_token_are_refused(cluster: Cluster) -> None:
 
 def test_servers_with_tls_are_watched_and_verified_by_a_name(cluster: Cluster, tmp_path: Path) -> None:
     held = make_certificates(tmp_path)
-    keywords: Any = {"tls_certificate": held["server.pem"], "tls_key": held["server.key"], "cpus_per_server": 0.5}
+    keywords: Any = {"tls": TLS(held["server.pem"], held["server.key"]), "cpus_per_server": 0.5}
     with launch("CartPole-v1", servers=1, name="tls", **keywords) as fleet:
         until(lambda: fleet.status().servers[0].checks > 0)
         assert fleet.endpoints()[0].url.startswith("grpcs://")
-        envs = BlockingReset(make_vec_remote(fleet, tls_ca=held["ca.pem"], tls_server_name="localhost"))
+        envs = BlockingReset(make_vec_remote(fleet, tls=TLS(ca=held["ca.pem"], server_name="localhost")))
         envs.reset(seed=0)
         envs.step(np.zeros(1, np.int64))
         envs.close()

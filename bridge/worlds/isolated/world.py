@@ -48,19 +48,6 @@ class Isolation:
     max_world_bytes: int | None = None
     """Bytes of memory that it may allocate (where the system can limit that: Linux); None: no limit of ours."""
 
-    def __post_init__(self) -> None:
-        if self.call_timeout is not None and (
-            not isinstance(self.call_timeout, (int, float))
-            or isinstance(self.call_timeout, bool)
-            or not self.call_timeout > 0
-        ):
-            raise SettingError(
-                f"expected call_timeout to be a positive number of seconds, or None, got {self.call_timeout!r}"
-            )
-        size = self.max_world_bytes
-        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-            raise SettingError(f"expected max_world_bytes to be a positive integer, or None, got {size!r}")
-
     @classmethod
     def of(
         cls,

@@ -21,7 +21,7 @@ from bridge.worlds.isolated.world import Isolation
 from bridge.worlds.made_ahead import MadeAhead
 from bridge.worlds.multi_agent.joint_steps import MultiAgentOptions
 from bridge.worlds.multi_agent.world import MultiAgentWorld
-from bridge.worlds.realtime.clocked_world import Realtime
+from bridge.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.worlds.realtime.multi_agent import RealtimeMultiAgentWorld, check_default_action
 from bridge.worlds.scheduling import Executor, Runtime
 
@@ -213,7 +213,7 @@ class ParallelSource:
         env_kwargs: Mapping[str, Any] | None = None,
         isolation: Isolation | None = None,
         *,
-        realtime: Realtime | None = None,
+        realtime: RealtimeOptions | None = None,
         thread_safe: bool = False,
     ) -> None:
         if realtime is not None:

@@ -9,8 +9,9 @@ import numpy as np
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from bridge.encoding import values
-from bridge.encoding.names import NO_SEED, TIMING
+from bridge.encoding.names import TIMING
 from bridge.encoding.properties import TEXT, Property, PropertyTree
+from bridge.encoding.seeds import unpack_seeds
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array, Spec, unpack_tensor
 from bridge.errors import Code, RequestError, TensorError
@@ -105,13 +106,8 @@ class RealtimeAgent(EnvAgent):
     def _read_seed(self, array: Array) -> Any:
         if self._lanes is None:
             return super()._read_seed(array)
-        if array.shape not in ((), (self._lanes,)) or array.dtype.kind not in "iu":
-            raise TensorError(f"expected an integer seed, or one for each of {self._lanes} lanes, got {array!r:.80}")
-        if (array < (0 if array.shape == () else NO_SEED)).any():
-            raise TensorError(f"expected non-negative seeds, or {NO_SEED} for none, got {array!r:.80}")
-        if array.shape == ():
-            return [int(array) + lane for lane in range(self._lanes)]
-        return [None if seed == NO_SEED else int(seed) for seed in array.tolist()]
+        seeds = unpack_seeds(array, self._lanes)
+        return [seeds + lane for lane in range(self._lanes)] if isinstance(seeds, int) else seeds
 
     SETTINGS = ("seed", "options", "restart", "reset_mask")
 

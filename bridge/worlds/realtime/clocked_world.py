@@ -18,7 +18,7 @@ import numpy as np
 from bridge.clock import Clock
 from bridge.encoding.properties import ENCODED, Property, PropertyTree
 from bridge.encoding.tensors import Array, unpack_tensor
-from bridge.errors import Code, RequestError, TensorError
+from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import Agent, WorldCounts
@@ -28,16 +28,39 @@ from bridge.worlds.resets import ResetOrder
 from bridge.worlds.scheduling import Pending, Scheduler, Timer
 from bridge.worlds.single import EnvWorld
 
-__all__ = ["ROLES", "WAITS", "ClockedWorld", "Realtime", "kept", "one_of"]
+__all__ = ["ROLES", "WAITS", "ClockedWorld", "RealTime", "RealtimeOptions", "kept", "one_of"]
 
 _log = SafeLog(__name__)
 ROLES = ("player", "spectator")
 WAITS = ("now", "next_frame")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RealTime:
+    """How a real-time world runs: `realtime=` of `serve_gym` and `serve_parallel`, beside `fps=`.
+
+    Example:
+        >>> from bridge import RealTime, serve_gym
+        >>> with serve_gym("CartPole-v1", fps=30, default_action=0, realtime=RealTime(max_action_age=0.5)) as server:
+        ...     pass
+
+    Args:
+        max_action_age: Seconds after which the default action replaces the agent's last action; None: the last action
+            stays in force.
+        catch_up: Seconds of frames that are made up for when the server is late; later frames are dropped.
+        reset_timeout: Seconds that the first Step of an agent waits for an episode to begin.
+        clock: What the frames follow, such as `bridge.testing.VirtualClock()` in tests; None: the machine's clock.
+    """
+
+    max_action_age: float | None = None
+    catch_up: float = 0.25
+    reset_timeout: float = 60.0
+    clock: Clock | None = None
+
+
 @dataclasses.dataclass(frozen=True)
-class Realtime:
-    """How a real-time world runs."""
+class RealtimeOptions(RealTime):
+    """All that says how a real-time world runs."""
 
     fps: float
     """Frames a second."""
@@ -45,16 +68,21 @@ class Realtime:
     """Applied where there is no action of the player; None: the neutral one, zeros where the space has them. In a world
     of several agents a function of an agent's id, last observation and action space; None: the first allowed action, or
     the neutral one."""
-    max_action_age: float | None = None
-    """Seconds that an action goes on at most before the default one takes its place; None: until the next one."""
-    catch_up: float = 0.25
-    """Seconds of frames that are made up for when the server is late; later ones are dropped."""
-    reset_timeout: float = 60.0
-    """Seconds that a first Step waits for an episode to begin."""
     autoreset: bool = True
     """Whether each episode begins by itself; False: the first and every later one waits for a reset."""
-    clock: Clock | None = None
-    """None: that of the scheduler. One that has `subscribe` drives the world itself."""
+
+    @classmethod
+    def of(cls, fps: float, default_action: Any, realtime: RealTime | None) -> RealtimeOptions:
+        """Read the keywords of `serve_gym`.
+
+        Raises:
+            SettingError: A number is out of its range, or `realtime` is something else.
+        """
+        if realtime is not None and not isinstance(realtime, RealTime):
+            raise SettingError(f"expected realtime to be bridge.RealTime(…), got a {type(realtime).__name__}")
+        options = cls(fps, default_action, **vars(realtime or RealTime()))
+        options.check()
+        return options
 
     def check(self) -> None:
         """Raise SettingError where a number is out of its range."""
@@ -92,7 +120,7 @@ class ClockedWorld(EnvWorld, abc.ABC):
         loop: Says what is due.
     """
 
-    def __init__(self, name: str, env: Any, scheduler: Scheduler, options: Realtime, loop: RealtimeLoop) -> None:
+    def __init__(self, name: str, env: Any, scheduler: Scheduler, options: RealtimeOptions, loop: RealtimeLoop) -> None:
         super().__init__(name, env, scheduler)
         self.options = options
         self.loop = loop

@@ -3,7 +3,7 @@
 `JointLoop` decides what happens when; this file gives it the environment, and lets agents in: clients of a server, and
 players of this process. A program that hosts such a world without a network between uses it like this:
 
-    source = ParallelSource(make_env, realtime=Realtime(fps=30))
+    source = ParallelSource(make_env, realtime=RealtimeOptions(fps=30))
     world = await source.make_world("match 1", {}, runtime)
     unsubscribe = world.subscribe(on_frame)     # called with a `Frame`: for each reset, frame and failure
     player = world.enter("cat_0")               # takes the agent, until `player.leave()`
@@ -15,8 +15,8 @@ players of this process. A program that hosts such a world without a network bet
 `runtime` is a `bridge.worlds.scheduling.Runtime`, which gives it a thread, timers, and with `clock=None` the time:
 whoever hosts it calls `runtime.scheduler.run()` whenever something is ready or `runtime.scheduler.next_due()` has come,
 and starts coroutines by `runtime.scheduler.start`. All methods, and `on_frame`, are called in the thread that does so.
-With `Realtime(autoreset=False)` every episode waits for `begin`; otherwise each begins by itself once all agents' have
-ended. A `gymnasium.Env` is a world of one agent, `agent0`.
+With `RealtimeOptions(autoreset=False)` every episode waits for `begin`; otherwise each begins by itself once all
+agents' have ended. A `gymnasium.Env` is a world of one agent, `agent0`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from bridge.worlds.base import Agent, failures_in, in_environment, refuse_unknow
 from bridge.worlds.default_actions import default_action, is_allowed
 from bridge.worlds.multi_agent.members import Members
 from bridge.worlds.realtime.agent import RealtimeAgent
-from bridge.worlds.realtime.clocked_world import ROLES, WAITS, ClockedWorld, Realtime, kept, one_of
+from bridge.worlds.realtime.clocked_world import ROLES, WAITS, ClockedWorld, RealtimeOptions, kept, one_of
 from bridge.worlds.realtime.joint_loop import DEFAULT, JointLoop, Transition
 from bridge.worlds.realtime.loop import Job, Observer, Phase
 from bridge.worlds.scheduling import Executor, Scheduler
@@ -153,7 +153,7 @@ class RealtimeMultiAgentWorld(ClockedWorld):
 
     loop: JointLoop
 
-    def __init__(self, name: str, env: Any, scheduler: Scheduler, executor: Executor, options: Realtime) -> None:
+    def __init__(self, name: str, env: Any, scheduler: Scheduler, executor: Executor, options: RealtimeOptions) -> None:
         check_default_action(options.default_action)
         self.members = Members(env)
         loop = JointLoop(list(self.members), options.fps, may_repeat=self._may_repeat, **options.timing())
@@ -256,7 +256,7 @@ class RealtimeMultiAgentWorld(ClockedWorld):
         self.start()
 
     def end(self) -> None:
-        """Cut off a running episode; with `Realtime(autoreset=False)` the clock then stands until `begin`."""
+        """Cut off a running episode; with `RealtimeOptions(autoreset=False)` the clock then stands until `begin`."""
         self.loop.end(self.now())
         self._changed()
 

@@ -12,7 +12,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import Agent, failures_in, refuse_unknown
 from bridge.worlds.default_actions import neutral_action
 from bridge.worlds.realtime.agent import RealtimeAgent
-from bridge.worlds.realtime.clocked_world import ROLES, WAITS, ClockedWorld, Realtime, kept, one_of
+from bridge.worlds.realtime.clocked_world import ROLES, WAITS, ClockedWorld, RealtimeOptions, kept, one_of
 from bridge.worlds.realtime.loop import Job, Observer, Phase, RealtimeLoop
 from bridge.worlds.scheduling import Scheduler
 
@@ -34,7 +34,7 @@ class RealtimeWorld(ClockedWorld):
         SettingError: The lanes cannot be stepped one by one, or options do not fit.
     """
 
-    def __init__(self, name: str, env: Any, scheduler: Scheduler, options: Realtime) -> None:
+    def __init__(self, name: str, env: Any, scheduler: Scheduler, options: RealtimeOptions) -> None:
         if not env.lanes:
             raise SettingError(
                 "a real-time world of lanes steps each environment by itself: expected vectorization_mode='sync', "

@@ -1,0 +1,116 @@
+"""Keywords in groups: `limits=Limits(…)`, `realtime=RealTime(…)`, `tls=TLS(…)`."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+
+import bridge
+from bridge import TLS, Limits, RealTime, errors, make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge.perlert import make_perlert_env, serve_perlert
+from bridge.testing import check_server
+from tests.parallel_envs import Relay
+
+FUNCTIONS = [
+    serve_gym,
+    serve_parallel,
+    serve_perlert,
+    make_remote,
+    make_vec_remote,
+    bridge.make_parallel_remote,
+    make_perlert_env,
+    check_server,
+]
+
+
+@pytest.mark.parametrize(
+    ("keyword", "remedy"),
+    [
+        ("max_worlds", "give limits=Limits(max_worlds=…)"),
+        ("drain_timeout", "give limits=Limits(drain_timeout=…)"),
+        ("max_action_age", "give realtime=RealTime(max_action_age=…)"),
+        ("clock", "give realtime=RealTime(clock=…)"),
+        ("tls_key", "give tls=TLS(key=…)"),
+    ],
+)
+@pytest.mark.parametrize("serve", [serve_gym, serve_parallel])
+def test_a_servers_keyword_that_is_in_a_group_says_in_which(serve: Any, keyword: str, remedy: str) -> None:
+    text = f"{serve.__name__}() got an unexpected keyword argument '{keyword}': {remedy}"
+    with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+        serve("CartPole-v1", **{keyword: 1})
+
+
+def test_a_clients_keyword_that_is_in_a_group_says_in_which() -> None:
+    url = "grpcs://127.0.0.1:1"
+    for make in (make_remote, make_vec_remote, bridge.make_parallel_remote, bridge.RemoteEnv, bridge.RemoteVectorEnv):
+        with pytest.raises(TypeError, match=r"argument 'tls_ca': give tls=TLS\(ca=…\)"):
+            make(url, tls_ca="ca.pem")
+    with pytest.raises(TypeError, match=r"argument 'tls_server_name': give tls=TLS\(server_name=…\)"):
+        gymnasium.make("bridge/Remote-v0", url=url, tls_server_name="a.example")
+    with pytest.raises(TypeError, match=r"make_remote\(\) got an unexpected keyword argument 'tls_cert'"):
+        make_remote(url, tls_cert="x")
+
+
+def test_what_is_no_group_is_refused() -> None:
+    for keyword, group in (("limits", "Limits"), ("tls", "TLS")):
+        with pytest.raises(errors.SettingError, match=rf"expected {keyword} to be bridge.{group}\(…\), got a dict"):
+            serve_gym("CartPole-v1", **{keyword: {}})
+    with pytest.raises(errors.SettingError, match=r"expected realtime to be bridge.RealTime\(…\), got a float"):
+        serve_gym("CartPole-v1", fps=10, realtime=0.5)  # type: ignore[arg-type]
+    with pytest.raises(errors.SettingError, match="default_action and realtime need a real-time world: give fps="):
+        serve_gym("CartPole-v1", realtime=RealTime(max_action_age=0.5))
+    with pytest.raises(errors.SettingError, match=r"expected tls to be bridge.TLS\(…\), got a str"):
+        make_remote("grpcs://127.0.0.1:1", tls="ca.pem")  # type: ignore[arg-type]
+
+
+def test_certificates_of_the_other_end_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(errors.SettingError, match=r"TLS\(ca=…\) and server_name are for clients.*client_ca=…"):
+        serve_gym("CartPole-v1", tls=TLS(ca=tmp_path / "ca.pem"))
+    with pytest.raises(errors.SettingError, match=r"TLS\(client_ca=…\) is for servers.*ca=…"):
+        make_remote("grpcs://127.0.0.1:1", tls=TLS(client_ca=tmp_path / "ca.pem"))
+    with pytest.raises(errors.SettingError, match="a certificate of its own, and none is given"):
+        serve_gym("CartPole-v1", tls=TLS())
+
+
+def test_no_form_of_certificates_shows_a_key() -> None:
+    tls = TLS(certificate="server.pem", key=b"-----BEGIN PRIVATE KEY", ca=b"-----BEGIN CERTIFICATE")
+    assert repr(tls) == "TLS(certificate='server.pem', key=…, ca=…)"
+    assert repr(TLS(certificate="a", key="b")) == "TLS(certificate='a', key=…)"
+    assert pickle.loads(pickle.dumps(tls)) == tls
+
+
+def test_groups_are_frozen_and_equal_by_value() -> None:
+    for group in (Limits(max_worlds=3), RealTime(max_action_age=0.5), TLS(ca="ca.pem")):
+        assert group == dataclasses.replace(group)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(group, dataclasses.fields(group)[0].name, 1)
+
+
+def test_a_world_of_several_agents_has_the_limits_that_are_given() -> None:
+    limits = Limits(max_connections=2)  # it has three agents
+    with serve_parallel(Relay, limits=limits) as server, pytest.raises(errors.RefusedError, match="max_connections=2"):
+        bridge.make_parallel_remote(server.url)
+
+
+def _documented(doc: str) -> set[str]:
+    """The names in a docstring's section `Args:`."""
+    section = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", doc, re.MULTILINE | re.DOTALL)
+    return set(re.findall(r"^    (\w+):", section.group(1) if section else "", re.MULTILINE))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_a_docstring_lists_every_keyword_and_no_other(function: Any) -> None:
+    parameters = set(inspect.signature(function).parameters)
+    assert _documented(inspect.getdoc(function) or "") == parameters
+
+
+@pytest.mark.parametrize("group", [Limits, RealTime, TLS], ids=lambda group: group.__name__)
+def test_a_docstring_lists_every_field_and_no_other(group: Any) -> None:
+    assert _documented(inspect.getdoc(group) or "") == {field.name for field in dataclasses.fields(group)}
