@@ -337,8 +337,8 @@ class StepCodec:
         self.form: object = (self._request_head, self._actions)
         """What two codecs have in common whose requests are written in the same way."""
         entry = self._write_info(b"") if self.has_info else b""
-        self._last_info = (b"", entry)
-        self._last_size = (-1, b"")
+        # Of the response that was written last: its info, the bytes of that, and what stands before the state.
+        self._last_written: tuple[object, bytes, bytes] = (self, b"", b"")
         # Of the last answer: its size, its bytes up to the state, its info, and the bytes of that.
         self._last_answer: tuple[int, bytes, bytes | None, bytes] = (-1, b"", b"" if self.has_info else None, entry)
 
@@ -380,22 +380,18 @@ class StepCodec:
             arrays: The observations; those of one element may be Python's float or bool.
             info: The info's bytes.
         """
-        parts: list[bytes | memoryview] = [b""]
+        if info is not None and not isinstance(info, bytes):
+            info = info.tobytes()
+        known, entry, head = self._last_written
+        if info != known:
+            entry = self._write_info(info or b"") if self.has_info else b""
+            size = 2 + self._observations.size + len(entry)
+            head = b"\x1a" + _varint(size) + b"\x08"
+            self._last_written = (info, entry, head)
+        parts: list[bytes | memoryview] = [head + _SMALL[state]]
         if not self._observations.write(arrays, parts):
             return None
-        size = 2 + self._observations.size
-        if self._info_uid:
-            if not isinstance(info, bytes):
-                info = b"" if info is None else info.tobytes()
-            known, entry = self._last_info
-            if info != known:
-                entry = self._write_info(info)
-                self._last_info = (info, entry)
-            parts.append(entry)
-            size += len(entry)
-        if size != self._last_size[0]:
-            self._last_size = (size, b"\x1a" + _varint(size) + b"\x08")
-        parts[0] = self._last_size[1] + _SMALL[state]
+        parts.append(entry)
         return parts
 
     def _write_info(self, info: bytes) -> bytes:
