@@ -43,7 +43,6 @@ _LARGE = 65536
 # From here on a regular expression is slower than bytes' own methods.
 _MANY = 32
 _SMALL = tuple(bytes([number]) for number in range(128))
-_DOUBLE = struct.Struct("<d")
 
 
 def _varint(number: int) -> bytes:
@@ -89,22 +88,29 @@ class _Hole:
     """Whether the elements are varints, each of one byte."""
     most: int
     """The largest byte, where they are."""
-    scalar: Callable[[Any], bytes] | None
-    """Makes the bytes of a Python float or bool; None: it is another array."""
+    scalar: str
+    """The format by which `struct` packs a Python float or bool as the hole's bytes; "": it is another array."""
 
     def array(self, data: bytes | bytearray, start: int) -> Array:
         """Return the tensor, where the first constant is at `start`; it may share memory."""
-        array: Array = np.frombuffer(data, self.stored, self.count, start + self.offset)
-        if self.one_byte:
-            array = array.view(self.dtype) if self.dtype.kind == "b" else array.astype(self.dtype)
-        return array.reshape(self.shape)
+        array: Array = np.ndarray(self.shape, self.stored, data, start + self.offset)
+        return array if self.stored is self.dtype else array.astype(self.dtype)
+
+    def pack(self, array: Any) -> bytes | memoryview | None:
+        """Return the bytes of a tensor; None: it has another form. Large ones share its memory."""
+        if not isinstance(array, (np.ndarray, np.generic)) or array.dtype != self.dtype or array.shape != self.shape:
+            return None
+        if self.stored is not self.dtype:
+            if array.min() < 0 or array.max() > 127:
+                return None
+            array = array.astype(_BYTE)
+        large = self.size >= _LARGE and array.flags.c_contiguous
+        packed: bytes | memoryview = array.data.cast("B") if large else array.tobytes()
+        return packed
 
 
 # Scalars that are written from Python's own float or bool, and read as such.
-_SCALARS: Mapping[str, Callable[[Any], bytes]] = {
-    np.dtype("<f8").str: _DOUBLE.pack,
-    np.dtype(np.bool_).str: _SMALL.__getitem__,
-}
+_SCALARS: Mapping[str, str] = {np.dtype("<f8").str: "d", np.dtype(np.bool_).str: "?"}
 
 
 class _Template:
@@ -126,14 +132,18 @@ class _Template:
             head = key + b"\x12" + _varint(tensor)
             before += entry + _varint(len(head) + tensor) + head + member
             offset += len(before)
-            stored = spec.dtype if width else _BYTE
+            stored = spec.dtype if width or spec.dtype.kind == "b" else _BYTE
             most = 1 if spec.dtype.kind == "b" else 127
-            kind = spec.dtype.str if spec.shape == () else ""
-            scalar = _SCALARS.get(kind)
+            scalar = _SCALARS.get(spec.dtype.str, "") if spec.shape == () else ""
             holes.append(_Hole(before, offset, size, count, spec.shape, spec.dtype, stored, not width, most, scalar))
             offset += size
             before = shape
         self.holes = tuple(holes)
+        self._arrays = [(index, hole) for index, hole in enumerate(holes) if not hole.scalar]
+        self._pieces = _pieces(holes, before)
+        # Of the scalars their values, of the other tensors nothing.
+        form = "".join(f"{len(hole.before)}x{hole.scalar or f'{hole.size}x0s'}" for hole in holes)
+        self._unpack_scalars = struct.Struct("<" + form).unpack_from
         self.tail = before
         self.size = offset + len(before)
         # A byte from 128 on would belong to a longer varint, and a bool is 0 or 1 when written by anybody sane.
@@ -162,31 +172,18 @@ class _Template:
 
     def write(self, arrays: Sequence[Array | float | bool], parts: list[bytes | memoryview]) -> bool:
         """Add the entries with these elements to `parts`; False: an array has another form."""
-        for hole, array in zip(self.holes, arrays, strict=True):
-            if isinstance(array, (float, bool)):
-                if hole.scalar is None:
-                    return False
-                parts.append(hole.before)
-                parts.append(hole.scalar(array))
-                continue
-            if array.dtype != hole.dtype or array.shape != hole.shape:
+        filled: list[Any] = list(arrays)
+        for index, hole in self._arrays:
+            filled[index] = hole.pack(filled[index])
+            if filled[index] is None:
                 return False
-            parts.append(hole.before)
-            if hole.one_byte and array.dtype.kind != "b":
-                if hole.count == 1:
-                    item = int(array.item())
-                    if not 0 <= item < 128:
-                        return False
-                    parts.append(_SMALL[item])
-                    continue
-                if array.min() < 0 or array.max() > 127:
-                    return False
-                array = array.astype(_BYTE)
-            if hole.size >= _LARGE and array.flags.c_contiguous:
-                parts.append(array.data.cast("B"))
-            else:
-                parts.append(array.tobytes())
-        parts.append(self.tail)
+        for pack, constants, first, stop in self._pieces:
+            if pack is None:
+                parts.append(filled[first])
+                continue
+            fields = constants[:]
+            fields[1::2] = filled[first:stop]
+            parts.append(pack(*fields))
         return True
 
     def matches(self, data: bytes | bytearray, start: int) -> bool:
@@ -203,17 +200,9 @@ class _Template:
 
     def values(self, data: bytes | bytearray, start: int) -> list[Any]:
         """Return the tensors of a match as `read`, but those of one float or bool as Python's own."""
-        found: list[Any] = []
-        for hole in self.holes:  # in one function: it runs in each step of a single environment
-            if hole.scalar is None:
-                array = np.frombuffer(data, hole.stored, hole.count, start + hole.offset)
-                if hole.one_byte:
-                    array = array.view(hole.dtype) if hole.dtype.kind == "b" else array.astype(hole.dtype)
-                found.append(array.reshape(hole.shape))
-            elif hole.one_byte:
-                found.append(data[start + hole.offset] == 1)
-            else:
-                found.append(_DOUBLE.unpack_from(data, start + hole.offset)[0])
+        found: list[Any] = list(self._unpack_scalars(data, start))
+        for index, hole in self._arrays:
+            found[index] = hole.array(data, start)
         return found
 
     def read_many(self, answers: Sequence[StepAnswer]) -> list[Array]:
@@ -224,8 +213,8 @@ class _Template:
         found: list[Array] = []
         for hole in self.holes:
             array = np.ascontiguousarray(table[:, hole.offset : hole.offset + hole.size]).view(hole.stored)
-            if hole.one_byte:
-                array = array.view(hole.dtype) if hole.dtype.kind == "b" else array.astype(hole.dtype)
+            if hole.stored is not hole.dtype:
+                array = array.astype(hole.dtype)
             found.append(array.reshape(len(answers), *hole.shape))
         return found
 
@@ -260,6 +249,30 @@ class _Template:
     def read(self, data: bytes | bytearray, start: int) -> list[Array]:
         """Return the tensors of a match; they may share its memory."""
         return [hole.array(data, start) for hole in self.holes]
+
+
+_Piece = tuple["Callable[..., bytes] | None", list[Any], int, int]
+
+
+def _pieces(holes: Sequence[_Hole], tail: bytes) -> list[_Piece]:
+    """Return what packs constants and elements: of one large tensor nothing, as it is sent from its own memory.
+
+    Returns:
+        For each piece the function, its arguments with None for the elements, and the first and last hole in it.
+    """
+    pieces: list[_Piece] = []
+    first, form, fields = 0, "<", list[Any]()
+    for index, hole in enumerate(holes):
+        form += f"{len(hole.before)}s"
+        fields.append(hole.before)
+        if hole.size < _LARGE:
+            form += hole.scalar or f"{hole.size}s"
+            fields.append(None)
+            continue
+        pieces += [(struct.Struct(form).pack, fields, first, index), (None, [], index, index + 1)]
+        first, form, fields = index + 1, "<", []
+    pieces.append((struct.Struct(f"{form}{len(tail)}s").pack, [*fields, tail], first, len(holes)))
+    return pieces
 
 
 @functools.lru_cache(maxsize=256)
@@ -323,8 +336,11 @@ class StepCodec:
         self._blank_request: Array = np.frombuffer(self._request_head + self._actions.blank(), _BYTE)
         self.form: object = (self._request_head, self._actions)
         """What two codecs have in common whose requests are written in the same way."""
-        self._last_info = (b"", self._write_info(b""))
-        self._last_size = (-1, b"")
+        entry = self._write_info(b"") if self.has_info else b""
+        # Of the response that was written last: its info, the bytes of that, and what stands before the state.
+        self._last_written: tuple[object, bytes, bytes] = (self, b"", b"")
+        # Of the last answer: its size, its bytes up to the state, its info, and the bytes of that.
+        self._last_answer: tuple[int, bytes, bytes | None, bytes] = (-1, b"", b"" if self.has_info else None, entry)
 
     @classmethod
     def make(cls, actions: Sequence[tuple[int, Spec]], observations: Sequence[tuple[int, Spec]]) -> StepCodec | None:
@@ -364,22 +380,18 @@ class StepCodec:
             arrays: The observations; those of one element may be Python's float or bool.
             info: The info's bytes.
         """
-        parts: list[bytes | memoryview] = [b""]
+        if info is not None and not isinstance(info, bytes):
+            info = info.tobytes()
+        known, entry, head = self._last_written
+        if info != known:
+            entry = self._write_info(info or b"") if self.has_info else b""
+            size = 2 + self._observations.size + len(entry)
+            head = b"\x1a" + _varint(size) + b"\x08"
+            self._last_written = (info, entry, head)
+        parts: list[bytes | memoryview] = [head + _SMALL[state]]
         if not self._observations.write(arrays, parts):
             return None
-        size = 2 + self._observations.size
-        if self._info_uid:
-            if not isinstance(info, bytes):
-                info = b"" if info is None else info.tobytes()
-            known, entry = self._last_info
-            if info != known:
-                entry = self._write_info(info)
-                self._last_info = (info, entry)
-            parts.append(entry)
-            size += len(entry)
-        if size != self._last_size[0]:
-            self._last_size = (size, b"\x1a" + _varint(size) + b"\x08")
-        parts[0] = self._last_size[1] + _SMALL[state]
+        parts.append(entry)
         return parts
 
     def _write_info(self, info: bytes) -> bytes:
@@ -391,33 +403,33 @@ class StepCodec:
 
     def read_response(self, data: bytes | bytearray) -> StepAnswer | None:
         """Match a response; None: protobuf must read it."""
-        if not data.startswith(b"\x1a"):
-            return None
-        if len(data) > 1 and data[1] < 128:
-            size, start = data[1], 2
-        else:
-            size, start = _read_varint(data, 1)
-        if start < 0 or start + size != len(data) or size < 2 + self._observations.size or data[start] != 8:
-            return None
-        state = data[start + 1]
-        start += 2
-        template = self._observations
+        size, head, known, entry = self._last_answer
+        if len(data) != size or not data.startswith(head) or not data.endswith(entry):
+            if not self._expect(data):
+                return None
+            size, head, known, entry = self._last_answer
+        start, template = len(head) + 1, self._observations
+        state = data[start - 1]
         if not 1 <= state <= 3 or template.pattern.match(data, start) is None:
             return None
         if template.many and not template.many_match(data, start):
             return None
-        stop = start + template.size
-        if not self._info_uid:
-            return StepAnswer(data, start, state, None, self._observations) if stop == len(data) else None
+        return StepAnswer(data, start, state, known, template)
+
+    def _expect(self, data: bytes | bytearray) -> bool:
+        """Take from a response what others of its size and with its info begin and end with; False: it is no Step."""
+        size, start = _read_varint(data, 1)
+        stop = start + 2 + self._observations.size
+        if data[:1] != b"\x1a" or start < 0 or start + size != len(data) or stop > len(data) or data[start] != 8:
+            return False
+        known, entry = self._last_answer[2:]
         rest = bytes(memoryview(data)[stop:])
-        known, entry = self._last_info
         if rest != entry:
-            found = self._read_info(rest)
-            if found is None:
-                return None
-            known = found
-            self._last_info = (found, rest)
-        return StepAnswer(data, start, state, known, self._observations)
+            known = self._read_info(rest) if self._info_uid else None
+            if known is None:
+                return False
+        self._last_answer = (len(data), bytes(memoryview(data)[: start + 1]), known, rest)
+        return True
 
     def _read_info(self, rest: bytes) -> bytes | None:
         """Read the last entry by protobuf; None if protobuf would write it differently."""

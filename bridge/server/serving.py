@@ -156,15 +156,16 @@ class ServingThread:
     # The deputy
 
     def _stand_by(self) -> None:
-        """Run the loop whenever a call lasts longer than a moment."""
+        """Run the loop whenever a call lasts longer than a moment; sleep while there are no calls for a moment."""
         while not self._over.is_set():
-            if not self._in_call:
-                self._doze()
-                continue
             seen = self._calls
             if self._over.wait(MOMENT):
                 return
-            if self._lasts(seen) and self._owner.acquire(blocking=False):
+            if self._calls != seen:  # it looks again later: to be woken in each quick call would slow all of them
+                continue
+            if not self._in_call:
+                self._doze()
+            elif self._owner.acquire(blocking=False):
                 try:
                     if self._lasts(seen):
                         self._run_loop()

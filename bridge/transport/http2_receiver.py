@@ -59,6 +59,7 @@ __all__ = ["MAX_FRAME_SIZE", "Http2Receiver"]
 MAX_FRAME_SIZE = (1 << 24) - 1
 """Bytes that the peer may send in a DATA frame."""
 _CONNECTION_WINDOW = MAX_WINDOW
+_OTHER = (-1, b"", Stream(0, 0))
 
 
 class _DataFrame:
@@ -116,6 +117,8 @@ class Http2Receiver:
         """A DATA frame whose rest is still to come; None: there is none."""
         self._recv_window = _CONNECTION_WINDOW
         self._sender = sender
+        # The frame that was all of what came last, if it was DATA: its size, header and stream. Else a size of -1.
+        self._last_frame = _OTHER
 
     # The end of streams
 
@@ -128,6 +131,7 @@ class Http2Receiver:
     def _forget(self, stream: Stream, *, reset: bool) -> None:
         if self.streams.pop(stream.number, None) is not None:
             self._closed.add(stream.number, reset)
+        self._last_frame = _OTHER
         self._sender.discard_pending(stream)
         stream.remote_closed = stream.local_closed = True
         stream.trailers = None
@@ -182,7 +186,16 @@ class Http2Receiver:
         """
         events: list[tuple[Stream, Event]] = []
         self.paused = False
+        size, head, stream = self._last_frame
         try:
+            if len(data) == size and data.startswith(head) and stream.reader is not None:
+                # One frame with the header of the one before, as nearly always where a step follows the other.
+                self._recv_window -= size - 9
+                stream.recv_window -= size - 9
+                stream.reader.receive_data(stream, data, 9, size, events)
+                if stream.recv_window < self._stream_window >> 1 or self._recv_window < _CONNECTION_WINDOW >> 1:
+                    self._send_window_update(stream)
+                return events
             if self._rest:
                 data, self._rest = self._rest + data, b""
             if self._preface and has_preface(data):
@@ -202,6 +215,7 @@ class Http2Receiver:
 
     def _read(self, data: bytes, events: list[tuple[Stream, Event]]) -> None:
         size, at = len(data), 0
+        self._last_frame = _OTHER
         if self.frame is not None:
             at = self._read_data(self.frame, data, 0, events)
         streams = self.streams
@@ -222,6 +236,8 @@ class Http2Receiver:
                     self._recv_window -= length
                     stream.recv_window -= length
                     stream.reader.receive_data(stream, data, start, stop, events)
+                    if start == 9 and stop == size:
+                        self._last_frame = size, data[:9], stream
                     if stream.recv_window < self._stream_window >> 1 or self._recv_window < _CONNECTION_WINDOW >> 1:
                         self._send_window_update(stream)
                     at = stop

@@ -32,6 +32,7 @@ LARGE = 65536
 # Of a peer that is trusted: the largest message for which memory is taken at once, when the first of it has come.
 _AT_ONCE = 1 << 26
 _HEAD = struct.Struct(">BI")
+_unpack_prefix = _HEAD.unpack_from
 pack_prefix = _HEAD.pack
 """Packs a prefix: 1 where the message is compressed, else 0; and the message's length."""
 
@@ -85,10 +86,11 @@ class MessageReader:
             Small messages are not counted. None: the peer is trusted.
     """
 
-    __slots__ = ("_admit", "_body", "_compressed", "_have", "_max", "_prefix", "_refused", "_size")
+    __slots__ = ("_admit", "_body", "_compressed", "_have", "_max", "_most_at_once", "_prefix", "_refused", "_size")
 
     def __init__(self, max_message_bytes: int, admit: Callable[[int], None] | None = None) -> None:
         self._max = max_message_bytes
+        self._most_at_once = min(max_message_bytes, LARGE)
         self._admit = admit
         self._prefix = b""
         self._body: bytearray | None = None
@@ -102,11 +104,9 @@ class MessageReader:
         if self._body is None and not self._prefix and self._refused is None:
             # One whole message, as nearly all frames are.
             size = stop - start - PREFIX
-            if 0 <= size <= LARGE and not data[start] and size <= self._max:
-                announced = int.from_bytes(data[start + 1 : start + PREFIX], "big")
-                if size == announced:
-                    events.append((stream, data[start + PREFIX : stop]))
-                    return
+            if 0 <= size <= self._most_at_once and _unpack_prefix(data, start) == (0, size):
+                events.append((stream, data[start + PREFIX : stop]))
+                return
         self._split(stream, data, start, stop, events)
 
     def _split(self, stream: Stream, data: bytes, start: int, stop: int, events: list[Any]) -> None:

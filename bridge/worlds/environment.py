@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import gymnasium
@@ -25,7 +25,7 @@ from bridge.worlds.base import answer_to, in_environment
 from bridge.worlds.broken_lanes import refusal_of_broken_lanes, without_reset_mask
 from bridge.worlds.lane_infos import collect_infos, join_infos
 from bridge.worlds.rewards import prepare_lanes, reward_space_of
-from bridge.worlds.scheduling import Executor, Scheduler, gather
+from bridge.worlds.scheduling import Executor, Pending, Scheduler, gather
 
 __all__ = ["Environment", "Lanes", "LocalEnv", "LocalParallelEnv", "LocalVectorEnv", "StepTimes", "adopt"]
 
@@ -116,9 +116,9 @@ class LocalBase(Generic[E]):
         """Reset the environment."""
         return await self._executor.run(self._reset, seed, options)
 
-    async def step(self, action: Any) -> Any:
+    def step(self, action: Any) -> Coroutine[Pending[Any], None, Any]:
         """Step the environment."""
-        return await self._executor.run(self._step, action)
+        return self._executor.run(self._step, action)
 
     def _reset(self, seed: Any, options: Any) -> Any:
         env, began = self._require(), time.perf_counter()

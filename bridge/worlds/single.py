@@ -210,6 +210,9 @@ class GymAgent(EnvAgent):
         super().__init__(world, observation_space, action_space, lanes)
         # Not a dict of integers, from which an environment may take what it has read.
         self.keeps_actions = self._action_layout.single and self._action_layout.leaves[0].kind == "scalar"
+        # What our own client asks for: the observation, reward, terminated, truncated and info.
+        first = self._first_flag
+        self._usual = (*range(1, first + 1), first + 2, first + 3, first + 4)
 
     async def step(self, actions: Mapping[int, Array]) -> int:
         """Step the environment; truncation alone interrupts, termination terminates (D-13)."""
@@ -235,29 +238,20 @@ class GymAgent(EnvAgent):
 
     def values(self, uids: Sequence[int]) -> list[Array | float | bool | bytes]:
         """Return observations of the last transition in order, as they are at hand."""
-        first, found = self._first_flag, list[Any]()
-        for uid in uids:
-            if uid < first:
-                observation = self._observation
-                as_spec = (
-                    self._plain
-                    and type(observation) is np.ndarray
-                    and observation.dtype == self._dtype
-                    and observation.shape == self._shape
-                )
-                found.append(observation if as_spec else self._leaf(uid))
-            elif uid == first + 4:
-                nothing = not (self._info or self._notes.fresh or self._world.env.notes or self._has_forms)
-                found.append(NO_INFO if nothing else self._encode_info())
-            elif uid == first:
-                found.append(self._reward if self._reward.ndim else self._reward.item())
-            elif uid == first + 1:
-                found.append(1.0 - self._terminated.item())  # D-21
-            elif uid == first + 2:
-                found.append(self._terminated.item())
-            else:
-                found.append(self._truncated.item())
-        return found
+        if uids != self._usual:
+            return super().values(uids)
+        observation = self._observation
+        as_spec = (
+            self._plain
+            and type(observation) is np.ndarray
+            and observation.dtype == self._dtype
+            and observation.shape == self._shape
+        )
+        leaves = (observation,) if as_spec else [self._leaf(uid) for uid in range(1, self._first_flag)]
+        nothing = not (self._info or self._notes.fresh or self._world.env.notes or self._has_forms)
+        info = NO_INFO if nothing else self._encode_info()
+        reward = self._reward if self._reward.ndim else self._reward.item()
+        return [*leaves, reward, self._terminated.item(), self._truncated.item(), info]
 
 
 class EnvWorld(World):
