@@ -107,7 +107,7 @@ def load_episode(episode: Episode, env: Any = None, agent: str | None = None) ->
         (column[:, episode.lane] if stream.kind == "lanes" else column)[1:]
         for column in (stream.column("terminated")[rows], stream.column("truncated")[rows])
     ]
-    by = [str(name) for name in stream.players(episode.start + 1, episode.stop)]
+    by = [str(name) for name in stream.players(episode.start + 1, episode.stop, episode.lane)]
     return EpisodeData(
         episode, None, *pair, observations, actions, episode.rewards, flags[0], _cut(flags[1], flags[0]), by
     )

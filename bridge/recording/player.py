@@ -111,7 +111,7 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
 
     def _info(self) -> dict[str, Any]:
         stream, row = self._episode.stream, self._episode.start + self.position
-        by = next(iter(stream.players(row, row + 1)), "") if self.position else ""
+        by = next(iter(stream.players(row, row + 1, self._episode.lane)), "") if self.position else ""
         return {"episode_id": self._episode.id, "position": self.position, "by": by}
 
     def _go(self, position: int) -> None:

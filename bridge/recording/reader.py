@@ -94,7 +94,7 @@ class Episode:
     def players(self) -> list[str]:
         """Who acted in it, in the order of their first actions."""
         found: dict[str, None] = {}
-        for name in self.stream.players(self.start + 1, self.stop):
+        for name in self.stream.players(self.start + 1, self.stop, self.lane):
             found.update(dict.fromkeys([name] if isinstance(name, str) else name.values()))
         return [name for name in found if name]
 
@@ -238,14 +238,20 @@ class Stream:
                 found.setdefault(int(record.header["first_row"]) + int(index), []).append((kind, _bytes(data)))
         return found
 
-    def players(self, start: int, stop: int) -> Iterator[Any]:
-        """Say who acted in rows: a text, or one for each agent that acted."""
+    def players(self, start: int, stop: int, lane: int = 0) -> Iterator[Any]:
+        """Say who acted in rows: a text, or one for each agent that acted.
+
+        Args:
+            start: The first row.
+            stop: The row after the last.
+            lane: Of lanes that are stepped together, which one is meant.
+        """
         for record, index in self._rows(start, stop):
             by = record.column("by") if record is not self._last_by[0] else self._last_by[1]
             self._last_by = (record, by)
             names = record.header["players"]
             if self.kind != "agents":
-                yield names[int(by[index])]
+                yield names[int(by[index, lane] if by.ndim > 1 else by[index])]
                 continue
             acted = self.column("acted")[int(record.header["first_row"]) + index - self.first]
             yield {agent: names[int(by[index, i])] for i, agent in enumerate(self.agents) if acted[i]}

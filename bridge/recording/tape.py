@@ -176,11 +176,15 @@ class RecordedEnv:
 
         Args:
             by: Who acts otherwise. Of lanes that are stepped together, who acts for all of them.
+
+        Returns:
+            As `applied_by` of the world; of lanes that are stepped together a list with an entry for each.
         """
         taken, self._taken = self._taken, {}
-        if getattr(self._env, "num_envs", None) is not None:
-            return by
         people = {str(key): f"person:{name}" if name else "person" for key, name in taken.items()}
+        lanes = getattr(self._env, "num_envs", None)
+        if lanes is not None:
+            return [people.get(str(lane), by) for lane in range(lanes)]
         return {**by, **people} if isinstance(by, Mapping) else next(iter(people.values()))
 
     def _copy(self, action: Any) -> Any:
