@@ -140,7 +140,7 @@ class Encoder:
         players: dict[str, int] = {}
         if any(isinstance(row.by, list) for row in rows):  # a person took over from the agent of some lanes
             each = [row.by if isinstance(row.by, list) else [row.by] * (self._lanes or 1) for row in rows]
-            numbers = [[players.setdefault(name, len(players)) for name in names] for names in each]
+            numbers: list[Any] = [[players.setdefault(name, len(players)) for name in names] for names in each]
         else:
             numbers = [players.setdefault(row.by, len(players)) for row in rows]
         columns["by"] = np.array(numbers, np.uint16)
