@@ -150,7 +150,7 @@ def test_an_episode_is_watched_with_pause_seek_and_speed(tmp_path):
     env = EpisodeEnv(episode)
     observation, info = env.reset()
     assert observation.tobytes() == recorded[0].tobytes()
-    assert info == {"episode_id": name, "position": 0, "by": ""}
+    assert info == {"episode_id": name, "position": 0, "paused": False, "by": ""}
     observation, reward, terminated, truncated, info = env.step(0)
     assert (observation.tobytes(), reward, terminated, truncated) == (recorded[1].tobytes(), 1.0, False, False)
     assert (info["position"], info["by"]) == (1, "person:Ann")

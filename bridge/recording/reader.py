@@ -20,7 +20,7 @@ from bridge.errors import RecordingError, TensorError, UsageError
 from bridge.recording.columns import Kind, unpack_sample
 from bridge.recording.files import SUFFIX, Damage, Record, read_records
 
-__all__ = ["Episode", "Folder", "Reset", "Stream", "open_episode", "read_folder"]
+__all__ = ["Episode", "Folder", "Reset", "Stream", "open_episode", "read_folder", "read_newest"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -423,6 +423,30 @@ def read_folder(folder: str | Path) -> Folder:
     if not files:
         raise RecordingError(f"expected a folder with recordings, files *{SUFFIX}, got {path}, which has none")
     return _read_files(files)
+
+
+def read_newest(folder: str | Path, count: int) -> Folder:
+    """Read so many of the newest files of a folder that they hold this many episodes, or all files.
+
+    Raises:
+        RecordingError: There is no recording.
+    """
+    files = sorted(Path(folder).glob(f"*{SUFFIX}"), key=_written_at)
+    number = 1
+    while number < len(files):
+        found = _read_files(files[-number:])
+        if len(found.episodes()) >= count:
+            return found
+        number *= 2
+    return read_folder(folder)
+
+
+def _written_at(file: Path) -> tuple[float, str]:
+    """Return when a file was written last; 0 where it was deleted meanwhile."""
+    try:
+        return file.stat().st_mtime, file.name
+    except OSError:
+        return 0.0, file.name
 
 
 def _read_files(files: Sequence[Path]) -> Folder:
