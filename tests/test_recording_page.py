@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -296,6 +300,51 @@ def test_the_observations_are_those_that_were_recorded_and_nobody_plays(shown, t
     watcher.close()
     assert len(read_folder(tmp_path).episodes()) == 1, "a replay is not recorded"
     assert observation.dtype == np.int64
+
+
+SCRIPT = """
+import sys
+from bridge import serve_gym
+from tests.web_envs import Paddle
+class Slow(Paddle):
+    pass
+print("started", flush=True)
+server = serve_gym(Slow, web=True, record=sys.argv[1])
+print(server.url, flush=True)
+server.wait(grace=0.0)
+"""
+
+
+def test_the_script_of_a_server_is_not_run_again_for_a_replay(page, tmp_path):
+    """It has no `if __name__ == "__main__"`, and its environment is a class of its own."""
+    script = tmp_path / "served.py"
+    script.write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path / "runs")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        url = process.stdout.readline().strip()
+        play(url, 5)
+        one = page(type("Server", (), {"url": url}))
+        name = one.show(one.episodes()[0]["episode"]).create_world.world_name
+        one.join(name, role="spectator", frame="png")
+        answer = one.ask(step=pb.StepRequest())
+        assert answer.step.state == pb.RUNNING, answer
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        assert (out, process.returncode) == ("", 0), err
+    finally:
+        process.kill()
+        process.wait(30)
+        process.stdout.close()
+        process.stderr.close()
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"pause": true}', '{"paused": 1}', '{"position": true}', '{"speed": 0}'])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -52,8 +53,15 @@ class Library:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the process has ended
         self._began = now
         try:
+            # In a folder without modules, and with the modules of this process.
+            path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=self._output, stderr=subprocess.STDOUT
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+                cwd=self._folder,
+                env={**os.environ, "PYTHONPATH": path},
             )
         except OSError as error:
             self._end(now, f"the recordings cannot be listed: {error}")

@@ -128,10 +128,9 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
         }
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin the episode again."""
+        """Begin the episode again, or at the step `options["position"]`."""
         super().reset(seed=seed)
-        self._due = 0.0
-        self._go(0)
+        self.seek((options or {}).get("position", 0))
         return self._observation, self._info()
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -68,6 +69,11 @@ class Replays:
                 worlds already; FAILED_PRECONDITION: the episode is not there, or cannot be shown, which is said.
         """
         refuse_unknown(settings, (REPLAY,), "CreateWorld")
+        if os.name == "nt":
+            raise RequestError(
+                Code.UNIMPLEMENTED,
+                "a server on Windows shows no recorded episodes beside its worlds; use bridge replay EPISODE --serve",
+            )
         episode = _read_id(settings[REPLAY])
         if len(self._open) >= MOST_REPLAYS:
             raise RequestError(
@@ -98,7 +104,7 @@ class Replays:
                 f"a replay runs in a process of its own, to which {self._source.title} cannot be sent: {error!r}; "
                 "serve a function that makes everything the environment needs",
             ) from error
-        env = await start_isolated(name, recipe, None, Isolation(CALL_TIMEOUT), runtime)
+        env = await start_isolated(name, recipe, None, Isolation(CALL_TIMEOUT, own_program=True), runtime)
         try:
             return SteeredEnv(env, await _steer(env, {}), runtime.scheduler)
         except BaseException:
@@ -162,6 +168,8 @@ class SteeredEnv:
         """What is shown, and how."""
         self._scheduler = scheduler
         self._wanted: dict[str, Any] = {}
+        self._aim = 0
+        """The step that was asked for, or is shown."""
         self._steering = False
         self._moved = True
         """Whether there may be something new to see, though it is paused."""
@@ -178,6 +186,10 @@ class SteeredEnv:
         """The environments that a world steps separately: this one."""
         return [self]
 
+    async def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        """Show what is shown: where people look is not for a reset to change."""
+        return await self._env.reset(options={"position": self._aim})
+
     async def step(self, action: Any) -> Any:
         """Go on; wait while the replay is paused and shows what it showed."""
         while self.state["paused"] and not self._moved and not self._closed:
@@ -186,6 +198,8 @@ class SteeredEnv:
         result = await self._env.step(action)
         info = result[4]
         self.state.update(position=int(info["position"]), paused=bool(info["paused"]))
+        if not self._steering:
+            self._aim = self.state["position"]
         return result
 
     def _wake(self) -> None:
@@ -218,6 +232,7 @@ class SteeredEnv:
     def _write(self, text: str) -> None:
         """Take what is wanted; of what comes while the way to a step is long, the last is done."""
         self._wanted.update(_read_controls(text))
+        self._aim = self._wanted.get("position", self._aim)
         if not self._steering:
             self._steering = True
             self._scheduler.start(self._steer(), _log_failure)

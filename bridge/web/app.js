@@ -183,7 +183,7 @@ function showWorlds() {
     name.textContent = short(world.title);
     name.title = world.title;
     const about = document.createElement("small");
-    const parts = world.replay ? ["replay", `${world.replay.length} steps`] : [world.fps ? `${world.fps} fps` : "lock-step", world.lanes ? `${world.lanes} lanes` : "", world.name.slice(0, 14)];
+    const parts = world.replay ? ["replay", `${world.replay.length} step${world.replay.length === 1 ? "" : "s"}`] : [world.fps ? `${world.fps} fps` : "lock-step", world.lanes ? `${world.lanes} lanes` : "", world.name.slice(0, 14)];
     about.textContent = parts.filter(Boolean).join(" · ");
     const who = document.createElement("div");
     who.className = "who";

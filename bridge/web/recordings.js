@@ -25,6 +25,16 @@ function moment(seconds) {
   return new Date(seconds * 1000).toLocaleString([], {dateStyle: "medium", timeStyle: "short"});
 }
 
+function steps(count) {
+  return `${count} ${count === 1 ? "step" : "steps"}`;
+}
+
+// Why an episode cannot be watched again, in a sentence.
+function reason(obstacle) {
+  if (obstacle.includes("no reset with a seed")) return "It cannot be shown: it began without a seed, and was recorded without frames and observations.";
+  return `It cannot be shown: ${obstacle.replace(/^\S+ cannot be \w+: /, "")}`;
+}
+
 function amount(value) {
   return value === null ? "–" : Number(value.toFixed(2)).toString();
 }
@@ -147,9 +157,9 @@ export class Recordings {
         element("b", episode.environment),
         element("span", amount(episode.return), "return"),
         who,
-        element("small", `${episode.steps} steps · ${moment(episode.began)}`),
+        element("small", `${steps(episode.steps)} · ${moment(episode.began)}`),
       );
-      if (episode.obstacle) button.append(element("small", `It cannot be shown: ${episode.obstacle.replace(/^\S+ cannot be \w+: /, "")}`, "obstacle"));
+      if (episode.obstacle) button.append(element("small", reason(episode.obstacle), "obstacle"));
       button.onclick = () => this.#show(episode.episode);
       const item = document.createElement("li");
       item.append(button);
