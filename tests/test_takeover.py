@@ -19,6 +19,7 @@ from bridge.testing import CountingEnv
 from bridge.worlds.watching import takeovers
 from bridge.wrappers import BlockingReset
 from tests.peers import Stream
+from tests.recording_reader import read_run
 from tests.support import everywhere, until, world_of
 from tests.web_envs import Paddle, Paddles
 
@@ -175,6 +176,14 @@ def test_who_took_over_a_lane_is_recorded_for_that_lane_alone(person, tmp_path, 
     assert sum(taken) == 3 if fps is None else any(taken)
     assert all(int(action) == -1 for action, by in zip(data.actions, data.by, strict=True) if by == "person:Dan")
     assert all(verify(episode, Paddle).ok for episode in episodes)
+    if fps is None:  # as the page of the format says it
+        _, records = read_run(tmp_path)[1]
+        assert {
+            (lane, header["players"][columns["by"][row, lane] if columns["by"].ndim > 1 else columns["by"][row]])
+            for header, columns in records
+            for row in np.flatnonzero(columns["kind"] == 0)
+            for lane in range(3)
+        } == {(0, "agent:PPO"), (1, "agent:PPO"), (1, "person:Dan"), (2, "agent:PPO")}
 
 
 @pytest.mark.parametrize(

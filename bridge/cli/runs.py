@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bridge.cli.program import OK, say
+from bridge.cli.program import OK, USAGE, say
+from bridge.errors import RecordingError
 from bridge.recording.episodes import obstacle
 from bridge.recording.reader import Episode, read_folder, read_newest
 from bridge.recording.selection import add_selection_options, selection_of
@@ -23,6 +24,7 @@ _EPILOG = """examples:
   bridge runs runs/ --json | jq .return
 """
 _HEAD = ("episode", "environment", "began", "steps", "return", "end", "seed", "who", "")
+_NUMBERS = (3, 4, 6)
 
 
 def register(commands: Any) -> None:
@@ -32,7 +34,7 @@ def register(commands: Any) -> None:
     add_selection_options(parser, complete=False)
     parser.add_argument("--last", type=_count, metavar="N", help="the N that began last, of the newest files alone")
     parser.add_argument("--json", action="store_true", help="print a JSON object a line instead of a table")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, exit_codes={RecordingError: USAGE})
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -44,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         for episode in episodes:
             say(json.dumps(facts_of(episode)))
     else:
-        for line in table([_HEAD, *(_row(episode) for episode in episodes)]):
+        for line in table([_HEAD, *(_row(episode) for episode in episodes)], _NUMBERS):
             say(line)
         steps = sum(episode.length for episode in episodes)
         say(f"{len(episodes)} episodes, {steps} steps")
@@ -92,7 +94,11 @@ def _row(episode: Episode) -> tuple[str, ...]:
     )
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines whose columns stand one below the other."""
+def table(rows: Sequence[Sequence[str]], numbers: Sequence[int]) -> list[str]:
+    """Return rows as lines whose columns stand one below the other, those of numbers to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    aligned = [
+        [cell.rjust(widths[at]) if at in numbers else cell.ljust(widths[at]) for at, cell in enumerate(row)]
+        for row in rows
+    ]
+    return ["  ".join(cells).rstrip() for cells in aligned]

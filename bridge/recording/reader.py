@@ -421,7 +421,8 @@ def read_folder(folder: str | Path) -> Folder:
     path = Path(folder)
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path] if path.is_file() else []
     if not files:
-        raise RecordingError(f"expected a folder with recordings, files *{SUFFIX}, got {path}, which has none")
+        lacks = "which has none" if path.is_dir() else "which does not exist"
+        raise RecordingError(f"expected a folder with recordings, files *{SUFFIX}, got {path}, {lacks}")
     return _read_files(files)
 
 
@@ -552,6 +553,10 @@ def open_episode(path: str | Path) -> Episode:
         RecordingError: There is no such episode.
     """
     given = Path(path)
+    if given.is_dir():
+        raise RecordingError(
+            f"expected one episode, FOLDER/EPISODE with an id that `bridge runs {given}` lists, got the folder {given}"
+        )
     name, _, numbers = given.name.rpartition("-")
     files = sorted(given.parent.glob(f"{name}.*{SUFFIX}")) if name else []
     if not files:

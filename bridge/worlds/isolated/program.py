@@ -48,6 +48,7 @@ class Program:
                     [sys.executable, "-c", _CODE, *map(str, numbers)],
                     stdin=file,
                     pass_fds=numbers,
+                    start_new_session=True,  # Ctrl-C goes to the server alone
                     env={**os.environ, "PYTHONPATH": path},
                 )
         except BaseException:
