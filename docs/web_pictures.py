@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -117,6 +118,24 @@ def phone(browser: Browser) -> None:
         page.screenshot(path=DOCS / "play-phone.png")
 
 
+def replay(browser: Browser) -> None:
+    """A recorded episode of a person, played again."""
+    with tempfile.TemporaryDirectory() as folder, serve_gym("LunarLander-v3", web=True, record=folder) as server:
+        for who, seed in (("agent:PPO", 1), ("person:Bob", 9), ("person:Ann", 4)):
+            env = make_remote(server.url, player=who)
+            env.action_space.seed(seed)
+            env.reset(seed=seed)
+            while not any(env.step(env.action_space.sample())[2:4]):
+                pass
+            env.close()
+        page = opened(browser, server.web_url or "", 1280, 760, color_scheme="dark")
+        page.click("#replays")
+        page.wait_for_selector("#recordings-list li:nth-child(3)")
+        page.click("#recordings-list button")
+        page.wait_for_function("() => parseInt(document.getElementById('player-position').textContent) > 60")
+        page.screenshot(path=DOCS / "play-replay.png")
+
+
 def main() -> int:
     """Take all of them."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
@@ -126,7 +145,7 @@ def main() -> int:
     warnings.simplefilter("ignore")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        for take in (match, mosaic, phone):
+        for take in (match, mosaic, phone, replay):
             take(browser)
         browser.close()
     return 0

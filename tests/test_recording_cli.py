@@ -74,7 +74,7 @@ def test_runs_lists_the_episodes(tmp_path, capsys):
     assert lines[0].split() == ["episode", "environment", "began", "steps", "return", "end", "seed", "who"]
     assert lines[1].startswith(first)
     assert "CartPole-v1" in lines[1]
-    assert lines[1].endswith("terminated  3     person:Ann")
+    assert lines[1].endswith("terminated     3  person:Ann")
     assert lines[2].startswith(second)
     assert lines[3].startswith("2 episodes, ")
     assert main(["runs", str(tmp_path), "--json", "--who", "person"]) == 0
@@ -91,8 +91,28 @@ def test_runs_says_what_is_damaged_and_what_is_no_folder(tmp_path, capsys):
     file.write_bytes(file.read_bytes()[:-3])
     assert main(["runs", str(tmp_path)]) == 0
     assert "a torn record at the end" in capsys.readouterr().out
-    assert main(["runs", str(tmp_path / "none")]) == 1
-    assert "expected a folder with recordings, files *.rec" in capsys.readouterr().err
+    assert main(["runs", str(tmp_path / "none")]) == 2
+    assert "expected a folder with recordings, files *.rec, got" in (err := capsys.readouterr().err)
+    assert "which does not exist" in err
+    (tmp_path / "empty").mkdir()
+    assert main(["runs", str(tmp_path / "empty")]) == 2
+    assert "which has none" in capsys.readouterr().err
+    assert main(["replay", str(tmp_path), "--serve"]) == 2
+    assert f"lists, got the folder {tmp_path}" in capsys.readouterr().err
+    assert main(["export", str(tmp_path / "none"), "--npz", str(tmp_path / "out")]) == 1
+    assert main(["export", str(tmp_path), "--npz", str(tmp_path / "out"), "--who", "person:Zoe"]) == 1
+    assert "there are no such episodes" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_last_episodes_are_listed_alone(tmp_path, capsys):
+    _, second = record(tmp_path)
+    assert main(["runs", str(tmp_path), "--last", "1"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["episode", second, "1"]
+    with pytest.raises(SystemExit) as ended:
+        main(["runs", str(tmp_path), "--last", "0"])
+    assert ended.value.code == 2
+    assert "expected a positive integer, got '0'" in capsys.readouterr().err
 
 
 def test_replay_verifies_one_episode_or_all_of_a_folder(tmp_path, capsys):
@@ -150,7 +170,7 @@ def test_an_episode_is_watched_with_pause_seek_and_speed(tmp_path):
     env = EpisodeEnv(episode)
     observation, info = env.reset()
     assert observation.tobytes() == recorded[0].tobytes()
-    assert info == {"episode_id": name, "position": 0, "by": ""}
+    assert info == {"episode_id": name, "position": 0, "paused": False, "by": ""}
     observation, reward, terminated, truncated, info = env.step(0)
     assert (observation.tobytes(), reward, terminated, truncated) == (recorded[1].tobytes(), 1.0, False, False)
     assert (info["position"], info["by"]) == (1, "person:Ann")

@@ -11,9 +11,15 @@ from bridge import make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.recording.episodes import load_episode
+from bridge.recording.reader import read_folder
+from bridge.recording.replay import verify
+from bridge.recording.selection import Selection
 from bridge.testing import CountingEnv
 from bridge.worlds.watching import takeovers
+from bridge.wrappers import BlockingReset
 from tests.peers import Stream
+from tests.recording_reader import read_run
 from tests.support import everywhere, until, world_of
 from tests.web_envs import Paddle, Paddles
 
@@ -124,8 +130,6 @@ def test_one_agent_of_several_is_taken_over(person):
 def test_one_lane_of_a_world_of_lanes_is_taken_over(person):
     with serve_gym(Paddle, num_envs=3) as server:
         envs = make_vec_remote(f"{server.url}?world=")
-        from bridge.wrappers import BlockingReset
-
         envs = BlockingReset(envs)
         envs.reset(seed=0)
         one = person(server).sit(lane=1, name="Dan")
@@ -135,6 +139,51 @@ def test_one_lane_of_a_world_of_lanes_is_taken_over(person):
         assert infos["intervention"].tolist() == [False, True, False]
         assert infos["intervened_by"][1] == "Dan"
         envs.close()
+
+
+@everywhere
+@pytest.mark.parametrize("fps", [None, 100.0], ids=["lock-step", "real time"])
+def test_who_took_over_a_lane_is_recorded_for_that_lane_alone(person, tmp_path, isolation, fps):
+    """By whom each action is stands in the recording, lane by lane, and in the infos that the client gets."""
+    with serve_gym(Paddle, num_envs=3, fps=fps, record=tmp_path, isolation=isolation) as server:
+        envs = BlockingReset(make_vec_remote(f"{server.url}?world=", player="agent:PPO"))
+        envs.reset(seed=0)
+        one = person(server).sit(lane=1, name="Dan")
+        envs.step(np.ones(3, np.int64))
+        marks = []
+
+        def stepped() -> bool:
+            """Step; return whether the infos say that a person acted."""
+            one.hold(-1)
+            *_, infos = envs.step(np.ones(3, np.int64))
+            marks.extend([infos] if "intervention" in infos else [])
+            return len(marks) == 3
+
+        until(stepped)
+        one.hold(None)
+        until(lambda: "intervention" not in envs.step(np.ones(3, np.int64))[-1])
+        one.die()
+        envs.close()
+    assert [infos["intervention"].tolist() for infos in marks] == [[False, True, False]] * 3
+    assert [infos["intervened_by"][1] for infos in marks] == ["Dan"] * 3
+    episodes = sorted(read_folder(tmp_path).episodes(), key=lambda one: one.stream.lane_number(one.lane))
+    who = [set(episode.players) - {"default"} for episode in episodes]
+    assert who == [{"agent:PPO"}, {"agent:PPO", "person:Dan"}, {"agent:PPO"}]
+    chosen = Selection(intervention=True, complete=False).of(episodes)
+    assert [episode.id for episode in chosen] == [episodes[1].id]
+    data = load_episode(episodes[1], Paddle)
+    taken = [by == "person:Dan" for by in data.by]
+    assert sum(taken) == 3 if fps is None else any(taken)
+    assert all(int(action) == -1 for action, by in zip(data.actions, data.by, strict=True) if by == "person:Dan")
+    assert all(verify(episode, Paddle).ok for episode in episodes)
+    if fps is None:  # as the page of the format says it
+        _, records = read_run(tmp_path)[1]
+        assert {
+            (lane, header["players"][columns["by"][row, lane] if columns["by"].ndim > 1 else columns["by"][row]])
+            for header, columns in records
+            for row in np.flatnonzero(columns["kind"] == 0)
+            for lane in range(3)
+        } == {(0, "agent:PPO"), (1, "agent:PPO"), (1, "person:Dan"), (2, "agent:PPO")}
 
 
 @pytest.mark.parametrize(

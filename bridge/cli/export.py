@@ -8,6 +8,7 @@ from typing import Any
 
 from bridge.cli.program import OK, say
 from bridge.cli.target import find_target
+from bridge.errors import RecordingError
 from bridge.recording.exports import export_minari, export_mp4, export_npz
 from bridge.recording.reader import open_episode, read_folder
 from bridge.recording.selection import add_selection_options, selection_of
@@ -55,6 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
         found = [open_episode(path)]
     episodes = selection_of(arguments).of(found)
     say(f"{len(episodes)} of {len(found)} episodes")
+    if not episodes:
+        raise RecordingError("there are no such episodes; `bridge runs` lists those that there are")
     if arguments.minari is not None:
         export_minari(
             episodes, arguments.minari, env=env, author=arguments.author, data_format=arguments.data_format, say=say

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bridge.cli.program import OK, say
-from bridge.recording.reader import Episode, read_folder
+from bridge.cli.program import OK, USAGE, say
+from bridge.errors import RecordingError
+from bridge.recording.episodes import obstacle
+from bridge.recording.reader import Episode, read_folder, read_newest
 from bridge.recording.selection import add_selection_options, selection_of
 
 __all__ = ["register"]
@@ -18,9 +20,11 @@ __all__ = ["register"]
 _EPILOG = """examples:
   bridge runs runs/
   bridge runs runs/ --who person --min-return 100
+  bridge runs runs/ --last 20
   bridge runs runs/ --json | jq .return
 """
 _HEAD = ("episode", "environment", "began", "steps", "return", "end", "seed", "who", "")
+_NUMBERS = (3, 4, 6)
 
 
 def register(commands: Any) -> None:
@@ -28,25 +32,34 @@ def register(commands: Any) -> None:
     parser = commands.add_parser("runs", description="List the episodes of recordings.", epilog=_EPILOG)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="a folder with recordings, or one of its files")
     add_selection_options(parser, complete=False)
+    parser.add_argument("--last", type=_count, metavar="N", help="the N that began last, of the newest files alone")
     parser.add_argument("--json", action="store_true", help="print a JSON object a line instead of a table")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, exit_codes={RecordingError: USAGE})
 
 
 def run(arguments: argparse.Namespace) -> int:
     """List them."""
-    folder = read_folder(arguments.folder)
-    episodes = selection_of(arguments).of(folder.episodes())
+    last: int | None = arguments.last
+    folder = read_folder(arguments.folder) if last is None else read_newest(arguments.folder, last)
+    episodes = selection_of(arguments).of(folder.episodes())[-(last or 0) :]
     if arguments.json:
         for episode in episodes:
             say(json.dumps(facts_of(episode)))
     else:
-        for line in table([_HEAD, *(_row(episode) for episode in episodes)]):
+        for line in table([_HEAD, *(_row(episode) for episode in episodes)], _NUMBERS):
             say(line)
         steps = sum(episode.length for episode in episodes)
         say(f"{len(episodes)} episodes, {steps} steps")
     for damage in folder.damage:
         say(f"warning: {damage}")
     return OK
+
+
+def _count(text: str) -> int:
+    """Read a positive integer."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
+    return int(text)
 
 
 def facts_of(episode: Episode) -> dict[str, Any]:
@@ -63,6 +76,7 @@ def facts_of(episode: Episode) -> dict[str, Any]:
         "players": episode.players,
         "incomplete": episode.incomplete,
         "observations": episode.stream.has_observations,
+        "obstacle": obstacle(episode),
     }
 
 
@@ -80,7 +94,11 @@ def _row(episode: Episode) -> tuple[str, ...]:
     )
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines whose columns stand one below the other."""
+def table(rows: Sequence[Sequence[str]], numbers: Sequence[int]) -> list[str]:
+    """Return rows as lines whose columns stand one below the other, those of numbers to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    aligned = [
+        [cell.rjust(widths[at]) if at in numbers else cell.ljust(widths[at]) for at, cell in enumerate(row)]
+        for row in rows
+    ]
+    return ["  ".join(cells).rstrip() for cells in aligned]

@@ -45,7 +45,7 @@ class Row(NamedTuple):
     time: float
     """Seconds of the epoch."""
     by: Any = ""
-    """Who acted: a text, or one for each agent by name."""
+    """Who acted: a text, or one for each agent by name; a list of one for each lane where they differ."""
     action: Any = None
     """Of the environment's action space; for `LOST` a number, for `CALL` a pair, else None."""
     observation: Any = None

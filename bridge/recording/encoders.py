@@ -138,7 +138,12 @@ class Encoder:
     def _fill(self, header: dict[str, Any], columns: dict[str, Array], rows: list[Row]) -> None:
         """Add the columns of actions, observations, rewards and flags, and count the episodes."""
         players: dict[str, int] = {}
-        columns["by"] = np.array([players.setdefault(row.by, len(players)) for row in rows], np.uint16)
+        if any(isinstance(row.by, list) for row in rows):  # a person took over from the agent of some lanes
+            each = [row.by if isinstance(row.by, list) else [row.by] * (self._lanes or 1) for row in rows]
+            numbers: list[Any] = [[players.setdefault(name, len(players)) for name in names] for names in each]
+        else:
+            numbers = [players.setdefault(row.by, len(players)) for row in rows]
+        columns["by"] = np.array(numbers, np.uint16)
         header["players"] = list(players)
         columns.update(pack_samples(self._actions, [row.action for row in rows]))
         shape = (len(rows),) if self._lanes is None else (len(rows), self._lanes)

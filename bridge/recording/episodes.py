@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from bridge.errors import RecordingError
 from bridge.recording.reader import Episode
 from bridge.recording.replay import Comparison, Replay, replayed_from
 
-__all__ = ["EpisodeData", "lane_sample", "load_episode", "observed_rows", "stacked"]
+__all__ = ["EpisodeData", "lane_sample", "load_episode", "observed_rows", "obstacle", "stacked"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,13 +44,15 @@ class EpisodeData:
 
 def observed_rows(
     episode: Episode, env: Any = None, *, frames: bool = False, check: bool = True
-) -> Iterator[tuple[int, Any, Any]]:
-    """Yield row, observation and frame of each row of an episode: as recorded, or by a replay where they were not.
+) -> Iterator[tuple[int, Any, Callable[[], Any] | None]]:
+    """Yield row and observation of each row of an episode, and what gives its frame before the next is asked for.
+
+    Observations and frames are as recorded, or by a replay where they were not.
 
     Args:
         episode: The episode.
         env: What makes the environment, for a replay; None: the id that the recording names.
-        frames: Whether frames are wanted; else None is yielded.
+        frames: Whether frames are wanted; else None is yielded for what gives them.
         check: Whether a replay is held against the recording.
 
     Raises:
@@ -57,11 +60,9 @@ def observed_rows(
     """
     stream = episode.stream
     rows = range(episode.start, episode.stop)
-    there = stream.has_column("has_frame") and stream.column("has_frame")[rows.start - stream.first].all()
-    if stream.has_observations and (there or not frames):
-        pictures = stream.column("frame") if frames else None
+    if stream.has_observations and (_has_frames(episode) or not frames):
         for row, observation in zip(rows, stream.samples("observation", rows.start, rows.stop), strict=True):
-            yield row, observation, None if pictures is None else _picture(pictures[row - stream.first], episode)
+            yield row, observation, partial(_picture, episode, row) if frames else None
         return
     start = replayed_from(episode)
     compare = Comparison(stream, start, episode.stop)
@@ -71,12 +72,34 @@ def observed_rows(
             if text:
                 raise RecordingError(f"{episode.id}: the replay is not what was recorded: {text}")
             if replayed.row >= episode.start:
-                yield replayed.row, replayed.observation, replay.frame(episode.lane) if frames else None
+                yield replayed.row, replayed.observation, partial(replay.frame, episode.lane) if frames else None
 
 
-def _picture(frame: Array, episode: Episode) -> Array:
+def _has_frames(episode: Episode) -> bool:
+    """Whether frames of an episode were recorded."""
+    stream = episode.stream
+    return stream.has_column("has_frame") and bool(stream.column("has_frame")[episode.start - stream.first])
+
+
+def _picture(episode: Episode, row: int) -> Array:
+    """Return a recorded frame."""
+    frame: Array = episode.stream.column("frame")[row - episode.stream.first]
     picture: Array = frame[episode.lane] if episode.stream.kind == "lanes" else frame
     return picture
+
+
+def obstacle(episode: Episode) -> str:
+    """Say why an episode cannot be watched again, as far as the rows that were read tell; empty: it can."""
+    stream = episode.stream
+    if (stream.has_observations and _has_frames(episode)) or (
+        stream.first and stream.seeded_row(episode.start) is None
+    ):
+        return ""
+    try:
+        replayed_from(episode)
+    except RecordingError as error:
+        return str(error)
+    return ""
 
 
 def load_episode(episode: Episode, env: Any = None, agent: str | None = None) -> EpisodeData:
@@ -107,7 +130,7 @@ def load_episode(episode: Episode, env: Any = None, agent: str | None = None) ->
         (column[:, episode.lane] if stream.kind == "lanes" else column)[1:]
         for column in (stream.column("terminated")[rows], stream.column("truncated")[rows])
     ]
-    by = [str(name) for name in stream.players(episode.start + 1, episode.stop)]
+    by = [str(name) for name in stream.players(episode.start + 1, episode.stop, episode.lane)]
     return EpisodeData(
         episode, None, *pair, observations, actions, episode.rewards, flags[0], _cut(flags[1], flags[0]), by
     )

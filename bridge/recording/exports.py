@@ -229,7 +229,7 @@ def export_mp4(
         writer: Any = None
         try:
             for _, _, frame in observed_rows(episode, env, frames=True):
-                picture = _even(frame)
+                picture = _even(frame() if frame is not None else None)
                 if writer is None:
                     size = (picture.shape[1], picture.shape[0])
                     writer = imageio_ffmpeg.write_frames(str(path), size, fps=float(rate), macro_block_size=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium
@@ -15,22 +15,25 @@ from bridge.recording.reader import Episode, open_episode
 from bridge.server.serve import serve_gym
 from bridge.server.server import Server
 
-__all__ = ["EpisodeEnv", "serve_episode"]
+__all__ = ["LARGEST_SPEED", "EpisodeEnv", "begun", "serve_episode"]
 
-_LARGEST_SPEED = 100.0
+LARGEST_SPEED = 100.0
+"""Steps of an episode for each frame, at most."""
 
 
 class EpisodeEnv(gymnasium.Env[Any, Any]):
     """Shows a recorded episode: each `step` goes on to the next one, whatever the action.
 
     Several agents are watched over the shoulder of the first. At its end the episode is truncated, and `reset` begins
-    it again. `pause`, `play`, `seek` and the attributes below are for those who watch: `env.call("seek", 100)`.
+    it again; `play` does so where it stands still there. `pause`, `play`, `seek` and the attributes below are for those
+    who watch: `env.call("seek", 100)`.
 
     Args:
         episode: The episode, or `FOLDER/ID`.
         env: What makes the environment, where observations or frames were not recorded; None: the id that the
             recording names.
         render_mode: `rgb_array` for its pictures.
+        loop: Whether the episode ends, so that it begins again; False: its end is shown until somebody seeks or plays.
 
     Raises:
         RecordingError: The episode was recorded without observations and cannot be replayed.
@@ -38,9 +41,12 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012 - Gymnasium's own
 
-    def __init__(self, episode: Episode | str, env: Any = None, render_mode: str | None = None) -> None:
+    def __init__(
+        self, episode: Episode | str, env: Any = None, render_mode: str | None = None, *, loop: bool = True
+    ) -> None:
         self._episode = episode if isinstance(episode, Episode) else open_episode(episode)
         self._env = env
+        self._loop = loop
         self.render_mode = render_mode
         stream = self._episode.stream
         self.observation_space = stream.spaces[0][0]
@@ -54,10 +60,11 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
         """The steps of the episode."""
         self._speed = 1.0
         self._due = 0.0
-        self._rows: Iterator[tuple[int, Any, Any]] | None = None
+        self._rows: Iterator[tuple[int, Any, Callable[[], Any] | None]] | None = None
         self._next = 0
         self._observation: Any = None
-        self._frame: Any = None
+        self._frame: Callable[[], Any] | None = None
+        self._picture: Any = None
 
     @property
     def speed(self) -> float:
@@ -66,8 +73,8 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
 
     @speed.setter
     def speed(self, speed: float) -> None:
-        if not isinstance(speed, (int, float)) or not 0 < speed <= _LARGEST_SPEED:
-            raise SettingError(f"expected a speed above 0 and at most {_LARGEST_SPEED:g}, got {speed!r}")
+        if not isinstance(speed, (int, float)) or not 0 < speed <= LARGEST_SPEED:
+            raise SettingError(f"expected a speed above 0 and at most {LARGEST_SPEED:g}, got {speed!r}")
         self._speed = float(speed)
 
     def pause(self) -> None:
@@ -75,7 +82,9 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
         self.paused = True
 
     def play(self) -> None:
-        """Go on."""
+        """Go on, at its end from its beginning."""
+        if self.paused and self.position >= self.length:
+            self.seek(0)
         self.paused = False
 
     def seek(self, position: int) -> int:
@@ -84,11 +93,44 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
         self._due = 0.0
         return self.position
 
+    def steer(
+        self, *, paused: bool | None = None, position: int | None = None, speed: float | None = None
+    ) -> dict[str, Any]:
+        """Change what is given, and say what is played, and how.
+
+        Args:
+            paused: Whether it stands still.
+            position: The step of the episode to go to.
+            speed: As the attribute.
+
+        Returns:
+            A dict of JSON's kinds: the episode's `episode`, `title`, `players`, `began`, `return` and `length`, and
+            `position`, `paused`, `speed` and `fps`.
+        """
+        if speed is not None:
+            self.speed = speed
+        if position is not None:
+            self.seek(position)
+        if paused is not None:
+            self.pause() if paused else self.play()
+        episode = self._episode
+        return {
+            "episode": episode.id,
+            "title": episode.stream.title,
+            "players": episode.players,
+            "began": episode.started,
+            "return": episode.total if np.isfinite(episode.total) else None,
+            "length": self.length,
+            "position": self.position,
+            "paused": self.paused,
+            "speed": self.speed,
+            "fps": float(self.metadata["render_fps"]),
+        }
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin the episode again."""
+        """Begin the episode again, or at the step `options["position"]`."""
         super().reset(seed=seed)
-        self._due = 0.0
-        self._go(0)
+        self.seek((options or {}).get("position", 0))
         return self._observation, self._info()
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -101,6 +143,8 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
             self._go(min(before + steps, self.length))
             reward = self._reward(before, self.position)
         ended = self.position >= self.length and not self.paused
+        if ended and not self._loop:
+            self.paused, ended = True, False
         return self._observation, reward, False, ended, self._info()
 
     def _reward(self, before: int, after: int) -> float:
@@ -111,8 +155,8 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
 
     def _info(self) -> dict[str, Any]:
         stream, row = self._episode.stream, self._episode.start + self.position
-        by = next(iter(stream.players(row, row + 1)), "") if self.position else ""
-        return {"episode_id": self._episode.id, "position": self.position, "by": by}
+        by = next(iter(stream.players(row, row + 1, self._episode.lane)), "") if self.position else ""
+        return {"episode_id": self._episode.id, "position": self.position, "paused": self.paused, "by": by}
 
     def _go(self, position: int) -> None:
         """Show a step; going back begins anew."""
@@ -123,7 +167,7 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
             row, observation, frame = next(self._rows)
             del row
             self._next += 1
-            self._frame = frame
+            self._frame, self._picture = frame, None
             self._observation = self._seen(observation)
         self.position = position
 
@@ -137,7 +181,9 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
 
     def render(self) -> Any:
         """Return the picture of the step that is shown."""
-        return self._frame
+        if self._picture is None and self._frame is not None:
+            self._picture = self._frame()
+        return self._picture
 
     def close(self) -> None:
         """Close the environment of the replay."""
@@ -145,6 +191,24 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
         close = getattr(rows, "close", None)
         if close is not None:
             close()
+
+
+def begun(episode: Episode, env: Any, render_mode: str | None, *, loop: bool = True) -> EpisodeEnv:
+    """Return an `EpisodeEnv` that shows the first observation, and has its picture.
+
+    Raises:
+        RecordingError: The episode cannot be shown, or not drawn.
+        SettingError: Its environment cannot be made.
+    """
+    made = EpisodeEnv(episode, env, render_mode, loop=loop)
+    try:
+        made.reset()
+        if render_mode is not None:
+            made.render()
+    except BaseException:
+        made.close()
+        raise
+    return made
 
 
 def serve_episode(
@@ -166,16 +230,12 @@ def serve_episode(
     found = episode if isinstance(episode, Episode) else open_episode(episode)
     mode = None if frames is False else "rgb_array"
     try:
-        first = EpisodeEnv(found, env, mode)
-        first.reset()
-        first.close()
+        begun(found, env, mode).close()
     except (RecordingError, SettingError):
         if frames or mode is None:
             raise
         mode = None  # it cannot be drawn
-        first = EpisodeEnv(found, env, None)
-        first.reset()
-        first.close()
+        begun(found, env, None).close()
     rate = fps or float(found.stream.header.get("fps") or 30)
 
     def make(render_mode: str | None = None) -> EpisodeEnv:

@@ -20,7 +20,7 @@ from bridge.errors import RecordingError, TensorError, UsageError
 from bridge.recording.columns import Kind, unpack_sample
 from bridge.recording.files import SUFFIX, Damage, Record, read_records
 
-__all__ = ["Episode", "Folder", "Reset", "Stream", "open_episode", "read_folder"]
+__all__ = ["Episode", "Folder", "Reset", "Stream", "open_episode", "read_folder", "read_newest"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Episode:
     def players(self) -> list[str]:
         """Who acted in it, in the order of their first actions."""
         found: dict[str, None] = {}
-        for name in self.stream.players(self.start + 1, self.stop):
+        for name in self.stream.players(self.start + 1, self.stop, self.lane):
             found.update(dict.fromkeys([name] if isinstance(name, str) else name.values()))
         return [name for name in found if name]
 
@@ -238,14 +238,20 @@ class Stream:
                 found.setdefault(int(record.header["first_row"]) + int(index), []).append((kind, _bytes(data)))
         return found
 
-    def players(self, start: int, stop: int) -> Iterator[Any]:
-        """Say who acted in rows: a text, or one for each agent that acted."""
+    def players(self, start: int, stop: int, lane: int = 0) -> Iterator[Any]:
+        """Say who acted in rows: a text, or one for each agent that acted.
+
+        Args:
+            start: The first row.
+            stop: The row after the last.
+            lane: Of lanes that are stepped together, which one is meant.
+        """
         for record, index in self._rows(start, stop):
             by = record.column("by") if record is not self._last_by[0] else self._last_by[1]
             self._last_by = (record, by)
             names = record.header["players"]
             if self.kind != "agents":
-                yield names[int(by[index])]
+                yield names[int(by[index, lane] if by.ndim > 1 else by[index])]
                 continue
             acted = self.column("acted")[int(record.header["first_row"]) + index - self.first]
             yield {agent: names[int(by[index, i])] for i, agent in enumerate(self.agents) if acted[i]}
@@ -415,8 +421,33 @@ def read_folder(folder: str | Path) -> Folder:
     path = Path(folder)
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path] if path.is_file() else []
     if not files:
-        raise RecordingError(f"expected a folder with recordings, files *{SUFFIX}, got {path}, which has none")
+        lacks = "which has none" if path.is_dir() else "which does not exist"
+        raise RecordingError(f"expected a folder with recordings, files *{SUFFIX}, got {path}, {lacks}")
     return _read_files(files)
+
+
+def read_newest(folder: str | Path, count: int) -> Folder:
+    """Read so many of the newest files of a folder that they hold this many episodes, or all files.
+
+    Raises:
+        RecordingError: There is no recording.
+    """
+    files = sorted(Path(folder).glob(f"*{SUFFIX}"), key=_written_at)
+    number = 1
+    while number < len(files):
+        found = _read_files(files[-number:])
+        if len(found.episodes()) >= count:
+            return found
+        number *= 2
+    return read_folder(folder)
+
+
+def _written_at(file: Path) -> tuple[float, str]:
+    """Return when a file was written last; 0 where it was deleted meanwhile."""
+    try:
+        return file.stat().st_mtime, file.name
+    except OSError:
+        return 0.0, file.name
 
 
 def _read_files(files: Sequence[Path]) -> Folder:
@@ -522,6 +553,10 @@ def open_episode(path: str | Path) -> Episode:
         RecordingError: There is no such episode.
     """
     given = Path(path)
+    if given.is_dir():
+        raise RecordingError(
+            f"expected one episode, FOLDER/EPISODE with an id that `bridge runs {given}` lists, got the folder {given}"
+        )
     name, _, numbers = given.name.rpartition("-")
     files = sorted(given.parent.glob(f"{name}.*{SUFFIX}")) if name else []
     if not files:

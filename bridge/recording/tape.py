@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from bridge.encoding import values
-from bridge.encoding.properties import encoded, read_encoded
-from bridge.errors import RequestError
+from bridge.encoding.properties import TEXT, Property, PropertyTree, encoded, read_encoded
+from bridge.errors import Code, RequestError
 from bridge.logs import SafeLog
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.recording.columns import Kind, Row
@@ -39,7 +39,7 @@ _new_row: Any = tuple.__new__
 
 
 class Tape:
-    """Hands rows to the writer; what does not fit into its queue is counted.
+    """Hands rows to the writer; what does not fit into its queue, or comes while it is switched off, is counted.
 
     Args:
         journal: The writer.
@@ -51,9 +51,14 @@ class Tape:
         self._encoder = encoder
         self._lost = 0
         self._ended = False
+        self.on = True
+        """Whether resets and steps are recorded; calls are in any case, for what follows depends on them."""
 
     def add(self, row: Row, size: int = 0) -> None:
         """Hand over a row of about so many bytes."""
+        if not self.on and row.kind < Kind.LOST:
+            self._lost += 1
+            return
         if self._lost:
             lost = Row(Kind.LOST, row.time, action=self._lost)
             if not self._journal.offer(self._encoder, lost, _OVERHEAD):
@@ -96,6 +101,7 @@ class RecordedEnv:
         self._env = env
         self._lane = lane
         self._tape = tape
+        self._tapes = [tape]
         self._applied_by = applied_by
         self._moment = moment
         self._read_frames = read_frames
@@ -113,6 +119,34 @@ class RecordedEnv:
         """The environments that a world steps separately: this one."""
         return [self] if getattr(self._env, "num_envs", None) is None else self._env.lanes
 
+    @property
+    def recording(self) -> bool:
+        """Whether its episodes are recorded: from the next row on, where it is set."""
+        return self._tape.on
+
+    @recording.setter
+    def recording(self, on: bool) -> None:
+        for tape in self._tapes:
+            tape.on = on
+
+    def properties(self) -> PropertyTree:
+        """Return what the environment adds to the tree below `world`, and the switch of its recording."""
+        tree: PropertyTree = self._env.properties()
+        text = "whether its episodes are recorded: on or off"
+        switch = Property("world.recording", TEXT, text, lambda: "on" if self.recording else "off", self._switch)
+        return tree.merged(PropertyTree([switch]))
+
+    def _switch(self, text: str) -> None:
+        if text not in ("on", "off"):
+            raise RequestError(
+                Code.INVALID_ARGUMENT, f"expected world.recording to be written as on or off, got {text!r:.80}"
+            )
+        self.recording = text == "on"
+
+    async def _frame(self) -> Any:
+        """Return what `render` gives now, where that is recorded."""
+        return await self._read_frames() if self._read_frames is not None and self._tape.on else None
+
     async def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         """Reset the environment."""
         given = kept(seed), kept(options)  # Gymnasium's vector environments take `reset_mask` out of the dict
@@ -124,7 +158,7 @@ class RecordedEnv:
             self._tape.add(failed._replace(moment=moment))
             raise
         moment = None if self._moment is None else self._moment()
-        frame = None if self._read_frames is None else await self._read_frames()
+        frame = None if self._read_frames is None else await self._frame()
         self._record(Kind.RESET, None, result, *given, "", moment, frame)
         return result
 
@@ -138,7 +172,7 @@ class RecordedEnv:
         except RequestError as error:
             self._tape.add(Row(Kind.FAILED_STEP, time.time(), by, given, error=error.message, moment=moment))
             raise
-        frame = None if self._read_frames is None else await self._read_frames()
+        frame = None if self._read_frames is None else await self._frame()
         if type(result) is tuple and len(result) == 5 and type(result[0]) is np.ndarray:
             # The same as `_record` in the fewest calls: in lock-step they cost the client time.
             observation, reward, terminated, truncated, _ = result
@@ -176,11 +210,15 @@ class RecordedEnv:
 
         Args:
             by: Who acts otherwise. Of lanes that are stepped together, who acts for all of them.
+
+        Returns:
+            As `applied_by` of the world; of lanes that are stepped together a list with an entry for each.
         """
         taken, self._taken = self._taken, {}
-        if getattr(self._env, "num_envs", None) is not None:
-            return by
         people = {str(key): f"person:{name}" if name else "person" for key, name in taken.items()}
+        lanes = getattr(self._env, "num_envs", None)
+        if lanes is not None:
+            return [people.get(str(lane), by) for lane in range(lanes)]
         return {**by, **people} if isinstance(by, Mapping) else next(iter(people.values()))
 
     def _copy(self, action: Any) -> Any:

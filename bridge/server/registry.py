@@ -163,6 +163,7 @@ class Registry:
             raise
         await self._refuse_late(world)
         self._entries[name] = _Entry(world, owner, goes_with_owner=not for_others)
+        self._see_to_its_end(world)
         return name
 
     async def find_world(self, name: str) -> World:
@@ -211,7 +212,19 @@ class Registry:
             entry.goes_with_owner = True
 
     def left(self, world: World, owner: object) -> None:
-        """Nothing changes: the world goes on without its agent (D-16)."""
+        """The world goes on without its agent (D-16); one that is of no use then goes a little later."""
+        self._see_to_its_end(world)
+
+    def _see_to_its_end(self, world: World) -> None:
+        """Have a world that is for those who are in it go once nobody is for some time."""
+
+        def close() -> None:
+            entry = self._entries.get(world.name)
+            if entry is not None and entry.world is world and not world.has_players:
+                self._close_later(world.name)
+
+        if world.lingers is not None and not world.has_players:
+            self._runtime.scheduler.call_later(world.lingers, close)
 
     async def destroy_world(self, name: str) -> None:
         """End a world; agents that are in it get an error on their next Step (D-17)."""
@@ -333,6 +346,7 @@ class Registry:
                 Property("server.status", ENCODED, "what the server does and has done, a dict", self.status),
                 *([Property("server.web", TEXT, "the worlds, as JSON", self._overview)] if self.lists_worlds else []),
                 *limits,
+                *getattr(self._source, "leaves", ()),
             ]
         )
 
@@ -344,19 +358,23 @@ class Registry:
                 "title": self._source.title,
                 "realtime": self._source.fps is not None,
                 "fps": self._source.fps,
+                "records": getattr(self._source, "journal", None) is not None,
                 "worlds": [self._describe(world) for world in self.worlds],
             }
         )
 
     def _describe(self, world: World) -> dict[str, Any]:
-        options = getattr(world, "options", None)
+        options, env = getattr(world, "options", None), getattr(world, "env", None)
         return {
             "name": world.name,
-            "title": self._source.title,
+            "title": world.title or self._source.title,
             "seats": dict(world.seats),
             "viewers": self.gallery.viewers(world) if self.gallery is not None else 0,
             "fps": getattr(options, "fps", None),
-            "lanes": getattr(getattr(world, "env", None), "num_envs", None),
+            "lanes": getattr(env, "num_envs", None),
+            "begun": getattr(world, "begun", True),
+            "recording": getattr(env, "recording", None),
+            "replay": world.shows,
         }
 
     def check_open(self) -> None:

@@ -4,6 +4,7 @@ import {Stream, UNAUTHENTICATED} from "./client.js";
 import {request, textTensor, intTensor, tensor, values} from "./wire.js";
 import {Keyboard, nameOf, signOf} from "./keys.js";
 import {line} from "./charts.js";
+import {Recordings} from "./recordings.js";
 
 const $ = (id) => document.getElementById(id);
 const RUNNING = 1;
@@ -29,6 +30,25 @@ let frames = {arrived: [], bytes: 0, skipped: 0, newest: null, steps: []};
 const latencies = [];
 const waitingKeys = []; // {at, frame}: keys whose effect is not painted yet
 const returns = [];
+
+const recordings = new Recordings({
+  token: () => token,
+  server: () => server,
+  selected: () => selected,
+  playing: () => playing,
+  select: (name, newer) => {
+    if (playing) stop();
+    server = newer;
+    select(name);
+  },
+  leave: () => {
+    nothing();
+    if (firstWorld()) select(firstWorld().name);
+    else showWorlds();
+  },
+  tell,
+  announce,
+});
 
 // Words
 
@@ -77,9 +97,10 @@ async function lobby() {
         const before = performance.now();
         server = JSON.parse(await stream.property("server.web"));
         if (!playing) $("trip").textContent = `${(performance.now() - before).toFixed(1)} ms`;
-        if (selected !== null && !worldOf(selected) && !playing) nothing();
+        if (selected !== null && !worldOf(selected) && !playing && selected !== recordings.expected) nothing();
+        recordings.update();
         if (watching || playing?.own) continue;
-        if (selected === null && server.worlds.length) select(server.worlds[0].name);
+        if (selected === null && firstWorld()) select(firstWorld().name);
         else if (worldOf(selected)) watch(selected); // it failed, or the world has only begun
       }
     } catch (error) {
@@ -101,7 +122,7 @@ async function lobby() {
 // After a connection was made: look at what was looked at before, or at the first world.
 async function arrive() {
   const known = server.worlds.some((world) => world.name === selected);
-  if (!known) selected = server.worlds.length ? server.worlds[0].name : null;
+  if (!known) selected = firstWorld()?.name ?? null;
   $("play").disabled = false;
   tell(null);
   $("empty-text").textContent = `${server.title} is ready.`;
@@ -132,7 +153,13 @@ function nothing() {
   watching = null;
   $("badge").hidden = true;
   $("stage-title").textContent = "";
-  $("empty").hidden = server.worlds.length > 0;
+  $("empty").hidden = firstWorld() !== undefined;
+  recordings.update();
+}
+
+// The first world that is no replay: those are looked at only by those who choose them.
+function firstWorld() {
+  return server.worlds.find((world) => !world.replay);
 }
 
 function chip(text, on) {
@@ -156,10 +183,11 @@ function showWorlds() {
     name.textContent = short(world.title);
     name.title = world.title;
     const about = document.createElement("small");
-    const parts = [world.fps ? `${world.fps} fps` : "lock-step", world.lanes ? `${world.lanes} lanes` : "", world.name.slice(0, 14)];
+    const parts = world.replay ? ["replay", `${world.replay.length} step${world.replay.length === 1 ? "" : "s"}`] : [world.fps ? `${world.fps} fps` : "lock-step", world.lanes ? `${world.lanes} lanes` : "", world.name.slice(0, 14)];
     about.textContent = parts.filter(Boolean).join(" · ");
     const who = document.createElement("div");
     who.className = "who";
+    if (world.recording) who.append(chip("● rec", false));
     who.append(...Object.entries(world.seats).map(([seat, taken]) => chip(taken ? `● ${seat}` : `○ ${seat}`, taken)));
     if (world.viewers) who.append(chip(`${world.viewers} looking on`, false));
     button.append(name, about, who);
@@ -178,27 +206,37 @@ function worldOf(name) {
 }
 
 function showSeats() {
-  const seats = Object.entries(worldOf(selected)?.seats ?? {});
+  const lanes = worldOf(selected)?.lanes ?? 0;
+  const seats = lanes > 1 ? laneSeats(worldOf(selected)) : Object.entries(worldOf(selected)?.seats ?? {});
   const several = seats.length > 1;
+  $("seat-kind").textContent = lanes > 1 ? "Take over" : "Seat";
   $("seat-label").hidden = !several || playing !== null;
   const options = seats.map(([seat, taken]) => {
-    return new Option(taken ? `${seat} (taken)` : seat, seat);
+    return new Option(taken && lanes <= 1 ? `${seat} (taken)` : seat, seat);
   });
   const before = $("seat").value;
   $("seat").replaceChildren(...options);
   const free = seats.find(([, taken]) => !taken)?.[0];
   $("seat").value = seats.some(([seat]) => seat === before) ? before : free ?? seats[0]?.[0] ?? "";
   offer();
-  $("lanes-label").hidden = !((worldOf(selected)?.lanes ?? 0) > 1);
+  $("lanes-label").hidden = !(lanes > 1);
 }
 
-// What the button does: it takes a free seat, or takes over from whoever has it. Lanes are looked at.
+// The lanes from whose agent one may take over: where there is one.
+function laneSeats(world) {
+  if (!Object.values(world.seats).some(Boolean)) return [];
+  return Array.from({length: Math.min(world.lanes, 1024)}, (_, lane) => [`lane ${lane}`, true]);
+}
+
+// What the button does: it takes a free seat, or takes over from whoever has it. Lanes have an agent, or are looked at.
 function offer() {
+  recordings.update();
   if (playing) return;
   const world = worldOf(selected);
-  const taken = world?.seats[$("seat").value] === true;
+  const lanes = (world?.lanes ?? 0) > 1;
+  const taken = lanes || world?.seats[$("seat").value] === true;
   $("play").textContent = taken ? "Take over" : "Play";
-  $("play").hidden = (world?.lanes ?? 0) > 1;
+  $("play").hidden = Boolean(world?.replay) || (lanes && !laneSeats(world).length);
 }
 
 function select(name) {
@@ -227,7 +265,7 @@ async function watch(name) {
   const stream = (watching = new Stream(token));
   frames = {arrived: [], bytes: 0, skipped: 0, newest: null, steps: []};
   returns.length = 0;
-  if (!playing) badge("looking on", false);
+  if (!playing) badge(worldOf(name)?.replay ? "replay" : "looking on", false);
   const given = {role: textTensor("spectator"), frame: textTensor("jpeg")};
   const lanes = lanesWanted();
   if (lanes) given.lanes = intTensor(lanes);
@@ -312,7 +350,8 @@ async function takeOver() {
   try {
     const given = {role: textTensor("takeover"), name: textTensor(myName())};
     const seat = $("seat").value;
-    if (Object.keys(world.seats).length > 1) given.agent = textTensor(seat);
+    if ((world.lanes ?? 0) > 1) given.lane = tensor([Number(seat.slice(5))], 5, []);
+    else if (Object.keys(world.seats).length > 1) given.agent = textTensor(seat);
     const joined = await stream.ask(request.join(selected, given));
     const keyboard = new Keyboard(JSON.parse(await stream.property("world.controls")));
     playing = {stream, keyboard, own: false, name: selected, changed: null, wake: () => {}};
@@ -347,6 +386,10 @@ async function takeOver() {
   }
 }
 
+function seed() {
+  return crypto.getRandomValues(new Uint32Array(1))[0] >>> 1;
+}
+
 function myName() {
   let name = localStorage.getItem("name");
   if (!name) localStorage.setItem("name", (name = `person ${Math.floor(Math.random() * 9000 + 1000)}`));
@@ -372,7 +415,10 @@ async function play() {
     const given = own ? {frame: textTensor("jpeg")} : {role: textTensor("player")};
     const seat = $("seat").value;
     if (!own && Object.keys(world?.seats ?? {}).length > 1 && seat) given.agent = textTensor(seat);
+    given.player = textTensor(`person:${myName()}`);
     const joined = await stream.ask(request.join(name, given));
+    // A recording of what begins with a seed can be replayed.
+    if (own || !(world?.begun ?? false)) await stream.ask(request.reset({seed: tensor([seed()], 5, [])}));
     const keyboard = new Keyboard(JSON.parse(await stream.property("world.controls")));
     const fps = (own ? server.fps : world?.fps ?? server.fps) || 30;
     playing = {stream, keyboard, own, name, changed: null, wake: () => {}};
@@ -459,7 +505,7 @@ function stopped() {
   $("pad").hidden = true;
   waitingKeys.length = 0;
   if (selected === null) $("badge").hidden = true;
-  else badge("looking on", false);
+  else badge(worldOf(selected)?.replay ? "replay" : "looking on", false);
   showSeats();
 }
 
@@ -526,7 +572,7 @@ function hold(name, down) {
 }
 
 function isTyping(event) {
-  return ["INPUT", "SELECT", "TEXTAREA"].includes(event.target.tagName) || $("ask-token").open;
+  return ["INPUT", "SELECT", "TEXTAREA"].includes(event.target.tagName) || document.querySelector("dialog[open]") !== null;
 }
 
 document.addEventListener("keydown", (event) => {

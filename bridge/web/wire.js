@@ -89,9 +89,10 @@ export const request = {
     });
     return message([3, message(...fields, [2, packed(wanted)])]);
   },
-  reset: () => message([4, []]),
+  reset: (given = {}) => message([4, message(...Object.entries(given).map(([name, value]) => [1, message([1, name], [2, value])]))]),
   leave: () => message([6, []]),
   property: (key) => message([15, message([1, PROPERTY_REQUEST], [2, message([1, message([1, key])])])]),
+  write: (key, value) => message([15, message([1, PROPERTY_REQUEST], [2, message([2, message([1, key], [2, value])])])]),
 };
 
 // Reading

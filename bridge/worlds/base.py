@@ -157,6 +157,13 @@ class World(abc.ABC):
         self.scheduler = scheduler
         self.resets = ResetBook()
 
+    lingers: float | None = None
+    """Seconds after which it goes where nobody is in; None: it waits for the server's `idle_timeout`."""
+    title: str | None = None
+    """What to call it to a person; None: as the source of the server's worlds."""
+    shows: Mapping[str, Any] | None = None
+    """What of a recording it shows again, for the page; None: it is no replay."""
+
     @abc.abstractmethod
     def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
         """Let an agent in.

@@ -307,6 +307,11 @@ class EnvWorld(World):
         return self._agent.player if self._agent is not None else DEFAULT_PLAYER
 
     @property
+    def begun(self) -> bool:
+        """Whether its environment was ever reset."""
+        return bool(self.env.times.reset.count)
+
+    @property
     def newest(self) -> tuple[Any, Any] | None:
         """Observation and info of the running episode; None: nobody plays one."""
         return None if self._agent is None else self._agent.newest

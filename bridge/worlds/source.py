@@ -332,6 +332,11 @@ class EnvSource:
         """What to call it to a person."""
         return self._recipe.title
 
+    @property
+    def factory(self) -> Callable[..., Any] | None:
+        """What makes its environments; None: their ids say it."""
+        return self._recipe.factory
+
     def made_by(self, settings: Mapping[str, pb.Tensor]) -> dict[str, Any]:
         """Return what the environment of a world is made of, for a recording; raises as `make_world`."""
         recipe = self._recipe if "env_factory" not in settings else self._recipe.of_factory(_factory_of_client)

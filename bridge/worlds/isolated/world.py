@@ -25,6 +25,7 @@ from bridge.encoding import values
 from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.isolated.child import LENGTH, main
+from bridge.worlds.isolated.program import Program
 from bridge.worlds.scheduling import Pending, Runtime, Timer
 
 __all__ = ["CALL_TIMEOUT", "Isolation", "WorldProcess", "start_method"]
@@ -47,6 +48,9 @@ class Isolation:
     """Seconds that one call of its environment may take, its construction too; None: for ever."""
     max_world_bytes: int | None = None
     """Bytes of memory that it may allocate (where the system can limit that: Linux); None: no limit of ours."""
+    own_program: bool = False
+    """Whether it begins without the main module of this program, which `multiprocessing` would import. It has no limit
+    of memory, and no client's factory then."""
 
     @classmethod
     def of(
@@ -161,13 +165,16 @@ class WorldProcess:
         return process
 
     def _launch(self, recipe: bytes, factory: bytes | None) -> None:
-        method = start_method()
-        context: Any = multiprocessing.get_context(method)
+        method = "" if self._isolation.own_program else start_method()
         self._sock, theirs = socket.socketpair()
         self._sock.setblocking(False)
-        arguments = (theirs, recipe, factory, self._isolation.max_world_bytes)
-        self._process = context.Process(target=main, args=arguments, name=f"bridge-{self.name or 'default'}")
         try:
+            if not method:
+                self._process = Program(theirs, recipe)
+            else:
+                context: Any = multiprocessing.get_context(method)
+                arguments = (theirs, recipe, factory, self._isolation.max_world_bytes)
+                self._process = context.Process(target=main, args=arguments, name=f"bridge-{self.name or 'default'}")
             with _starting:
                 if method == "forkserver":
                     context.set_forkserver_preload(["bridge.worlds.isolated.child", "bridge.worlds.source"])

@@ -274,6 +274,11 @@ class ParallelSource:
         """What to call it to a person."""
         return self.recipe.title
 
+    @property
+    def factory(self) -> Callable[..., Any] | None:
+        """What makes its environments; None: there is one, which was made already."""
+        return self.recipe.factory
+
     def made_by(self, settings: Mapping[str, pb.Tensor]) -> dict[str, Any]:
         """Return what the environment of a world is made of, for a recording; raises as `make_world`."""
         factory, env_id = self.recipe.factory, self._env_id

@@ -41,6 +41,8 @@ def join_takeover(
         RequestError: INVALID_ARGUMENT for settings that are none, RESOURCE_EXHAUSTED where somebody has the seat.
     """
     env = world.env
+    if not world.seats:
+        raise RequestError(Code.FAILED_PRECONDITION, "nobody plays in this world, so nobody can be taken over from")
     several, lanes = hasattr(env, "possible_agents"), getattr(env, "num_envs", None)
     known = ("role", "name", *(("agent",) if several else ("lane",) if lanes else ()))
     refuse_unknown(settings, known, "JoinWorld")

@@ -1,0 +1,322 @@
+"""Recorded episodes as worlds of a running server, which people look at and steer.
+
+The environment of a replay, and the files of its recording, are a process's of their own: a long way to a step costs
+nobody else's world anything.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+
+from bridge.encoding import values
+from bridge.encoding.properties import TEXT, Property, PropertyTree
+from bridge.encoding.tensors import unpack_tensor
+from bridge.errors import Code, RecordingError, RequestError, SettingError, TensorError
+from bridge.logs import SafeLog
+from bridge.pb import bridge_pb2, properties_pb2
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.recording.player import LARGEST_SPEED, EpisodeEnv, begun
+from bridge.recording.reader import open_episode
+from bridge.worlds.base import Agent, refuse_unknown
+from bridge.worlds.isolated.env import start_isolated
+from bridge.worlds.isolated.world import Isolation
+from bridge.worlds.realtime.clocked_world import ROLES, Realtime, one_of
+from bridge.worlds.realtime.world import RealtimeWorld
+from bridge.worlds.scheduling import Pending, Runtime, Scheduler
+from bridge.worlds.source import EnvRecipe, WorldRequest
+
+__all__ = ["MOST_REPLAYS", "REPLAY", "ReplayWorld", "Replays", "SteeredEnv"]
+
+_log = SafeLog(__name__)
+REPLAY = "replay"
+"""The CreateWorld setting that names an episode."""
+MOST_REPLAYS = 4
+"""Worlds of a server that show recorded episodes at a time."""
+LINGER = 10.0
+"""Seconds that such a world goes on when nobody looks at it."""
+CALL_TIMEOUT = 60.0
+"""Seconds that its process may take to read the recording, or to get to a step."""
+_ID = re.compile(r"[0-9A-Za-z]+-[0-9a-f]+-\d+\.\d+\.\d+")
+_CONTROLS: Mapping[str, tuple[type, ...]] = {"paused": (bool,), "position": (int,), "speed": (int, float)}
+
+
+class Replays:
+    """Makes the worlds that show recorded episodes, a limited number at a time.
+
+    Args:
+        folder: The folder of the recordings.
+        source: Makes the server's own worlds; the environments of replays are made as those are.
+    """
+
+    def __init__(self, folder: Path, source: Any) -> None:
+        self._folder = folder
+        self._source = source
+        self._open: set[object] = set()
+
+    async def make_world(self, name: str, settings: Mapping[str, pb.Tensor], runtime: Runtime) -> ReplayWorld:
+        """Build a world that shows the episode of the setting `replay`.
+
+        Raises:
+            RequestError: INVALID_ARGUMENT: the setting names no episode; RESOURCE_EXHAUSTED: there are `MOST_REPLAYS`
+                worlds already; FAILED_PRECONDITION: the episode is not there, or cannot be shown, which is said.
+        """
+        refuse_unknown(settings, (REPLAY,), "CreateWorld")
+        if os.name == "nt":
+            raise RequestError(
+                Code.UNIMPLEMENTED,
+                "a server on Windows shows no recorded episodes beside its worlds; use bridge replay EPISODE --serve",
+            )
+        episode = _read_id(settings[REPLAY])
+        if len(self._open) >= MOST_REPLAYS:
+            raise RequestError(
+                Code.RESOURCE_EXHAUSTED,
+                f"this server shows {MOST_REPLAYS} recorded episodes already, each of which goes {LINGER:g} s after "
+                "the last who looked at it; try again later",
+            )
+        place = object()
+        self._open.add(place)
+        try:
+            env = await self._start(name, episode, runtime)
+            return ReplayWorld(name, env, runtime.scheduler, lambda: self._open.discard(place))
+        except BaseException:
+            self._open.discard(place)
+            raise
+
+    async def _start(self, name: str, episode: str, runtime: Runtime) -> SteeredEnv:
+        made_by = self._source.made_by({}) if self._source.factory is not None else {}
+        specs = [gymnasium.spec(env_id) for env_id in self._source.env_ids]
+        show = functools.partial(
+            _show, self._folder / episode, self._source.factory, str(made_by.get("entry_point", "")), specs
+        )
+        try:
+            recipe = EnvRecipe(show, None).pickled(WorldRequest(None, 1, "sync", {}))
+        except Exception as error:  # whatever the pickling of a user's objects raises
+            raise RequestError(
+                Code.FAILED_PRECONDITION,
+                f"a replay runs in a process of its own, to which {self._source.title} cannot be sent: {error!r}; "
+                "serve a function that makes everything the environment needs",
+            ) from error
+        env = await start_isolated(name, recipe, None, Isolation(CALL_TIMEOUT, own_program=True), runtime)
+        try:
+            return SteeredEnv(env, await _steer(env, {}), runtime.scheduler)
+        except BaseException:
+            await env.close()
+            raise
+
+
+def _read_id(tensor: pb.Tensor) -> str:
+    try:
+        text = unpack_tensor(tensor, REPLAY)[()]
+    except TensorError as error:
+        raise RequestError(Code.INVALID_ARGUMENT, f"bad CreateWorld settings: {error}") from error
+    if not isinstance(text, str) or not _ID.fullmatch(text):
+        raise RequestError(
+            Code.INVALID_ARGUMENT,
+            "expected the setting replay to be the id of an episode as server.recordings lists it, such as "
+            f"20261122T140501-3fa9c1-1.0.17, got {text!r:.80}",
+        )
+    return text
+
+
+def _show(path: Path, factory: Callable[..., Any] | None, entry_point: str, specs: Sequence[Any]) -> EpisodeEnv:
+    """Return an episode as an environment; called in the process of its world.
+
+    Args:
+        path: `FOLDER/ID`.
+        factory: What makes the environments of the server; None: their ids say it.
+        entry_point: What a recording calls the factory.
+        specs: Of the environments that are registered in the server.
+    """
+    for spec in specs:
+        gymnasium.registry.setdefault(spec.id, spec)
+    try:
+        episode = open_episode(path)
+        recorded = episode.stream.header.get("entry_point")
+        return begun(episode, factory if recorded == entry_point else None, "rgb_array", loop=False)
+    except (RecordingError, SettingError) as error:
+        raise RequestError(Code.FAILED_PRECONDITION, f"this episode cannot be shown: {error}") from error
+
+
+async def _steer(env: Any, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Call `EpisodeEnv.steer`; return what it says."""
+    kwargs = bridge_pb2.Value.Dict(keys=list(wanted), values=[values.to_value(value) for value in wanted.values()])
+    response = await env.call(bridge_pb2.CallRequest(name="steer", kwargs=kwargs))
+    state: dict[str, Any] = values.from_value(response.results[0])
+    return state
+
+
+class SteeredEnv:
+    """The environment of a replay, steered by the property `world.replay`; while it is paused its `step` waits.
+
+    Args:
+        env: Stands for the `EpisodeEnv` in its process.
+        state: What `EpisodeEnv.steer` said.
+        scheduler: Runs what is written to the property.
+    """
+
+    def __init__(self, env: Any, state: dict[str, Any], scheduler: Scheduler) -> None:
+        self._env = env
+        self.state = state
+        """What is shown, and how."""
+        self._scheduler = scheduler
+        self._wanted: dict[str, Any] = {}
+        self._aim = 0
+        """The step that was asked for, or is shown."""
+        self._steering = False
+        self._moved = True
+        """Whether there may be something new to see, though it is paused."""
+        self._closed = False
+        self._changed: Pending[None] = Pending()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._env, name)
+
+    @property
+    def lanes(self) -> list[Any]:
+        """The environments that a world steps separately: this one."""
+        return [self]
+
+    async def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        """Show what is shown: where people look is not for a reset to change."""
+        return await self._env.reset(options={"position": self._aim})
+
+    async def step(self, action: Any) -> Any:
+        """Go on; wait while the replay is paused and shows what it showed."""
+        while self.state["paused"] and not self._moved and not self._closed:
+            await self._changed
+        self._moved = False
+        result = await self._env.step(action)
+        info = result[4]
+        self.state.update(position=int(info["position"]), paused=bool(info["paused"]))
+        if not self._steering:
+            self._aim = self.state["position"]
+        return result
+
+    def _wake(self) -> None:
+        self._moved = True
+        pending, self._changed = self._changed, Pending()
+        pending.set_result(None)
+
+    async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+        """Call a method of the `EpisodeEnv`, such as `seek`."""
+        response: bridge_pb2.CallResponse = await self._env.call(request)
+        self._wake()
+        return response
+
+    async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
+        """Answer a request for a property."""
+        response: properties_pb2.PropertyResponse = await self._env.answer_property(request)
+        if request.WhichOneof("payload") == "write_property":
+            self._wake()
+        return response
+
+    def properties(self) -> PropertyTree:
+        """Return what it adds to the tree below `world`."""
+        tree: PropertyTree = self._env.properties()
+        text = "the episode that is shown, as JSON; written as JSON it takes paused, position and speed"
+        return tree.merged(PropertyTree([Property("world.replay", TEXT, text, self._read, self._write)]))
+
+    def _read(self) -> str:
+        return json.dumps({**self.state, "seeking": self._steering})
+
+    def _write(self, text: str) -> None:
+        """Take what is wanted; of what comes while the way to a step is long, the last is done."""
+        self._wanted.update(_read_controls(text))
+        self._aim = self._wanted.get("position", self._aim)
+        if not self._steering:
+            self._steering = True
+            self._scheduler.start(self._steer(), _log_failure)
+
+    async def _steer(self) -> None:
+        try:
+            while self._wanted and not self._closed:
+                wanted, self._wanted = self._wanted, {}
+                self.state = await _steer(self._env, wanted)
+                self._wake()
+        finally:
+            self._steering = False
+
+    async def close(self, reason: RequestError | None = None) -> None:
+        """Close the environment, and end its process."""
+        self._closed = True
+        self._wake()
+        await self._env.close(reason)
+
+
+def _read_controls(text: str) -> dict[str, Any]:
+    """Read what is written to `world.replay`."""
+    try:
+        given = json.loads(text)
+    except ValueError:
+        given = None
+    right = isinstance(given, dict) and all(
+        isinstance(value, _CONTROLS.get(name, ())) and (name == "paused" or not isinstance(value, bool))
+        for name, value in given.items()
+    )
+    if not right or not 0 < given.get("speed", 1) <= LARGEST_SPEED:
+        raise RequestError(
+            Code.INVALID_ARGUMENT,
+            "expected world.replay to be written as a JSON object with some of paused (true or false), position (an "
+            f"integer) and speed (above 0, at most {LARGEST_SPEED:g}), got {text!r:.100}",
+        )
+    found: dict[str, Any] = given
+    return found
+
+
+def _log_failure(result: None, error: BaseException | None) -> None:
+    if error is not None:
+        _log.warning("a replay could not be steered: %s", error)
+
+
+class ReplayWorld(RealtimeWorld):
+    """A world that shows a recorded episode. It has no seat: any number of spectators look on, and steer.
+
+    Args:
+        name: The world's name.
+        env: The episode; owned by the world from here on.
+        scheduler: Runs the frames.
+        closed: Called when it is closed.
+    """
+
+    lingers = LINGER
+
+    def __init__(self, name: str, env: SteeredEnv, scheduler: Scheduler, closed: Callable[[], None]) -> None:
+        super().__init__(name, env, scheduler, Realtime(env.state["fps"]))
+        self.title = str(env.state["title"])
+        self.shows = {key: env.state[key] for key in ("episode", "players", "began", "return", "length")}
+        self._when_closed = closed
+
+    def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
+        """Let a spectator in: setting `role=spectator`."""
+        if one_of(settings, "role", ROLES) != "spectator":
+            raise RequestError(
+                Code.FAILED_PRECONDITION,
+                f"the world {self.name!r} shows a recorded episode, which nobody plays: join it with the setting "
+                "role=spectator",
+            )
+        return super().join(settings)
+
+    @property
+    def has_players(self) -> bool:
+        """Whether somebody looks on, which keeps it alive."""
+        return self.agents > 0
+
+    @property
+    def seats(self) -> Mapping[str, bool]:
+        """There are none."""
+        return {}
+
+    async def close(self) -> None:
+        """End the replay, and its process."""
+        self._when_closed()
+        await super().close()

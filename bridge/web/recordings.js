@@ -1,0 +1,253 @@
+// Recordings: the switch of a world's recording, the list of recorded episodes, and the bar that steers a replay.
+
+import {Stream} from "./client.js";
+import {request, textTensor} from "./wire.js";
+
+const $ = (id) => document.getElementById(id);
+const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+const NOTHING = "This server records nothing. Start it with --record FOLDER, in Python record=\"FOLDER\", to keep every episode.";
+
+function element(kind, text, name = "") {
+  const made = document.createElement(kind);
+  made.textContent = text;
+  made.className = name;
+  return made;
+}
+
+// Who acted, as chips: people stand out.
+function players(names) {
+  const shown = names.filter((name) => name !== "default");
+  if (!shown.length) return [element("span", "nobody", "chip")];
+  return shown.map((name) => element("span", name.replace(/^(person|agent):/, ""), name.startsWith("person") ? "chip on" : "chip"));
+}
+
+function moment(seconds) {
+  return new Date(seconds * 1000).toLocaleString([], {dateStyle: "medium", timeStyle: "short"});
+}
+
+function steps(count) {
+  return `${count} ${count === 1 ? "step" : "steps"}`;
+}
+
+// Why an episode cannot be watched again, in a sentence.
+function reason(obstacle) {
+  if (obstacle.includes("no reset with a seed")) return "It cannot be shown: it began without a seed, and was recorded without frames and observations.";
+  return `It cannot be shown: ${obstacle.replace(/^\S+ cannot be \w+: /, "")}`;
+}
+
+function amount(value) {
+  return value === null ? "–" : Number(value.toFixed(2)).toString();
+}
+
+export class Recordings {
+  #page;
+  #listing = null; // the stream by which the list is read
+  #stream = null; // the stream that steers a replay
+  #shown = null; // the name of the world that it steers
+  #wanted = null; // what is to be written next
+  #wake = () => {};
+  #dragging = false;
+  #state = null;
+
+  // The world of a replay that the list of worlds may not have yet.
+  expected = null;
+
+  // page: {token(), server(), selected(), playing(), select(name), leave(), tell(text), announce(text)}
+  constructor(page) {
+    this.#page = page;
+    $("record").onclick = () => this.#switch();
+    $("replays").onclick = () => this.#open();
+    $("recordings-close").onclick = () => $("recordings").close();
+    $("recordings").onclose = () => this.#listing?.close();
+    $("player-play").onclick = () => this.#steer({paused: !this.#state?.paused});
+    $("player-speed").onchange = () => this.#steer({speed: Number($("player-speed").value)});
+    $("player-seek").oninput = () => {
+      this.#dragging = true;
+      this.#place(Number($("player-seek").value));
+      this.#steer({position: Number($("player-seek").value)});
+    };
+    $("player-seek").onchange = () => (this.#dragging = false);
+    $("player-close").onclick = () => page.leave();
+    document.addEventListener("keydown", (event) => {
+      if (event.key !== " " || !this.#state || document.querySelector("dialog[open]")) return;
+      if (["INPUT", "SELECT", "TEXTAREA", "BUTTON"].includes(event.target.tagName) && event.target.id !== "player-seek") return;
+      event.preventDefault();
+      this.#steer({paused: !this.#state.paused});
+    });
+  }
+
+  #world(name) {
+    return this.#page.server().worlds.find((world) => world.name === name);
+  }
+
+  // The world that the switch is of: one's own while one plays in it.
+  #target() {
+    const playing = this.#page.playing();
+    return this.#world(playing?.own ? playing.name : this.#page.selected());
+  }
+
+  // Show what the server said last.
+  update() {
+    const {records} = this.#page.server();
+    const world = this.#target();
+    const on = world?.recording === true;
+    $("record").hidden = Boolean(world?.replay);
+    $("record").disabled = Boolean(records) && typeof world?.recording !== "boolean";
+    $("record").setAttribute("aria-pressed", String(on));
+    $("record-text").textContent = on ? "Recording" : "Record";
+    $("record").title = !records ? NOTHING : on ? "Episodes of this world are recorded. Press to stop." : "Record the episodes of this world that begin from now on.";
+    if (this.#world(this.expected)) this.expected = null;
+    const replay = this.#page.playing() ? null : this.#world(this.#page.selected())?.replay;
+    const name = replay ? this.#page.selected() : null;
+    if (name !== this.#shown) this.#follow(name, replay);
+  }
+
+  async #switch() {
+    if (!this.#page.server().records) return this.#page.tell(NOTHING);
+    const {name, recording} = this.#target();
+    const stream = new Stream(this.#page.token());
+    try {
+      await stream.ask(request.join(name, {role: textTensor("spectator")}));
+      await stream.ask(request.write("world.recording", textTensor(recording ? "off" : "on")));
+      const world = this.#world(name);
+      if (world) world.recording = !recording;
+      this.#page.announce(recording ? "Recording is off: what is played now is not kept." : "Recording is on: the next episode is kept.");
+      this.update();
+    } catch (error) {
+      this.#page.tell(error.message.split("\n")[0]);
+    } finally {
+      stream.close();
+    }
+  }
+
+  // The list
+
+  async #open() {
+    $("recordings").showModal();
+    $("recordings-list").replaceChildren();
+    $("recordings-hint").textContent = this.#page.server().records ? "Reading the recordings…" : NOTHING;
+    if (!this.#page.server().records) return;
+    const stream = (this.#listing = new Stream(this.#page.token()));
+    try {
+      for (let found = {reading: true}; found.reading && $("recordings").open; ) {
+        found = JSON.parse(await stream.property("server.recordings"));
+        this.#list(found);
+        if (found.reading) await pause(200);
+      }
+    } catch (error) {
+      if (error.code !== 1) $("recordings-hint").textContent = error.message.split("\n")[0];
+    } finally {
+      stream.close();
+    }
+  }
+
+  #list({episodes, reading, problem}) {
+    const kept = episodes.filter((episode) => episode.steps > 0);
+    const words = kept.length ? "The newest first. Choose one to watch it again." : "No episode has been recorded yet.";
+    $("recordings-hint").textContent = problem || (reading && !kept.length ? "Reading the recordings…" : words);
+    const focused = document.activeElement?.dataset?.episode;
+    $("recordings-list").replaceChildren(...kept.map((episode) => {
+      const button = document.createElement("button");
+      button.dataset.episode = episode.episode;
+      button.disabled = Boolean(episode.obstacle);
+      const who = element("span", "", "who");
+      who.append(...players(episode.players));
+      if (episode.incomplete) who.append(element("span", "incomplete", "chip"));
+      button.append(
+        element("b", episode.environment),
+        element("span", amount(episode.return), "return"),
+        who,
+        element("small", `${steps(episode.steps)} · ${moment(episode.began)}`),
+      );
+      if (episode.obstacle) button.append(element("small", reason(episode.obstacle), "obstacle"));
+      button.onclick = () => this.#show(episode.episode);
+      const item = document.createElement("li");
+      item.append(button);
+      return item;
+    }));
+    if (focused) $("recordings-list").querySelector(`[data-episode="${CSS.escape(focused)}"]`)?.focus();
+  }
+
+  async #show(episode) {
+    $("recordings-hint").textContent = "Preparing the replay…";
+    for (const button of $("recordings-list").querySelectorAll("button")) button.disabled = true;
+    const stream = new Stream(this.#page.token());
+    try {
+      const {world} = await stream.ask(request.create({replay: textTensor(episode)}));
+      this.expected = world;
+      const server = JSON.parse(await stream.property("server.web"));
+      $("recordings").close();
+      this.#page.select(world, server);
+      $("player-play").focus();
+    } catch (error) {
+      $("recordings-hint").textContent = error.message.split("\n")[0];
+      for (const button of $("recordings-list").querySelectorAll("button")) button.disabled = false;
+    } finally {
+      stream.close();
+    }
+  }
+
+  // The bar
+
+  async #follow(name, replay) {
+    this.#stream?.close();
+    this.#stream = this.#state = this.#wanted = null;
+    this.#shown = name;
+    $("player").hidden = !name;
+    if (!name) return;
+    const facts = [`return ${amount(replay.return)}`, moment(replay.began)];
+    $("player-about").replaceChildren(...players(replay.players), element("small", facts.join(" · ")));
+    $("player-seek").max = String(replay.length);
+    this.#dragging = false;
+    this.#place(0);
+    const stream = (this.#stream = new Stream(this.#page.token()));
+    try {
+      await stream.ask(request.join(name, {role: textTensor("spectator")}));
+      while (this.#stream === stream) {
+        await this.#write(stream);
+        this.#tell(JSON.parse(await stream.property("world.replay")));
+        await Promise.race([pause(150), new Promise((resolve) => (this.#wake = resolve))]);
+      }
+    } catch (error) {
+      if (error.code !== 1 && error.code !== 14) this.#page.tell(error.message.split("\n")[0]);
+    } finally {
+      stream.close();
+      if (this.#stream === stream) this.#stream = this.#shown = this.#state = null;
+    }
+  }
+
+  async #write(stream) {
+    const wanted = this.#wanted;
+    this.#wanted = null;
+    if (!wanted) return;
+    try {
+      await stream.ask(request.write("world.replay", textTensor(JSON.stringify(wanted))));
+    } catch (error) {
+      if (!stream.open) throw error;
+      this.#page.tell(error.message.split("\n")[0]); // this token may look on alone
+    }
+  }
+
+  #steer(wanted) {
+    this.#wanted = {...this.#wanted, ...wanted};
+    this.#wake();
+  }
+
+  #place(position) {
+    const most = Number($("player-seek").max);
+    $("player-seek").value = String(position);
+    $("player-seek").style.setProperty("--done", `${most ? (100 * position) / most : 0}%`);
+    $("player-seek").setAttribute("aria-valuetext", `step ${position} of ${most}`);
+    $("player-position").textContent = `${position} / ${most}`;
+  }
+
+  #tell(state) {
+    if (!this.#stream) return;
+    this.#state = state;
+    $("player-play").dataset.icon = state.paused ? "play" : "pause";
+    $("player-play").setAttribute("aria-label", state.paused ? "Play" : "Pause");
+    $("player").classList.toggle("seeking", state.seeking);
+    if (document.activeElement !== $("player-speed")) $("player-speed").value = String(state.speed);
+    if (!this.#dragging && !this.#wanted && !state.seeking) this.#place(state.position);
+  }
+}
