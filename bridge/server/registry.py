@@ -356,6 +356,7 @@ class Registry:
                 "title": self._source.title,
                 "realtime": self._source.fps is not None,
                 "fps": self._source.fps,
+                "match": bool(getattr(self._source, "match", False)),
                 "worlds": [self._describe(world) for world in self.worlds],
             }
         )
@@ -369,6 +370,7 @@ class Registry:
             "viewers": self.gallery.viewers(world) if self.gallery is not None else 0,
             "fps": getattr(options, "fps", None),
             "lanes": getattr(getattr(world, "env", None), "num_envs", None),
+            "match": world.describe_match(),
         }
 
     def check_open(self) -> None:

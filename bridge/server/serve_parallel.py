@@ -18,7 +18,9 @@ from bridge.transport.credentials import TokenLike
 from bridge.worlds.isolated.world import CALL_TIMEOUT, Isolation
 from bridge.worlds.multi_agent.joint_steps import MultiAgentOptions
 from bridge.worlds.multi_agent.source import ParallelSource
+from bridge.worlds.policies import Policy
 from bridge.worlds.realtime.clocked_world import Realtime
+from bridge.worlds.realtime.match import MatchOptions
 from bridge.worlds.watching.render_mode import drawing_kwargs
 
 __all__ = ["serve_parallel"]
@@ -37,6 +39,10 @@ def serve_parallel(
     port: int = 0,
     fps: float | None = None,
     max_action_age: float | None = None,
+    agents: Mapping[str, Policy | str] | Policy | str | None = None,
+    match: bool = False,
+    countdown: float | None = None,
+    patience: float | None = None,
     thread_safe: bool = False,
     clock: Clock | None = None,
     max_connections: int = _DEFAULTS.max_connections,
@@ -87,6 +93,11 @@ def serve_parallel(
         fps: Frames a second of a real-time world, which runs whether or not `step` is called; None: lock-step.
         max_action_age: In real time, the seconds after which the default action replaces an agent's last action;
             None: the last action stays in force.
+        agents: In real time, policies (observation to action) by agent that play while no client does; one for all; or
+            "random". None: `default_action` does, and in a match without one a random policy.
+        match: Play in rounds: clients take seats, people say that they are ready, and a countdown begins the round.
+        countdown: In a match, the seconds from everybody's being ready to the start; None: 3.
+        patience: In a match, the seconds after which a round begins without people who are not ready; None: 60.
         thread_safe: Run each world in a thread of its own, as for `serve_gym`.
         clock: In real time, the clock, such as `bridge.testing.VirtualClock()` in tests; None: the machine's.
         max_connections: The most connections at a time; each agent has one.
@@ -126,7 +137,7 @@ def serve_parallel(
         SettingError: The environment cannot be served, a keyword is out of its range, the port is in use.
     """
     in_lockstep = {"missing_agent": missing_agent, "agent_timeout": agent_timeout}
-    in_real_time = {"max_action_age": max_action_age, "clock": clock}
+    in_real_time = {"max_action_age": max_action_age, "clock": clock, "agents": agents, "match": match or None}
     wrong = [name for name, value in (in_real_time if fps is None else in_lockstep).items() if value is not None]
     if wrong and fps is None:
         raise SettingError(f"{' and '.join(wrong)} are of real time: give fps= too")
@@ -136,13 +147,17 @@ def serve_parallel(
             "for none, and default_action stands in for those that are missing: leave out either"
         )
     given = {name: value for name, value in in_lockstep.items() if value is not None}
+    times = {name: value for name, value in (("countdown", countdown), ("patience", patience)) if value is not None}
+    if times and not match:
+        raise SettingError(f"{' and '.join(times)} are of a match: give match=True too")
     source = ParallelSource(
         env,
         MultiAgentOptions(default_action=default_action, **given),  # type: ignore[arg-type]
         drawing_kwargs(env, env_kwargs) if web and not hasattr(env, "possible_agents") else env_kwargs,
         Isolation.of(isolation, call_timeout, max_world_bytes),
-        realtime=None if fps is None else Realtime(fps, default_action, max_action_age, clock=clock),
+        realtime=None if fps is None else Realtime(fps, default_action, agents, max_action_age, clock=clock),
         thread_safe=thread_safe,
+        match=MatchOptions(**times) if match else None,
     )
     limits = Limits(max_connections, max_worlds, max_message_bytes=max_message_bytes)
     security = Security.of(

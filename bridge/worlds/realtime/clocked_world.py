@@ -45,6 +45,9 @@ class Realtime:
     """Applied where there is no action of the player; None: the neutral one, zeros where the space has them. In a world
     of several agents a function of an agent's id, last observation and action space; None: the first allowed action, or
     the neutral one."""
+    agents: Any = None
+    """In a world of several agents: who plays those that no client does, before `default_action` is asked. A policy
+    (observation to action), `"random"`, or a mapping of these by agent; None: nobody."""
     max_action_age: float | None = None
     """Seconds that an action goes on at most before the default one takes its place; None: until the next one."""
     catch_up: float = 0.25
