@@ -4,6 +4,7 @@ import {Stream, UNAUTHENTICATED} from "./client.js";
 import {request, textTensor, intTensor, tensor, values} from "./wire.js";
 import {Keyboard, nameOf, signOf} from "./keys.js";
 import {line} from "./charts.js";
+import {MatchView, displayName} from "./match.js";
 
 const $ = (id) => document.getElementById(id);
 const RUNNING = 1;
@@ -29,6 +30,14 @@ let frames = {arrived: [], bytes: 0, skipped: 0, newest: null, steps: []};
 const latencies = [];
 const waitingKeys = []; // {at, frame}: keys whose effect is not painted yet
 const returns = [];
+
+const match = new MatchView({
+  sit: (seat) => play(seat),
+  ready: (value) => {
+    playing?.stream.ask(request.write("world.ready", intTensor(Number(value)))).catch((error) => tell(error.message));
+  },
+  announce: (text) => announce(text),
+});
 
 // Words
 
@@ -73,7 +82,7 @@ async function lobby() {
       await arrive();
       for (;;) {
         showWorlds();
-        await pause(1000);
+        await pause(match.pace);
         const before = performance.now();
         server = JSON.parse(await stream.property("server.web"));
         if (!playing) $("trip").textContent = `${(performance.now() - before).toFixed(1)} ms`;
@@ -113,6 +122,7 @@ async function arrive() {
 function leave() {
   watching?.close();
   watching = null;
+  match.left();
   if (playing) {
     playing.stream.close();
     playing = null;
@@ -144,7 +154,9 @@ function chip(text, on) {
 
 function showWorlds() {
   const list = $("worlds");
-  const text = JSON.stringify([server.worlds, selected]);
+  match.show(worldOf(selected)?.match ?? null, playing?.seat ?? null);
+  $("name-label").hidden = !server.match || playing !== null;
+  const text = JSON.stringify([server.worlds, selected], (key, value) => (key === "match" ? undefined : value));
   if (list.dataset.shown === text) return;
   list.dataset.shown = text;
   const focused = document.activeElement?.dataset?.world;
@@ -180,7 +192,7 @@ function worldOf(name) {
 function showSeats() {
   const seats = Object.entries(worldOf(selected)?.seats ?? {});
   const several = seats.length > 1;
-  $("seat-label").hidden = !several || playing !== null;
+  $("seat-label").hidden = !several || playing !== null || Boolean(worldOf(selected)?.match);
   const options = seats.map(([seat, taken]) => {
     return new Option(taken ? `${seat} (taken)` : seat, seat);
   });
@@ -197,7 +209,8 @@ function offer() {
   if (playing) return;
   const world = worldOf(selected);
   const taken = world?.seats[$("seat").value] === true;
-  $("play").textContent = taken ? "Take over" : "Play";
+  if (world?.match) $("play").disabled = Object.values(world.seats).every(Boolean);
+  $("play").textContent = !taken ? "Play" : world.match ? "Full" : "Take over";
   $("play").hidden = (world?.lanes ?? 0) > 1;
 }
 
@@ -353,6 +366,9 @@ function myName() {
   return name;
 }
 
+$("name").value = localStorage.getItem("name") ?? "";
+$("name").onchange = () => localStorage.setItem("name", ($("name").value = displayName($("name").value)));
+
 // Playing
 
 function actionTensor(keyboard, spec) {
@@ -360,7 +376,7 @@ function actionTensor(keyboard, spec) {
   return tensor(spec.dtype === 1 || spec.dtype === 2 ? flat : flat.map(Math.round), spec.dtype, spec.shape);
 }
 
-async function play() {
+async function play(chosen) {
   wantsToPlay = true;
   tell(null);
   const stream = new Stream(token);
@@ -370,16 +386,18 @@ async function play() {
     let name = selected ?? "";
     if (own) name = (await stream.ask(request.create())).world;
     const given = own ? {frame: textTensor("jpeg")} : {role: textTensor("player")};
-    const seat = $("seat").value;
+    let seat = chosen ?? $("seat").value;
     if (!own && Object.keys(world?.seats ?? {}).length > 1 && seat) given.agent = textTensor(seat);
+    if (server.match) given.player = textTensor(`person:${myName()}`);
     const joined = await stream.ask(request.join(name, given));
     const keyboard = new Keyboard(JSON.parse(await stream.property("world.controls")));
     const fps = (own ? server.fps : world?.fps ?? server.fps) || 30;
     playing = {stream, keyboard, own, name, changed: null, wake: () => {}};
+    if (server.match) playing.seat = seat = await stream.property("world.agent");
     recall(keyboard);
     $("play").textContent = "Stop";
     $("play").classList.add("stop");
-    badge(own ? "playing your own world" : seat && given.agent ? `playing ${seat}` : "playing", true);
+    badge(own ? "playing your own world" : server.match ? `you are ${seat}` : seat && given.agent ? `playing ${seat}` : "playing", true);
     showLegend();
     showSeats();
     $("stage").focus();
@@ -389,7 +407,7 @@ async function play() {
       watching?.close();
       watching = null;
     } else if (!watching) select(name);
-    await steps(playing, joined, fps);
+    await (server.match ? rounds : steps)(playing, joined, fps);
   } catch (error) {
     if (error.code !== 1) {
       const lost = error.code === 14;
@@ -399,6 +417,20 @@ async function play() {
   } finally {
     stream.close();
     if (playing?.stream === stream || !playing) stopped();
+  }
+}
+
+// The rounds of a match, one after the other; between them the person says when to go on.
+async function rounds(play, joined, fps) {
+  for (let round = 0; playing === play; ) {
+    const next = await match.begins(round);
+    if (next === null || playing !== play) return;
+    round = next;
+    try {
+      await steps(play, joined, fps);
+    } catch (error) {
+      if (error.code !== 9 && error.code !== 13) throw error; // the round is over, or was broken off
+    }
   }
 }
 
@@ -427,6 +459,7 @@ async function steps(play, joined, fps) {
     }
     total += running ? read("reward")[0] : 0;
     if (answer.state !== RUNNING) {
+      if (play.seat) return;
       episode += 1;
       announce(`Episode ${episode} ended. Return ${total.toFixed(2)}.`);
       total = 0;
@@ -441,6 +474,7 @@ async function steps(play, joined, fps) {
 
 function stop() {
   wantsToPlay = false;
+  match.left();
   const {stream, name, own} = playing;
   playing = null;
   stream.close();

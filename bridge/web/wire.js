@@ -69,7 +69,7 @@ export function textTensor(value) {
 }
 
 export function intTensor(values) {
-  return tensor(values, 5, Array.isArray(values) ? [values.length] : []);
+  return tensor([values].flat(), 5, Array.isArray(values) ? [values.length] : []);
 }
 
 function settings(given) {
@@ -92,6 +92,7 @@ export const request = {
   reset: () => message([4, []]),
   leave: () => message([6, []]),
   property: (key) => message([15, message([1, PROPERTY_REQUEST], [2, message([1, message([1, key])])])]),
+  write: (key, value) => message([15, message([1, PROPERTY_REQUEST], [2, message([2, message([1, key], [2, value])])])]),
 };
 
 // Reading
