@@ -27,7 +27,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="chromium is not installed: apt-get install --no-install-recommends chromium"
 )
-TIMEOUT = 12_000
+TIMEOUT = 60_000
 PIXEL = """() => {
   const canvas = document.getElementById("canvas");
   return [...canvas.getContext("2d").getImageData(canvas.width >> 1, canvas.height >> 1, 1, 1).data].slice(0, 3);

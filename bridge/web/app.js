@@ -33,8 +33,13 @@ const returns = [];
 
 const match = new MatchView({
   sit: (seat) => play(seat),
-  ready: (value) => {
-    playing?.stream.ask(request.write("world.ready", intTensor(Number(value)))).catch((error) => tell(error.message));
+  ready: async (value) => {
+    try {
+      await playing?.stream.ask(request.write("world.ready", intTensor(Number(value))));
+      await refresh(playing?.stream);
+    } catch (error) {
+      if (error.code !== 1) tell(error.message);
+    }
   },
   announce: (text) => announce(text),
 });
@@ -107,6 +112,12 @@ async function lobby() {
   }
 }
 
+// Ask at once, after something was done.
+async function refresh(stream) {
+  if (stream) server = JSON.parse(await stream.property("server.web"));
+  showWorlds();
+}
+
 // After a connection was made: look at what was looked at before, or at the first world.
 async function arrive() {
   const known = server.worlds.some((world) => world.name === selected);
@@ -172,7 +183,8 @@ function showWorlds() {
     about.textContent = parts.filter(Boolean).join(" · ");
     const who = document.createElement("div");
     who.className = "who";
-    who.append(...Object.entries(world.seats).map(([seat, taken]) => chip(taken ? `● ${seat}` : `○ ${seat}`, taken)));
+    const named = Object.fromEntries(world.match?.seats.map((one) => [one.seat, one.taken_by]) ?? []);
+    who.append(...Object.entries(world.seats).map(([seat, taken]) => chip(taken ? `● ${named[seat] || seat}` : `○ ${seat}`, taken)));
     if (world.viewers) who.append(chip(`${world.viewers} looking on`, false));
     button.append(name, about, who);
     button.onclick = () => select(world.name);
@@ -392,8 +404,12 @@ async function play(chosen) {
     const joined = await stream.ask(request.join(name, given));
     const keyboard = new Keyboard(JSON.parse(await stream.property("world.controls")));
     const fps = (own ? server.fps : world?.fps ?? server.fps) || 30;
-    playing = {stream, keyboard, own, name, changed: null, wake: () => {}};
-    if (server.match) playing.seat = seat = await stream.property("world.agent");
+    if (server.match) {
+      seat = await stream.property("world.agent");
+      await refresh(stream);
+    }
+    playing = {stream, keyboard, own, name, seat: server.match ? seat : null, changed: null, wake: () => {}};
+    showWorlds();
     recall(keyboard);
     $("play").textContent = "Stop";
     $("play").classList.add("stop");

@@ -19,9 +19,14 @@ function list(names) {
   return names.length < 2 ? names.join("") : `${names.slice(0, -1).join(", ")} and ${names.at(-1)}`;
 }
 
-// A program that the server plays a seat with is called by its seat too: there may be several.
-function called({seat, name, kind}) {
-  return kind === "policy" ? `${seat} (${name})` : name;
+// How somebody is called among others: by the seat too, where several have one name.
+function called(one, all) {
+  return all.filter(({name}) => name === one.name).length > 1 ? `${one.seat} (${one.name})` : one.name;
+}
+
+// What to press, where there are keys.
+function press(why) {
+  return matchMedia("(pointer: coarse)").matches ? "" : `Press Enter ${why}.`;
 }
 
 // The name under which the person plays, as the server takes it.
@@ -161,9 +166,10 @@ export class MatchView {
     if (error !== null) return "It was broken off";
     const won = seats.filter(({seat}) => winners.includes(seat));
     if (won.length) {
-      const names = won.map((one) => (one.seat === this.#seat ? "you" : called(one)));
-      const text = `${list(names)} ${won.length > 1 || names[0] === "you" ? "win" : "wins"}`;
-      return text[0].toUpperCase() + text.slice(1);
+      const you = won.some(({seat}) => seat === this.#seat);
+      const others = won.filter(({seat}) => seat !== this.#seat).map((one) => called(one, seats));
+      const few = others.length < 4 ? others : [`${others.length} ${you ? "others" : "players"}`];
+      return `${list(you ? ["You", ...few] : few)} ${won.length > 1 || you ? "win" : "wins"}`;
     }
     return seats.length > 1 ? `All have ${number(seats[0].return)}` : `The return is ${number(seats[0]?.return)}`;
   }
@@ -173,7 +179,8 @@ export class MatchView {
     const result = match?.state === "gathering" || match?.state === "countdown" ? match.result : null;
     const aside = match?.state === "running" && own && !own.playing;
     panel.hidden = !match || (match.state === "running" && !aside);
-    panel.className = aside ? "aside" : match?.state === "countdown" || match?.state === "starting" ? "counting" : "";
+    const counting = match?.state === "countdown" || match?.state === "starting";
+    panel.className = aside ? "aside" : `${counting ? "counting" : ""} ${match?.round ? "" : "blank"}`.trim();
     if (panel.hidden) return;
     $("match-over").textContent = result && match.state === "gathering" ? `Round ${result.round} is over` : "";
     $("match-returns").hidden = match.state !== "gathering" || !result?.seats.length;
@@ -193,11 +200,13 @@ export class MatchView {
     if (aside) return ["", own.ready ? "This round goes on. You play in the next one." : "This round goes on. Play in the next one?"];
     if (match.state === "starting") return ["Go", ""];
     if (match.state === "countdown") return ["", "Get ready"];
-    if (result) return [this.#outcome(), result.error ?? (own && !own.ready ? "Press Enter for a rematch." : waits)];
+    if (result) return [this.#outcome(), result.error ?? (own && !own.ready ? press("for a rematch") : waits)];
     if (!own) return [match.seats.some((seat) => seat.taken_by) ? "A round is about to begin" : "Nobody is here yet", `${waits} Take a seat, or look on.`.trim()];
     if (own.ready) return ["You are ready", waits];
-    const free = match.seats.some((seat) => !seat.taken_by) ? "The seats that stay free are played by the server. " : "";
-    return [`You are ${own.seat}`, `${free}Press Enter when you are ready.`];
+    const free = match.seats.some((seat) => !seat.taken_by) ? "Agents play the seats that stay free." : "";
+    const ready = match.seats.filter((seat) => seat.ready && seat.kind === "person").map((seat) => seat.taken_by);
+    const wait = ready.length ? `${list(ready)} ${ready.length > 1 ? "wait" : "waits"} for you.` : free;
+    return [`You are ${own.seat}`, `${wait} ${press("when you are ready")}`.trim()];
   }
 
   #showReturns({seats, winners}) {
@@ -205,7 +214,7 @@ export class MatchView {
     $("match-returns").replaceChildren(...order.map((one) => {
       const item = element("li", winners.includes(one.seat) ? "won" : "");
       const who = element("b", "", one.seat === this.#seat ? `${one.name} (you)` : one.name);
-      item.append(who, element("small", "", one.seat), element("output", "", number(one.return)));
+      item.append(who, " ", element("small", "", one.seat), element("output", "", number(one.return)));
       return item;
     }));
   }
