@@ -21,7 +21,7 @@ os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 import ale_py
 import gymnasium
 import numpy as np
-from pettingzoo.butterfly import cooperative_pong_v6
+from mpe2 import simple_tag_v3
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from bridge import make_remote, make_vec_remote, serve_gym, serve_parallel
@@ -66,27 +66,54 @@ def play(page: Page, seconds: float, *keys: str) -> None:
         page.wait_for_timeout(70)
 
 
+def chase(observation: Any) -> int:
+    """Play tag: run after the one that flees, or from the nearest that run after it."""
+    ahead = observation[-4:-2] if len(observation) == 16 else -min(np.split(observation[8:14], 3), key=np.linalg.norm)
+    axis = int(abs(ahead[1]) > abs(ahead[0]))
+    return 2 * axis + (2 if ahead[axis] > 0 else 1)
+
+
+def seated(browser: Browser, url: str, name: str, seat: str, **options: Any) -> Page:
+    """Open the page at some size, and take a seat."""
+    page = opened(browser, url, **options)
+    page.fill("#name", name)
+    page.keyboard.press("Tab")
+    if page.query_selector("#seats button"):
+        page.click(f'#seats button[data-seat="{seat}"]')
+    else:  # the first seat of a world that is not there yet
+        page.click("#play")
+    says(page, "#badge", seat)
+    return page
+
+
+def says(page: Page, selector: str, text: str) -> None:
+    """Wait until a part of the page says something."""
+    page.wait_for_function(
+        "([selector, text]) => document.querySelector(selector).textContent.includes(text)", arg=[selector, text]
+    )
+
+
 def match(browser: Browser) -> None:
-    """Two seats, one of a person and one of an agent."""
-    with serve_parallel(cooperative_pong_v6, web=True, fps=15) as server:
-        agent = make_remote(f"{server.url}?world=", agent="paddle_1", wait="next_frame")
-        agent.reset()
-
-        def step() -> None:
-            if any(agent.step(agent.action_space.sample())[2:4]):
-                agent.reset()
-
-        with running(step):
-            page = opened(browser, server.web_url or "", 1280, 760, color_scheme="dark")
-            page.wait_for_selector("#worlds button")
-            page.select_option("#seat", "paddle_0")
-            page.click("#play")
-            page.wait_for_selector("#legend kbd")
-            play(page, 12, "ArrowRight", "ArrowLeft")
-            page.keyboard.down("ArrowRight")
-            page.wait_for_timeout(150)
-            page.screenshot(path=DOCS / "play-match.png")
-        agent.close()
+    """Three people and an agent play tag: in a round, and after it."""
+    settings: dict[str, Any] = {"env_kwargs": {"max_cycles": 240}, "fps": 20, "match": True, "agents": chase}
+    with serve_parallel(simple_tag_v3, web=True, **settings) as server:
+        size = {"width": 1280, "height": 760}
+        ann = seated(browser, server.web_url or "", "Ann", "adversary_0", color_scheme="dark", **size)
+        ben = seated(browser, server.web_url or "", "Ben", "agent_0", color_scheme="light", **size)
+        cleo = seated(browser, server.web_url or "", "Cleo", "adversary_1", color_scheme="dark", **size)
+        for page in (ann, ben, cleo):
+            page.keyboard.press("Enter")
+        says(ann, "#announcement", "has begun")
+        play(ann, 5, "2", "1", "4", "3")
+        ann.keyboard.down("2")
+        ann.wait_for_timeout(200)
+        ann.screenshot(path=DOCS / "play-round.png")
+        ann.keyboard.up("2")
+        says(ben, "#match-over", "is over")
+        ann.keyboard.press("Enter")
+        says(ben, "#seats", "✓ ready")
+        ben.wait_for_timeout(500)
+        ben.screenshot(path=DOCS / "play-match.png")
 
 
 def mosaic(browser: Browser) -> None:

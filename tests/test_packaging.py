@@ -245,7 +245,13 @@ def test_imports_point_one_way(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["bridge.server.session", "bridge.perlert.protocol.packet", "bridge.perlert.lobby", "bridge.perlert.rollout"],
+    [
+        "bridge.server.session",
+        "bridge.perlert.protocol.packet",
+        "bridge.perlert.lobby",
+        "bridge.perlert.rollout",
+        "bridge.worlds.realtime.match",
+    ],
 )
 def test_protocol_logic_names_no_io_no_thread_and_no_clock(name):
     assert name in OURS

@@ -78,3 +78,16 @@ class Paddles:
 
     def close(self):
         pass
+
+
+class Race(Paddles):
+    """The same as a race: who is at the right first has 1, and it ends."""
+
+    def step(self, actions):
+        observations, _, _, truncations, infos = super().step(actions)
+        there = {agent: float(place == 180) for agent, place in self.places.items()}
+        over = any(there.values())
+        if over:
+            self.agents = []
+        rewards = {agent: there[agent] for agent in observations}
+        return observations, rewards, dict.fromkeys(observations, over), truncations, infos

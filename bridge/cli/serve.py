@@ -23,7 +23,7 @@ from typing import Any
 
 from bridge.cli.lobby import read_key
 from bridge.cli.program import OK, say
-from bridge.cli.target import Target, find_target
+from bridge.cli.target import Target, find_policies, find_target
 from bridge.errors import SettingError
 from bridge.keywords import flat_names
 from bridge.server.limits import Limits
@@ -52,6 +52,7 @@ _EPILOG = """examples:
   bridge serve my_package.envs:MyEnv-v0              imports the module that registers the environment
   bridge serve my_package.envs:make_env              calls what makes the environment
   bridge serve mpe2:simple_tag_v3 --fps 30           several agents (PettingZoo), each a client, in real time
+  bridge serve mpe2:simple_tag_v3 --fps 30 --web --match --agents random    people play in a browser, in rounds
   bridge serve CartPole-v1 --perlert 32322           in real time over UDP, with a lobby
   bridge serve CartPole-v1 Taxi-v4 "MountainCar*"    several environments: each client chooses one
 """
@@ -119,7 +120,10 @@ def serve_options() -> Iterator[tuple[str, dict[str, Any]]]:
         text = keyword.text.replace("%", "%%")
         options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": f"{text}{shown}"}
         choices = re.fullmatch(r"Literal\[(.*)\]", annotation)
-        if choices:
+        if "Policy" in annotation:
+            options["help"] = f"{options['help']} Each is random or MODULE:FUNCTION."
+            yield flag, {**options, "nargs": "+", "metavar": "[AGENT=]POLICY"}
+        elif choices:
             yield flag, {**options, "choices": [choice.strip(" '\"") for choice in choices.group(1).split(",")]}
         elif kind == "bool":
             yield flag, {**options, "action": argparse.BooleanOptionalAction if default else "store_true"}
@@ -222,6 +226,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal."""
     names = {*_keywords(serve_gym), *_keywords(serve_parallel)}
     keywords = {name: value for name, value in vars(arguments).items() if name in names}
+    if "agents" in keywords:
+        keywords["agents"] = find_policies(keywords["agents"])
     for name, value in keywords.items():
         if isinstance(value, list):
             keywords[name] = read_pairs(value, f"--{name.replace('_', '-')}")

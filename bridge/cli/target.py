@@ -16,8 +16,9 @@ from typing import Any
 import gymnasium
 
 from bridge.errors import SettingError
+from bridge.worlds.policies import RANDOM
 
-__all__ = ["Target", "find_target"]
+__all__ = ["Target", "find_policies", "find_target"]
 
 _PETTINGZOO_MAKERS = ("parallel_env", "env", "raw_env")
 _EXPECTED = (
@@ -49,8 +50,7 @@ def find_target(items: Sequence[str]) -> Target:
     Raises:
         SettingError: A module cannot be imported, or has no such environment.
     """
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # the console script does not look there by itself
+    _search_here()
     found = [_find(item) for item in items]
     if len(found) == 1 and isinstance(found[0], Target):
         return found[0]
@@ -60,6 +60,49 @@ def find_target(items: Sequence[str]) -> Target:
     ids = [one for one in found if isinstance(one, str)]
     is_zoo = len(ids) > 1 or any(character in ids[0] for character in "*?[")
     return Target(ids if is_zoo else ids[0], False)
+
+
+def find_policies(items: Sequence[str]) -> Any:
+    """Read the policies of `bridge serve --agents`: one for all agents, or AGENT=POLICY for some.
+
+    Returns:
+        As `serve_parallel` takes them.
+
+    Raises:
+        SettingError: A policy is neither `random` nor MODULE:FUNCTION, or its module cannot be imported.
+    """
+    pairs = [item.rpartition("=") for item in items]
+    named = [agent for agent, _, _ in pairs if agent]
+    if len(named) != len(pairs) and (named or len(pairs) > 1):
+        raise SettingError(
+            f"expected --agents with one policy for all, or AGENT=POLICY for some, got {' '.join(items)}"
+        )
+    found = {agent: _find_policy(text) for agent, _, text in pairs}
+    return found if named else found[""]
+
+
+def _find_policy(text: str) -> Any:
+    module_name, colon, name = text.rpartition(":")
+    if text == RANDOM:
+        return RANDOM
+    if not (module_name and colon and all(part.isidentifier() for part in name.split("."))):
+        raise SettingError(
+            "expected a policy as random, or as MODULE:FUNCTION that takes an observation and returns an action, got "
+            f"{text!r}"
+        )
+    _search_here()
+    found: Any = _import(module_name, text)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise SettingError(f"the module {module_name} has no {name!r}, which {text!r} names as a policy")
+        found = getattr(found, part)
+    return found
+
+
+def _search_here() -> None:
+    """Let modules of the current folder be imported: the console script does not look there by itself."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
 
 
 def _find(item: str) -> str | Target:

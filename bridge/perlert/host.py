@@ -23,8 +23,9 @@ from bridge.perlert.rollout import Player as RunPlayer
 from bridge.perlert.rollout import Result, Rollout, RolloutConfig
 from bridge.perlert.rollout import State as RunState
 from bridge.perlert.roster import Client, Outgoing, SlotConfig
-from bridge.perlert.worlds import StandIns, by_slot, slots_of
+from bridge.perlert.worlds import StandIns, slots_of
 from bridge.server.failure_log import FailureLog
+from bridge.worlds.policies import by_name
 from bridge.worlds.realtime.multi_agent import Frame, Player, RealtimeMultiAgentWorld
 from bridge.worlds.scheduling import Scheduler, Timer
 
@@ -109,12 +110,12 @@ class Instance:
         try:
             agents = slots_of(list(self.world.members), self._kind, config.slots)
             self._names = dict(zip(agents, self.world.members, strict=True))
-            bots, actions = by_slot("bots", config.bots, list(agents)), config.default_action
+            bots, actions = by_name("bots", config.bots, list(agents), "slots"), config.default_action
             if isinstance(actions, Mapping) and not set(actions) & set(agents):
                 actions = dict.fromkeys(agents, actions)  # an action of a Dict space
             for key, policy in bots.items():
                 self._stand_ins.add_bot(self._names[key], policy, self._spaces(key)[1])
-            for key, action in by_slot("default_action", actions, list(agents)).items():
+            for key, action in by_name("default_action", actions, list(agents), "slots").items():
                 self._stand_ins.add_action(self._names[key], action, self._spaces(key)[1])
             if config.spectators < 0:
                 raise SettingError(f"expected 0 spectators or more, got {config.spectators!r}")

@@ -23,13 +23,14 @@ from bridge.perlert.protocol import packet
 from bridge.perlert.protocol.cipher import ServerSeal, check_key
 from bridge.perlert.protocol.codec import DECIMALS
 from bridge.perlert.udp import ServerPorts
-from bridge.perlert.worlds import Policy, default_name, make_world
+from bridge.perlert.worlds import default_name, make_world
 from bridge.server.event_loop import READ, EventLoop
 from bridge.server.serve import open_journal
 from bridge.server.serving import ServerRuntime, ServingThread
 from bridge.transport.address import is_loopback
 from bridge.worlds.base import start_error
 from bridge.worlds.isolated.world import CALL_TIMEOUT, Isolation
+from bridge.worlds.policies import Policy
 from bridge.worlds.scheduling import Pending
 
 __all__ = ["PerlertServer", "serve_perlert"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import gymnasium
 
@@ -15,16 +15,14 @@ from bridge.server.serve import recorded
 from bridge.worlds.default_actions import default_action
 from bridge.worlds.isolated.world import Isolation
 from bridge.worlds.multi_agent.source import ParallelSource
+from bridge.worlds.policies import Policy, as_policy
 from bridge.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.worlds.scheduling import Runtime
 
-__all__ = ["Policy", "StandIns", "by_slot", "default_name", "make_world", "slots_of"]
+__all__ = ["StandIns", "default_name", "make_world", "slots_of"]
 
 CATCH_UP = 0.5
 """Seconds of frames that are made up for when the server is late; later ones are left out."""
-
-Policy: TypeAlias = Callable[[Any], Any]
-"""A bot: observation in, action out."""
 
 
 def default_name(env: Any) -> str:
@@ -57,19 +55,6 @@ def slots_of(agents: Sequence[str], name: str, slots: Mapping[str, str] | Sequen
     return dict(slots) if isinstance(slots, Mapping) else dict(zip(slots, kinds, strict=True))
 
 
-def by_slot(what: str, given: Any, slots: Sequence[str]) -> dict[str, Any]:
-    """Return what is given for each slot, or once for all of them, by slot.
-
-    Raises:
-        SettingError: It is given for a slot that does not exist.
-    """
-    if not isinstance(given, Mapping):
-        return {} if given is None else dict.fromkeys(slots, given)
-    if unknown := set(given) - set(slots):
-        raise SettingError(f"expected {what} for slots of {', '.join(slots)}, got {sorted(unknown)}")
-    return dict(given)
-
-
 class StandIns:
     """What agents do whose client has not said what to do, or who have none: a world's function for default actions."""
 
@@ -89,12 +74,7 @@ class StandIns:
 
     def add_bot(self, name: str, policy: Any, space: Any) -> None:
         """Let a policy, or `"random"`, act for an agent."""
-        if policy == "random":
-            self.bots[name] = lambda observation: space.sample()
-        elif callable(policy):
-            self.bots[name] = policy
-        else:
-            raise SettingError(f'expected bots as policies (observation to action) or "random", got {policy!r}')
+        self.bots[name] = as_policy("bots", policy, space)
 
     def add_action(self, name: str, action: Any, space: Any) -> None:
         """Set what an agent does until its client's first valid action, read from what its text would be."""

@@ -28,7 +28,7 @@ from bridge.recording.reader import open_episode
 from bridge.worlds.base import Agent, refuse_unknown
 from bridge.worlds.isolated.env import start_isolated
 from bridge.worlds.isolated.world import Isolation
-from bridge.worlds.realtime.clocked_world import ROLES, Realtime, one_of
+from bridge.worlds.realtime.clocked_world import ROLES, RealtimeOptions, one_of
 from bridge.worlds.realtime.world import RealtimeWorld
 from bridge.worlds.scheduling import Pending, Runtime, Scheduler
 from bridge.worlds.source import EnvRecipe, WorldRequest
@@ -291,7 +291,7 @@ class ReplayWorld(RealtimeWorld):
     lingers = LINGER
 
     def __init__(self, name: str, env: SteeredEnv, scheduler: Scheduler, closed: Callable[[], None]) -> None:
-        super().__init__(name, env, scheduler, Realtime(env.state["fps"]))
+        super().__init__(name, env, scheduler, RealtimeOptions(env.state["fps"]))
         self.title = str(env.state["title"])
         self.shows = {key: env.state[key] for key in ("episode", "players", "began", "return", "length")}
         self._when_closed = closed

@@ -359,6 +359,7 @@ class Registry:
                 "realtime": self._source.fps is not None,
                 "fps": self._source.fps,
                 "records": getattr(self._source, "journal", None) is not None,
+                "match": bool(getattr(self._source, "match", False)),
                 "worlds": [self._describe(world) for world in self.worlds],
             }
         )
@@ -375,6 +376,7 @@ class Registry:
             "begun": getattr(world, "begun", True),
             "recording": getattr(env, "recording", None),
             "replay": world.shows,
+            "match": world.describe_match(),
         }
 
     def check_open(self) -> None:

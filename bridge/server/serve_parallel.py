@@ -18,7 +18,9 @@ from bridge.transport.credentials import TLS, TokenLike
 from bridge.worlds.isolated.world import Isolation
 from bridge.worlds.multi_agent.joint_steps import MultiAgentOptions
 from bridge.worlds.multi_agent.source import ParallelSource
+from bridge.worlds.policies import Policy
 from bridge.worlds.realtime.clocked_world import RealTime, RealtimeOptions
+from bridge.worlds.realtime.match import MatchOptions
 from bridge.worlds.watching.render_mode import drawing_kwargs
 
 __all__ = ["serve_parallel"]
@@ -36,6 +38,10 @@ def serve_parallel(
     port: int = 0,
     fps: float | None = None,
     realtime: RealTime | None = None,
+    agents: Mapping[str, Policy | str] | Policy | str | None = None,
+    match: bool = False,
+    countdown: float | None = None,
+    patience: float | None = None,
     isolation: str | None = None,
     thread_safe: bool = False,
     token: TokenLike | None = None,
@@ -75,6 +81,11 @@ def serve_parallel(
         port: The port to listen on; 0: any free port.
         fps: Frames a second of a real-time world, which runs whether or not `step` is called; None: lock-step.
         realtime: With `fps`, how frames and late actions are handled; None: as `RealTime` has it.
+        agents: In real time, policies (observation to action) by agent that play while no client does; one for all; or
+            "random". None: `default_action` does, and in a match without one a random policy.
+        match: Play in rounds: clients take seats, people say that they are ready, and a countdown begins the round.
+        countdown: In a match, the seconds from everybody's being ready to the start; None: 3.
+        patience: In a match, the seconds after which a round begins without people who are not ready; None: 60.
         isolation: `process` runs each world's environment in a process of its own, so that a crash, an endless loop or
             a memory leak ends that world only; it needs a callable. None: all run in the server's process.
         thread_safe: Run each world in a thread of its own, as for `serve_gym`.
@@ -104,23 +115,28 @@ def serve_parallel(
         SettingError: The environment cannot be served, a keyword is out of its range, the port is in use.
     """
     in_lockstep = {"missing_agent": missing_agent, "agent_timeout": agent_timeout}
-    wrong = [name for name, value in in_lockstep.items() if value is not None]
-    if fps is None and realtime is not None:
-        raise SettingError("realtime needs a real-time world: give fps= too")
-    if fps is not None and wrong:
+    in_real_time = {"realtime": realtime, "agents": agents, "match": match or None}
+    wrong = [name for name, value in (in_real_time if fps is None else in_lockstep).items() if value is not None]
+    if wrong and fps is None:
+        raise SettingError(f"{' and '.join(wrong)}: of a real-time world alone, give fps= too")
+    if wrong:
         raise SettingError(
             f"{' and '.join(wrong)} are of lock-step, where a world waits for its agents; with fps={fps!r} it waits "
             "for none, and default_action stands in for those that are missing: leave out either"
         )
     limits = checked_limits(limits)
     given = {name: value for name, value in in_lockstep.items() if value is not None}
+    times = {name: value for name, value in (("countdown", countdown), ("patience", patience)) if value is not None}
+    if times and not match:
+        raise SettingError(f"{' and '.join(times)} are of a match: give match=True too")
     source = ParallelSource(
         env,
         MultiAgentOptions(default_action=default_action, **given),  # type: ignore[arg-type]
         drawing_kwargs(env, env_kwargs) if web and not hasattr(env, "possible_agents") else env_kwargs,
         Isolation.of(isolation, limits.call_timeout, limits.max_world_bytes),
-        realtime=None if fps is None else RealtimeOptions.of(fps, default_action, realtime),
+        realtime=None if fps is None else RealtimeOptions.of(fps, default_action, realtime, agents),
         thread_safe=thread_safe,
+        match=MatchOptions(**times) if match else None,
     )
     security = Security.of(
         token=token, token_file=token_file, watch_token=watch_token, watch_token_file=watch_token_file, tls=tls

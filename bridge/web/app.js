@@ -5,6 +5,7 @@ import {request, textTensor, intTensor, tensor, values} from "./wire.js";
 import {Keyboard, nameOf, signOf} from "./keys.js";
 import {line} from "./charts.js";
 import {Recordings} from "./recordings.js";
+import {MatchView, displayName} from "./match.js";
 
 const $ = (id) => document.getElementById(id);
 const RUNNING = 1;
@@ -50,6 +51,19 @@ const recordings = new Recordings({
   announce,
 });
 
+const match = new MatchView({
+  sit: (seat) => play(seat),
+  ready: async (value) => {
+    try {
+      await playing?.stream.ask(request.write("world.ready", intTensor(Number(value))));
+      await refresh(playing?.stream);
+    } catch (error) {
+      if (error.code !== 1) tell(error.message);
+    }
+  },
+  announce: (text) => announce(text),
+});
+
 // Words
 
 function say(state, text) {
@@ -93,7 +107,7 @@ async function lobby() {
       await arrive();
       for (;;) {
         showWorlds();
-        await pause(1000);
+        await pause(match.pace);
         const before = performance.now();
         server = JSON.parse(await stream.property("server.web"));
         if (!playing) $("trip").textContent = `${(performance.now() - before).toFixed(1)} ms`;
@@ -119,6 +133,12 @@ async function lobby() {
   }
 }
 
+// Ask at once, after something was done.
+async function refresh(stream) {
+  if (stream) server = JSON.parse(await stream.property("server.web"));
+  showWorlds();
+}
+
 // After a connection was made: look at what was looked at before, or at the first world.
 async function arrive() {
   const known = server.worlds.some((world) => world.name === selected);
@@ -134,6 +154,7 @@ async function arrive() {
 function leave() {
   watching?.close();
   watching = null;
+  match.left();
   if (playing) {
     playing.stream.close();
     playing = null;
@@ -171,7 +192,9 @@ function chip(text, on) {
 
 function showWorlds() {
   const list = $("worlds");
-  const text = JSON.stringify([server.worlds, selected]);
+  match.show(worldOf(selected)?.match ?? null, playing?.seat ?? null);
+  $("name-label").hidden = !server.match || playing !== null;
+  const text = JSON.stringify([server.worlds, selected], (key, value) => (key === "match" ? undefined : value));
   if (list.dataset.shown === text) return;
   list.dataset.shown = text;
   const focused = document.activeElement?.dataset?.world;
@@ -188,7 +211,8 @@ function showWorlds() {
     const who = document.createElement("div");
     who.className = "who";
     if (world.recording) who.append(chip("● rec", false));
-    who.append(...Object.entries(world.seats).map(([seat, taken]) => chip(taken ? `● ${seat}` : `○ ${seat}`, taken)));
+    const named = Object.fromEntries(world.match?.seats.map((one) => [one.seat, one.taken_by]) ?? []);
+    who.append(...Object.entries(world.seats).map(([seat, taken]) => chip(taken ? `● ${named[seat] || seat}` : `○ ${seat}`, taken)));
     if (world.viewers) who.append(chip(`${world.viewers} looking on`, false));
     button.append(name, about, who);
     button.onclick = () => select(world.name);
@@ -210,7 +234,7 @@ function showSeats() {
   const seats = lanes > 1 ? laneSeats(worldOf(selected)) : Object.entries(worldOf(selected)?.seats ?? {});
   const several = seats.length > 1;
   $("seat-kind").textContent = lanes > 1 ? "Take over" : "Seat";
-  $("seat-label").hidden = !several || playing !== null;
+  $("seat-label").hidden = !several || playing !== null || Boolean(worldOf(selected)?.match);
   const options = seats.map(([seat, taken]) => {
     return new Option(taken && lanes <= 1 ? `${seat} (taken)` : seat, seat);
   });
@@ -235,7 +259,8 @@ function offer() {
   const world = worldOf(selected);
   const lanes = (world?.lanes ?? 0) > 1;
   const taken = lanes || world?.seats[$("seat").value] === true;
-  $("play").textContent = taken ? "Take over" : "Play";
+  if (world?.match) $("play").disabled = Object.values(world.seats).every(Boolean);
+  $("play").textContent = !taken ? "Play" : world?.match ? "Full" : "Take over";
   $("play").hidden = Boolean(world?.replay) || (lanes && !laneSeats(world).length);
 }
 
@@ -396,6 +421,9 @@ function myName() {
   return name;
 }
 
+$("name").value = localStorage.getItem("name") ?? "";
+$("name").onchange = () => localStorage.setItem("name", ($("name").value = displayName($("name").value)));
+
 // Playing
 
 function actionTensor(keyboard, spec) {
@@ -403,7 +431,7 @@ function actionTensor(keyboard, spec) {
   return tensor(spec.dtype === 1 || spec.dtype === 2 ? flat : flat.map(Math.round), spec.dtype, spec.shape);
 }
 
-async function play() {
+async function play(chosen) {
   wantsToPlay = true;
   tell(null);
   const stream = new Stream(token);
@@ -413,19 +441,24 @@ async function play() {
     let name = selected ?? "";
     if (own) name = (await stream.ask(request.create())).world;
     const given = own ? {frame: textTensor("jpeg")} : {role: textTensor("player")};
-    const seat = $("seat").value;
+    let seat = chosen ?? $("seat").value;
     if (!own && Object.keys(world?.seats ?? {}).length > 1 && seat) given.agent = textTensor(seat);
     given.player = textTensor(`person:${myName()}`);
     const joined = await stream.ask(request.join(name, given));
     // A recording of what begins with a seed can be replayed.
-    if (own || !(world?.begun ?? false)) await stream.ask(request.reset({seed: tensor([seed()], 5, [])}));
+    if (!server.match && (own || !(world?.begun ?? false))) await stream.ask(request.reset({seed: tensor([seed()], 5, [])}));
     const keyboard = new Keyboard(JSON.parse(await stream.property("world.controls")));
     const fps = (own ? server.fps : world?.fps ?? server.fps) || 30;
-    playing = {stream, keyboard, own, name, changed: null, wake: () => {}};
+    if (server.match) {
+      seat = await stream.property("world.agent");
+      await refresh(stream);
+    }
+    playing = {stream, keyboard, own, name, seat: server.match ? seat : null, changed: null, wake: () => {}};
+    showWorlds();
     recall(keyboard);
     $("play").textContent = "Stop";
     $("play").classList.add("stop");
-    badge(own ? "playing your own world" : seat && given.agent ? `playing ${seat}` : "playing", true);
+    badge(own ? "playing your own world" : server.match ? `you are ${seat}` : seat && given.agent ? `playing ${seat}` : "playing", true);
     showLegend();
     showSeats();
     $("stage").focus();
@@ -435,7 +468,7 @@ async function play() {
       watching?.close();
       watching = null;
     } else if (!watching) select(name);
-    await steps(playing, joined, fps);
+    await (server.match ? rounds : steps)(playing, joined, fps);
   } catch (error) {
     if (error.code !== 1) {
       const lost = error.code === 14;
@@ -445,6 +478,20 @@ async function play() {
   } finally {
     stream.close();
     if (playing?.stream === stream || !playing) stopped();
+  }
+}
+
+// The rounds of a match, one after the other; between them the person says when to go on.
+async function rounds(play, joined, fps) {
+  for (let round = 0; playing === play; ) {
+    const next = await match.begins(round);
+    if (next === null || playing !== play) return;
+    round = next;
+    try {
+      await steps(play, joined, fps);
+    } catch (error) {
+      if (error.code !== 9 && error.code !== 13) throw error; // the round is over, or was broken off
+    }
   }
 }
 
@@ -473,6 +520,7 @@ async function steps(play, joined, fps) {
     }
     total += running ? read("reward")[0] : 0;
     if (answer.state !== RUNNING) {
+      if (play.seat) return;
       episode += 1;
       announce(`Episode ${episode} ended. Return ${total.toFixed(2)}.`);
       total = 0;
@@ -487,6 +535,7 @@ async function steps(play, joined, fps) {
 
 function stop() {
   wantsToPlay = false;
+  match.left();
   const {stream, name, own} = playing;
   playing = null;
   stream.close();

@@ -69,7 +69,7 @@ export function textTensor(value) {
 }
 
 export function intTensor(values) {
-  return tensor(values, 5, Array.isArray(values) ? [values.length] : []);
+  return tensor([values].flat(), 5, Array.isArray(values) ? [values.length] : []);
 }
 
 function settings(given) {

@@ -208,6 +208,10 @@ class World(abc.ABC):
         """Whether somebody plays, for each agent that can be played, by its name."""
         return {"agent": self.agents > 0}
 
+    def describe_match(self) -> dict[str, Any] | None:
+        """Return what a page shows of the match that is played in it; None: there is none."""
+        return None
+
     @property
     def alive(self) -> bool:
         """Whether it can still be joined; a world that ended by itself cannot."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-__all__ = ["default_action", "is_allowed", "neutral_action"]
+__all__ = ["allowed_choices", "default_action", "is_allowed", "neutral_action"]
 
 
 def neutral_action(space: spaces.Space[Any]) -> Any:
@@ -43,17 +43,17 @@ def default_action(agent: Any, observation: Any, space: Any) -> Any:
         observation: What it saw last; of a dict with `action_mask` the mask is obeyed.
         space: Its action space.
     """
-    mask = _mask(observation, space)
+    mask = allowed_choices(observation, space)
     return neutral_action(space) if mask is None else space.dtype.type(int(space.start) + int(np.argmax(mask)))
 
 
 def is_allowed(action: Any, observation: Any, space: Any) -> bool:
     """Return whether the `action_mask` of an agent's last observation allows an action; True where there is none."""
-    mask = _mask(observation, space)
+    mask = allowed_choices(observation, space)
     return mask is None or bool(mask[int(action) - int(space.start)])
 
 
-def _mask(observation: Any, space: Any) -> Any:
-    """Return a mask that allows anything, an array with an element for each choice; None: there is none."""
+def allowed_choices(observation: Any, space: Any) -> Any:
+    """Return an `action_mask` that allows anything, an array with an element for each choice; None: there is none."""
     mask = observation.get("action_mask") if isinstance(observation, Mapping) else None
     return mask if isinstance(space, spaces.Discrete) and mask is not None and np.any(mask) else None

@@ -263,6 +263,9 @@ class EnvWorld(World):
         scheduler: Runs what the world waits for.
     """
 
+    allows_takeover = True
+    """Whether people may act in an agent's place."""
+
     def __init__(self, name: str, env: Any, scheduler: Scheduler) -> None:
         super().__init__(name, scheduler)
         self.env: Any = env

@@ -21,7 +21,10 @@ from bridge.worlds.isolated.world import Isolation
 from bridge.worlds.made_ahead import MadeAhead
 from bridge.worlds.multi_agent.joint_steps import MultiAgentOptions
 from bridge.worlds.multi_agent.world import MultiAgentWorld
+from bridge.worlds.policies import RANDOM, by_name, check_policies
 from bridge.worlds.realtime.clocked_world import RealtimeOptions
+from bridge.worlds.realtime.match import MatchOptions
+from bridge.worlds.realtime.match_world import MatchWorld
 from bridge.worlds.realtime.multi_agent import RealtimeMultiAgentWorld, check_default_action
 from bridge.worlds.scheduling import Executor, Runtime
 
@@ -199,6 +202,8 @@ class ParallelSource:
         isolation: What the process of each world may use; None: environments live in this process.
         realtime: How its worlds run on by themselves, whatever `options` say; None: in lock-step.
         thread_safe: Each world has a thread of its own.
+        match: In real time, times of the matches that its worlds are; None: they are none. Where no policy and no
+            default action is given, agents act at random that no client plays.
 
     Raises:
         SettingError: It is none of these, or cannot be sent to another process.
@@ -215,10 +220,17 @@ class ParallelSource:
         *,
         realtime: RealtimeOptions | None = None,
         thread_safe: bool = False,
+        match: MatchOptions | None = None,
     ) -> None:
         if realtime is not None:
             realtime.check()
             check_default_action(realtime.default_action)
+            check_policies("agents", realtime.agents)
+            if match is not None:
+                match.check()
+                if realtime.agents is None and realtime.default_action is None:
+                    realtime = dataclasses.replace(realtime, agents=RANDOM)
+        self._match = match
         self._options = options or MultiAgentOptions()
         self._isolation = isolation
         self._realtime = realtime
@@ -263,6 +275,11 @@ class ParallelSource:
     def fps(self) -> float | None:
         """Frames a second of its worlds; None: they are in lock-step."""
         return None if self._realtime is None else self._realtime.fps
+
+    @property
+    def match(self) -> bool:
+        """Whether matches are played in its worlds."""
+        return self._match is not None
 
     @property
     def env_ids(self) -> list[str]:
@@ -320,6 +337,8 @@ class ParallelSource:
         if made is None:
             made = await self._make_env(name, kwargs, runtime, None if not self.single else self._take(settings))
         try:
+            if self._realtime is not None and self._match is not None:
+                return MatchWorld(name, made.env, runtime.scheduler, made.executor, self._realtime, self._match)
             if self._realtime is not None:
                 return RealtimeMultiAgentWorld(name, made.env, runtime.scheduler, made.executor, self._realtime)
             return MultiAgentWorld(name, made.env, runtime.scheduler, made.executor, self._options)
@@ -330,7 +349,7 @@ class ParallelSource:
     async def _make_env(
         self, name: str, kwargs: Mapping[str, Any], runtime: Runtime, make: Callable[[], Any] | None = None
     ) -> _Made:
-        """Make the environment of a world, in this process or in one of its own.
+        """Make the environment of a world, which has all agents for which policies are given.
 
         Args:
             name: The world's name.
@@ -338,6 +357,19 @@ class ParallelSource:
             runtime: Runs it.
             make: Returns it; None: it is made by the recipe.
         """
+        made = await self._start_env(name, kwargs, runtime, make)
+        try:
+            if self._realtime is not None:
+                by_name("agents", self._realtime.agents, [str(agent) for agent in made.env.possible_agents], "agents")
+        except SettingError as error:
+            await made.close()
+            raise RequestError(Code.INVALID_ARGUMENT, str(error)) from error
+        return made
+
+    async def _start_env(
+        self, name: str, kwargs: Mapping[str, Any], runtime: Runtime, make: Callable[[], Any] | None
+    ) -> _Made:
+        """Make the environment of a world, in this process or in one of its own."""
         executor = runtime.executor
         if self._isolation is not None:
             recipe = self.recipe.pickled(kwargs)

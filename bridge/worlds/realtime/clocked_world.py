@@ -68,19 +68,22 @@ class RealtimeOptions(RealTime):
     """Applied where there is no action of the player; None: the neutral one, zeros where the space has them. In a world
     of several agents a function of an agent's id, last observation and action space; None: the first allowed action, or
     the neutral one."""
+    agents: Any = None
+    """In a world of several agents: who plays those that no client does, before `default_action` is asked. A policy
+    (observation to action), `"random"`, or a mapping of these by agent; None: nobody."""
     autoreset: bool = True
     """Whether each episode begins by itself; False: the first and every later one waits for a reset."""
 
     @classmethod
-    def of(cls, fps: float, default_action: Any, realtime: RealTime | None) -> RealtimeOptions:
-        """Read the keywords of `serve_gym`.
+    def of(cls, fps: float, default_action: Any, realtime: RealTime | None, agents: Any = None) -> RealtimeOptions:
+        """Read the keywords of `serve_gym` and `serve_parallel`.
 
         Raises:
             SettingError: A number is out of its range, or `realtime` is something else.
         """
         if realtime is not None and not isinstance(realtime, RealTime):
             raise SettingError(f"expected realtime to be bridge.RealTime(…), got a {type(realtime).__name__}")
-        options = cls(fps, default_action, **vars(realtime or RealTime()))
+        options = cls(fps=fps, default_action=default_action, agents=agents, **vars(realtime or RealTime()))
         options.check()
         return options
 

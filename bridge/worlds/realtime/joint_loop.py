@@ -246,14 +246,9 @@ class JointLoop(RealtimeLoop):
             restart: Whether it wants another episode than the running one.
             now: The time.
         """
-        (part,), (buffer,) = observer.lanes, observer.buffers
-        buffer.abandon()
+        self.give_up(observer, restart)
         if not observer.player:
             return
-        self._drop_action(part)
-        observer.asked = True
-        if not restart:
-            buffer.entered = 0
         lane = self.environment
         seeded = seed is not None or bool(options)
         if seeded:
@@ -264,6 +259,25 @@ class JointLoop(RealtimeLoop):
             over = lane.phase is Phase.FAILED or (seeded and not lane.asked)
         if over:
             self.ask_reset(0, lane.seed, lane.options, now)
+
+    def give_up(self, observer: Observer, restart: bool = True) -> None:
+        """Take an agent out of its episode; without `restart` it may enter the same one again."""
+        (part,), (buffer,) = observer.lanes, observer.buffers
+        buffer.abandon()
+        if observer.player:
+            self._drop_action(part)
+            observer.asked = True
+            if not restart:
+                buffer.entered = 0
+
+    def is_in_episode(self, observer: Observer) -> bool:
+        """Whether an agent has entered the episode that runs."""
+        (part,), (buffer,) = observer.lanes, observer.buffers
+        return part.phase is Phase.RUNNING and buffer.reading == part.episode
+
+    def sit_out(self, observer: Observer) -> None:
+        """Keep a player out of the episode that runs; it may enter the next one."""
+        observer.buffers[0].entered = self.environment.episode
 
     def end_deserted(self, now: float) -> bool:
         """Cut the running episode off if all its players have left it and one waits for the next; return whether."""

@@ -35,6 +35,7 @@ from bridge.pb import properties_pb2
 from bridge.worlds.base import Agent, failures_in, in_environment, refuse_unknown
 from bridge.worlds.default_actions import default_action, is_allowed
 from bridge.worlds.multi_agent.members import Members
+from bridge.worlds.policies import as_policy, by_name, policy_name
 from bridge.worlds.realtime.agent import RealtimeAgent
 from bridge.worlds.realtime.clocked_world import ROLES, WAITS, ClockedWorld, RealtimeOptions, kept, one_of
 from bridge.worlds.realtime.joint_loop import DEFAULT, JointLoop, Transition
@@ -156,6 +157,12 @@ class RealtimeMultiAgentWorld(ClockedWorld):
     def __init__(self, name: str, env: Any, scheduler: Scheduler, executor: Executor, options: RealtimeOptions) -> None:
         check_default_action(options.default_action)
         self.members = Members(env)
+        given = by_name("agents", options.agents, list(self.members), "agents")
+        self._policies = {
+            name: as_policy("agents", policy, self.members.spaces[name][1]) for name, policy in given.items()
+        }
+        self.stand_ins = {name: policy_name(policy) for name, policy in given.items()}
+        """What to call the policies that play agents while no client does, by the agent's name."""
         loop = JointLoop(list(self.members), options.fps, may_repeat=self._may_repeat, **options.timing())
         super().__init__(name, env, scheduler, options, loop)
         self._executor = executor
@@ -176,7 +183,15 @@ class RealtimeMultiAgentWorld(ClockedWorld):
 
     def applied_by(self, lane: int) -> Any:
         """Return who the action of each agent is of that the environment is stepped by now."""
-        return {name: part.applied_by or "default" for name, part in self.loop.parts.items()}
+        return {name: part.applied_by or self._stand_in(name) for name, part in self.loop.parts.items()}
+
+    def _stand_in(self, name: str) -> str:
+        """Return who acts for an agent of which there is no action, for a recording."""
+        return f"agent:{self.stand_ins[name]}" if name in self._policies and not self.is_played(name) else "default"
+
+    def is_played(self, name: str) -> bool:
+        """Whether a client plays an agent in the episode that runs, so that its policy does not."""
+        return self.loop.player_of(name) is not None
 
     def moment(self, lane: int) -> tuple[float, int, float]:
         """Return the world's seconds, the number of the frame, and when the newest action came that it applies."""
@@ -204,7 +219,10 @@ class RealtimeMultiAgentWorld(ClockedWorld):
         wanted = self.members.read(settings)
         self.refuse_if_over()
         name = self._free(wanted) if role == "player" else wanted or next(iter(self.members))
-        return RealtimeMultiAgent(self, name, self.loop.join_as(name, role == "player"), wait)
+        return self._agent_of(name, self.loop.join_as(name, role == "player"), wait)
+
+    def _agent_of(self, name: str, observer: Observer, wait: str) -> RealtimeMultiAgent:
+        return RealtimeMultiAgent(self, name, observer, wait)
 
     def _free(self, wanted: str | None) -> str:
         remedy = "join it with the setting role=spectator, or create a world of your own"
@@ -215,7 +233,7 @@ class RealtimeMultiAgentWorld(ClockedWorld):
 
     def _reset_reader(self) -> RealtimeMultiAgent:
         name = next(iter(self.members))
-        return RealtimeMultiAgent(self, name, Observer([self.loop.parts[name]], False), WAITS[0])
+        return self._agent_of(name, Observer([self.loop.parts[name]], False), WAITS[0])
 
     def ask_reset(
         self, observer: Observer, mask: Array, seeds: Sequence[int | None], options: Any, restart: bool = True
@@ -313,7 +331,7 @@ class RealtimeMultiAgentWorld(ClockedWorld):
         return Transition(observation, float(rewards.get(name, 0.0)), terminated, truncated, kept(infos.get(name, {})))
 
     async def _actions(self, chosen: Mapping[str, Any]) -> dict[Any, Any]:
-        """Return each agent's action by the environment's own ids, with default ones where there is none."""
+        """Return each agent's action by the environment's own ids; where there is none, a policy's or a default one."""
         own = self.options.default_action
         actions = {}
         for name, action in chosen.items():
@@ -322,7 +340,10 @@ class RealtimeMultiAgentWorld(ClockedWorld):
                 actions[agent] = action
                 continue
             observation = self.loop.parts[name].observation
-            if own is None:
+            if name in self._policies and not self.is_played(name):
+                where = f"the policy of {name!r}"
+                actions[agent] = await self._executor.run(in_environment, where, self._policies[name], observation)
+            elif own is None:
                 actions[agent] = default_action(agent, observation, space)
             else:
                 actions[agent] = await self._executor.run(in_environment, "step", own, agent, observation, space)

@@ -1,0 +1,87 @@
+"""Policies that a server is given for agents that no client plays."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+from gymnasium import spaces
+
+from bridge.errors import SettingError
+from bridge.worlds.default_actions import allowed_choices
+
+__all__ = ["RANDOM", "Policy", "as_policy", "by_name", "check_policies", "policy_name"]
+
+Policy: TypeAlias = Callable[[Any], Any]
+"""Observation in, action out."""
+
+RANDOM = "random"
+"""Stands for a policy that takes any action that is allowed."""
+
+
+def by_name(what: str, given: Any, names: Sequence[str], of: str) -> dict[str, Any]:
+    """Return what is given for each name, or once for all of them, by name.
+
+    Args:
+        what: The keyword that it is given by, for the message.
+        given: A mapping by name, or one thing for all; None: nothing.
+        names: Those that there are.
+        of: What these are, for the message.
+
+    Raises:
+        SettingError: It is given for a name that does not exist.
+    """
+    if not isinstance(given, Mapping):
+        return {} if given is None else dict.fromkeys(names, given)
+    if unknown := set(given) - set(names):
+        raise SettingError(f"expected {what} for {of} of {', '.join(names)}, got {sorted(map(str, unknown))}")
+    return dict(given)
+
+
+def as_policy(what: str, given: Any, space: spaces.Space[Any]) -> Policy:
+    """Return the policy that is given, or a random one for `"random"`.
+
+    Args:
+        what: The keyword that it is given by, for the message.
+        given: A policy, or `"random"`.
+        space: The action space.
+
+    Raises:
+        SettingError: It is neither.
+    """
+    _check(what, given)
+    if isinstance(given, str):
+        return partial(_random_action, space)
+    policy: Policy = given
+    return policy
+
+
+def check_policies(what: str, given: Any) -> None:
+    """Raise SettingError for what is no policy, nor `"random"`, nor a mapping to these, nor None."""
+    if given is not None:
+        for policy in given.values() if isinstance(given, Mapping) else [given]:
+            _check(what, policy)
+
+
+def _check(what: str, policy: Any) -> None:
+    if not (callable(policy) or (isinstance(policy, str) and policy == RANDOM)):
+        raise SettingError(f'expected {what} as policies (observation to action) or "random", got {policy!r:.80}')
+
+
+def _random_action(space: spaces.Space[Any], observation: Any) -> Any:
+    allowed = allowed_choices(observation, space)
+    return space.sample() if allowed is None else space.sample(mask=np.asarray(allowed, np.int8))
+
+
+def policy_name(given: Any) -> str:
+    """Return what to call a policy to a person."""
+    if isinstance(given, str) and given == RANDOM:
+        return RANDOM
+    named = given.func if isinstance(given, partial) else given
+    if not (inspect.isroutine(named) or inspect.isclass(named)):
+        named = type(named)
+    name = str(getattr(named, "__name__", ""))
+    return name if name.isidentifier() else "policy"
