@@ -1,6 +1,8 @@
 """The protocol page says what the code does."""
 
+import dataclasses
 import importlib.util
+import inspect
 import os
 import re
 import shutil
@@ -82,11 +84,9 @@ def test_the_check_tells_a_stale_page(generate, tmp_path, monkeypatch):
 
 def test_the_keywords_that_the_page_names_are_keywords():
     page = PAGE.read_text(encoding="utf-8")
-    import inspect
-
-    known = set(inspect.signature(bridge.serve_gym).parameters) | set(
-        inspect.signature(bridge.serve_parallel).parameters
-    )
+    known = {field.name for field in dataclasses.fields(bridge.Limits)}
+    for function in (bridge.serve_gym, bridge.serve_parallel):
+        known |= set(inspect.signature(function).parameters)
     for name in ("max_worlds", "idle_timeout", "reset_world_timeout", "agent_timeout", "missing_agent", "time_action"):
         assert name in known
         assert name in page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -13,6 +14,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 import bridge
 from bridge import RemoteEnv, Server, make_remote, make_vec_remote, serve_gym
 from bridge.registration import REMOTE_ID, register_remote
+from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
 from tests.support import assert_identical
 
@@ -108,6 +110,34 @@ def test_make_vec_puts_remote_environments_into_gymnasiums_own_vectors(server: S
         assert_identical(envs.step(actions), local.step(actions))
     envs.close()
     local.close()
+
+
+def test_a_spec_names_the_remotes_environment_and_makes_it_again() -> None:
+    with serve_gym(["CartPole-v1", "FrozenLake-v1"]) as zoo:
+        made: list[Any] = [
+            make_remote(zoo.url, env_id="FrozenLake-v1", env_kwargs={"map_name": "8x8"}),
+            BlockingReset(make_vec_remote(zoo.url, num_envs=2, env_id="FrozenLake-v1", env_kwargs={"map_name": "8x8"})),
+        ]
+        for env, make in zip(made, (gymnasium.make, gymnasium.make_vec), strict=True):
+            assert env.spec.id == "FrozenLake-v1"
+            assert (env.spec.namespace, env.spec.name, env.spec.version) == (None, "FrozenLake", 1)
+            assert env.spec.kwargs["env_kwargs"] == {"map_name": "8x8"}
+            assert env.spec.max_episode_steps in (100, None)  # of a vector, Gymnasium makes no time limit of it
+            again = make(EnvSpec.from_json(env.spec.to_json()))
+            assert again.spec.id == "FrozenLake-v1"
+            assert again.observation_space == env.observation_space
+            again.close()
+            env.close()
+    with serve_gym(lambda: gymnasium.make("CartPole-v1").unwrapped) as server:
+        env = make_remote(server.url)
+        assert env.spec is not None
+        assert env.spec.id == "CartPole-v1"
+        env.close()
+    with serve_gym(CountingEnv) as server:
+        env = make_remote(server.url)
+        assert env.spec is not None
+        assert env.spec.id == REMOTE_ID  # it has no id of its own
+        env.close()
 
 
 def test_the_spec_of_make_remote_makes_a_second_one(server: Server) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import ENV_ID_RE, EnvSpec
 
 from bridge.client.attributes import call_results, looked_up
 from bridge.client.conflict import ConflictDetector
@@ -88,6 +88,9 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     Every method that asks the remote raises RemoteTimeoutError after `timeout` seconds without an answer,
     ConnectionLostError where the remote goes, and EnvironmentFailedError with the remote traceback where the
     environment raises; `reset` connects again.
+
+    `spec.id` names the environment, such as `CartPole-v1`; `gymnasium.make(env.spec)` connects a second one to the same
+    URL, with the keywords in `spec.kwargs`.
 
     Args:
         url: The server's URL; its path may name the environment, its query further CreateWorld settings.
@@ -533,12 +536,16 @@ def remote_metadata(world_info: WorldInfo, render_mode: str | None = None) -> di
 def remote_spec(
     entry_point: str | None, kwargs: dict[str, Any], world_info: WorldInfo, render_mode: str | None
 ) -> EnvSpec:
-    """Return a spec that makes a second environment of the same remote."""
+    """Return a spec with the id of the remote's environment, which makes a second environment of the same remote.
+
+    An environment without an id, such as one that a callable makes, is `bridge/Remote-v0`.
+    """
     registered = world_info.spec or {}
     if render_mode:
         kwargs = {**kwargs, "render_mode": render_mode}
+    env_id = registered.get("id")
     return EnvSpec(
-        id="bridge/Remote-v0",
+        id=env_id if isinstance(env_id, str) and ENV_ID_RE.fullmatch(env_id) else "bridge/Remote-v0",
         entry_point=entry_point,
         reward_threshold=registered.get("reward_threshold"),
         nondeterministic=bool(registered.get("nondeterministic", False)),

@@ -1,0 +1,75 @@
+"""A person flees in the browser from three agents, in real time.
+
+    python examples/human_against_agent.py
+
+Open the printed page, choose the seat `agent_0`, and move by the keys that the page shows. The agents, `adversary_0` to
+`adversary_2`, run straight at you; put trained policies in the place of `chase`. Prints how often you were caught.
+`--bot` has a program flee in your place. Needs the extras `web` and `pettingzoo`, and `pip install mpe2` for the
+environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+
+import numpy as np
+from mpe2 import simple_tag_v3
+
+from bridge import make_remote, make_vec_remote, serve_parallel
+from bridge.wrappers import BlockingReset
+
+CHASERS = ["adversary_0", "adversary_1", "adversary_2"]
+LEFT, RIGHT, DOWN, UP = 1, 2, 3, 4
+
+
+def towards(offsets: np.ndarray) -> np.ndarray:
+    """Return the actions that move along the longer side of offsets, (n, 2), to somebody."""
+    x, y = offsets.T
+    return np.where(np.abs(x) > np.abs(y), np.where(x > 0, RIGHT, LEFT), np.where(y > 0, UP, DOWN))
+
+
+def chase(observations: np.ndarray) -> np.ndarray:
+    """The agents' policy: where the runner is, seen from each of them, is in elements 12 and 13."""
+    return towards(observations[:, 12:14])
+
+
+def flee(url: str, stop: threading.Event) -> None:
+    """A program in the place of the person: runs away from the first agent."""
+    env = make_remote(url, agent="agent_0", wait="next_frame", player="agent:runner")
+    observation, _ = env.reset()
+    while not stop.is_set():
+        observation, _, terminated, truncated, _ = env.step(int(towards(-observation[None, 8:10])[0]))
+        if terminated or truncated:
+            observation, _ = env.reset()
+    env.close()
+
+
+def main() -> None:
+    """Serve, and play the agents."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--fps", type=float, default=10.0)
+    parser.add_argument("--bot", action="store_true", help="let a program flee")
+    arguments = parser.parse_args()
+    with serve_parallel(simple_tag_v3, env_kwargs={"max_cycles": 200}, fps=arguments.fps, web=True) as server:
+        print(f"play at {server.web_url}", flush=True)
+        stop, url = threading.Event(), f"{server.url}?world="
+        runner = threading.Thread(target=flee, args=(url, stop))
+        if arguments.bot:
+            runner.start()
+        envs = BlockingReset(make_vec_remote(url, agent=CHASERS, wait="next_frame"))
+        observations, _ = envs.reset()
+        caught = 0
+        for _ in range(int(arguments.seconds * arguments.fps)):
+            observations, rewards, _, _, _ = envs.step(chase(observations))
+            caught += int(rewards[0] > 0)  # 10 for each touch, to all of them
+        stop.set()
+        if arguments.bot:
+            runner.join()
+        envs.close()
+        print(f"caught in {caught} frames")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Serve an environment, and play it over the network: all in one file.
+
+    python examples/minimal.py
+
+Prints the server's URL, and the return of each of three episodes of CartPole under a random policy.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from bridge import make_remote, serve_gym
+
+parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+parser.add_argument("--episodes", type=int, default=3)
+arguments = parser.parse_args()
+
+with serve_gym("CartPole-v1") as server:
+    print(f"serving {server.url}")
+    env = make_remote(server.url)  # from here on as with any gymnasium.Env
+    env.action_space.seed(0)
+    for episode in range(arguments.episodes):
+        observation, info = env.reset(seed=episode)
+        total, over = 0.0, False
+        while not over:
+            observation, reward, terminated, truncated, info = env.step(env.action_space.sample())
+            total += reward
+            over = terminated or truncated
+        print(f"episode {episode}: return {total:g}")
+    env.close()

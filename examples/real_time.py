@@ -1,0 +1,38 @@
+"""A real-time environment: its clock goes on whether or not the agent has decided.
+
+    python examples/real_time.py --seconds 10
+
+CartPole runs at 30 frames a second. The agent leans against the pole's fall and decides 15 times a second; where it
+says nothing for 0.2 s, the server applies the default action: the safe stop of a robot whose client is lost. Prints how
+many frames an episode lasted, and how old the observations were when the agent acted on them.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+
+from bridge import RealTime, make_vec_remote, serve_gym
+from bridge.wrappers import BlockingReset, Throttle
+
+parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+parser.add_argument("--seconds", type=float, default=10.0)
+arguments = parser.parse_args()
+
+with serve_gym("CartPole-v1", fps=30, default_action=0, realtime=RealTime(max_action_age=0.2)) as server:
+    # Throttle waits until the next decision is due, and sums up what happened in between.
+    envs = BlockingReset(Throttle(make_vec_remote(server.url), fps=15.0))
+    observations, infos = envs.reset(seed=0)
+    frames, lengths, ages = 0.0, [], []
+    for _ in range(int(arguments.seconds * 15)):
+        lean = observations[:, 2] + observations[:, 3]  # angle and angular velocity of the pole
+        observations, rewards, terminations, truncations, infos = envs.step((lean > 0).astype(np.int64))
+        frames += rewards[0]  # CartPole gives 1 a frame
+        ages.append(infos["latency"]["observation_age"][0])  # seconds
+        if terminations[0] or truncations[0]:
+            lengths.append(int(frames))
+            frames = 0.0
+    envs.close()
+    print(f"episodes ended after {lengths} frames; the running one has {frames:g}")
+    print(f"observations were {1000 * np.median(ages):.1f} ms old")

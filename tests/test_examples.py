@@ -1,0 +1,111 @@
+"""The programs in `examples` that need no trainer, run as a user runs them.
+
+The others are run by tests/trainers and tests/fleet.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples"
+ELSEWHERE = {
+    "tests/trainers/test_lost_servers.py": {"ppo.py"},
+    "tests/trainers/test_examples.py": {"sb3_ppo.py", "torchrl_ppo.py", "skrl_ppo.py"},
+    "tests/fleet/test_examples.py": {"ray_training.py"},
+    "tests/trainers/test_rllib.py": {"rllib_ppo.py"},
+}
+
+
+def run(name: str, *arguments: str | Path) -> str:
+    """Run an example in a process of its own, and return its output."""
+    command = [sys.executable, EXAMPLES / name, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_minimal_plays_episodes() -> None:
+    lines = run("minimal.py", "--episodes", "2").splitlines()
+    assert re.fullmatch(r"serving grpc://127\.0\.0\.1:\d+", lines[0])
+    assert [re.sub(r"\d+$", "N", line) for line in lines[1:]] == ["episode 0: return N", "episode 1: return N"]
+
+
+def test_two_machines_play_with_a_token_and_tls_and_others_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    folder, other = tmp_path / "secrets", tmp_path / "other"
+    command = [EXAMPLES / "two_machines.py", "serve", "--host", "127.0.0.2", "--port", "0", "--folder", folder]
+    with subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = server.stdout.readline().split()[-1]
+            assert url.startswith("grpcs://127.0.0.2:")
+            assert re.fullmatch(rf"return \d+ at {url}\n", run("two_machines.py", "play", url, "--folder", folder))
+            other.mkdir()
+            (other / "ca.pem").write_bytes((folder / "ca.pem").read_bytes())
+            (other / "token").write_text("a-wrong-token")
+            refused = subprocess.run(
+                [sys.executable, EXAMPLES / "two_machines.py", "play", url, "--folder", other],
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+            assert refused.returncode == 1
+            assert "the token is wrong" in refused.stderr
+        finally:
+            server.terminate()
+            server.wait(30)
+
+
+def test_real_time_tells_how_old_observations_are() -> None:
+    out = run("real_time.py", "--seconds", "2")
+    assert re.search(r"episodes ended after \[[\d, ]*\] frames; the running one has \d+", out)
+    assert re.search(r"observations were \d+\.\d ms old", out)
+
+
+def test_several_agents_are_played_by_one_client_and_by_one_each() -> None:
+    pytest.importorskip("mpe2")
+    lines = run("multi_agent.py", "--steps", "6").splitlines()
+    assert [line.partition(": return ")[0] for line in lines] == ["speaker_0", "listener_0"] * 2
+    assert [line.partition(", ")[2] for line in lines] == [
+        *["all agents by one client"] * 2,
+        *["a client for each agent"] * 2,
+    ]
+
+
+def test_agents_chase_a_bot_in_the_place_of_a_person() -> None:
+    pytest.importorskip("mpe2")
+    pytest.importorskip("websockets")
+    out = run("human_against_agent.py", "--bot", "--seconds", "3", "--fps", "30")
+    assert re.fullmatch(r"play at http://127\.0\.0\.1:\d+/\ncaught in \d+ frames\n", out)
+
+
+def test_a_clone_of_a_recorded_expert_plays_as_well(tmp_path: Path) -> None:
+    out = run("record_and_clone.py", "--folder", tmp_path / "runs", "--episodes", "3")
+    expert, clone = (float(found) for found in re.findall(r"mean return ([\d.]+)", out))
+    assert expert == 500.0
+    assert clone > 300.0
+
+
+def test_a_test_runs_every_example() -> None:
+    mine = set(re.findall(r"\b(\w+\.py)\"", Path(__file__).read_text(encoding="utf-8")))
+    there = {path.name for path in EXAMPLES.glob("*.py")}
+    for file, names in ELSEWHERE.items():
+        text = (ROOT / file).read_text(encoding="utf-8")
+        assert {name for name in names if name in text} == names, file
+    assert there <= mine
+    page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| \[(\w+\.py)\]\(\1\) \|", page, re.MULTILINE)) == there
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_the_head_of_an_example_says_how_to_run_it(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert re.match(r'"""[A-Z].*\.\n', text)
+    assert f"    python examples/{path.name}" in text
