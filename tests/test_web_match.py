@@ -76,7 +76,7 @@ def test_two_browsers_and_an_agent_play_a_match_to_its_end_and_again(opened, ser
 
     says(ann, "#ready", "Rematch")
     ann.click("#ready")
-    says(ben, "#match-hint", "Press Enter for a rematch.")
+    says(ben, "#match-hint", "Ann waits for you. Press Enter for a rematch.")
     ben.keyboard.press("Enter")
     before = int(ben.get_attribute("#canvas", "data-pictures"))
     says(ben, "#announcement", "Round 2 has begun.")
