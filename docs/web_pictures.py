@@ -94,14 +94,24 @@ def says(page: Page, selector: str, text: str) -> None:
 
 
 def match(browser: Browser) -> None:
-    """Three people and an agent play tag: in a round, and after it."""
+    """Two people, a program and a policy play tag: in a round, and after it."""
     settings: dict[str, Any] = {"env_kwargs": {"max_cycles": 240}, "fps": 20, "match": True, "agents": chase}
     with serve_parallel(simple_tag_v3, web=True, **settings) as server:
         size = {"width": 1280, "height": 760}
         ann = seated(browser, server.web_url or "", "Ann", "adversary_0", color_scheme="dark", **size)
         ben = seated(browser, server.web_url or "", "Ben", "agent_0", color_scheme="light", **size)
-        cleo = seated(browser, server.web_url or "", "Cleo", "adversary_1", color_scheme="dark", **size)
-        for page in (ann, ben, cleo):
+        program = make_remote(f"{server.url}?world=", agent="adversary_1", player="agent:PPO", wait="next_frame")
+
+        def play_round() -> None:
+            observation, _ = program.reset()
+            ended = False
+            while not ended:
+                observation, _, terminated, truncated, _ = program.step(chase(observation))
+                ended = terminated or truncated
+
+        thread = threading.Thread(target=play_round)
+        thread.start()
+        for page in (ann, ben):
             page.keyboard.press("Enter")
         says(ann, "#announcement", "has begun")
         play(ann, 5, "2", "1", "4", "3")
@@ -114,6 +124,8 @@ def match(browser: Browser) -> None:
         says(ben, "#seats", "✓ ready")
         ben.wait_for_timeout(500)
         ben.screenshot(path=DOCS / "play-match.png")
+        thread.join()
+        program.close()
 
 
 def mosaic(browser: Browser) -> None:

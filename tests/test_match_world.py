@@ -17,8 +17,8 @@ from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code, RefusedError, SettingError, StartError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
+from bridge.recording.reader import read_folder
 from bridge.testing import VirtualClock
-from bridge.worlds.policies import policy_name
 from tests.parallel_envs import NAMES, Relay
 from tests.peers import Stream
 from tests.support import everywhere, until
@@ -407,6 +407,28 @@ def test_who_joins_without_an_agent_gets_the_first_free_seat(serve, client):
     assert viewer.seats("taken_by") == [("Ann",)] * 3
 
 
+def test_a_recording_says_who_acted(serve, client, clock, tmp_path):
+    """The person, the policy, and the policy in the person's place once that one has left."""
+    server = serve(lambda: Relay(horizon=4), agents=fast, record=tmp_path)
+    ann, ben = client(server).sit("ann", "person:Ann"), client(server).sit("bob", "agent:PPO")
+    ann.ready()
+    clock.advance(3.0)
+    states(ben, "running")
+    assert ann.step()[0] == RUNNING
+    assert ben.step()[0] == RUNNING
+    ann.step(1)
+    clock.advance(2 * FRAME)
+    ann.die()
+    until(lambda: ben.seats("taken_by")[0] == ("",))
+    clock.advance(2 * FRAME)
+    states(ben, "countdown")
+    server.stop()
+    (episode, *_) = read_folder(tmp_path).episodes()
+    steps = list(episode.stream.players(episode.start + 1, episode.stop))
+    assert [step["ann"] for step in steps] == ["person:Ann", "person:Ann", "agent:fast", "agent:fast"]
+    assert {(step["bob"], step["cyd"]) for step in steps} == {("default", "agent:fast")}
+
+
 # Policies, in a match and without
 
 
@@ -428,7 +450,7 @@ def test_policies_play_what_no_client_does_in_any_real_time_world(serve, client,
     until(plays_again)
 
 
-def test_a_random_policy_stays_within_the_space_and_its_mask(serve, client, clock):
+def test_a_random_policy_plays_the_free_seats(serve, client, clock):
     server = serve(lambda: Relay(horizon=50), agents="random")
     ann = client(server).sit("ann", "person:Ann")
     assert ann.seats("name") == [("Ann",), ("random",), ("random",)]
@@ -448,14 +470,6 @@ def test_without_policies_a_match_fills_its_seats_at_random_and_with_a_default_a
     assert viewer.sit(None, role="spectator").seats("name") == [("policy",)] * 3
     viewer = client(serve(agents={"ann": fast})).sit(None, role="spectator")
     assert viewer.seats("name") == [("fast",), ("nobody",), ("nobody",)]
-
-
-@pytest.mark.parametrize(
-    ("given", "name"),
-    [("random", "random"), (still, "still"), (lambda seen: 0, "policy"), (Relay, "Relay"), (Relay(), "Relay")],
-)
-def test_a_policy_has_a_name_for_people(given, name):
-    assert policy_name(given) == name
 
 
 @pytest.mark.parametrize(

@@ -76,9 +76,11 @@ def test_two_browsers_and_an_agent_play_a_match_to_its_end_and_again(opened, ser
 
     says(ann, "#ready", "Rematch")
     ann.click("#ready")
-    says(ben, "#match-hint", "Press Enter for a rematch.")
+    says(ben, "#match-hint", "Ann waits for you. Press Enter for a rematch.")
     ben.keyboard.press("Enter")
+    before = int(ben.get_attribute("#canvas", "data-pictures"))
     says(ben, "#announcement", "Round 2 has begun.")
+    shows(ben, f"() => document.getElementById('canvas').dataset.pictures > {before} + 5")
     ben.keyboard.down("ArrowRight")
     says(ben, "#match-title", "You win")
     says(ann, "#match-title", "Ben wins")
@@ -137,6 +139,26 @@ def test_a_person_changes_their_mind_and_plays_with_a_program(opened, server):  
     says(viewer, "#play", "Full")
     assert viewer.is_disabled("#play")
     env.close()
+
+
+def test_a_policy_that_raises_ends_the_round_in_words_and_everybody_stays(opened):  # noqa: F811
+    calls = []
+
+    def broken(observation):
+        calls.append(observation)
+        if len(calls) == 1:
+            raise LookupError("no such weights")
+        return 0
+
+    with serve_parallel(Race, web=True, fps=30, match=True, countdown=0.2, agents={"third": broken}) as server:
+        ann = enter(opened, server, "Ann")
+        ann.keyboard.press("Enter")
+        says(ann, "#match-title", "It was broken off")
+        says(ann, "#match-hint", "LookupError in the policy of 'third': no such weights")
+        ann.click("#ready")
+        says(ann, "#announcement", "Round 2 has begun.")
+        ann.keyboard.down("ArrowRight")
+        says(ann, "#match-title", "You win")
 
 
 def test_a_name_is_remembered_and_nobody_needs_one(opened, server):  # noqa: F811

@@ -197,16 +197,16 @@ export class MatchView {
   #words(match, own, result, aside) {
     const others = match.seats.filter(({seat}) => match.waits_for.includes(seat) && seat !== this.#seat).map((seat) => seat.taken_by);
     const waits = others.length ? `Waiting for ${list(others)}.` : "";
+    const ready = match.seats.filter((seat) => seat.ready && seat.kind === "person").map((seat) => seat.taken_by);
+    const urged = ready.length ? `${list(ready)} ${ready.length > 1 ? "wait" : "waits"} for you. ` : "";
     if (aside) return ["", own.ready ? "This round goes on. You play in the next one." : "This round goes on. Play in the next one?"];
     if (match.state === "starting") return ["Go", ""];
     if (match.state === "countdown") return ["", "Get ready"];
-    if (result) return [this.#outcome(), result.error ?? (own && !own.ready ? press("for a rematch") : waits)];
+    if (result) return [this.#outcome(), result.error ?? (own && !own.ready ? `${urged}${press("for a rematch")}`.trim() : waits)];
     if (!own) return [match.seats.some((seat) => seat.taken_by) ? "A round is about to begin" : "Nobody is here yet", `${waits} Take a seat, or look on.`.trim()];
     if (own.ready) return ["You are ready", waits];
-    const free = match.seats.some((seat) => !seat.taken_by) ? "Agents play the seats that stay free." : "";
-    const ready = match.seats.filter((seat) => seat.ready && seat.kind === "person").map((seat) => seat.taken_by);
-    const wait = ready.length ? `${list(ready)} ${ready.length > 1 ? "wait" : "waits"} for you.` : free;
-    return [`You are ${own.seat}`, `${wait} ${press("when you are ready")}`.trim()];
+    const free = match.seats.some((seat) => !seat.taken_by) ? "Agents play the seats that stay free. " : "";
+    return [`You are ${own.seat}`, `${urged || free}${press("when you are ready")}`.trim()];
   }
 
   #showReturns({seats, winners}) {

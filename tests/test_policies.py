@@ -1,0 +1,84 @@
+"""Policies that a server is given for agents that no client plays, from Python and from the command line."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from bridge.cli.target import find_policies
+from bridge.errors import SettingError
+from bridge.worlds.policies import as_policy, by_name, check_policies, policy_name
+from tests.parallel_envs import Relay
+
+
+def still(observation):
+    return 0
+
+
+def test_a_random_policy_takes_any_action_that_the_mask_allows():
+    space = spaces.Discrete(4, start=-1)
+    space.seed(0)
+    act = as_policy("agents", "random", space)
+    assert {int(act(np.zeros(3))) for _ in range(100)} == {-1, 0, 1, 2}
+    masked = {"observation": np.zeros(3), "action_mask": np.array([False, True, False, True])}
+    assert {int(act(masked)) for _ in range(100)} == {0, 2}
+    assert {int(act({"action_mask": np.zeros(4, np.int8)})) for _ in range(100)} == {-1, 0, 1, 2}
+    box = spaces.Box(-1, 1, (2,), np.float32)
+    assert box.contains(as_policy("agents", "random", box)(masked))
+
+
+def test_policies_are_given_for_all_or_by_name():
+    assert by_name("agents", None, ["a", "b"], "agents") == {}
+    assert by_name("agents", still, ["a", "b"], "agents") == {"a": still, "b": still}
+    assert by_name("agents", {"b": "random"}, ["a", "b"], "agents") == {"b": "random"}
+    with pytest.raises(SettingError, match=r"expected bots for slots of a, b, got \['c'\]"):
+        by_name("bots", {"c": still}, ["a", "b"], "slots")
+
+
+@pytest.mark.parametrize("given", [3, "clever", {"a": None}, {"a": still, "b": 1.0}])
+def test_what_is_no_policy_is_refused(given):
+    with pytest.raises(SettingError, match='expected agents as policies \\(observation to action\\) or "random", got'):
+        check_policies("agents", given)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("random", "random"),
+        (still, "still"),
+        (partial(still, 0), "still"),
+        (lambda seen: 0, "policy"),
+        (Relay, "Relay"),
+        (Relay(), "Relay"),
+        (Relay().reset, "reset"),
+    ],
+)
+def test_a_policy_has_a_name_for_people(given, name):
+    assert policy_name(given) == name
+
+
+def test_the_command_line_names_policies_by_their_modules():
+    assert find_policies(["random"]) == "random"
+    assert find_policies(["tests.test_policies:still"]) is still
+    assert find_policies(["a=tests.test_policies:still", "b=random"]) == {"a": still, "b": "random"}
+    assert find_policies(["tests.parallel_envs:Relay.step"]) is Relay.step
+
+
+@pytest.mark.parametrize(
+    ("items", "text"),
+    [
+        (["clever"], "expected a policy as random, or as MODULE:FUNCTION .* got 'clever'"),
+        (["tests.test_policies:"], "got 'tests.test_policies:'"),
+        ([":still"], "got ':still'"),
+        (["tests.test_policies:nothing"], "the module tests.test_policies has no 'nothing'"),
+        (["no_such_module_1:act"], "cannot import the module of 'no_such_module_1:act'"),
+        (["random", "random"], "expected --agents with one policy for all, or AGENT=POLICY for some"),
+        (["a=random", "random"], "expected --agents with one policy for all"),
+    ],
+)
+def test_a_policy_that_the_command_line_does_not_find_is_told(items, text):
+    with pytest.raises(SettingError, match=text):
+        find_policies(items)
