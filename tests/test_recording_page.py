@@ -139,6 +139,19 @@ def test_whoever_may_play_switches_the_recording_of_a_world(page, tmp_path, isol
     assert episodes[2].seed == 2
 
 
+def test_rows_of_an_episode_whose_beginning_was_not_recorded_are_no_episode(page, tmp_path):
+    with serve_gym("CartPole-v1", record=tmp_path) as server:
+        env = make_remote(f"{server.url}?world=")
+        one = page(server).join("", role="spectator")
+        one.write("world.recording", "off")
+        env.reset(seed=1)
+        one.write("world.recording", "on")
+        env.step(0)
+        env.close()
+    (stream,) = read_folder(tmp_path).streams
+    assert (stream.episodes(), len(stream.records)) == ([], 1)
+
+
 def test_each_kind_of_world_has_the_switch_and_calls_are_recorded_while_it_is_off(page, tmp_path):
     with serve_gym(Paddle, num_envs=2, fps=50, record=tmp_path / "real time") as server:
         envs = BlockingReset(make_vec_remote(f"{server.url}?world="))
