@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import re
 import selectors
 import subprocess
 import sys
@@ -226,6 +227,13 @@ def world_of(server: Any, name: str = "") -> Any:
     """A world of a server in this process."""
     (found,) = [world for world in server._registry.worlds if world.name == name]
     return found
+
+
+def stable_id(value: Any) -> str:
+    """Return the id of a parameter that is the same in each process: no address, no order of a set."""
+    if isinstance(value, (set, frozenset)):
+        return f"{{{', '.join(sorted(map(stable_id, value)))}}}"
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def until(condition: Any, deadline: float = 10.0) -> None:

@@ -16,6 +16,7 @@ from bridge.encoding import values
 from bridge.errors import TensorError
 from bridge.pb import bridge_pb2 as pb
 from bridge.testing import make_info
+from tests.support import stable_id
 
 few = settings(max_examples=80, deadline=None)
 
@@ -68,7 +69,7 @@ def objects(*items, shape=None):
         *(1 + 2j, complex(-0.0, math.inf), set(), {1, "a", (2, None)}, frozenset({1.5}), {frozenset({1}), None}),
         *({1: 2}, {"a": 1, 2: "b", None: 3, (1, "x"): 4, 1.5: 5, b"k": 6, True: 7}, {np.int64(3): 1}),
     ],
-    ids=lambda value: f"{type(value).__name__} {value!r:.40}",
+    ids=lambda value: f"{type(value).__name__} {stable_id(value):.40}",
 )  # fmt: skip
 def test_a_value_comes_back_as_it_was(value):
     expected = value.astype(value.dtype.newbyteorder("=")) if isinstance(value, np.ndarray) else value

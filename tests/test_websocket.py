@@ -448,6 +448,7 @@ def test_frames_of_any_size_and_cut_are_one_message(server):
         (frame(Opcode.CLOSE, b"\x03"), 1002),
         (b"\x82\xff" + (1 << 63).to_bytes(8, "big") + b"mask", 4008),
     ],
+    ids=range(11),  # the frames have random masks
 )
 def test_what_is_no_websocket_ends_this_connection_alone(server, sent, code):
     with Hand(server).open() as other, Hand(server).open() as hand:
