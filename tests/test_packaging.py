@@ -159,7 +159,7 @@ def test_the_public_names_of_the_package_do_what_they_say():
 # The direction of imports
 
 SANS_IO = {"grpc", "socket", "threading", "asyncio", "time"}
-BASE = {"clock", "errors", "forks", "logs", "pb", "samples", "version"}
+BASE = {"clock", "errors", "extras", "forks", "logs", "pb", "samples", "version"}
 # What each package imports beside itself. A `perlert://` URL is handed on inside of a function, so it is listed below.
 DIRECTIONS = {
     "encoding": BASE,
