@@ -529,6 +529,14 @@ def test_in_a_lock_step_world_of_several_agents_each_action_is_somebodys(tmp_pat
     assert set(names.values()) - {"person:Ann"} <= {"default"}
 
 
+def test_rows_without_the_reset_that_begins_them_are_no_episode(tmp_path):
+    """As where its record is damaged, and what follows is not."""
+    recorded_cartpole(tmp_path)
+    (stream,) = read_folder(tmp_path).streams
+    stream.resets.clear()
+    assert stream.episodes() == []
+
+
 def test_whatever_byte_is_changed_the_recording_reads_or_says_why_and_never_passes_for_whole(tmp_path):
     """One bit of any byte: it is an error of ours, a difference, or damage that is said."""
     whole = recorded_cartpole(tmp_path).read_bytes()
