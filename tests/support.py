@@ -10,7 +10,7 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -227,6 +227,19 @@ def world_of(server: Any, name: str = "") -> Any:
     """A world of a server in this process."""
     (found,) = [world for world in server._registry.worlds if world.name == name]
     return found
+
+
+def sampled(values: Iterable[Any], every: int, first: int = 0) -> list[Any]:
+    """Return parameters of which `make test` plays each `every`-th one, from `first` on; the others are slow.
+
+    A tuple is one set of several parameters.
+    """
+    return [
+        value
+        if index % every == first
+        else pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow)
+        for index, value in enumerate(values)
+    ]
 
 
 def stable_id(value: Any) -> str:

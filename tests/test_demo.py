@@ -18,6 +18,7 @@ from bridge.demo import CrossEntropy, Demo, Generation, Outcome, draw_curve, pla
 from bridge.errors import ConnectError, SettingError
 
 
+@pytest.mark.slow
 def test_it_learns_over_the_network_and_says_so(tmp_path: Path) -> None:
     """A small population for few rounds: enough for twice the return of the first round, not for a solved CartPole."""
     out = io.StringIO()

@@ -35,7 +35,7 @@ from bridge.transport.websocket import PATH, SUBPROTOCOL, token_subprotocol
 from bridge.wrappers import BlockingReset
 from tests import test_fidelity
 from tests.parallel_envs import Relay
-from tests.support import SERVE, server_process, until
+from tests.support import SERVE, sampled, server_process, until
 from tests.test_unix import Frames, step_large_frames
 from tests.websocket_tools import KEY, Hand, frame, handshake, request
 
@@ -87,7 +87,7 @@ def over_websocket(monkeypatch):
     monkeypatch.setattr(test_fidelity, "serve_gym", serve)
 
 
-@pytest.mark.parametrize("name", ["CartPole", "Taxi", "MiniGrid"])
+@pytest.mark.parametrize("name", sampled(["CartPole", "Taxi", "MiniGrid"], 3))
 @pytest.mark.usefixtures("over_websocket")
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 def test_remote_equals_local(name):
