@@ -38,6 +38,7 @@ def test_it_learns_over_the_network_and_says_so(tmp_path: Path) -> None:
     assert not [child for child in psutil.Process().children() if "serve" in child.cmdline()], "servers are left"
 
 
+@pytest.mark.slow
 def test_the_cross_entropy_method_solves_cartpole() -> None:
     envs = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 32)
     search = CrossEntropy(5, seed=1)

@@ -96,6 +96,7 @@ def test_frames_of_mujoco_equal_the_local_ones(name: str, keywords: dict[str, An
 
 
 @places
+@pytest.mark.slow
 def test_observations_of_miniworld_equal_the_local_ones(keywords: dict[str, Any] | None, tmp_path: Path) -> None:
     if importlib.util.find_spec("miniworld") is None:
         pytest.skip("miniworld is not installed; the extra `test` has it")

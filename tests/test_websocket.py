@@ -622,9 +622,9 @@ def test_our_own_protocol_s_key_is_answered_as_the_rfc_says(server):
     ("options", "said"),
     [
         ([], "http://127.0.0.1:PORT/\n"),
-        (["--host", "0.0.0.0", "--web-hosts", "a.example,b.example"], "/#token="),
+        pytest.param(["--host", "0.0.0.0", "--web-hosts", "a.example,b.example"], "/#token=", marks=pytest.mark.slow),
         (["--token-file", "token"], "http://127.0.0.1:PORT/ (it asks for the token)\n"),
-        (["--processes", "2"], "http://127.0.0.1:PORT/\n"),
+        pytest.param(["--processes", "2"], "http://127.0.0.1:PORT/\n", marks=pytest.mark.slow),
     ],
 )
 def test_the_command_prints_the_url_of_the_page(options, said, tmp_path):
