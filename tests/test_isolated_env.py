@@ -182,7 +182,8 @@ def test_a_killed_process_ends_its_real_time_world_alone(isolated: Any, clock: V
     rows, _, terminations, truncations, infos = envs.step([0, 0])
     assert truncations.tolist() == [True, False]
     assert not terminations.any()
-    assert "ended by SIGKILL (perhaps out of memory) in step" in infos["error"][0]
+    # "in step" too, unless the server sees its end before it asks for the next step.
+    assert "ended by SIGKILL (perhaps out of memory)" in infos["error"][0]
     assert rows[1].tolist() == [1, 15]
     until(lambda: all(row is not None for row in envs.step([0, 0])[0]))
     assert (envs.slot_states == SlotState.RUNNING).all()

@@ -60,7 +60,7 @@ def objects(*items, shape=None):
         *(np.float32(0.1), np.float16(0.1), np.int8(-3), np.uint64(2**64 - 1), np.bool_(True)),
         *(np.str_("ab"), np.str_("")),
         *(np.bytes_(b"ab"), np.complex64(1 + 2j), np.datetime64("2020-01-01T00:00:01.5"), np.timedelta64(3, "h")),
-        np.datetime64("NaT"),
+        np.datetime64("NaT", "s"),  # one without a unit is deprecated
         *(np.zeros((0, 3), np.float32), np.zeros(()), np.array(True), np.array([math.nan, -0.0])),
         *(np.array(["a", "bc", ""]), np.array("x"), np.array([b"a", b"bc"]), np.empty((2, 3), "U0")),
         *(np.array(["2020-01-01", "NaT"], "M8[D]"), np.array([25, 50], "m8[25s]"), np.arange(3, dtype=">i4")[::-1]),
