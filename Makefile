@@ -1,6 +1,8 @@
 # make demo    watch an agent learn CartPole in environments behind gRPC
-# make test    run the tests
-# make test-floors   run the core tests on the lowest versions that are allowed
+# make test    run the tests, but for those that take long
+# make test-all      run all of them: what .ci/run does
+# make test-core     run the core tests, which need few packages; make test-floors   on the lowest versions that are allowed
+# make dist    build the packages, check them, and run the demo from them
 # make check   format, lint, types, generated code
 # make bench   steps per second, side by side with peers
 # make chaos   step for 20 minutes, twice, while servers and links fail; make fuzz   a million random requests and frames
@@ -31,19 +33,24 @@ ZOO_PACKAGES = highway-env mo-gymnasium minigrid gymnasium-robotics shimmy flapp
 	tetris-gymnasium popgym gym-anytrading crafter stable-retro mpe2 pettingzoo[classic] panda-gym metaworld lbforaging rware \
 	mujoco==3.3.0 dm_control==1.0.28
 
-# The lowest versions that pyproject.toml allows, and tests that need nothing else.
+# The lowest versions that pyproject.toml allows.
 FLOORS = gymnasium[classic-control]==1.4.0 numpy==1.26.0 grpcio==1.66.0 protobuf==5.29.4 cloudpickle==3.0.0 hpack==4.1.0
-FLOOR_TESTS = $(addprefix tests/test_,values.py spaces.py space_json.py session.py worlds_single.py worlds_lanes.py registry.py \
-	source.py failures.py leaks.py send_recv.py unix.py)
+# Tests that need nothing but the core and the extra `test-core`.
+CORE_TESTS = -k "not Pong and not MiniGrid" @tests/core.txt
 
-.PHONY: demo test test-floors test-trainers test-ray notebooks notebooks-short check bench chaos fuzz attacks mutants zoo proto docs pictures clean
+# Tests run side by side: most of them wait, for processes that start and for time that passes.
+WORKERS ?= 4
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+
+.PHONY: demo test test-all test-core test-floors test-trainers test-ray notebooks notebooks-short check bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
 
 # One stamp a set of extras; a changed pyproject.toml installs again.
 $(VENV)/.installed-%: pyproject.toml
+	@echo "Installing this package with its extra '$*' into $(VENV): it takes a few minutes on a slow machine or network."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable ".[$*]"
-	touch $@
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --editable ".[$*]"
+	@touch $@
 
 $(TRAINERS)/.installed-%: pyproject.toml
 	test -x $(TRAINERS)/bin/python || $(PYTHON) -m venv $(TRAINERS)
@@ -62,13 +69,22 @@ demo: $(VENV)/.installed-demo
 	$(BIN)/bridge demo
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest
+	$(PYTEST) -m "not slow"
+
+test-all: $(VENV)/.installed-test
+	$(PYTEST)
+
+test-core:
+	rm -rf .venv-core && $(PYTHON) -m venv .venv-core
+	.venv-core/bin/python -m pip install --quiet --upgrade pip
+	PYTHONWARNINGS=ignore .venv-core/bin/python -m pip install --quiet --editable ".[test-core]"
+	.venv-core/bin/python -m pytest $(CORE_TESTS)
 
 test-floors:
 	rm -rf .venv-floors && $(PYTHON) -m venv .venv-floors
 	.venv-floors/bin/python -m pip install --quiet --upgrade pip
-	PYTHONWARNINGS=ignore .venv-floors/bin/python -m pip install --quiet --editable . $(FLOORS) pytest hypothesis psutil dm-env-rpc
-	.venv-floors/bin/python -m pytest -k "not Pong and not MiniGrid" $(FLOOR_TESTS)
+	PYTHONWARNINGS=ignore .venv-floors/bin/python -m pip install --quiet --editable ".[test-core]" $(FLOORS)
+	.venv-floors/bin/python -m pytest $(CORE_TESTS)
 
 test-trainers: $(TRAINERS)/.installed-test $(TRAINERS)/.installed-trainers
 	$(TRAINERS)/bin/python -m pytest tests/trainers
@@ -128,5 +144,15 @@ docs: $(DOCS)/.installed-docs
 pictures: $(VENV)/.installed-test
 	$(BIN)/python docs/pictures.py
 
+# The wheel is installed into an environment of its own, and its demo runs in a folder that is not the clone.
+dist: $(VENV)/.installed-dist
+	rm -rf dist build .venv-dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python -m pip install --quiet --upgrade pip
+	.venv-dist/bin/python -m pip install --quiet "$$(ls dist/*.whl)[demo]"
+	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && cd "$$folder" && "$(CURDIR)/.venv-dist/bin/bridge" demo
+
 clean:
-	rm -rf $(VENV) $(TRAINERS) $(ZOO) $(DOCS) build dist *.egg-info
+	rm -rf $(VENV) $(TRAINERS) $(ZOO) $(DOCS) .venv-core .venv-floors .venv-dist build dist *.egg-info

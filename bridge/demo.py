@@ -22,6 +22,7 @@ from gymnasium.vector import VectorEnv
 from bridge.cli.launch import ServerProcess
 from bridge.client.vector_env import make_vec_remote
 from bridge.errors import SettingError
+from bridge.extras import install_command
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -246,7 +247,7 @@ def _conclude(outcome: Outcome, screen: _Screen) -> None:
     if outcome.picture is not None:
         screen.line(f"The learning curve is in {outcome.picture}")
     else:
-        screen.line("No learning curve was drawn: matplotlib is not installed; pip install 'gymnasium-bridge[demo]'")
+        screen.line(f"No learning curve was drawn: matplotlib is not installed; {install_command('demo')}")
 
 
 def draw_curve(history: Sequence[Generation], evaluation: Floats, path: Path) -> Path | None:

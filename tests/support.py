@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import re
 import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -226,6 +227,26 @@ def world_of(server: Any, name: str = "") -> Any:
     """A world of a server in this process."""
     (found,) = [world for world in server._registry.worlds if world.name == name]
     return found
+
+
+def sampled(values: Iterable[Any], every: int, first: int = 0) -> list[Any]:
+    """Return parameters of which `make test` plays each `every`-th one, from `first` on; the others are slow.
+
+    A tuple is one set of several parameters.
+    """
+    return [
+        value
+        if index % every == first
+        else pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow)
+        for index, value in enumerate(values)
+    ]
+
+
+def stable_id(value: Any) -> str:
+    """Return the id of a parameter that is the same in each process: no address, no order of a set."""
+    if isinstance(value, (set, frozenset)):
+        return f"{{{', '.join(sorted(map(stable_id, value)))}}}"
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def until(condition: Any, deadline: float = 10.0) -> None:

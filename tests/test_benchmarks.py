@@ -95,6 +95,7 @@ def test_every_goal_names_subjects_that_there_are_in_one_group() -> None:
         registry.GOALS.pop()
 
 
+@pytest.mark.slow
 def test_a_run_prints_a_table_and_writes_its_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["sync-64", "lanes-64-grpc", "worlds-8-grpc", "dm-ahead-8", "dm-blocking-8", "floor-64"]
     options = ["--rounds", "1", "--seconds", "0.05", "--busy", "--spin"]
@@ -139,6 +140,7 @@ def test_an_unknown_name_is_answered_by_those_there_are(capsys: pytest.CaptureFi
     assert "there is no subject, group or goal 'nothing'; there are sync-64" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_attack_is_measured_on_both_servers_and_all_of_them_are_http2() -> None:
     from benchmarks import attacks
 
@@ -154,6 +156,7 @@ def test_an_attack_is_measured_on_both_servers_and_all_of_them_are_http2() -> No
         assert first.startswith(attacks.PREFACE), name
 
 
+@pytest.mark.slow
 def test_what_a_slot_costs_is_measured_for_each_number_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert slots.main(["2", "6", "--servers", "2", "--seconds", "0.05"]) == 0
     rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[-2:]]

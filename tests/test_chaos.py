@@ -14,6 +14,7 @@ from benchmarks.ppo import Ppo
 
 
 @pytest.mark.skipif(os.name != "posix", reason="stops processes by signals")
+@pytest.mark.slow
 def test_through_every_fault_everything_adds_up_and_nothing_is_left() -> None:
     report = run(9.0, servers=2, slots=4, spares=1, period=1.0, stays=1.6, seed=3)
     assert report.problems == []

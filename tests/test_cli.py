@@ -32,7 +32,7 @@ from bridge.transport.credentials import TOKEN_VARIABLE
 from tests.parallel_envs import Relay
 from tests.peers import PublicClient
 from tests.public_server import PublicServer
-from tests.support import until
+from tests.support import sampled, until
 
 DEADLINE = 30.0
 
@@ -468,18 +468,21 @@ FOREIGN = (("space=float32",), 2, r"{}: .*expected a space of Gymnasium's own ki
 
 @pytest.mark.parametrize(
     ("target", "options", "problem"),
-    [
-        *[("Robot-v0", (), problem) for problem in (MISSING, UNKNOWN, FOREIGN)],
-        *[("Robot-v0", ("--isolation", "process"), problem) for problem in (MISSING, UNKNOWN, FOREIGN)],
-        *[("Robot-v0", ("--processes", "2"), problem) for problem in (MISSING, UNKNOWN, FOREIGN)],
-        *[("parallel_env", (), problem) for problem in (MISSING, UNKNOWN, FOREIGN)],
-        ("parallel_env", ("--isolation", "process"), FOREIGN),
-        (
-            "Robot-v0",
-            ("--perlert", "0"),
-            ((MISSING[0], 1, MISSING[2].format("cannot make the environment of robot:0"))),
-        ),
-    ],
+    sampled(
+        [
+            *[("Robot-v0", (), problem) for problem in (MISSING, UNKNOWN, FOREIGN)],
+            *[("Robot-v0", ("--isolation", "process"), problem) for problem in (MISSING, UNKNOWN, FOREIGN)],
+            *[("Robot-v0", ("--processes", "2"), problem) for problem in (MISSING, UNKNOWN, FOREIGN)],
+            *[("parallel_env", (), problem) for problem in (MISSING, UNKNOWN, FOREIGN)],
+            ("parallel_env", ("--isolation", "process"), FOREIGN),
+            (
+                "Robot-v0",
+                ("--perlert", "0"),
+                ((MISSING[0], 1, MISSING[2].format("cannot make the environment of robot:0"))),
+            ),
+        ],
+        4,
+    ),
 )
 def test_what_keeps_an_environment_from_being_made_is_reported_at_the_start(
     robots: Path, target: str, options: tuple[str, ...], problem: tuple[tuple[str, ...], int, str]

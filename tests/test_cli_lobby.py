@@ -15,6 +15,7 @@ from gymnasium import spaces
 from bridge.cli import main
 from bridge.cli.lobby import _user, clean, key_actions, key_legend, run_lobby
 from bridge.perlert import PerlertEnv, serve_perlert
+from bridge.perlert.lobby import LobbyConfig
 from tests.test_perlert_server import Counter
 
 
@@ -78,7 +79,13 @@ def test_options_of_perlert_without_it_are_a_usage_error(capsys):
 
 
 def test_a_slot_or_lobby_that_is_not_there_and_a_slot_that_is_taken_are_told():
-    with serve_perlert("CartPole-v1", fps=60) as server, PerlertEnv(server.url, tag="holder") as env:
+    patient = LobbyConfig(
+        expiry=600.0
+    )  # the holder is silent while terminals start, which takes long on a busy machine
+    with (
+        serve_perlert("CartPole-v1", fps=60, lobby_config=patient) as server,
+        PerlertEnv(server.url, tag="holder") as env,
+    ):
         assert env.agent == "agent0"
         wrong = lobby(server.url, "--agent", "zzz")
         assert wrong.returncode == 1

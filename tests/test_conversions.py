@@ -402,6 +402,7 @@ def test_an_async_lane_that_raises_ends_the_episode_and_the_next_one_runs(isolat
 
 
 @ISOLATION
+@pytest.mark.slow
 def test_an_async_lane_whose_method_raises_is_made_anew_at_the_next_reset(isolation):
     with (
         serve_gym(Fragile, num_envs=2, vectorization_mode="async", isolation=isolation) as server,

@@ -18,6 +18,7 @@ from bridge.demo import CrossEntropy, Demo, Generation, Outcome, draw_curve, pla
 from bridge.errors import ConnectError, SettingError
 
 
+@pytest.mark.slow
 def test_it_learns_over_the_network_and_says_so(tmp_path: Path) -> None:
     """A small population for few rounds: enough for twice the return of the first round, not for a solved CartPole."""
     out = io.StringIO()
@@ -37,6 +38,7 @@ def test_it_learns_over_the_network_and_says_so(tmp_path: Path) -> None:
     assert not [child for child in psutil.Process().children() if "serve" in child.cmdline()], "servers are left"
 
 
+@pytest.mark.slow
 def test_the_cross_entropy_method_solves_cartpole() -> None:
     envs = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 32)
     search = CrossEntropy(5, seed=1)

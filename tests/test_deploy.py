@@ -206,6 +206,7 @@ def test_the_rules_of_dockerignore_are_those_of_docker() -> None:
     assert ignored(".venv/bin/python")
 
 
+@pytest.mark.slow
 def test_the_image_is_built_of_all_that_it_needs(tmp_path: Path) -> None:
     context(tmp_path / "source")
     assert (tmp_path / "source" / "constraints.txt").exists()

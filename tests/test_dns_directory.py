@@ -21,7 +21,7 @@ from bridge.testing import CountingEnv
 from bridge.transport.certificates import make_certificates
 from bridge.wrappers import BlockingReset
 from tests.planned_env import Episodes, planned_process
-from tests.support import until
+from tests.support import sampled, until
 
 NAME = "envs.example"
 DEADLINE = 60.0
@@ -80,7 +80,7 @@ def play_until(episodes: Episodes, condition: Any) -> None:
         episodes.step()
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("lanes", sampled([1, 2], 2))
 def test_slots_follow_a_name_whose_addresses_change(dns: Dns, lanes: int) -> None:
     with ExitStack() as stack:
         first, url = stack.enter_context(planned_process(lanes, "127.0.0.2"))

@@ -14,7 +14,7 @@ from gymnasium.vector import SyncVectorEnv
 from bridge import make_remote, make_vec_remote, serve_gym
 from bridge.testing import EVERY_SPACE, CountingEnv, SpaceEnv
 from bridge.wrappers import BlockingReset
-from tests.support import SmallNumbers, assert_identical, assert_same_space, minigrid, pong
+from tests.support import SmallNumbers, assert_identical, assert_same_space, minigrid, pong, sampled
 
 EnvFn = Callable[..., Any]
 
@@ -89,32 +89,32 @@ def compare_many(function: EnvFn, slots: int, lanes: int, steps: int, seed: int 
         local.close()
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", sampled(ZOO, 3))
 def test_one_remote_environment_equals_the_local_one(name: str) -> None:
     function, steps, _ = ZOO[name]
     compare_one(function, steps)
 
 
 @pytest.mark.parametrize(("slots", "lanes"), SHAPES)
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", sampled(ZOO, 4, 1))
 def test_slots_equal_the_environments_of_sync_vector_env(name: str, slots: int, lanes: int) -> None:
     function, _, steps = ZOO[name]
     compare_many(function, slots, lanes, steps)
 
 
-@pytest.mark.parametrize("name", EVERY_SPACE)
+@pytest.mark.parametrize("name", sampled(EVERY_SPACE, 3))
 def test_every_observation_space_arrives_exactly(name: str) -> None:
     compare_one(lambda: SpaceEnv(EVERY_SPACE[name]()), 60)
 
 
-@pytest.mark.parametrize("name", EVERY_SPACE)
+@pytest.mark.parametrize("name", sampled(EVERY_SPACE, 3, 1))
 def test_every_action_space_arrives_exactly(name: str) -> None:
     # The reward and an info hold a digest of the action with its dtypes and shapes.
     compare_one(lambda: SpaceEnv(None, EVERY_SPACE[name]()), 60)
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
-@pytest.mark.parametrize("name", EVERY_SPACE)
+@pytest.mark.parametrize("name", sampled(EVERY_SPACE, 6))
 def test_every_space_arrives_exactly_in_slots_and_lanes(name: str, lanes: int) -> None:
     # Gymnasium's own vector environments cannot step over an action space without elements.
     actions = None if name in ("dict_empty", "tuple_empty", "tuple_of_empty_ones") else EVERY_SPACE[name]()
@@ -242,7 +242,7 @@ def test_gymnasiums_own_checker_passes_on_a_remote_environment(name: str) -> Non
         remote.close()
 
 
-@pytest.mark.parametrize("name", EVERY_SPACE)
+@pytest.mark.parametrize("name", sampled(EVERY_SPACE, 3, 2))
 def test_gymnasiums_own_checker_passes_over_every_space(name: str) -> None:
     local = SpaceEnv(EVERY_SPACE[name](), EVERY_SPACE[name](), min_steps=5)
     try:

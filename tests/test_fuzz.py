@@ -53,6 +53,7 @@ def test_header_blocks_of_any_bytes_have_one_defined_outcome_each() -> None:
 
 @pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="this platform has no Unix sockets")
 @pytest.mark.parametrize("connect", [fuzz_http2.connection, fuzz_websocket.connection], ids=["http2", "websocket"])
+@pytest.mark.slow
 def test_whatever_is_spoken_the_server_lives_on_and_nothing_grows(connect: Any) -> None:
     report = fuzz_http2.run(10_000, seed=4, connect=connect)
     assert {"ended by the server", "closed"} <= set(report.ends)

@@ -603,6 +603,7 @@ def test_compressed_requests_are_read(server, compression):
         (None, gzip.compress(LEAVE), Code.INTERNAL, "name no compression"),
         ("snappy", LEAVE, Code.UNIMPLEMENTED, "identity, deflate, gzip"),
     ],
+    ids=range(8),  # gzip writes the time
 )
 def test_what_is_compressed_and_cannot_be_read_ends_its_call_alone(encoding, data, code, why):
     most = 1_000_000 if "max_message" in why else 3_000_000

@@ -20,7 +20,7 @@ from bridge.transport.certificates import make_certificates
 from bridge.wrappers import BlockingReset
 from tests import test_fidelity
 from tests.peers import Stream
-from tests.support import SmallNumbers, until
+from tests.support import SmallNumbers, sampled, until
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),  # Gymnasium's remarks about its own environments
@@ -39,7 +39,7 @@ def fidelity(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fidelity")
-@pytest.mark.parametrize("name", ["CartPole", "Taxi", "Blackjack", "Pong", "MiniGrid"])
+@pytest.mark.parametrize("name", sampled(["CartPole", "Taxi", "Blackjack", "Pong", "MiniGrid"], 5, 0))
 def test_remote_equals_local(name: str) -> None:
     function, steps, vector_steps = test_fidelity.ZOO[name]
     slow = name == "Pong"
@@ -49,7 +49,7 @@ def test_remote_equals_local(name: str) -> None:
 
 
 @pytest.mark.usefixtures("fidelity")
-@pytest.mark.parametrize("name", [name for name in EVERY_SPACE if name.startswith(("dict", "box"))])
+@pytest.mark.parametrize("name", sampled([name for name in EVERY_SPACE if name.startswith(("dict", "box"))], 6, 1))
 def test_spaces_arrive_exactly(name: str) -> None:
     actions = None if name == "dict_empty" else EVERY_SPACE[name]()
     test_fidelity.compare_one(lambda: SpaceEnv(EVERY_SPACE[name](), actions), 12)

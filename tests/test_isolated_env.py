@@ -36,7 +36,7 @@ from bridge.testing import EVERY_SPACE, CountingEnv, SpaceEnv, VirtualClock
 from bridge.wrappers import BlockingReset
 from tests.parallel_envs import NAMES, Relay
 from tests.peers import Stream
-from tests.support import SmallNumbers, assert_identical, until, world_of
+from tests.support import SmallNumbers, assert_identical, sampled, until, world_of
 from tests.trick_envs import PatientEnv, TrickEnv, TrickRelay, gone, pid_of
 
 FAILURES = [
@@ -77,7 +77,7 @@ def every_space() -> spaces.Space[Any]:
     return spaces.Dict({name: make() for name, make in EVERY_SPACE.items() if name not in empty})
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("lanes", sampled([1, 3], 2))
 def test_every_space_passes_through_a_process_exactly(isolated: Any, lanes: int) -> None:
     def make() -> Any:
         return SmallNumbers(SpaceEnv(every_space(), every_space()))
@@ -191,7 +191,8 @@ def test_a_killed_process_ends_its_real_time_world_alone(isolated: Any, clock: V
     rows, _, terminations, truncations, infos = envs.step([0, 0])
     assert truncations.tolist() == [True, False]
     assert not terminations.any()
-    assert "ended by SIGKILL (perhaps out of memory) in step" in infos["error"][0]
+    # "in step" too, unless the server sees its end before it asks for the next step.
+    assert "ended by SIGKILL (perhaps out of memory)" in infos["error"][0]
     assert rows[1].tolist() == [1, 15]
     until(lambda: all(row is not None for row in envs.step([0, 0])[0]))
     assert (envs.slot_states == SlotState.RUNNING).all()

@@ -207,3 +207,29 @@ def test_the_last_inbox_does_not_wait_for_a_thread_that_another_one_needs(monkey
     until(lambda: not threads())
     leaving.join(20.0)
     assert not waited
+
+
+def test_an_environment_that_is_collected_while_the_thread_starts_does_not_block_it(monkeypatch):
+    """The garbage collector may run in the thread that starts, and close an environment there."""
+
+    class Pool:
+        def poll_nowait(self):
+            return 1.0
+
+    plain = threading.Thread
+
+    class Starting(plain):
+        def start(self):
+            collected = plain(target=keeper.remove, args=(Pool(),))
+            collected.start()
+            collected.join(5.0)
+            blocked.append(collected.is_alive())
+            super().start()
+
+    blocked = []
+    keeper, pool = keepalive._Keeper(), Pool()
+    monkeypatch.setattr(keepalive.threading, "Thread", Starting)
+    keeper.add(pool)
+    monkeypatch.undo()
+    keeper.remove(pool)
+    assert blocked == [False]

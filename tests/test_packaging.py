@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import importlib.metadata
 import os
 import pkgutil
 import shutil
@@ -17,9 +18,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 import bridge
 import bridge.wrappers
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = sorted(
@@ -179,7 +186,7 @@ def test_a_package_imports_its_names_when_they_are_asked_for(name):
 # The direction of imports
 
 SANS_IO = {"grpc", "socket", "threading", "asyncio", "time"}
-BASE = {"clock", "errors", "forks", "keywords", "lazy", "logs", "pb", "samples", "version"}
+BASE = {"clock", "errors", "extras", "forks", "keywords", "lazy", "logs", "pb", "samples", "version"}
 # What each package imports beside itself. A `perlert://` URL is handed on inside of a function, so it is listed below.
 DIRECTIONS = {
     "encoding": BASE,
@@ -301,6 +308,23 @@ def test_the_wrapper_of_stable_baselines3_without_it_names_the_extra():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert "pip install 'gymnasium-bridge[sb3]'" in done.stdout
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_what_to_install_is_worded_in_one_place(name):
+    text = source_of(name).read_text(encoding="utf-8")
+    assert name == "bridge.extras" or "pip install 'gymnasium-bridge[" not in text
+
+
+def test_every_extra_that_an_error_names_is_one():
+    asked = {
+        node.args[0].value
+        for name in OURS
+        for node in ast.walk(tree_of(name))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "install_command"
+    }
+    listed = importlib.metadata.metadata("gymnasium-bridge").get_all("Provides-Extra")
+    assert {"web", "ops", "zstd"} <= asked <= set(listed)
 
 
 def test_the_wrappers_folder_is_not_imported_under_its_own_name():
@@ -465,9 +489,26 @@ def test_the_list_of_packages_is_that_of_the_folders():
     assert listed == folders
 
 
-def test_the_version_is_said_once():
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert f'\nversion = "{bridge.__version__}"\n' in text
+def test_the_version_and_the_licence_are_the_same_everywhere():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert project["version"] == bridge.__version__ == citation["version"]
+    assert project["license"] == citation["license"]
+    assert f"\n## {bridge.__version__} (" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_workflows_try_every_python_that_the_project_names():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    jobs = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text(encoding="utf-8"))["jobs"]
+    named = [line.rpartition(":: ")[2] for line in project["classifiers"] if ":: Python :: 3." in line]
+    assert set(named) <= set(jobs["linux"]["strategy"]["matrix"]["python"])
+    assert named[0] == project["requires-python"].removeprefix(">=")
+
+
+def test_the_core_tests_are_there():
+    listed = (ROOT / "tests" / "core.txt").read_text(encoding="utf-8").split()
+    assert [name for name in listed if not (ROOT / name).is_file()] == []
+    assert len(listed) > 10
 
 
 def test_the_package_says_that_it_is_typed():

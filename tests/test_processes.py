@@ -24,7 +24,7 @@ from bridge.errors import ConnectionLostError, ResetNeededError
 from bridge.server import serving
 from bridge.wrappers import BlockingReset
 from tests.parallel_envs import Relay
-from tests.support import SERVE, assert_identical, server_process, until
+from tests.support import SERVE, assert_identical, sampled, server_process, until
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
@@ -241,7 +241,7 @@ def test_the_environments_lock_is_free_in_a_forked_process(server: Server) -> No
         caller.join()
 
 
-@pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("context", sampled(["fork", "forkserver", "spawn"], 3))
 @pytest.mark.parametrize("place", ["here", "elsewhere"])
 def test_async_vector_env_holds_remote_environments(place: str, context: str, server: Server) -> None:
     local = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2)

@@ -31,7 +31,8 @@ PAGES = [
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
-    *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+    "SECURITY.md",
+    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
 ]
 LOCAL = "grpc://127.0.0.1:50051"
 OTHER_MACHINE = "grpcs://gpu-box.lan:50051"
@@ -161,6 +162,13 @@ def test_links_lead_to_files_that_there_are(page: str) -> None:
     path = ROOT / page
     links = re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)", path.read_text(encoding="utf-8"))
     assert [link for link in links if "://" not in link and not (path.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_that_says_what_to_install_says_it_for_a_clone_too(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    wanted = re.findall(r"pip install ['\"]gymnasium-bridge\[(\w+)\]", text)
+    assert set(wanted) <= set(re.findall(r"pip install -e ['\"]\.\[(\w+)\]", text))
 
 
 def test_the_folders_of_contributing_are_there_and_its_commands_are_in_the_makefile() -> None:

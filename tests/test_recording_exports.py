@@ -19,7 +19,7 @@ from bridge.recording.reader import read_folder
 from bridge.recording.selection import Selection
 from bridge.testing import FailingEnv
 from tests.parallel_envs import Relay
-from tests.support import assert_identical, minigrid
+from tests.support import assert_identical, minigrid, sampled
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # where its warnings are errors, the import of Box2D crashes the process
@@ -54,7 +54,7 @@ def play(url: str, episodes: int, steps: int = 200, seed: int = 7, **keywords: A
 
 
 @pytest.mark.parametrize("observations", [True, False], ids=["recorded", "replayed"])
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "Blackjack-v1", "Taxi-v4"])
+@pytest.mark.parametrize("env_id", sampled(["CartPole-v1", "Pendulum-v1", "Blackjack-v1", "Taxi-v4"], 4))
 def test_minari_reads_back_exactly_what_the_client_saw(tmp_path, datasets, env_id, observations):
     with serve_gym(env_id, record=tmp_path / "runs", record_observations=observations) as server:
         seen = play(server.url, 4)

@@ -83,6 +83,7 @@ def test_a_server_that_is_killed_leaves_every_finished_episode_and_the_running_o
         assert verify(episode).ok
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_at_any_moment_leaves_a_recording_that_reads(tmp_path):
     """Killed while it writes all the time: only the last record may be cut short."""
     with server_process(SERVE, str(tmp_path)) as (process, url):
@@ -114,6 +115,7 @@ def test_a_server_that_is_killed_at_any_moment_leaves_a_recording_that_reads(tmp
 
 
 @pytest.mark.parametrize("size", [3_000, 40_000], ids=["too small for a record", "too small for all"])
+@pytest.mark.slow
 def test_files_that_may_not_grow_cost_nobody_a_step(tmp_path, size):
     """Where a record does not fit into a file, it is lost; where it fits into another file, nothing is."""
     with server_process(SERVE, str(tmp_path), str(size)) as (process, url):

@@ -22,7 +22,7 @@ from bridge.recording.replay import Replay, Verification, verify, verify_stream
 from bridge.testing import CountingEnv, FailingEnv, Proxy, VirtualClock
 from bridge.wrappers import BlockingReset
 from tests.parallel_envs import Relay
-from tests.support import everywhere, minigrid, pong, until, world_of
+from tests.support import everywhere, minigrid, pong, sampled, until, world_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # where its warnings are errors, the import of Box2D crashes the process
@@ -76,7 +76,7 @@ def check_all(folder: Path, env: Any = None, least: int = 1) -> list[Episode]:
     return episodes
 
 
-@pytest.mark.parametrize("env_id", SINGLE)
+@pytest.mark.parametrize("env_id", sampled(SINGLE, 4))
 def test_what_an_environment_did_is_verified(tmp_path, env_id):
     with serve_gym(env_id, record=tmp_path) as server:
         play(server.url, 120)
@@ -100,7 +100,7 @@ def test_box2d_with_pictures_as_observations_is_verified(tmp_path):
 
 
 @everywhere
-@pytest.mark.parametrize("mode", ["sync", "async", "vector_entry_point"])
+@pytest.mark.parametrize("mode", sampled(["sync", "async", "vector_entry_point"], 3))
 def test_lanes_are_verified_together(tmp_path, isolation, mode):
     if mode == "async" and isolation:
         pytest.skip("a process in a process")
@@ -531,6 +531,14 @@ def test_in_a_lock_step_world_of_several_agents_each_action_is_somebodys(tmp_pat
     (names,) = list(stream.players(1, 2))
     assert names[agents[0]] == "person:Ann"
     assert set(names.values()) - {"person:Ann"} <= {"default"}
+
+
+def test_rows_without_the_reset_that_begins_them_are_no_episode(tmp_path):
+    """As where its record is damaged, and what follows is not."""
+    recorded_cartpole(tmp_path)
+    (stream,) = read_folder(tmp_path).streams
+    stream.resets.clear()
+    assert stream.episodes() == []
 
 
 def test_whatever_byte_is_changed_the_recording_reads_or_says_why_and_never_passes_for_whole(tmp_path):

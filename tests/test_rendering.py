@@ -88,6 +88,7 @@ def assert_equal(shown: list[Any], expected: Any) -> None:
 
 @places
 @pytest.mark.parametrize("name", ["HalfCheetah-v5", "Hopper-v5"])
+@pytest.mark.slow
 def test_frames_of_mujoco_equal_the_local_ones(name: str, keywords: dict[str, Any] | None, tmp_path: Path) -> None:
     expected = local(name, tmp_path)
     with remote(name, keywords, render_mode="rgb_array") as env:
@@ -95,6 +96,7 @@ def test_frames_of_mujoco_equal_the_local_ones(name: str, keywords: dict[str, An
 
 
 @places
+@pytest.mark.slow
 def test_observations_of_miniworld_equal_the_local_ones(keywords: dict[str, Any] | None, tmp_path: Path) -> None:
     if importlib.util.find_spec("miniworld") is None:
         pytest.skip("miniworld is not installed; the extra `test` has it")

@@ -17,7 +17,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.session import TRANSITIONS, Event, State
 from bridge.testing import CountingEnv, FailingEnv, SpaceEnv
 from bridge.worlds.source import EnvSource
-from tests.support import direct_registry, direct_session
+from tests.support import direct_registry, direct_session, stable_id
 
 KINDS = ("create_world", "join_world", "step", "reset", "reset_world", "leave_world", "destroy_world", "extension")
 
@@ -367,7 +367,7 @@ class WildEnv(gymnasium.Env):
         (("s", 5), "not of its observation_space: 'observation.s'"),
         (("a", object()), "in step"),
     ],
-    ids=str,
+    ids=stable_id,
 )
 def test_an_environment_that_returns_nonsense_is_told_so_and_the_stream_goes_on(result, words):
     # D-1, D-2

@@ -11,6 +11,7 @@ from bridge.cli.launch import ServerProcess
 
 
 @pytest.mark.parametrize("transport", ["grpc", "unix"])
+@pytest.mark.slow
 def test_neither_end_grows_with_steps_and_resets(transport: str, tmp_path: Path) -> None:
     with ServerProcess("CartPole-v1", "--unix-path", str(tmp_path / "s")) as server:
         url = next(url for url in server.urls if url.startswith(transport))

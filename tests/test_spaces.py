@@ -90,6 +90,7 @@ NESTED = spaces.Dict(
     a=spaces.Dict(y=spaces.Box(0, 1, (1,)), x=spaces.Discrete(2)),
     t=spaces.Tuple((spaces.Discrete(2), spaces.Discrete(2))),
 )
+NESTED.seed(5)
 
 
 @pytest.mark.parametrize(

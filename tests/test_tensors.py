@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as hnp
 from bridge.encoding.tensors import WIRE_DTYPES, Spec, cast, fill_tensor, pack_tensor, unpack_tensor, wire_dtype
 from bridge.errors import TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
+from tests.support import stable_id
 
 MEMBERS = ("floats", "doubles", "int8s", "int32s", "int64s", "uint8s", "uint32s", "uint64s", "bools")
 every_dtype = pytest.mark.parametrize("dtype", WIRE_DTYPES, ids=str)
@@ -181,7 +182,7 @@ def test_protos_are_read_and_written_and_any_passes_as_it_is():
         ([-1, 2**63 + 1], "9223372036854775809 beside floats"),
         (["\ud800"], "UTF-8"),
     ],
-    ids=repr,
+    ids=stable_id,
 )
 def test_what_no_tensor_holds_is_refused_with_the_reason(value, message):
     # D-19: nothing ragged, nothing changed in silence.

@@ -29,7 +29,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
 from bridge.wrappers import BlockingReset
 from tests.peers import Stream
-from tests.support import server_process, until
+from tests.support import sampled, server_process, until
 from tests.thread_envs import (
     SLOW,
     CallbackAgents,
@@ -261,7 +261,7 @@ def test_an_environment_sees_one_thread_from_its_construction_to_its_destruction
     assert len({record["thread"] for record in records}) == 1
 
 
-@every_kind
+@pytest.mark.parametrize("name", sampled(KINDS, 3, 1))
 def test_an_isolated_environment_lives_in_the_main_thread_of_its_process(name: str, tmp_path: Path) -> None:
     path = tmp_path / "log"
     with serve_kind(name, isolation="process") as server:
@@ -414,7 +414,7 @@ server.stop()
 """
 
 
-@pytest.mark.parametrize("waiting_for", ["agents", "clock"])
+@pytest.mark.parametrize("waiting_for", sampled(["agents", "clock"], 2))
 def test_200_connections_that_wait_need_no_more_threads_than_one(waiting_for: str) -> None:
     streams: list[Stream] = []
     with server_process(COUNTING, waiting_for) as (process, url), contextlib.ExitStack() as stack:

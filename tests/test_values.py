@@ -16,6 +16,7 @@ from bridge.encoding import values
 from bridge.errors import TensorError
 from bridge.pb import bridge_pb2 as pb
 from bridge.testing import make_info
+from tests.support import stable_id
 
 few = settings(max_examples=80, deadline=None)
 
@@ -59,7 +60,7 @@ def objects(*items, shape=None):
         *(np.float32(0.1), np.float16(0.1), np.int8(-3), np.uint64(2**64 - 1), np.bool_(True)),
         *(np.str_("ab"), np.str_("")),
         *(np.bytes_(b"ab"), np.complex64(1 + 2j), np.datetime64("2020-01-01T00:00:01.5"), np.timedelta64(3, "h")),
-        np.datetime64("NaT"),
+        np.datetime64("NaT", "s"),  # one without a unit is deprecated
         *(np.zeros((0, 3), np.float32), np.zeros(()), np.array(True), np.array([math.nan, -0.0])),
         *(np.array(["a", "bc", ""]), np.array("x"), np.array([b"a", b"bc"]), np.empty((2, 3), "U0")),
         *(np.array(["2020-01-01", "NaT"], "M8[D]"), np.array([25, 50], "m8[25s]"), np.arange(3, dtype=">i4")[::-1]),
@@ -68,7 +69,7 @@ def objects(*items, shape=None):
         *(1 + 2j, complex(-0.0, math.inf), set(), {1, "a", (2, None)}, frozenset({1.5}), {frozenset({1}), None}),
         *({1: 2}, {"a": 1, 2: "b", None: 3, (1, "x"): 4, 1.5: 5, b"k": 6, True: 7}, {np.int64(3): 1}),
     ],
-    ids=lambda value: f"{type(value).__name__} {value!r:.40}",
+    ids=lambda value: f"{type(value).__name__} {stable_id(value):.40}",
 )  # fmt: skip
 def test_a_value_comes_back_as_it_was(value):
     expected = value.astype(value.dtype.newbyteorder("=")) if isinstance(value, np.ndarray) else value

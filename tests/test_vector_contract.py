@@ -25,7 +25,7 @@ from bridge.client.results import InfoJoiner
 from bridge.client.session import State
 from bridge.testing import EVERY_SPACE, SpaceEnv
 from bridge.wrappers import BlockingReset
-from tests.support import SmallNumbers, assert_identical, assert_same_space, everywhere, minigrid
+from tests.support import SmallNumbers, assert_identical, assert_same_space, everywhere, minigrid, sampled
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),  # Gymnasium's remarks about its own environments
@@ -261,7 +261,7 @@ def play(make: Make, name: str, mode: AutoresetMode) -> None:
 
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
 @pytest.mark.parametrize("maker", MAKERS)
-@pytest.mark.parametrize("name", ENVIRONMENTS)
+@pytest.mark.parametrize("name", sampled(ENVIRONMENTS, 4))
 def test_the_contract_is_gymnasiums(name: str, maker: str, mode: AutoresetMode) -> None:
     play(MAKERS[maker], name, mode)
 

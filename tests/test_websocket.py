@@ -35,7 +35,7 @@ from bridge.transport.websocket import PATH, SUBPROTOCOL, token_subprotocol
 from bridge.wrappers import BlockingReset
 from tests import test_fidelity
 from tests.parallel_envs import Relay
-from tests.support import SERVE, server_process, until
+from tests.support import SERVE, sampled, server_process, until
 from tests.test_unix import Frames, step_large_frames
 from tests.websocket_tools import KEY, Hand, frame, handshake, request
 
@@ -87,7 +87,7 @@ def over_websocket(monkeypatch):
     monkeypatch.setattr(test_fidelity, "serve_gym", serve)
 
 
-@pytest.mark.parametrize("name", ["CartPole", "Taxi", "MiniGrid"])
+@pytest.mark.parametrize("name", sampled(["CartPole", "Taxi", "MiniGrid"], 3))
 @pytest.mark.usefixtures("over_websocket")
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 def test_remote_equals_local(name):
@@ -448,6 +448,7 @@ def test_frames_of_any_size_and_cut_are_one_message(server):
         (frame(Opcode.CLOSE, b"\x03"), 1002),
         (b"\x82\xff" + (1 << 63).to_bytes(8, "big") + b"mask", 4008),
     ],
+    ids=range(11),  # the frames have random masks
 )
 def test_what_is_no_websocket_ends_this_connection_alone(server, sent, code):
     with Hand(server).open() as other, Hand(server).open() as hand:
@@ -621,9 +622,9 @@ def test_our_own_protocol_s_key_is_answered_as_the_rfc_says(server):
     ("options", "said"),
     [
         ([], "http://127.0.0.1:PORT/\n"),
-        (["--host", "0.0.0.0", "--web-hosts", "a.example,b.example"], "/#token="),
+        pytest.param(["--host", "0.0.0.0", "--web-hosts", "a.example,b.example"], "/#token=", marks=pytest.mark.slow),
         (["--token-file", "token"], "http://127.0.0.1:PORT/ (it asks for the token)\n"),
-        (["--processes", "2"], "http://127.0.0.1:PORT/\n"),
+        pytest.param(["--processes", "2"], "http://127.0.0.1:PORT/\n", marks=pytest.mark.slow),
     ],
 )
 def test_the_command_prints_the_url_of_the_page(options, said, tmp_path):

@@ -6,6 +6,7 @@ from benchmarks.zoo import OK, ZOO, Entry, installed, play_apart, table
 
 
 @pytest.mark.parametrize("name", ["MiniGrid-DoorKey-5x5-v0", "mpe2.simple_spread_v3"])
+@pytest.mark.slow
 def test_an_environment_of_the_zoo_is_played_in_every_way(name):
     (entry,) = (entry for entry in ZOO if name in (entry.env_id, entry.module))
     outcomes = play_apart(entry)

@@ -8,6 +8,7 @@ if __name__ != "bridge.wrappers":
     # `import wrappers` from the project's folder would make second copies of every class.
     raise ImportError("this package is imported as bridge.wrappers, not as wrappers")
 
+from bridge.extras import install_command
 from bridge.lazy import lazy_names
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def __getattr__(name: str) -> Any:
             if (error.name or "").partition(".")[0] != "stable_baselines3":
                 raise
             raise ImportError(
-                "SB3VecEnv needs Stable-Baselines3, which is not installed: pip install 'gymnasium-bridge[sb3]'"
+                f"SB3VecEnv needs Stable-Baselines3, which is not installed: {install_command('sb3')}"
             ) from error
         return SB3VecEnv
     return _get(name)

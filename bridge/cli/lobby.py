@@ -379,7 +379,13 @@ def run_lobby(
     Raises:
         AddressError: The URL cannot be read.
         ConnectError: The host has no address.
+        SettingError: This platform cannot wait for a terminal and a socket at once.
     """
+    if os.name != "posix":
+        raise SettingError(
+            "bridge lobby needs Linux or macOS: it waits for the terminal and the network at once. "
+            "Play by a program: bridge.perlert.PerlertEnv"
+        )
     address = parse_perlert_address(url)
     agent = agent if agent is not None else address.agent
     tag = tag if tag is not None else (address.tag or _user())

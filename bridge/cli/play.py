@@ -14,6 +14,7 @@ from gymnasium import Space, spaces
 from bridge.cli.program import OK
 from bridge.client.env import RemoteEnv
 from bridge.errors import RefusedError, SettingError
+from bridge.extras import install_command
 from bridge.transport.credentials import add_credential_options, credential_keywords
 
 __all__ = ["Keyboard", "add_play_parser", "describe", "read_keys", "register", "run"]
@@ -142,7 +143,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         import pygame
     except ImportError as error:
-        raise SettingError("bridge play needs pygame: pip install 'gymnasium-bridge[play]'") from error
+        raise SettingError(f"bridge play needs pygame: {install_command('play')}") from error
     from bridge.worlds.default_actions import neutral_action
     from bridge.worlds.watching.controls import default_keys
 

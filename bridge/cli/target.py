@@ -16,6 +16,7 @@ from typing import Any
 import gymnasium
 
 from bridge.errors import SettingError
+from bridge.extras import install_command
 from bridge.worlds.policies import RANDOM
 
 __all__ = ["Target", "find_policies", "find_target"]
@@ -153,8 +154,8 @@ def _missing(item: str, error: ImportError) -> SettingError:
     remedy = "Expected MODULE:NAME with a module that is installed or in the current folder"
     package = (error.name or "").partition(".")[0]
     if isinstance(error, ModuleNotFoundError) and re.fullmatch(r"\w+", package):
-        extra = "'gymnasium-bridge[pettingzoo]'" if package == "pettingzoo" else package
-        remedy += f"; if it is a package's, install that, for example by: pip install {extra}"
+        command = install_command("pettingzoo") if package == "pettingzoo" else f"pip install {package}"
+        remedy += f"; if it is a package's, install that, for example by: {command}"
     return SettingError(f"cannot import the module of {item!r}: {error}. {remedy}")
 
 

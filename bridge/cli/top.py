@@ -13,6 +13,7 @@ from typing import Any
 
 from bridge.cli.program import FAILED, OK, positive, say
 from bridge.errors import SettingError
+from bridge.extras import install_command
 from bridge.fleet.top import ServerRow, Snapshot, Top, find_directory
 from bridge.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
 
@@ -115,7 +116,7 @@ class _TableOutput:
             from rich.live import Live
         except ImportError as error:
             raise SettingError(
-                "bridge top needs the package rich: pip install 'gymnasium-bridge[top]'; --json does without"
+                f"bridge top needs the package rich: {install_command('top')}; --json does without"
             ) from error
         self._console = Console(soft_wrap=False)
         self._live = Live(console=self._console, auto_refresh=False, screen=False)

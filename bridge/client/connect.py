@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 from bridge.client.connection import Call, close_calls, connection_to
+from bridge.client.directory import known_targets
 from bridge.client.poller import Poller
 from bridge.errors import RemoteError, SettingError
 from bridge.transport.address import Address, is_loopback
@@ -72,7 +73,8 @@ def connect(
             their own are spread.
 
     Raises:
-        SettingError: The credentials are for TLS, and the address is without, or they cannot be used.
+        SettingError: The credentials are for TLS, and the address is without, or they cannot be used; this platform has
+            no Unix sockets.
     """
 
     put = poller.items.append
@@ -84,6 +86,8 @@ def connect(
     if address.credentials.has_tls and not address.tls:
         remedy = "a Unix socket needs none, leave them out" if local else f"write {address.scheme}s://"
         raise SettingError(f"tls= is for URLs with TLS, but {address.url!r} is without: {remedy}")
+    if local:
+        known_targets(address)  # raises where there are no Unix sockets
     if transport == "grpcio":
         if address.websocket:
             raise SettingError(

@@ -19,6 +19,7 @@ from bridge.client.dialer import Dialer
 from bridge.client.grpc_client import GrpcClient, Received, Refused
 from bridge.client.poller import Poller
 from bridge.errors import ConnectError, ConnectionLostError, RemoteError, SettingError
+from bridge.extras import install_command
 from bridge.forks import forget_in_child
 from bridge.transport import keepalive
 from bridge.transport.address import Address
@@ -489,7 +490,7 @@ def _protocol_for(address: Address, max_message_bytes: int, watches_health: bool
     try:
         from bridge.client.websocket_client import WebSocketClient
     except ImportError as error:
-        text = f"{address.scheme}:// needs the package websockets: pip install 'gymnasium-bridge[web]'"
+        text = f"{address.scheme}:// needs the package websockets: {install_command('web')}"
         raise SettingError(text) from error
     return WebSocketClient(address, max_message_bytes)
 

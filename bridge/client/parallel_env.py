@@ -31,6 +31,7 @@ from bridge.errors import (
     ResetNeededError,
     SettingError,
 )
+from bridge.extras import install_command
 from bridge.forks import forget_in_child
 from bridge.keywords import grouped
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -40,9 +41,7 @@ from bridge.transport.credentials import TLS, TokenLike
 try:
     from pettingzoo import ParallelEnv
 except ImportError as error:
-    raise ImportError(
-        "a remote world of several agents needs PettingZoo; install it by pip install 'gymnasium-bridge[pettingzoo]'"
-    ) from error
+    raise ImportError(f"a remote world of several agents needs PettingZoo: {install_command('pettingzoo')}") from error
 
 __all__ = ["RemoteParallelEnv", "make_parallel_remote"]
 

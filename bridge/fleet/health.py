@@ -7,6 +7,7 @@ import time
 from contextlib import closing
 from typing import Any
 
+from bridge.client.directory import known_targets
 from bridge.errors import (
     Code,
     ConnectError,
@@ -16,6 +17,7 @@ from bridge.errors import (
     RemoteTimeoutError,
     SettingError,
 )
+from bridge.extras import install_command
 from bridge.transport.address import Address
 from bridge.transport.frames import HeadersReceived, Http2Error, StreamEnded, StreamReset
 from bridge.transport.http2 import Http2
@@ -69,11 +71,12 @@ def check_health(address: Address, timeout: float, *, verify: bool = True) -> st
 
 
 def _connect(address: Address, timeout: float, verify: bool) -> socket.socket:
-    if address.path:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    if address.scheme == "unix":
+        ((family, path),) = known_targets(address) or []
+        sock = socket.socket(family, socket.SOCK_STREAM)
         sock.settimeout(timeout)
         try:
-            sock.connect(address.path)
+            sock.connect(path)
         except BaseException:
             sock.close()
             raise
@@ -130,7 +133,7 @@ def _read(url: str, event: Any) -> str | None:
     if isinstance(event, HeadersReceived):
         code = event.fields.get("grpc-status", "0" if not event.end_stream else "2")
         if code == str(int(Code.UNIMPLEMENTED)):
-            text = "it has no health service; servers of this package have it with: pip install 'gymnasium-bridge[ops]'"
+            text = f"it has no health service; servers of this package have it with: {install_command('ops')}"
             raise RefusedError(url, text, Code.UNIMPLEMENTED)
         if event.end_stream or code != "0":
             number = int(code) if code.isdigit() and len(code) < 3 else int(Code.UNKNOWN)

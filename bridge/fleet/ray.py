@@ -17,10 +17,12 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
+from bridge.extras import install_command
+
 try:
     import ray
 except ModuleNotFoundError as problem:
-    text = "fleets on Ray need the package ray: pip install 'gymnasium-bridge[ray]'"
+    text = f"fleets on Ray need the package ray: {install_command('ray')}"
     raise ModuleNotFoundError(text, name=problem.name) from problem
 import ray.cloudpickle
 import ray.util

@@ -42,14 +42,19 @@ def receive(sock: socket.socket, size: int) -> tuple[bytes | None, Address, _Anc
         there is no datagram.
     """
     try:
-        datagram, ancillary, flags, raw = sock.recvmsg(size, 128)
+        if hasattr(sock, "recvmsg"):
+            datagram, ancillary, flags, raw = sock.recvmsg(size, 128)
+            cut = bool(flags & socket.MSG_TRUNC)
+        else:  # Windows: a datagram that is too long is an error
+            datagram, raw = sock.recvfrom(size)
+            ancillary, cut = [], False
     except (BlockingIOError, InterruptedError):
         return None
     except OSError as error:
         if error.errno in _UNREACHABLE:  # of an earlier datagram of ours
             return None, ("", 0), []
         raise
-    return None if flags & socket.MSG_TRUNC else datagram, (str(raw[0]), int(raw[1])), ancillary
+    return None if cut else datagram, (str(raw[0]), int(raw[1])), ancillary
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -165,7 +170,10 @@ class ServerPorts:
     def _put(self, sock: socket.socket, datagram: bytes, address: Address) -> None:
         asked = self._asked.get(address)
         try:
-            sock.sendmsg([datagram], [asked] if asked else [], 0, address)
+            if asked is not None:
+                sock.sendmsg([datagram], [asked], 0, address)
+            else:
+                sock.sendto(datagram, address)
         except OSError:  # a full buffer, no route: as good as lost on the way
             self.counts["not sent"] += 1
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from bridge.encoding.spaces import Layout
 from bridge.errors import RecordingError, SettingError
+from bridge.extras import install_command
 from bridge.recording.columns import pack_samples
 from bridge.recording.episodes import EpisodeData, load_episode, observed_rows, stacked
 from bridge.recording.reader import Episode, Stream
@@ -62,7 +63,7 @@ def export_minari(
         import minari
         from minari.data_collector import EpisodeBuffer
     except ImportError as error:
-        raise SettingError("this needs Minari: pip install 'gymnasium-bridge[minari]'") from error
+        raise SettingError(f"this needs Minari: {install_command('minari')}") from error
     stream = _one_environment(episodes)
     names = []
     for agent in parts_of(episodes[0]):
@@ -219,7 +220,7 @@ def export_mp4(
     try:
         import imageio_ffmpeg
     except ImportError as error:
-        raise SettingError("this needs imageio-ffmpeg: pip install 'gymnasium-bridge[film]'") from error
+        raise SettingError(f"this needs imageio-ffmpeg: {install_command('film')}") from error
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     written = []

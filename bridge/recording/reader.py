@@ -334,7 +334,7 @@ class Stream:
         found: list[Episode] = []
         for lane in range(self.lanes):
             starts = np.flatnonzero(begins[:, lane]).tolist()
-            limits = [*starts[1:], len(kind)] if starts else []
+            limits = [*starts[1:], len(kind)] if starts else []  # the reset may be damaged
             numbers = self._numbers(lane, begins[:, lane])
             for start, limit in zip(starts, limits, strict=True):
                 found.append(self._episode(lane, int(numbers[start]), start, limit, ended[:, lane], kind))

@@ -274,7 +274,11 @@ class _Files:
         self._delete_oldest()
         self._part += 1
         self._path = self._folder / f"{self._run}.{self._part:04}{SUFFIX}"
-        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o644)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        # Windows would write a carriage return before each byte 10, and has O_NOINHERIT for O_CLOEXEC.
+        for name in ("O_BINARY", "O_NOINHERIT", "O_CLOEXEC"):
+            flags |= getattr(os, name, 0)
+        self._file = os.open(self._path, flags, 0o644)
         self._size = 0
         self._put(HEAD)
 

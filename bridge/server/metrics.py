@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bridge.errors import Code, SettingError
+from bridge.extras import install_command
 
 __all__ = ["Metrics"]
 
@@ -30,9 +31,7 @@ class Metrics:
         try:
             from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
         except ImportError as error:
-            raise SettingError(
-                "metrics_port needs the package prometheus-client: pip install 'gymnasium-bridge[ops]'"
-            ) from error
+            raise SettingError(f"metrics_port needs the package prometheus-client: {install_command('ops')}") from error
         registry = CollectorRegistry()
         self._guard = threading.Lock()
         self._seen: set[str] = set()

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 from urllib.parse import quote
 
 from bridge.errors import RequestError, SettingError
+from bridge.extras import install_command
 from bridge.forks import forget_in_child, leak
 from bridge.server.admission import Admission
 from bridge.server.auth import Gate, Security
@@ -452,5 +453,5 @@ def _web_protocol(
     try:
         from bridge.server.web_protocol import WebProtocol
     except ImportError as error:
-        raise SettingError("web=True needs the package websockets: pip install 'gymnasium-bridge[web]'") from error
+        raise SettingError(f"web=True needs the package websockets: {install_command('web')}") from error
     return lambda connection: WebProtocol(connection, connections(), limits, gate, web)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import SettingError
+from bridge.extras import install_command
 
 __all__ = ["DAYS", "FILES", "add_cert_parser", "make_certificates", "register", "run"]
 
@@ -91,7 +92,7 @@ class _Authority:
             from cryptography.hazmat.primitives.asymmetric import ec
         except ImportError as error:
             raise SettingError(
-                "certificates are made by the package cryptography: pip install 'gymnasium-bridge[cert]'"
+                f"certificates are made by the package cryptography: {install_command('cert')}"
             ) from error
         self._x509, self._hashes, self._serialization, self._ec = x509, hashes, serialization, ec
         self._begin, self._end = begin, end

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 from bridge.errors import SettingError
+from bridge.extras import install_command
 
 __all__ = ["WORTHWHILE", "Compression", "Inflater", "checked_compression", "compress", "encodings", "inflater"]
 
@@ -21,7 +22,6 @@ _LEVEL = 1
 # The largest window of zstd, as a power of two: what one message may have the reader keep in memory. 8 MiB are what
 # RFC 8878 asks every reader to support.
 _WINDOW_LOG = 23
-_EXTRA = "pip install 'gymnasium-bridge[zstd]'"
 
 
 class Inflater(Protocol):
@@ -64,7 +64,7 @@ def checked_compression(value: Any) -> Compression | None:
     if value not in get_args(Compression):
         raise SettingError(f"expected compression='zstd', 'gzip' or None, got {value!r:.80}")
     if value == "zstd" and _zstd() is None:
-        raise SettingError(f"compression='zstd' needs a library that is not installed: {_EXTRA}")
+        raise SettingError(f"compression='zstd' needs a library that is not installed: {install_command('zstd')}")
     found: Compression = value
     return found
 

@@ -47,9 +47,11 @@ class _Keeper:
             self._all.add(poller)
             self._added = True  # it may be due before the others are
             self._change.notify_all()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="bridge-keepalive", daemon=True)
-                self._thread.start()
+            if self._thread is not None:
+                return
+            thread = self._thread = threading.Thread(target=self._run, name="bridge-keepalive", daemon=True)
+        # Without the lock: the garbage collector may call `remove` in the new thread while `start` waits for it.
+        thread.start()
 
     def remove(self, poller: _Pollable) -> None:
         with self._change:

@@ -27,6 +27,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bridge.errors import SettingError
+from bridge.extras import install_command
 from bridge.perlert.guard import Address
 
 __all__ = ["OVERHEAD", "UP_OVERHEAD", "ClientSeal", "Opened", "ServerSeal", "check_key"]
@@ -59,9 +60,7 @@ def check_key(key: bytes | str) -> bytes:
     try:
         import cryptography  # noqa: F401
     except ImportError as error:
-        raise SettingError(
-            "a pre-shared key needs the package cryptography: pip install 'gymnasium-bridge[perlert]'"
-        ) from error
+        raise SettingError(f"a pre-shared key needs the package cryptography: {install_command('perlert')}") from error
     return raw
 
 

@@ -75,6 +75,11 @@ class Isolation:
         if isolation not in (None, "process"):
             raise SettingError(f"expected isolation to be 'process' or None, got {isolation!r}")
         if isolation is not None or always:
+            if os.name != "posix":
+                raise SettingError(
+                    "worlds in processes of their own need Linux or macOS: the event loop cannot wait for a process "
+                    "here; leave out isolation='process' and allow_env_factories, or give processes=K"
+                )
             return cls(call_timeout, max_world_bytes)
         if call_timeout != CALL_TIMEOUT or max_world_bytes is not None:
             raise SettingError(

@@ -14,6 +14,7 @@ import numpy as np
 
 from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError
+from bridge.extras import install_command
 
 __all__ = ["FORMATS", "MAX_LANES", "View", "encode", "mosaic"]
 
@@ -103,7 +104,7 @@ def _jpeg(picture: Array) -> bytes:
     try:
         from PIL import Image
     except ImportError as error:
-        text = "pictures as JPEG need the package pillow: pip install 'gymnasium-bridge[web]', or ask for frame=png"
+        text = f"pictures as JPEG need the package pillow: {install_command('web')}; or ask for frame=png"
         raise RequestError(Code.FAILED_PRECONDITION, text) from error
     out = io.BytesIO()
     Image.fromarray(picture).save(out, "JPEG", quality=_QUALITY)
