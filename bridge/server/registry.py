@@ -100,7 +100,7 @@ class Registry:
         self.gallery: Gallery | None = None
         """Draws worlds for those who look on; None: nobody may."""
         self.lists_worlds = False
-        """Whether clients may see which worlds there are, and who is in them: for the page."""
+        """Whether clients may see the worlds that others made, and who is in them: for the page."""
         self.unix_path: str | None = None
         """Where this server listens on a Unix socket."""
         self._source = source
@@ -343,20 +343,22 @@ class Registry:
                 ),
                 Property("server.worlds", NUMBER, "the number of worlds now", lambda: len(self.names)),
                 Property("server.status", ENCODED, "what the server does and has done, a dict", self.status),
-                *([Property("server.web", TEXT, "the worlds, as JSON", self._overview)] if self.lists_worlds else []),
+                Property("server.web", TEXT, "what a page shows: the worlds, as JSON", self._overview),
                 *limits,
             ]
         )
 
     def _overview(self) -> str:
-        """Return what the page shows of the server, as JSON."""
+        """Return what the page shows of the server, as JSON; of its worlds the one that all may know, unless told."""
         return json.dumps(
             {
                 "version": __version__,
                 "title": self._source.title,
                 "realtime": self._source.fps is not None,
                 "fps": self._source.fps,
-                "worlds": [self._describe(world) for world in self.worlds],
+                "worlds": [
+                    self._describe(world) for world in self.worlds if self.lists_worlds or world.name == DEFAULT_WORLD
+                ],
             }
         )
 
