@@ -24,7 +24,7 @@ from bridge import errors, make_remote, make_vec_remote, serve_gym, serve_parall
 from bridge.client.connect import connect
 from bridge.client.poller import Poller
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.server import keepalive, web_protocol
+from bridge.server import fair_share, keepalive, web_protocol
 from bridge.testing import CountingEnv, SlowResetEnv, check_server
 from bridge.transport.address import parse_address
 from bridge.transport.certificates import make_certificates
@@ -300,6 +300,14 @@ def test_a_second_host_field_is_refused(server):
     with Hand(server) as hand:
         hand.send(b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
         assert hand.head()[0] == 400
+
+
+def test_a_file_comes_also_where_its_request_has_used_up_the_connection_s_processor_time(server, monkeypatch):
+    monkeypatch.setattr(fair_share.ProcessorAccount, "charge", lambda account, seconds, now: 0.05)
+    with Hand(server) as hand:
+        hand.send(b"GET /app.js HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert hand.head()[0] == 200
+        assert hand.body().endswith(b"lobby();\n")
 
 
 @pytest.mark.parametrize("hosts", ["http://x", ["a:1"], "a,,b"])
