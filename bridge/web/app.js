@@ -4,6 +4,8 @@ import {Stream, UNAUTHENTICATED} from "./client.js";
 import {request, textTensor, intTensor, tensor, values} from "./wire.js";
 import {Keyboard, nameOf, signOf} from "./keys.js";
 import {line} from "./charts.js";
+import {Lobby} from "./lobby.js";
+import {Observations, drawsNothing} from "./observations.js";
 
 const $ = (id) => document.getElementById(id);
 const RUNNING = 1;
@@ -22,6 +24,9 @@ function takeToken() {
 let token = takeToken();
 let server = {worlds: [], realtime: false};
 let selected = null; // the name of a world
+let selectedServer; // behind a gateway: the name of its server
+let lost = false; // whether that server is
+const blind = new Set(); // names of worlds that draw nothing, and of servers whose new worlds draw nothing
 let watching = null; // a Stream
 let playing = null; // {stream, world, keyboard, own}
 let wantsToPlay = false;
@@ -77,9 +82,10 @@ async function lobby() {
         const before = performance.now();
         server = JSON.parse(await stream.property("server.web"));
         if (!playing) $("trip").textContent = `${(performance.now() - before).toFixed(1)} ms`;
+        if (isLost()) continue;
         if (selected !== null && !worldOf(selected) && !playing) nothing();
         if (watching || playing?.own) continue;
-        if (selected === null && server.worlds.length) select(server.worlds[0].name);
+        if (selected === null && server.worlds.length) select((server.worlds.find((world) => world.server === selectedServer) ?? server.worlds[0]).name);
         else if (worldOf(selected)) watch(selected); // it failed, or the world has only begun
       }
     } catch (error) {
@@ -110,6 +116,30 @@ async function arrive() {
   if (wantsToPlay) play();
 }
 
+// The server of a world; without a gateway there is one.
+function serverOf(world) {
+  return server.servers?.find(({name}) => name === world?.server) ?? server;
+}
+
+// Whether the server of the world that was looked at is lost; its worlds come back with it, and others go on.
+function isLost() {
+  const home = server.servers?.find(({name}) => name === selectedServer);
+  if (home?.problem && !worldOf(selected)) {
+    lost = true;
+    watching?.close();
+    watching = null;
+    tell(`${home.problem} It is tried again.`, true);
+    return true;
+  }
+  if (lost) {
+    lost = false;
+    blind.clear(); // it may draw now
+    tell(null);
+    if (wantsToPlay && !playing && worldOf(selected)) play();
+  }
+  return false;
+}
+
 function leave() {
   watching?.close();
   watching = null;
@@ -130,7 +160,7 @@ function nothing() {
   selected = null;
   watching?.close();
   watching = null;
-  $("badge").hidden = true;
+  $("badge").hidden = $("panel").hidden = true;
   $("stage-title").textContent = "";
   $("empty").hidden = server.worlds.length > 0;
 }
@@ -144,7 +174,7 @@ function chip(text, on) {
 
 function showWorlds() {
   const list = $("worlds");
-  const text = JSON.stringify([server.worlds, selected]);
+  const text = JSON.stringify([server.worlds, server.servers, selected]);
   if (list.dataset.shown === text) return;
   list.dataset.shown = text;
   const focused = document.activeElement?.dataset?.world;
@@ -156,7 +186,9 @@ function showWorlds() {
     name.textContent = short(world.title);
     name.title = world.title;
     const about = document.createElement("small");
-    const parts = [world.fps ? `${world.fps} fps` : "lock-step", world.lanes ? `${world.lanes} lanes` : "", world.name.slice(0, 14)];
+    const fps = world.fps ?? (world.waiting ? serverOf(world).fps : null);
+    const place = world.server === undefined ? world.name.slice(0, 14) : world.name.replace(/(world-.{4}).*/, "$1…").replace(/\/$/, "");
+    const parts = [world.kind === "perlert" ? "PERLERT" : fps ? `${fps} fps` : "lock-step", world.lanes ? `${world.lanes} lanes` : "", place];
     about.textContent = parts.filter(Boolean).join(" · ");
     const who = document.createElement("div");
     who.className = "who";
@@ -166,6 +198,11 @@ function showWorlds() {
     button.onclick = () => select(world.name);
     const item = document.createElement("li");
     item.append(button);
+    return item;
+  }), ...(server.servers ?? []).filter(({problem}) => problem).map(({name, problem}) => {
+    const item = document.createElement("li");
+    item.className = "lost";
+    item.append(Object.assign(document.createElement("b"), {textContent: name}), Object.assign(document.createElement("small"), {textContent: problem}));
     return item;
   }));
   if (focused !== undefined) list.querySelector(`[data-world="${CSS.escape(focused)}"]`)?.focus();
@@ -180,7 +217,7 @@ function worldOf(name) {
 function showSeats() {
   const seats = Object.entries(worldOf(selected)?.seats ?? {});
   const several = seats.length > 1;
-  $("seat-label").hidden = !several || playing !== null;
+  $("seat-label").hidden = !several || playing !== null || worldOf(selected)?.kind === "perlert";
   const options = seats.map(([seat, taken]) => {
     return new Option(taken ? `${seat} (taken)` : seat, seat);
   });
@@ -198,11 +235,12 @@ function offer() {
   const world = worldOf(selected);
   const taken = world?.seats[$("seat").value] === true;
   $("play").textContent = taken ? "Take over" : "Play";
-  $("play").hidden = (world?.lanes ?? 0) > 1;
+  $("play").hidden = (world?.lanes ?? 0) > 1 || world?.kind === "perlert";
 }
 
 function select(name) {
   selected = name;
+  selectedServer = worldOf(name)?.server;
   $("stage-title").textContent = short(worldOf(name)?.title ?? server.title);
   $("empty").hidden = true;
   showWorlds();
@@ -224,10 +262,20 @@ function lanesWanted() {
 
 async function watch(name) {
   watching?.close();
+  const world = worldOf(name);
+  $("panel").hidden = true;
+  if (world?.kind === "perlert") return visit(name);
+  $("empty").hidden = !(world?.waiting && !playing);
+  if (world?.waiting && !playing) {
+    watching = null;
+    $("empty-text").textContent = `${short(world.title)} is ready.`;
+    return;
+  }
   const stream = (watching = new Stream(token));
   frames = {arrived: [], bytes: 0, skipped: 0, newest: null, steps: []};
   returns.length = 0;
   if (!playing) badge("looking on", false);
+  if (blind.has(name)) return observe(name, stream);
   const given = {role: textTensor("spectator"), frame: textTensor("jpeg")};
   const lanes = lanesWanted();
   if (lanes) given.lanes = intTensor(lanes);
@@ -243,10 +291,68 @@ async function watch(name) {
       show(answer.observations.get(frame), answer.observations.get(figures));
     }
   } catch (error) {
+    stream.close();
+    if (watching === stream) {
+      watching = null;
+      if (drawsNothing(error)) {
+        blind.add(name);
+        watch(name);
+      } else if (error.code !== 14 && error.code !== 1) tell(error.message.split("\n")[0]);
+    }
+  }
+}
+
+// Looking on where there are no pictures.
+async function observe(name, stream) {
+  try {
+    const joined = await stream.ask(request.join(name, {role: textTensor("spectator"), wait: textTensor("next_frame")}));
+    if (watching !== stream) return;
+    const seen = new Observations(joined, $("canvas"), $("panel"));
+    while (watching === stream) {
+      const answer = await stream.ask(request.step([], seen.uids));
+      if (watching !== stream) return;
+      seen.show(answer);
+      await pause(40);
+    }
+  } catch (error) {
+    stream.close();
     if (watching === stream) {
       watching = null;
       if (error.code !== 14 && error.code !== 1) tell(error.message.split("\n")[0]);
     }
+  }
+}
+
+// A lobby of PERLERT, in place of a picture.
+async function visit(name) {
+  $("empty").hidden = true;
+  const lobby = (watching = new Lobby(name, {
+    token, badge, announce, tell,
+    panel: $("panel"),
+    name: () => myName().replaceAll(" ", "-"),
+    rename: (text) => text && localStorage.setItem("name", text),
+    result: (total) => {
+      returns.push(total);
+      $("last-return").textContent = total.toFixed(2);
+    },
+    begin: (stream, keyboard) => {
+      playing = {stream, keyboard, own: false, name, changed: null, wake: () => {}};
+      recall(keyboard);
+      showLegend();
+      $("stage").focus();
+      return playing;
+    },
+    end: stopped,
+  }));
+  try {
+    await lobby.run();
+  } catch (error) {
+    if (watching === lobby) {
+      watching = null;
+      if (error.code !== 14) tell(error.message.split("\n")[0]);
+    }
+  } finally {
+    lobby.close();
   }
 }
 
@@ -365,16 +471,18 @@ async function play() {
   tell(null);
   const stream = new Stream(token);
   const world = worldOf(selected);
-  const own = !server.realtime; // a world that waits for its agent: one of our own
+  const home = serverOf(world);
+  const own = !home.realtime; // a world that waits for its agent: one of our own
+  const sees = !blind.has(home.name ?? "");
   try {
     let name = selected ?? "";
-    if (own) name = (await stream.ask(request.create())).world;
-    const given = own ? {frame: textTensor("jpeg")} : {role: textTensor("player")};
+    if (own) name = (await stream.ask(request.create(home === server ? {} : {server: textTensor(home.name)}))).world;
+    const given = !own ? {role: textTensor("player")} : sees ? {frame: textTensor("jpeg")} : {};
     const seat = $("seat").value;
     if (!own && Object.keys(world?.seats ?? {}).length > 1 && seat) given.agent = textTensor(seat);
     const joined = await stream.ask(request.join(name, given));
     const keyboard = new Keyboard(JSON.parse(await stream.property("world.controls")));
-    const fps = (own ? server.fps : world?.fps ?? server.fps) || 30;
+    const fps = (own ? home.fps : world?.fps ?? home.fps) || 30;
     playing = {stream, keyboard, own, name, changed: null, wake: () => {}};
     recall(keyboard);
     $("play").textContent = "Stop";
@@ -384,14 +492,18 @@ async function play() {
     showSeats();
     $("stage").focus();
     $("empty").hidden = true;
-    if (own) $("stage-title").textContent = short(server.title);
+    if (own) $("stage-title").textContent = short(home.title);
     if (own) {
       watching?.close();
       watching = null;
+      $("panel").hidden = true;
     } else if (!watching) select(name);
     await steps(playing, joined, fps);
   } catch (error) {
-    if (error.code !== 1) {
+    if (own && sees && drawsNothing(error)) {
+      blind.add(home.name ?? "");
+      setTimeout(play);
+    } else if (error.code !== 1) {
       const lost = error.code === 14;
       if (!lost) wantsToPlay = false;
       tell(error.message.split("\n")[0]);
@@ -405,7 +517,8 @@ async function play() {
 async function steps(play, joined, fps) {
   const uids = Object.fromEntries([...joined.observations].map(([name, spec]) => [name, spec.uid]));
   const names = ["reward", "terminated", "truncated", "timing", "frame", "watch"].filter((name) => name in uids && !(name === "frame" && !play.own));
-  const wanted = names.map((name) => uids[name]);
+  const seen = play.own && !("frame" in uids) ? new Observations(joined, $("canvas"), $("panel")) : null;
+  const wanted = [...names.map((name) => uids[name]), ...(seen?.uids ?? [])];
   let total = 0, running = false, episode = 0, due = performance.now();
   while (playing === play) {
     const actions = [...joined.actions.values()].map((spec) => [spec.uid, actionTensor(play.keyboard, spec)]);
@@ -423,7 +536,8 @@ async function steps(play, joined, fps) {
     }
     if (play.own) {
       if (changed !== null && running) waitingKeys.push({at: changed, frame: -1});
-      show(answer.observations.get(uids.frame), answer.observations.get(uids.watch));
+      if (seen) seen.show(answer);
+      else show(answer.observations.get(uids.frame), answer.observations.get(uids.watch));
     }
     total += running ? read("reward")[0] : 0;
     if (answer.state !== RUNNING) {
