@@ -356,6 +356,7 @@ class Registry:
                 "title": self._source.title,
                 "realtime": self._source.fps is not None,
                 "fps": self._source.fps,
+                "draining": self._closed,
                 "worlds": [
                     self._describe(world) for world in self.worlds if self.lists_worlds or world.name == DEFAULT_WORLD
                 ],

@@ -81,6 +81,7 @@ async function lobby() {
         await pause(1000);
         const before = performance.now();
         server = JSON.parse(await stream.property("server.web"));
+        say("good", server.draining ? "connected; the server is about to stop" : "connected");
         if (!playing) $("trip").textContent = `${(performance.now() - before).toFixed(1)} ms`;
         if (isLost()) continue;
         if (selected !== null && !worldOf(selected) && !playing) nothing();
