@@ -95,6 +95,17 @@ def test_the_overview_has_every_server_and_of_one_without_a_page_the_default_wor
             assert worlds[2]["fps"] == 20
 
 
+def test_a_url_with_the_name_of_a_world_shows_that_one():
+    with serve_gym(CountingEnv) as server, Inspector(server.url, 20.0) as owner:
+        name = owner.ask("create_world", pb.CreateWorldRequest()).world_name
+        with serve_gateway(f"{server.url}?world={name}") as gateway:
+            (world,) = overview(gateway)["worlds"]
+            assert world["name"] == f"{place(server)}/{name}"
+            assert not world["waiting"]
+            with make_remote(through(gateway, server, name)) as env:
+                env.reset()
+
+
 def test_a_spectator_looks_on_through_a_gateway_with_pictures():
     with gateway_to(serve_gym(Paddle, env_kwargs={"render_mode": "rgb_array"})) as gateway:
         (server,) = (server["name"] for server in overview(gateway)["servers"])

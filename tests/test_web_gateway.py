@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from bridge import make_remote, serve_gym
 from bridge.gateway import serve_gateway
 from bridge.perlert.server import serve_perlert
 from bridge.testing import CountingEnv
+from bridge.worlds.watching import pictures
 from tests.support import server_process, until
 from tests.test_web_page import (  # noqa: F401 - fixtures
     PADDLE,
@@ -147,7 +149,7 @@ def test_a_world_without_pictures_shows_its_numbers_and_can_be_played(opened):  
         page.click("#begin")
         says(page, "#badge", "playing your own world")
         says(page, "#panel", "Here are the numbers that the agent sees")
-        shows(page, "() => Number(document.querySelector('#panel .number:last-child output').textContent) > 3")
+        shows(page, "() => Number(document.querySelector('#panel .number:last-child output')?.textContent) > 3")
         page.keyboard.press("Escape")
         env = make_remote(f"{server.url}?world=")
         env.reset()
@@ -155,8 +157,20 @@ def test_a_world_without_pictures_shows_its_numbers_and_can_be_played(opened):  
         says(page, "#panel", "draws no pictures")
         for _ in range(5):
             env.step(env.action_space.sample())
-        shows(page, "() => Number(document.querySelector('#panel .number:last-child output').textContent) === 5")
+        shows(page, "() => Number(document.querySelector('#panel .number:last-child output')?.textContent) === 5")
         env.close()
+
+
+def test_a_server_without_an_encoder_for_jpeg_sends_pictures_without_loss(opened, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(pictures, "_simplejpeg", lambda: None)
+    monkeypatch.setitem(sys.modules, "PIL", None)  # as where it is not installed
+    with serve_gym(Paddle) as server, serve_gateway(server.url) as gateway:
+        page = opened(gateway.web_url)
+        page.click("#begin")
+        says(page, "#badge", "playing your own world")
+        shows(page, f"() => ({PADDLE})() > 0")
+        page.keyboard.down("ArrowRight")
+        shows(page, f"() => ({PADDLE})() > 130")
 
 
 def test_the_servers_token_never_reaches_the_browser_and_the_gateway_asks_for_its_own(opened, monkeypatch):  # noqa: F811

@@ -5,7 +5,7 @@ import {request, textTensor, intTensor, tensor, values} from "./wire.js";
 import {Keyboard, nameOf, signOf} from "./keys.js";
 import {line} from "./charts.js";
 import {Lobby} from "./lobby.js";
-import {Observations, drawsNothing} from "./observations.js";
+import {Observations, drawsNothing, lacksJpeg} from "./observations.js";
 
 const $ = (id) => document.getElementById(id);
 const RUNNING = 1;
@@ -26,6 +26,7 @@ let server = {worlds: [], realtime: false};
 let selected = null; // the name of a world
 let selectedServer; // behind a gateway: the name of its server
 let lost = false; // whether that server is
+const lossless = new Set(); // names of worlds and servers that have no JPEG
 const blind = new Set(); // names of worlds that draw nothing, and of servers whose new worlds draw nothing
 let watching = null; // a Stream
 let playing = null; // {stream, world, keyboard, own}
@@ -115,6 +116,11 @@ async function arrive() {
   if (selected !== null) select(selected);
   else $("empty").hidden = wantsToPlay;
   if (wantsToPlay) play();
+}
+
+// How pictures of a world, or of new worlds of a server, come.
+function kindOf(name) {
+  return lossless.has(name) ? "png" : "jpeg";
 }
 
 // The server of a world; without a gateway there is one.
@@ -277,7 +283,7 @@ async function watch(name) {
   returns.length = 0;
   if (!playing) badge("looking on", false);
   if (blind.has(name)) return observe(name, stream);
-  const given = {role: textTensor("spectator"), frame: textTensor("jpeg")};
+  const given = {role: textTensor("spectator"), frame: textTensor(kindOf(name))};
   const lanes = lanesWanted();
   if (lanes) given.lanes = intTensor(lanes);
   try {
@@ -295,8 +301,8 @@ async function watch(name) {
     stream.close();
     if (watching === stream) {
       watching = null;
-      if (drawsNothing(error)) {
-        blind.add(name);
+      if (drawsNothing(error) || lacksJpeg(error)) {
+        (lacksJpeg(error) ? lossless : blind).add(name);
         watch(name);
       } else if (error.code !== 14 && error.code !== 1) tell(error.message.split("\n")[0]);
     }
@@ -478,7 +484,7 @@ async function play() {
   try {
     let name = selected ?? "";
     if (own) name = (await stream.ask(request.create(home === server ? {} : {server: textTensor(home.name)}))).world;
-    const given = !own ? {role: textTensor("player")} : sees ? {frame: textTensor("jpeg")} : {};
+    const given = !own ? {role: textTensor("player")} : sees ? {frame: textTensor(kindOf(home.name ?? ""))} : {};
     const seat = $("seat").value;
     if (!own && Object.keys(world?.seats ?? {}).length > 1 && seat) given.agent = textTensor(seat);
     const joined = await stream.ask(request.join(name, given));
@@ -501,8 +507,8 @@ async function play() {
     } else if (!watching) select(name);
     await steps(playing, joined, fps);
   } catch (error) {
-    if (own && sees && drawsNothing(error)) {
-      blind.add(home.name ?? "");
+    if (own && sees && (drawsNothing(error) || lacksJpeg(error))) {
+      (lacksJpeg(error) ? lossless : blind).add(home.name ?? "");
       setTimeout(play);
     } else if (error.code !== 1) {
       const lost = error.code === 14;

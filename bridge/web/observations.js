@@ -10,7 +10,12 @@ export const NO_PICTURES = "This world draws no pictures. Start its server with 
 
 // Whether an error says that the environment does not render.
 export function drawsNothing(error) {
-  return error.code === 9 && /render/.test(error.message);
+  return error.code === 9 && /frames to render|render\(\)|render_mode/.test(error.message);
+}
+
+// Whether it says that the server has no encoder for JPEG: it has one for PNG.
+export function lacksJpeg(error) {
+  return error.code === 9 && error.message.includes("frame=png");
 }
 
 function isImage({dtype, shape}) {
