@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import shutil
 import statistics
 import subprocess
@@ -32,6 +33,8 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.transport.websocket import PATH, SUBPROTOCOL
 
 WARM_UP = 1.0
+# Seconds after which viewers that were held look again, and those that are held do no more.
+SETTLE = 0.4
 
 
 @contextmanager
@@ -159,11 +162,13 @@ def watched(port: int, viewers: int, seconds: float) -> dict[str, Any]:
 def trained(
     port: int, process: psutil.Process, viewers: int, seconds: float, rounds: int
 ) -> tuple[list[float], list[float]]:
-    """Step a lock-step world as fast as can be, in turns.
+    """Step a lock-step world as fast as can be, in turns with viewers and with viewers that are held.
+
+    Turns are short, and each is compared with those around it, so that what else the machine does weighs on both alike.
 
     Returns:
-        The share of its steps that a trainer keeps with viewers, and how many times the server's processor time each of
-        them takes, of each round.
+        Of each turn with viewers the share of its steps that a trainer keeps, and how many times the server's processor
+        time each of them takes.
     """
     env = make_remote(f"grpc://127.0.0.1:{port}?world=")
     env.reset(seed=0)
@@ -172,9 +177,9 @@ def trained(
         times = process.cpu_times()
         return float(times.user + times.system)
 
-    def steps() -> tuple[float, float]:
+    def steps(wanted: float) -> tuple[float, float]:
         count, began, before = 0, time.perf_counter(), used()
-        while time.perf_counter() - began < seconds:
+        while time.perf_counter() - began < wanted:
             _, _, terminated, truncated, _ = env.step(count & 1)
             count += 1
             if terminated or truncated:
@@ -182,21 +187,68 @@ def trained(
         return count / (time.perf_counter() - began), (used() - before) / count
 
     shares, costs = [], []
-    for _ in range(rounds):
-        alone, cost = steps()
-        with looking(port, viewers, seconds + 4 * WARM_UP) as look:
-            began = time.monotonic()
-            while time.monotonic() - began < 3 * WARM_UP:  # until they look
-                if any(env.step(0)[2:4]):
-                    env.reset()
-            kept, more = steps()
-            shares.append(kept / alone)
-            costs.append(more / cost)
-            while look.poll() is None:
-                if any(env.step(0)[2:4]):
-                    env.reset()
+    with looking(port, viewers, (2 * rounds + 4) * (seconds + SETTLE) + WARM_UP) as look:
+        steps(3 * WARM_UP)  # until they look
+        people = psutil.Process(look.pid)
+
+        def alone() -> tuple[float, float]:
+            people.suspend()
+            steps(SETTLE)
+            return steps(seconds)
+
+        before = alone()
+        for _ in range(rounds):
+            people.resume()
+            steps(SETTLE)
+            kept, cost = steps(seconds)
+            after = alone()
+            shares.append(2 * kept / (before[0] + after[0]))
+            costs.append(2 * cost / (before[1] + after[1]))
+            before = after
+        people.resume()
+        people.terminate()
     env.close()
     return shares, costs
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of a mean, by drawing the values again and again."""
+    generator = random.Random(0)
+    means = sorted(statistics.mean(generator.choices(values, k=len(values))) for _ in range(2000))
+    return means[50], means[-51]
+
+
+def measure_keys(presses: int) -> None:
+    """Print the time from a key to its picture."""
+    with server("--fps", "60") as (url, _, _):
+        times = sorted(keys(url, presses))
+        print(
+            f"key to painted picture, {len(times)} keys: median {statistics.median(times):.0f} ms, "
+            f"95 % {times[int(0.95 * len(times))]:.0f} ms, longest {times[-1]:.0f} ms"
+        )
+
+
+def measure_viewers(viewers: int, seconds: float) -> None:
+    """Print what viewers of a real-time world get, and what they cost it."""
+    with server("--fps", "60") as (_, port, _):
+        found = watched(port, viewers, seconds)
+        print(
+            f"{viewers} viewers at 60 fps: {found['pictures_per_second']:.1f} pictures/s and at most "
+            f"{found['mbit_per_second']:.2f} Mbit/s each; the world dropped {found['dropped']} frames, "
+            f"{found['overruns']} overruns"
+        )
+
+
+def measure_trainer(viewers: int, turn: float, rounds: int) -> None:
+    """Print what viewers cost a trainer."""
+    with server() as (_, port, process):
+        shares, costs = trained(port, process, viewers, turn, rounds)
+        low, high = interval(shares)
+        print(
+            f"trainer with {viewers} viewers: {statistics.mean(shares):.1%} of its steps (mean of {len(shares)} "
+            f"turns, 95 % interval {low:.1%} to {high:.1%}), and {statistics.mean(costs):.2f} times the server's "
+            "processor time a step"
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -205,7 +257,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--presses", type=int, default=100)
     parser.add_argument("--viewers", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=30, help="turns of the trainer with viewers")
+    parser.add_argument("--turn", type=float, default=1.5, help="seconds of each")
+    parser.add_argument("--only", choices=("keys", "viewers", "trainer"), help="measure that alone")
     parser.add_argument("--look", nargs=3, metavar=("PORT", "VIEWERS", "SECONDS"), help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.look is not None:
@@ -214,26 +268,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     warnings.simplefilter("ignore")
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    with server("--fps", "60") as (url, _, _):
-        times = sorted(keys(url, arguments.presses))
-        print(
-            f"key to painted picture, {len(times)} keys: median {statistics.median(times):.0f} ms, "
-            f"95 % {times[int(0.95 * len(times))]:.0f} ms, longest {times[-1]:.0f} ms"
-        )
-    with server("--fps", "60") as (_, port, _):
-        found = watched(port, arguments.viewers, arguments.seconds)
-        print(
-            f"{arguments.viewers} viewers at 60 fps: {found['pictures_per_second']:.1f} pictures/s and at most "
-            f"{found['mbit_per_second']:.2f} Mbit/s each; the world dropped {found['dropped']} frames, "
-            f"{found['overruns']} overruns"
-        )
-    with server() as (_, port, process):
-        shares, costs = trained(port, process, arguments.viewers, arguments.seconds, arguments.rounds)
-        print(
-            f"trainer with {arguments.viewers} viewers: {statistics.median(shares):.0%} of its steps "
-            f"({', '.join(f'{share:.0%}' for share in shares)}), and {statistics.median(costs):.2f} times the server's "
-            "processor time a step"
-        )
+    if arguments.only in (None, "keys"):
+        measure_keys(arguments.presses)
+    if arguments.only in (None, "viewers"):
+        measure_viewers(arguments.viewers, arguments.seconds)
+    if arguments.only in (None, "trainer"):
+        measure_trainer(arguments.viewers, arguments.turn, arguments.rounds)
     return 0
 
 

@@ -9,6 +9,7 @@ from dm_env_rpc.v1 import compliance, dm_env_rpc_pb2, tensor_spec_utils, tensor_
 from gymnasium import spaces
 
 import bridge
+from bridge.gateway import serve_gateway
 from tests.parallel_envs import Relay
 from tests.peers import PublicClient
 from tests.support import sampled
@@ -32,6 +33,7 @@ SPACES = {
     ),
     "tuple": spaces.Tuple((spaces.Discrete(3), spaces.Box(-1, 1, (), np.float64))),
 }
+OVER_WEBSOCKET = ("websocket", "gateway")
 INVALID = {"level": tensor_utils.pack_tensor(3)}
 
 
@@ -51,7 +53,7 @@ class Endless(gymnasium.Env):
         return self.observation_space.sample(), 0.5, False, False, {}
 
 
-@pytest.fixture(scope="module", params=["http2", "grpcio", "websocket"])
+@pytest.fixture(scope="module", params=["http2", "grpcio", "websocket", "gateway"])
 def transport(request):
     return request.param
 
@@ -59,13 +61,17 @@ def transport(request):
 @pytest.fixture(scope="module")
 def server(transport):
     options = {"web": True} if transport == "websocket" else {"transport": transport}
+    if transport == "gateway":
+        with bridge.serve_gym(Endless) as behind, serve_gateway(behind.url) as server:
+            yield server
+        return
     with bridge.serve_gym(Endless, **options) as server:
         yield server
 
 
 @pytest.fixture
 def client(server, transport):
-    client = PublicClient(server, channel=WebSocketChannel(server.port) if transport == "websocket" else None)
+    client = PublicClient(server, channel=WebSocketChannel(server.port) if transport in OVER_WEBSOCKET else None)
     yield client
     client.close()
 

@@ -53,17 +53,18 @@ def vector(urls: Any, num_envs: int, **more: Any) -> tuple[Any, Episodes]:
 # How draining is announced
 
 
-@pytest.mark.parametrize("how", ["goaway", "directory", "health", "grpcio"])
+@pytest.mark.parametrize("how", ["goaway", "directory", "health", "grpcio", "websocket"])
 @pytest.mark.parametrize("lanes", sampled([1, 4], 2, 1))
 def test_slots_leave_a_server_that_says_that_it_drains(lanes: int, how: str) -> None:
     transport: Any = "grpcio" if how in ("health", "grpcio") else "http2"
     with (
-        serve_gym(Planned, num_envs=lanes, transport=transport) as old,
+        serve_gym(Planned, num_envs=lanes, transport=transport, web=how == "websocket") as old,
         serve_gym(Planned, num_envs=lanes) as new,
     ):
-        directory = Listed(old)
+        url = old.urls[-1]
+        directory = Listed(Endpoint(url))
         envs, episodes = vector(directory, 8)
-        assert set(envs.env.urls) == {old.url}
+        assert set(envs.env.urls) == {url}
         for _ in range(30):
             episodes.step()
         directory.listed.append(Endpoint(new.url))

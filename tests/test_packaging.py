@@ -198,6 +198,7 @@ DIRECTIONS = {
     "perlert": BASE | {"client", "encoding", "server", "transport", "worlds"},
     "recording": BASE | {"client", "encoding", "server", "worlds"},
     "fleet": BASE | {"client", "encoding", "server", "transport", "worlds"},
+    "gateway": BASE | {"client", "encoding", "fleet", "perlert", "server", "transport", "worlds"},
     "testing": BASE | {"client", "encoding", "server", "transport", "worlds", "perlert"},
 }
 LAZILY = {("client", "perlert"), ("server", "recording")}

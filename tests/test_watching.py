@@ -220,7 +220,7 @@ def test_without_viewers_nothing_is_drawn_and_the_environment_is_the_world_s_own
         env.close()
 
 
-def test_viewers_share_pictures_and_drawing_takes_a_tenth_of_the_time(viewers, monkeypatch):
+def test_viewers_share_pictures_and_drawing_takes_its_share_of_the_time(viewers, monkeypatch):
     monkeypatch.setattr(Painted, "slow", 0.02)
     with serve_gym(Painted, web=True) as server:
         env = make_remote(f"{server.url}?world=")
@@ -245,7 +245,7 @@ def test_viewers_share_pictures_and_drawing_takes_a_tenth_of_the_time(viewers, m
         spent = time.monotonic() - began
         stop.set()
         stepping.join(20)
-        assert (Painted.drawn - drawn) * 0.02 <= 0.1 * spent + 2 * 0.02
+        assert (Painted.drawn - drawn) * 0.02 <= watch.SHARE * spent + 2 * 0.02
         env.close()
 
 
@@ -547,8 +547,16 @@ def test_the_page_is_told_the_worlds_and_the_keys(viewers, isolation):
         (world,) = found["worlds"]
         assert (world["name"], world["seats"], world["fps"], world["lanes"]) == ("", {"agent": True}, 30, None)
         assert text(player, "world.controls")["n"] == 3
+
+
+def test_a_server_without_a_page_tells_nobody_of_the_worlds_that_others_made_for_themselves():
     with serve_gym(Painted) as server, Inspector(server.url, 20.0) as inspector:
-        assert "server.web" not in {item.spec.name for item in inspector.list_properties()}
+        own, everybody_s = make_remote(server.url), make_remote(f"{server.url}?world=")
+        assert len(server.worlds) == 2
+        found = json.loads(unpack_tensor(inspector.read_property("server.web"))[()])
+        assert [world["name"] for world in found["worlds"]] == [""]
+        own.close()
+        everybody_s.close()
 
 
 def test_environments_are_made_to_draw_where_they_can():

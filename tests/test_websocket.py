@@ -21,10 +21,11 @@ from websockets.frames import Opcode
 from websockets.sync.client import connect as public_connect
 
 from bridge import TLS, Limits, errors, make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge.cli import main
 from bridge.client.connect import connect
 from bridge.client.poller import Poller
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.server import keepalive, web_protocol
+from bridge.server import fair_share, keepalive, web_protocol
 from bridge.testing import CountingEnv, SlowResetEnv, check_server
 from bridge.transport.address import parse_address
 from bridge.transport.certificates import make_certificates
@@ -300,6 +301,26 @@ def test_a_second_host_field_is_refused(server):
     with Hand(server) as hand:
         hand.send(b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
         assert hand.head()[0] == 400
+
+
+def test_a_server_that_drains_says_so_by_a_pong_and_the_stream_goes_on(server):
+    with Hand(server).open() as hand:
+        hand.send(frame(Opcode.BINARY, JOIN))
+        assert hand.frame()[0] is Opcode.BINARY
+        server.drain(20.0)
+        assert hand.frame() == (Opcode.PONG, b"draining")
+        hand.send(frame(Opcode.BINARY, BEGIN))
+        opcode, data = hand.frame()
+        assert opcode is Opcode.BINARY
+        assert pb.EnvironmentResponse.FromString(data).WhichOneof("payload") == "step"
+
+
+def test_a_file_comes_also_where_its_request_has_used_up_the_connection_s_processor_time(server, monkeypatch):
+    monkeypatch.setattr(fair_share.ProcessorAccount, "charge", lambda account, seconds, now: 0.05)
+    with Hand(server) as hand:
+        hand.send(b"GET /app.js HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert hand.head()[0] == 200
+        assert hand.body().endswith(b"lobby();\n")
 
 
 @pytest.mark.parametrize("hosts", ["http://x", ["a:1"], "a,,b"])
@@ -670,9 +691,24 @@ def test_without_the_package_the_extra_is_named():
     assert done.stdout.count("pip install 'gymnasium-bridge[web]'") == 2
 
 
-def test_the_conformance_checks_speak_grpc_alone():
-    with pytest.raises(errors.SettingError, match=r"speak gRPC.*write grpcs://"):
-        check_server("wss://127.0.0.1:1")
+def test_the_conformance_checks_pass_over_websocket_with_a_token_and_tls(certs):
+    with serve_gym(
+        "CartPole-v1", web=True, token=SECRET, tls_certificate=certs["server.pem"], tls_key=certs["server.key"]
+    ) as server:
+        report = check_server(f"wss://localhost:{server.port}", token=SECRET, tls_ca=certs["ca.pem"], strict=True)
+        assert report.ok, str(report)
+        with pytest.raises(errors.ConnectError, match="the token is wrong"):
+            check_server(f"wss://localhost:{server.port}", token="wrong", tls_ca=certs["ca.pem"])
+    until(lambda: server.connections == 0)
+
+
+def test_the_command_checks_over_websocket_and_says_where_nobody_is(server, capsys):
+    assert main(["check", ws(server), "--only", "D-9,D-25"]) == 0
+    assert "D-25" in capsys.readouterr().out
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    assert main(["check", f"ws://127.0.0.1:{port}"]) == 3
+    assert "no connection" in capsys.readouterr().err
 
 
 def test_grpcio_has_no_port_for_browsers():

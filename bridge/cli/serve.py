@@ -34,7 +34,18 @@ from bridge.server.server import SWITCH_INTERVAL, Server
 from bridge.transport.credentials import TLS, TOKEN_VARIABLE
 from bridge.worlds.realtime.clocked_world import RealTime
 
-__all__ = ["SERVED_AT", "announce", "read_pairs", "register", "serve_options"]
+__all__ = [
+    "SERVED_AT",
+    "announce",
+    "grouped_keywords",
+    "keyword_options",
+    "read_pairs",
+    "register",
+    "serve_options",
+    "server_logging",
+    "sigterm_as_interrupt",
+    "stop_on_eof",
+]
 
 SERVED_AT = " served at "
 """In the first line of output: what stands between the environment and its URLs, which are separated by spaces."""
@@ -105,34 +116,52 @@ def register(commands: Any) -> None:
 
 
 def serve_options() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Give each keyword of `serve_gym`, and those of `serve_parallel` alone, as options.
+    """Give each keyword of `serve_gym`, and those of `serve_parallel` alone, as options; as `keyword_options`."""
+    return keyword_options(serve_gym, serve_parallel)
 
-    Keywords that a dataclass groups, such as `Limits`, are an option for each of its fields. The help is the line in
-    the docstring. What a command line cannot say, such as callables, is left out.
+
+def keyword_options(*functions: Callable[..., Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Give the keywords of functions as options.
+
+    Keywords that a dataclass groups, such as `Limits`, are an option for each of its fields. The help is the keyword's
+    line in the docstring of the first function that has it. Keywords that a command line cannot say, such as
+    callables, are left out.
+
+    Args:
+        functions: Those that a command line stands for.
 
     Returns:
         Pairs of a flag and the arguments of `add_argument`.
     """
-    for name, keyword in {**_keywords(serve_gym), **_keywords(serve_parallel), **_keywords(serve_gym)}.items():
-        flag, default, annotation = f"--{name.replace('_', '-')}", keyword.default, keyword.annotation
-        kind = _plain_type(annotation)
-        shown = "" if default is None or isinstance(default, bool) else f" (default: {default})"
-        text = keyword.text.replace("%", "%%")
-        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": f"{text}{shown}"}
-        choices = re.fullmatch(r"Literal\[(.*)\]", annotation)
-        if "Policy" in annotation:
-            options["help"] = f"{options['help']} Each is random or MODULE:FUNCTION."
-            yield flag, {**options, "nargs": "+", "metavar": "[AGENT=]POLICY"}
-        elif choices:
-            yield flag, {**options, "choices": [choice.strip(" '\"") for choice in choices.group(1).split(",")]}
-        elif kind == "bool":
-            yield flag, {**options, "action": argparse.BooleanOptionalAction if default else "store_true"}
-        elif kind in _READ:
-            metavar = {"port": "PORT"}.get(name, {"int": "N", "float": "X"}.get(kind, name.upper()))
-            read = _or_none(_READ[kind]) if "None" in annotation else _READ[kind]
-            yield flag, {**options, "type": read, "metavar": metavar}
-        elif kind == "Mapping":
-            yield flag, {**options, "nargs": "+", "metavar": "KEY=VALUE", "action": "extend"}
+    found: dict[str, _Keyword] = {}
+    for function in functions:
+        found = {**found, **{name: keyword for name, keyword in _keywords(function).items() if name not in found}}
+    for name, keyword in found.items():
+        options = _option(name, keyword)
+        if options is not None:
+            yield f"--{name.replace('_', '-')}", options
+
+
+def _option(name: str, keyword: _Keyword) -> dict[str, Any] | None:
+    """Return the arguments of `add_argument` for a keyword; None: a command line cannot say it."""
+    default, annotation, text = keyword.default, keyword.annotation, keyword.text.replace("%", "%%")
+    kind = _plain_type(annotation)
+    shown = "" if default is None or isinstance(default, bool) or default == () else f" (default: {default})"
+    options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": f"{text}{shown}"}
+    choices = re.fullmatch(r"Literal\[(.*)\]", annotation)
+    if "Policy" in annotation:
+        text = f"{options['help']} Each is random or MODULE:FUNCTION."
+        return {**options, "help": text, "nargs": "+", "metavar": "[AGENT=]POLICY"}
+    if choices:
+        return {**options, "choices": [choice.strip(" '\"") for choice in choices.group(1).split(",")]}
+    if kind == "bool":
+        return {**options, "action": argparse.BooleanOptionalAction if default else "store_true"}
+    if kind in _READ:
+        metavar = {"port": "PORT"}.get(name, {"int": "N", "float": "X"}.get(kind, name.upper()))
+        return {**options, "type": _or_none(_READ[kind]) if "None" in annotation else _READ[kind], "metavar": metavar}
+    if kind == "Mapping":
+        return {**options, "nargs": "+", "metavar": "KEY=VALUE", "action": "extend"}
+    return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,8 +200,9 @@ def _fields(keyword: str) -> Iterator[tuple[str, _Keyword]]:
             yield flat, _Keyword(kind, field.default, texts[field.name], keyword, field.name)
 
 
-def _grouped(keywords: Mapping[str, Any], known: Mapping[str, _Keyword]) -> dict[str, Any]:
-    """Return keywords of the command line as the function takes them: fields in their dataclasses."""
+def grouped_keywords(keywords: Mapping[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
+    """Return keywords of the command line as a function takes them: fields in their dataclasses."""
+    known = _keywords(function)
     found = {name: value for name, value in keywords.items() if not known[name].group}
     for keyword, group in _GROUPS.items():
         fields = {known[name].field: value for name, value in keywords.items() if known[name].group == keyword}
@@ -231,12 +261,12 @@ def run(arguments: argparse.Namespace) -> int:
     for name, value in keywords.items():
         if isinstance(value, list):
             keywords[name] = read_pairs(value, f"--{name.replace('_', '-')}")
-    with _logging(arguments.verbose, arguments.quiet):
+    with server_logging(arguments.verbose, arguments.quiet):
         return _serve(arguments, keywords)
 
 
 @contextmanager
-def _logging(verbose: int, quiet: bool) -> Iterator[None]:
+def server_logging(verbose: int, quiet: bool) -> Iterator[None]:
     """Write what the package logs to standard error: failures; `verbose` more, `quiet` nothing."""
     log, handler = logging.getLogger("bridge"), logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -263,13 +293,13 @@ def _serve(arguments: argparse.Namespace, keywords: dict[str, Any]) -> int:
     serve: Callable[..., Server] = serve_parallel if target.several_agents else serve_gym
     _refuse(keywords, _keywords(serve), f"for {arguments.env[0]}, {_KIND[target.several_agents]}")
     sys.setswitchinterval(SWITCH_INTERVAL)
-    with _sigterm_as_interrupt():
-        server = serve(target.env, start=False, **_grouped(keywords, _keywords(serve)))
+    with sigterm_as_interrupt():
+        server = serve(target.env, start=False, **grouped_keywords(keywords, serve))
 
         def started() -> None:
             announce(server, arguments.env, kind, credentials)
             if arguments.exit_on_eof:
-                threading.Thread(target=_stop_on_eof, args=(server,), daemon=True).start()
+                threading.Thread(target=stop_on_eof, args=(server,), daemon=True).start()
 
         try:
             lanes = keywords.get("num_envs", 1) > 1 or keywords.get("vectorization_mode", "sync") != "sync"
@@ -302,7 +332,7 @@ def _run_perlert(target: Target, keywords: dict[str, Any], arguments: argparse.N
     if arguments.bots is not None:
         keywords["bots"] = dict.fromkeys(arguments.bots, "random") if arguments.bots else "random"
     spectators = arguments.spectators or 0
-    with _sigterm_as_interrupt():
+    with sigterm_as_interrupt():
         server = serve_perlert(target.env, port=arguments.perlert, key=key, spectators=spectators, **keywords)
         try:
             for url in server.urls:
@@ -394,7 +424,7 @@ def connecting_lines(
 
 
 @contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
+def sigterm_as_interrupt() -> Iterator[None]:
     """Let SIGTERM do what Ctrl-C does, also where a shell started this process with Ctrl-C ignored."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -408,7 +438,7 @@ def _sigterm_as_interrupt() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _stop_on_eof(server: Server) -> None:
+def stop_on_eof(server: Server) -> None:
     """Stop a server once whoever started this process is gone, or has closed its end of the pipe."""
     # os.read: a thread that waits in sys.stdin would hold a lock that the interpreter wants at its end.
     while os.read(0, 4096):

@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from bridge.transport import keepalive
 
-__all__ = ["Poller", "Registered", "Timer"]
+__all__ = ["Flushable", "Poller", "Registered", "Timer"]
 
 T = TypeVar("T")
 

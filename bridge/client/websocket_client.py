@@ -20,6 +20,7 @@ from bridge.transport.remedies import remedy
 from bridge.transport.service import HELLO
 from bridge.transport.token import shown_token
 from bridge.transport.websocket import (
+    DRAINING,
     LOGGER,
     PATH,
     SUBPROTOCOL,
@@ -55,8 +56,6 @@ class WebSocketClient:
 
     ALPN = "http/1.1"
     http = None
-    draining = False
-    """Whether the server is known to take no further calls: only a directory tells, here."""
 
     def __init__(self, address: Address, max_message_bytes: int) -> None:
         self._scheme = address.scheme
@@ -75,6 +74,8 @@ class WebSocketClient:
         self._call: Call | None = None
         self.outgoing: list[bytes | memoryview] = []
         """What is to be sent."""
+        self.draining = False
+        """Whether the server has said that it takes no further calls."""
         self.server_version: str | None = None
         """The version of a server of this package; None: not known, or another server."""
 
@@ -164,6 +165,7 @@ class WebSocketClient:
 
     def _receive_frame(self, call: Call, frame: Frame) -> list[Received]:
         if frame.opcode is Opcode.PING or frame.opcode is Opcode.PONG:
+            self.draining = self.draining or (frame.opcode is Opcode.PONG and bytes(frame.data) == DRAINING)
             return []
         if frame.opcode is Opcode.CLOSE:
             return [(call, self._closed(call))]

@@ -145,6 +145,8 @@ class Player:
         """Whether the server is known to have no profile."""
         self.said = ""
         """The last text for people."""
+        self.heard_at = -math.inf
+        """When the server sent something last that can be read."""
         self.port: int | None = None
         self.seq = 0
         """The number of the newest action."""
@@ -250,6 +252,7 @@ class Player:
             return self._drop(malformed=True)
         if message.header != self.header:
             return self._drop()
+        self.heard_at = now
         if isinstance(message, packet.Step):
             if sender[1] == self.port and self.state in (State.JOINING, State.PLAYING):
                 return self._on_step(message, now, now if arrived is None else arrived)

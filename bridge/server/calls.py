@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from bridge.errors import Code, RequestError
@@ -17,9 +17,10 @@ from bridge.server.metrics import Metrics
 from bridge.server.serving import MOMENT
 from bridge.server.session import Hub, Session, error_response
 from bridge.transport.messages import PREFIX, RefusedMessage
+from bridge.worlds.base import Agent, World
 from bridge.worlds.scheduling import Scheduler, Task
 
-__all__ = ["Call", "Calls", "Client", "Request"]
+__all__ = ["Call", "Calls", "Client", "Request", "ServedSession"]
 
 _log = SafeLog(__name__)
 Request = bytes | bytearray
@@ -73,6 +74,27 @@ class Client(Protocol):
         return None
 
 
+class ServedSession(Protocol):
+    """What answers the requests of a call: `Session`, or what stands in its place."""
+
+    last_step: tuple[World, Agent, int] | None
+    last_error: int
+    last_failure: str | None
+
+    @property
+    def world_name(self) -> str | None:
+        """The world that it is in; None: none."""
+
+    def handle(self, data: Request) -> Coroutine[Any, Any, list[bytes | memoryview]]:
+        """Answer a request, one at a time."""
+
+    def hang_up(self) -> None:
+        """End what the request at hand waits for: the client is gone."""
+
+    def close(self) -> None:
+        """Take note that the stream ended. Again: nothing."""
+
+
 class Call:
     """One stream of requests: a session.
 
@@ -82,7 +104,7 @@ class Call:
         name: For the log.
     """
 
-    def __init__(self, client: Client, session: Session, name: str) -> None:
+    def __init__(self, client: Client, session: ServedSession, name: str) -> None:
         self.client = client
         self.session = session
         self.name = name
@@ -119,6 +141,7 @@ class Calls:
         scheduler: Goes on with requests that wait.
         flush: Sends what waits in a client's `outgoing`.
         cut: Closes the connection of a client after a fault of this server.
+        open_session: Makes what answers a call; None: a `Session`.
     """
 
     def __init__(
@@ -131,7 +154,9 @@ class Calls:
         scheduler: Scheduler,
         flush: Callable[[Any], None],
         cut: Callable[[Any], None],
+        open_session: Callable[[Hub, str, bool], ServedSession] | None = None,
     ) -> None:
+        self._open_session = open_session or _open_session
         self._hub = hub
         self._limits = limits
         self._count = count
@@ -159,7 +184,7 @@ class Calls:
         """
         self._hub.check_open()
         self._count.enter()
-        call = Call(client, Session(self._hub, version, may_act=may_act), str(next(self._numbers)))
+        call = Call(client, self._open_session(self._hub, version, may_act), str(next(self._numbers)))
         client.calls.add(call)
         _log.info("connection=%s peer=%s opened", call.name, client.peer)
         return call
@@ -387,6 +412,10 @@ class Calls:
             call.over = True
             client.finish(call, None)
         self._flush_later(client)
+
+
+def _open_session(hub: Hub, version: str, may_act: bool) -> ServedSession:
+    return Session(hub, version, may_act=may_act)
 
 
 def _fault(error: BaseException) -> list[bytes | memoryview]:

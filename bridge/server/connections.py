@@ -191,7 +191,9 @@ class Connections:
         if wait and not connection.closed and connection.account.timer is None:
             self._share.waiting += 1
             connection.account.timer = self.call_later(wait, lambda: self._read_again(connection))
-            self._arrange(connection)
+            self.flush(connection)  # before it may be closed, which `_arrange` does where all is said
+            if not connection.closed:
+                self._arrange(connection)
 
     def _read_again(self, connection: Connection) -> None:
         if connection.account.timer is not None:

@@ -88,7 +88,7 @@ class Registry:
         self.gallery: Gallery | None = None
         """Draws worlds for those who look on; None: nobody may."""
         self.lists_worlds = False
-        """Whether clients may see which worlds there are, and who is in them: for the page."""
+        """Whether clients may see the worlds that others made, and who is in them: for the page."""
         self.unix_path: str | None = None
         """Where this server listens on a Unix socket."""
         self._source = source
@@ -344,14 +344,14 @@ class Registry:
                 ),
                 Property("server.worlds", NUMBER, "the number of worlds now", lambda: len(self.names)),
                 Property("server.status", ENCODED, "what the server does and has done, a dict", self.status),
-                *([Property("server.web", TEXT, "the worlds, as JSON", self._overview)] if self.lists_worlds else []),
+                Property("server.web", TEXT, "what a page shows: the worlds, as JSON", self._overview),
                 *limits,
                 *getattr(self._source, "leaves", ()),
             ]
         )
 
     def _overview(self) -> str:
-        """Return what the page shows of the server, as JSON."""
+        """Return what the page shows of the server, as JSON; of its worlds the one that all may know, unless told."""
         return json.dumps(
             {
                 "version": __version__,
@@ -360,7 +360,10 @@ class Registry:
                 "fps": self._source.fps,
                 "records": getattr(self._source, "journal", None) is not None,
                 "match": bool(getattr(self._source, "match", False)),
-                "worlds": [self._describe(world) for world in self.worlds],
+                "draining": self._closed,
+                "worlds": [
+                    self._describe(world) for world in self.worlds if self.lists_worlds or world.name == DEFAULT_WORLD
+                ],
             }
         )
 

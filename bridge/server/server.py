@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 from urllib.parse import quote
 
 from bridge.errors import RequestError, SettingError
@@ -17,7 +17,7 @@ from bridge.extras import install_command
 from bridge.forks import forget_in_child, leak
 from bridge.server.admission import Admission
 from bridge.server.auth import Gate, Security
-from bridge.server.calls import Calls
+from bridge.server.calls import Calls, ServedSession
 from bridge.server.connection import Connection, ConnectionProtocol
 from bridge.server.connections import Connections
 from bridge.server.event_loop import EventLoop
@@ -29,13 +29,15 @@ from bridge.server.limits import ConnectionCount, Limits, check_drain_timeout
 from bridge.server.metrics import Metrics
 from bridge.server.registry import Registry, WorldSource
 from bridge.server.serving import ServerRuntime, ServingThread, forget_lock_in_child
+from bridge.server.session import Hub
 from bridge.server.shutdown import CLOSE_TIMEOUT, Shutdown
 from bridge.server.web_site import WebSite
 from bridge.transport.address import is_loopback
 from bridge.worlds.base import start_error
+from bridge.worlds.scheduling import Runtime
 from bridge.worlds.watching.agents import Gallery
 
-__all__ = ["SWITCH_INTERVAL", "Server", "Transport"]
+__all__ = ["SWITCH_INTERVAL", "Server", "Sessions", "Transport"]
 
 Transport: TypeAlias = Literal["http2", "grpcio"]
 
@@ -43,6 +45,22 @@ _LIMITS = Limits()
 _OPEN = Security()
 SWITCH_INTERVAL = 0.0005
 """`sys.setswitchinterval` in processes that do nothing but serve: what the deputy waits for the interpreter's lock."""
+
+
+class Sessions(Protocol):
+    """Makes what answers calls, in place of sessions with the server's own worlds."""
+
+    def attach(self, loop: EventLoop, runtime: Runtime) -> None:
+        """Take the event loop in which everything happens, and what worlds run on. Called once, before it runs."""
+
+    def open(self, hub: Hub, version: str, may_act: bool) -> ServedSession:
+        """Make what answers a call.
+
+        Args:
+            hub: The server's worlds.
+            version: The version that a client of this package says it has; "" for others.
+            may_act: Whether the client may do more than look on.
+        """
 
 
 class Server:
@@ -62,6 +80,7 @@ class Server:
         transport: What speaks gRPC: `http2` or `grpcio`.
         insecure: Whether it goes without a token where others reach it; else it makes one.
         web: What browsers get, and who of them may come; None: no HTTP/1.1 and no WebSocket is spoken.
+        sessions: Makes what answers calls; None: sessions with the worlds of this server.
     """
 
     def __init__(
@@ -77,6 +96,7 @@ class Server:
         transport: Transport = "http2",
         insecure: bool = False,
         web: WebSite | None = None,
+        sessions: Sessions | None = None,
     ) -> None:
         _check_settings(port, transport)
         self._source = source
@@ -101,7 +121,9 @@ class Server:
             raise
         self._registry.gallery = Gallery(self._connections.helper)
         self._registry.lists_worlds = web is not None
-        self._calls = self._make_calls(limits)
+        if sessions is not None:
+            sessions.attach(self._loop, runtime)
+        self._calls = self._make_calls(limits, None if sessions is None else sessions.open)
         self._idle_worlds: IdleWorlds | None = None
         if limits.idle_timeout is not None:
             self._idle_worlds = IdleWorlds(self._registry.reap, limits.idle_timeout, self._loop.scheduler)
@@ -160,7 +182,9 @@ class Server:
             names.insert(0, "http/1.1")  # browsers offer both, gRPC clients h2 alone
         return Connections(self._loop, limits, self.admission, speak, security.context(*names), self._unix_path)
 
-    def _make_calls(self, limits: Limits) -> Calls:
+    def _make_calls(
+        self, limits: Limits, open_session: Callable[[Hub, str, bool], ServedSession] | None = None
+    ) -> Calls:
         """Make what serves the requests of calls."""
         calls = self._connections.calls = Calls(
             self._registry,
@@ -170,6 +194,7 @@ class Server:
             scheduler=self._loop.scheduler,
             flush=self._connections.flush,
             cut=self._connections.close,
+            open_session=open_session,
         )
         self._loop.requests, self._loop.serve = calls.ready, calls.serve_ready
         counted = {"connections": lambda: self._count.value, "failures": lambda: calls.failures.total}

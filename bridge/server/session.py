@@ -26,7 +26,7 @@ from bridge.worlds.base import Agent, World, fill_observations
 from bridge.worlds.resets import ResetOrder
 from bridge.worlds.watching.agents import Gallery, join
 
-__all__ = ["TRANSITIONS", "Event", "Hub", "Session", "State", "error_response"]
+__all__ = ["TRANSITIONS", "Event", "Hub", "Session", "State", "error_response", "refuse_acting"]
 
 
 class State(enum.Enum):
@@ -308,20 +308,9 @@ class Session:
         return response
 
     def _refuse_acting(self, kind: str, request: pb.EnvironmentRequest) -> None:
-        """Raise where a request does more than look on; the Steps of a spectator change nothing."""
-        allowed = kind in ("step", "reset", "leave_world")
-        if kind == "join_world":
-            role = request.join_world.settings["role"] if "role" in request.join_world.settings else pb.Tensor()
-            allowed = list(role.strings.array) == ["spectator"]
-        elif kind == "extension" and request.extension.type_url == PROPERTY_REQUEST_URL:
-            asked = properties_pb2.PropertyRequest.FromString(request.extension.value)
-            runs = self._agent is not None and self._agent.properties().runs_environment(asked)
-            allowed = asked.WhichOneof("payload") != "write_property" and not runs
-        if not allowed:
-            raise RequestError(
-                Code.PERMISSION_DENIED,
-                "this token is for looking on; to play, or to make or change anything, ask for the other token",
-            )
+        """Raise where a request does more than look on."""
+        agent = self._agent
+        refuse_acting(kind, request, lambda asked: agent is not None and agent.properties().runs_environment(asked))
 
     def _refused(self, error: RequestError) -> pb.EnvironmentResponse:
         self.last_error = int(error.code)
@@ -521,6 +510,30 @@ class Session:
         "destroy_world": _destroy_world,
         "extension": _extension,
     }
+
+
+def refuse_acting(
+    kind: str, request: pb.EnvironmentRequest, runs_environment: Callable[[properties_pb2.PropertyRequest], bool]
+) -> None:
+    """Raise PERMISSION_DENIED where a request does more than look on; the Steps of a spectator change nothing.
+
+    Args:
+        kind: Of the request.
+        request: The request.
+        runs_environment: Whether a request for a property runs code of an environment.
+    """
+    allowed = kind in ("step", "reset", "leave_world")
+    if kind == "join_world":
+        role = request.join_world.settings["role"] if "role" in request.join_world.settings else pb.Tensor()
+        allowed = list(role.strings.array) == ["spectator"]
+    elif kind == "extension" and request.extension.type_url == PROPERTY_REQUEST_URL:
+        asked = properties_pb2.PropertyRequest.FromString(request.extension.value)
+        allowed = asked.WhichOneof("payload") != "write_property" and not runs_environment(asked)
+    if not allowed:
+        raise RequestError(
+            Code.PERMISSION_DENIED,
+            "this token is for looking on; to play, or to make or change anything, ask for the other token",
+        )
 
 
 def error_response(error: RequestError) -> bytes:

@@ -28,6 +28,7 @@ from bridge.transport.http2_sender import SMALL
 from bridge.transport.messages import LARGE
 from bridge.transport.service import HELLO
 from bridge.transport.websocket import (
+    DRAINING,
     LOGGER,
     PATH,
     SUBPROTOCOL,
@@ -269,7 +270,10 @@ class WebProtocol(Keepalive):
             self._say_goodbye(error.code, error.message)
 
     def drain(self) -> None:
-        """Say nothing: WebSocket has no word for it. The call goes on."""
+        """Say that the server drains; the call goes on."""
+        if self._call is not None and not self.finished and self._reply is None:
+            self._websocket.send_pong(DRAINING)
+            self._outgoing.extend(self._websocket.data_to_send())
 
     def ping(self) -> None:
         """Send a ping."""

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import grpc
 import numpy as np
 
 from bridge.errors import Code
@@ -243,7 +242,7 @@ class Agent:
 class Bench:
     """The server under check, and what is known of it so far."""
 
-    def __init__(self, channel: grpc.Channel, metadata: tuple[tuple[str, str], ...], options: Options) -> None:
+    def __init__(self, channel: Any, metadata: tuple[tuple[str, str], ...], options: Options) -> None:
         self.channel, self.metadata, self.options = channel, metadata, options
         self.generator = np.random.default_rng(options.seed)
         self.notes: list[str] = []

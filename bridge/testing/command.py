@@ -15,6 +15,7 @@ __all__ = ["add_check_parser", "run"]
 EPILOG = """\
 examples:
   bridge check grpc://localhost:50051
+  bridge check ws://localhost:50051                  over WebSocket
   bridge check localhost:50051/CartPole-v1 --require action
   bridge check localhost:50051 --set level=2 --set 'map="forest"' --action 'say="hello"'
   bridge check localhost:50051 --only D-9,D-15 --json

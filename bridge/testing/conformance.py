@@ -99,9 +99,9 @@ def check_server(
         >>> assert report.ok, str(report)                    # doctest: +SKIP
 
     Args:
-        url: `grpc://HOST:PORT` or `grpcs://HOST:PORT`. A path is sent as the CreateWorld setting `env_id`, query
-            parameters as further ones (numbers and booleans as such, all else as text); `?world=NAME` joins a world
-            that exists.
+        url: `grpc://HOST:PORT` or `grpcs://HOST:PORT`, or over WebSocket `ws://` or `wss://`. A path is sent as the
+            CreateWorld setting `env_id`, query parameters as further ones (numbers and booleans as such, all else as
+            text); `?world=NAME` joins a world that exists.
         timeout: Seconds that one answer may take.
         create_settings: CreateWorld settings, by name: numbers, strings, arrays, or Tensor messages.
         join_settings: JoinWorld settings, likewise.
@@ -132,8 +132,6 @@ def check_server(
     given = ClientCredentials.of(token=token, token_file=token_file, tls=tls)
     address = dataclasses.replace(address, credentials=given.with_token_of(address.credentials, address.url))
     held = address.credentials
-    if address.websocket:
-        raise SettingError(f"the checks speak gRPC, but {url!r} is for WebSocket: write grpc{'s' * address.tls}://")
     if held.has_tls and not address.tls:
         remedy = "a Unix socket needs none, leave them out" if address.path else "write grpcs://"
         raise SettingError(f"tls= is for URLs with TLS, but {url!r} is without: {remedy}")
@@ -156,20 +154,32 @@ def check_server(
     )
     chosen = [check for check in CHECKS if not only or check.requirement in only]
     chosen.sort(key=lambda check: list(REQUIREMENTS).index(check.requirement))
-    credentials = None
-    if address.tls:
-        credentials = grpc.ssl_channel_credentials(held.tls_ca, held.tls_key, held.tls_certificate)
     shown = shown_token(address)
     metadata = () if shown is None else (("authorization", f"Bearer {shown}"),)
-    with open_channel(address.target, credentials, held.tls_server_name) as channel:
+    with _open(address, timeout) as channel:
         _see_that_somebody_is_there(channel, metadata, address, timeout)
         results = _Run(Bench(channel, metadata, options), strict).all(chosen)
     titles = {requirement: title for requirement, title in REQUIREMENTS.items() if not only or requirement in only}
     return Report(url, titles, tuple(results))
 
 
+def _open(address: Address, timeout: float) -> Any:
+    """Return a channel of gRPC, or what stands for one over WebSocket; SettingError where a package is missing."""
+    if address.websocket:
+        try:
+            from bridge.testing.websocket_wire import WebSocketChannel
+        except ImportError as error:
+            text = f"{address.scheme}:// needs the package websockets: pip install 'gymnasium-bridge[web]'"
+            raise SettingError(text) from error
+        return WebSocketChannel(address, timeout)
+    held, credentials = address.credentials, None
+    if address.tls:
+        credentials = grpc.ssl_channel_credentials(held.tls_ca, held.tls_key, held.tls_certificate)
+    return open_channel(address.target, credentials, held.tls_server_name)
+
+
 def _see_that_somebody_is_there(
-    channel: grpc.Channel, metadata: tuple[tuple[str, str], ...], address: Address, timeout: float
+    channel: Any, metadata: tuple[tuple[str, str], ...], address: Address, timeout: float
 ) -> None:
     """Check that a server accepts connections; whether and how it answers is left to the checks.
 
@@ -189,6 +199,8 @@ def _see_that_somebody_is_there(
                 hint = remedy(address.scheme, str(error)) if unavailable else "Is it a dm_env_rpc server?"
                 raise ConnectError(address.url, f"{error}. {hint}") from None
         except NoAnswerError as error:
+            if address.websocket:
+                raise ConnectError(address.url, f"{error}: is the server running?") from None
             try:
                 grpc.channel_ready_future(channel).result(timeout=1.0)
             except grpc.FutureTimeoutError:

@@ -77,12 +77,12 @@ class Stream:
     """One call of `Process`: one connection, in the protocol's words. Close it, or use it in a `with` block.
 
     Args:
-        channel: Where to.
+        channel: Where to: a channel of grpcio, or what has its method `stream_stream`.
         metadata: gRPC metadata to send along.
         timeout: Seconds that an answer may take.
     """
 
-    def __init__(self, channel: grpc.Channel, metadata: Sequence[tuple[str, str]], timeout: float) -> None:
+    def __init__(self, channel: Any, metadata: Sequence[tuple[str, str]], timeout: float) -> None:
         self.timeout = timeout
         self._requests: queue.SimpleQueue[pb.EnvironmentRequest | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[pb.EnvironmentResponse | StreamEndedError] = queue.SimpleQueue()

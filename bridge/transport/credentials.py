@@ -307,15 +307,31 @@ _OPTIONS = {
 }
 
 
-def add_credential_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a command that connects: a token, and the fields of `TLS`."""
-    group = parser.add_argument_group("credentials (certificates and keys are PEM files)")
+def add_credential_options(parser: argparse.ArgumentParser, prefix: str = "", title: str = "credentials") -> None:
+    """Add the options of a command that connects: a token, and the fields of `TLS`.
+
+    Args:
+        parser: The command's.
+        prefix: What the options' names begin with, such as `upstream-`; with one, no environment variable counts.
+        title: What the help calls them.
+    """
+    group = parser.add_argument_group(f"{title} (certificates and keys are PEM files)")
     for name, (metavar, text) in _OPTIONS.items():
-        group.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=text)
+        if prefix:
+            text = text.replace("--", f"--{prefix}").partition(f" (default: the environment variable {TOKEN_VARIABLE}")[
+                0
+            ]
+        group.add_argument(f"--{prefix}{name.replace('_', '-')}", metavar=metavar, help=text)
 
 
-def credential_keywords(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what the command line says, as keywords of `ClientCredentials.of`, `make_remote` and `make_vec_remote`."""
-    given = {name: value for name in _OPTIONS if (value := getattr(arguments, name)) is not None}
+def credential_keywords(arguments: argparse.Namespace, prefix: str = "") -> dict[str, Any]:
+    """Return what the command line says, as keywords of `ClientCredentials.of`, `make_remote` and `make_vec_remote`.
+
+    Args:
+        arguments: The command line.
+        prefix: As for `add_credential_options`.
+    """
+    before = prefix.replace("-", "_")
+    given = {name: value for name in _OPTIONS if (value := getattr(arguments, f"{before}{name}")) is not None}
     tls = {name.removeprefix("tls_"): given.pop(name) for name in tuple(given) if name.startswith("tls_")}
     return {**given, "tls": TLS(**tls)} if tls else given

@@ -18,6 +18,7 @@ from bridge.errors import Code
 from bridge.transport.service import METHOD, SERVICE
 
 __all__ = [
+    "DRAINING",
     "LOGGER",
     "PATH",
     "SUBPROTOCOL",
@@ -37,6 +38,8 @@ SUBPROTOCOL = SERVICE.rpartition(".")[0]
 _TOKEN = "bridge.token."
 _CLOSE_CODES = 4000
 _MAX_REASON = 123
+DRAINING = b"draining"
+"""The data of a Pong that nobody asked for, by which a server says that it drains; others' clients skip it."""
 LOGGER = logging.getLogger("bridge.websockets")
 """The logger of the package `websockets`: its debug lines would show the token."""
 LOGGER.setLevel(logging.WARNING)

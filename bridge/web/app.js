@@ -4,8 +4,10 @@ import {Stream, UNAUTHENTICATED} from "./client.js";
 import {request, textTensor, intTensor, tensor, values} from "./wire.js";
 import {Keyboard, nameOf, signOf} from "./keys.js";
 import {line} from "./charts.js";
-import {Recordings} from "./recordings.js";
+import {Lobby} from "./lobby.js";
 import {MatchView, displayName} from "./match.js";
+import {Observations, drawsNothing, lacksJpeg} from "./observations.js";
+import {Recordings} from "./recordings.js";
 
 const $ = (id) => document.getElementById(id);
 const RUNNING = 1;
@@ -24,6 +26,10 @@ function takeToken() {
 let token = takeToken();
 let server = {worlds: [], realtime: false};
 let selected = null; // the name of a world
+let selectedServer; // behind a gateway: the name of its server
+let lost = false; // whether that server is
+const lossless = new Set(); // names of worlds and servers that have no JPEG
+const blind = new Set(); // names of worlds that draw nothing, and of servers whose new worlds draw nothing
 let watching = null; // a Stream
 let playing = null; // {stream, world, keyboard, own}
 let wantsToPlay = false;
@@ -110,7 +116,9 @@ async function lobby() {
         await pause(match.pace);
         const before = performance.now();
         server = JSON.parse(await stream.property("server.web"));
+        say("good", server.draining ? "connected; the server is about to stop" : "connected");
         if (!playing) $("trip").textContent = `${(performance.now() - before).toFixed(1)} ms`;
+        if (isLost()) continue;
         if (selected !== null && !worldOf(selected) && !playing && selected !== recordings.expected) nothing();
         recordings.update();
         if (watching || playing?.own) continue;
@@ -151,6 +159,35 @@ async function arrive() {
   if (wantsToPlay) play();
 }
 
+// How pictures of a world, or of new worlds of a server, come.
+function kindOf(name) {
+  return lossless.has(name) ? "png" : "jpeg";
+}
+
+// The server of a world; without a gateway there is one.
+function serverOf(world) {
+  return server.servers?.find(({name}) => name === world?.server) ?? server;
+}
+
+// Whether the server of the world that was looked at is lost; its worlds come back with it, and others go on.
+function isLost() {
+  const home = server.servers?.find(({name}) => name === selectedServer);
+  if (home?.problem && !worldOf(selected)) {
+    lost = true;
+    watching?.close();
+    watching = null;
+    tell(`${home.problem} It is tried again.`, true);
+    return true;
+  }
+  if (lost) {
+    lost = false;
+    blind.clear(); // it may draw now
+    tell(null);
+    if (wantsToPlay && !playing && worldOf(selected)) play();
+  }
+  return false;
+}
+
 function leave() {
   watching?.close();
   watching = null;
@@ -172,7 +209,7 @@ function nothing() {
   selected = null;
   watching?.close();
   watching = null;
-  $("badge").hidden = true;
+  $("badge").hidden = $("panel").hidden = true;
   $("stage-title").textContent = "";
   $("empty").hidden = firstWorld() !== undefined;
   recordings.update();
@@ -180,7 +217,8 @@ function nothing() {
 
 // The first world that is no replay: those are looked at only by those who choose them.
 function firstWorld() {
-  return server.worlds.find((world) => !world.replay);
+  const shown = server.worlds.filter((world) => !world.replay);
+  return shown.find((world) => world.server === selectedServer) ?? shown[0];
 }
 
 function chip(text, on) {
@@ -193,8 +231,8 @@ function chip(text, on) {
 function showWorlds() {
   const list = $("worlds");
   match.show(worldOf(selected)?.match ?? null, playing?.seat ?? null);
-  $("name-label").hidden = !server.match || playing !== null;
-  const text = JSON.stringify([server.worlds, selected], (key, value) => (key === "match" ? undefined : value));
+  $("name-label").hidden = !serverOf(worldOf(selected)).match || playing !== null;
+  const text = JSON.stringify([server.worlds, server.servers, selected], (key, value) => (key === "match" ? undefined : value));
   if (list.dataset.shown === text) return;
   list.dataset.shown = text;
   const focused = document.activeElement?.dataset?.world;
@@ -206,7 +244,12 @@ function showWorlds() {
     name.textContent = short(world.title);
     name.title = world.title;
     const about = document.createElement("small");
-    const parts = world.replay ? ["replay", `${world.replay.length} step${world.replay.length === 1 ? "" : "s"}`] : [world.fps ? `${world.fps} fps` : "lock-step", world.lanes ? `${world.lanes} lanes` : "", world.name.slice(0, 14)];
+    const fps = world.fps ?? (world.waiting ? serverOf(world).fps : null);
+    const place = world.server === undefined ? world.name.slice(0, 14) : world.name.replace(/(world-.{4}).*/, "$1…").replace(/\/$/, "");
+    const kind = world.kind === "perlert" ? "PERLERT" : fps ? `${fps} fps` : "lock-step";
+    const parts = world.replay
+      ? ["replay", `${world.replay.length} step${world.replay.length === 1 ? "" : "s"}`]
+      : [kind, world.lanes ? `${world.lanes} lanes` : "", place];
     about.textContent = parts.filter(Boolean).join(" · ");
     const who = document.createElement("div");
     who.className = "who";
@@ -218,6 +261,11 @@ function showWorlds() {
     button.onclick = () => select(world.name);
     const item = document.createElement("li");
     item.append(button);
+    return item;
+  }), ...(server.servers ?? []).filter(({problem}) => problem).map(({name, problem}) => {
+    const item = document.createElement("li");
+    item.className = "lost";
+    item.append(Object.assign(document.createElement("b"), {textContent: name}), Object.assign(document.createElement("small"), {textContent: problem}));
     return item;
   }));
   if (focused !== undefined) list.querySelector(`[data-world="${CSS.escape(focused)}"]`)?.focus();
@@ -234,7 +282,7 @@ function showSeats() {
   const seats = lanes > 1 ? laneSeats(worldOf(selected)) : Object.entries(worldOf(selected)?.seats ?? {});
   const several = seats.length > 1;
   $("seat-kind").textContent = lanes > 1 ? "Take over" : "Seat";
-  $("seat-label").hidden = !several || playing !== null || Boolean(worldOf(selected)?.match);
+  $("seat-label").hidden = !several || playing !== null || Boolean(worldOf(selected)?.match) || worldOf(selected)?.kind === "perlert";
   const options = seats.map(([seat, taken]) => {
     return new Option(taken && lanes <= 1 ? `${seat} (taken)` : seat, seat);
   });
@@ -261,11 +309,12 @@ function offer() {
   const taken = lanes || world?.seats[$("seat").value] === true;
   if (world?.match) $("play").disabled = Object.values(world.seats).every(Boolean);
   $("play").textContent = !taken ? "Play" : world?.match ? "Full" : "Take over";
-  $("play").hidden = Boolean(world?.replay) || (lanes && !laneSeats(world).length);
+  $("play").hidden = Boolean(world?.replay) || world?.kind === "perlert" || (lanes && !laneSeats(world).length);
 }
 
 function select(name) {
   selected = name;
+  selectedServer = worldOf(name)?.server;
   $("stage-title").textContent = short(worldOf(name)?.title ?? server.title);
   $("empty").hidden = true;
   showWorlds();
@@ -287,11 +336,21 @@ function lanesWanted() {
 
 async function watch(name) {
   watching?.close();
+  const world = worldOf(name);
+  $("panel").hidden = true;
+  if (world?.kind === "perlert") return visit(name);
+  $("empty").hidden = !(world?.waiting && !playing);
+  if (world?.waiting && !playing) {
+    watching = null;
+    $("empty-text").textContent = `${short(world.title)} is ready.`;
+    return;
+  }
   const stream = (watching = new Stream(token));
   frames = {arrived: [], bytes: 0, skipped: 0, newest: null, steps: []};
   returns.length = 0;
   if (!playing) badge(worldOf(name)?.replay ? "replay" : "looking on", false);
-  const given = {role: textTensor("spectator"), frame: textTensor("jpeg")};
+  if (blind.has(name)) return observe(name, stream);
+  const given = {role: textTensor("spectator"), frame: textTensor(kindOf(name))};
   const lanes = lanesWanted();
   if (lanes) given.lanes = intTensor(lanes);
   try {
@@ -306,10 +365,68 @@ async function watch(name) {
       show(answer.observations.get(frame), answer.observations.get(figures));
     }
   } catch (error) {
+    stream.close();
+    if (watching === stream) {
+      watching = null;
+      if (drawsNothing(error) || lacksJpeg(error)) {
+        (lacksJpeg(error) ? lossless : blind).add(name);
+        watch(name);
+      } else if (error.code !== 14 && error.code !== 1) tell(error.message.split("\n")[0]);
+    }
+  }
+}
+
+// Looking on where there are no pictures.
+async function observe(name, stream) {
+  try {
+    const joined = await stream.ask(request.join(name, {role: textTensor("spectator"), wait: textTensor("next_frame")}));
+    if (watching !== stream) return;
+    const seen = new Observations(joined, $("canvas"), $("panel"));
+    while (watching === stream) {
+      const answer = await stream.ask(request.step([], seen.uids));
+      if (watching !== stream) return;
+      seen.show(answer);
+      await pause(40);
+    }
+  } catch (error) {
+    stream.close();
     if (watching === stream) {
       watching = null;
       if (error.code !== 14 && error.code !== 1) tell(error.message.split("\n")[0]);
     }
+  }
+}
+
+// A lobby of PERLERT, in place of a picture.
+async function visit(name) {
+  $("empty").hidden = true;
+  const lobby = (watching = new Lobby(name, {
+    token, badge, announce, tell,
+    panel: $("panel"),
+    name: () => myName().replaceAll(" ", "-"),
+    rename: (text) => text && localStorage.setItem("name", text),
+    result: (total) => {
+      returns.push(total);
+      $("last-return").textContent = total.toFixed(2);
+    },
+    begin: (stream, keyboard) => {
+      playing = {stream, keyboard, own: false, name, changed: null, wake: () => {}};
+      recall(keyboard);
+      showLegend();
+      $("stage").focus();
+      return playing;
+    },
+    end: stopped,
+  }));
+  try {
+    await lobby.run();
+  } catch (error) {
+    if (watching === lobby) {
+      watching = null;
+      if (error.code !== 14) tell(error.message.split("\n")[0]);
+    }
+  } finally {
+    lobby.close();
   }
 }
 
@@ -436,41 +553,47 @@ async function play(chosen) {
   tell(null);
   const stream = new Stream(token);
   const world = worldOf(selected);
-  const own = !server.realtime; // a world that waits for its agent: one of our own
+  const home = serverOf(world);
+  const own = !home.realtime; // a world that waits for its agent: one of our own
+  const sees = !blind.has(home.name ?? "");
   try {
     let name = selected ?? "";
-    if (own) name = (await stream.ask(request.create())).world;
-    const given = own ? {frame: textTensor("jpeg")} : {role: textTensor("player")};
+    if (own) name = (await stream.ask(request.create(home === server ? {} : {server: textTensor(home.name)}))).world;
+    const given = !own ? {role: textTensor("player")} : sees ? {frame: textTensor(kindOf(home.name ?? ""))} : {};
     let seat = chosen ?? $("seat").value;
     if (!own && Object.keys(world?.seats ?? {}).length > 1 && seat) given.agent = textTensor(seat);
     given.player = textTensor(`person:${myName()}`);
     const joined = await stream.ask(request.join(name, given));
     // A recording of what begins with a seed can be replayed.
-    if (!server.match && (own || !(world?.begun ?? false))) await stream.ask(request.reset({seed: tensor([seed()], 5, [])}));
+    if (!home.match && (own || !(world?.begun ?? false))) await stream.ask(request.reset({seed: tensor([seed()], 5, [])}));
     const keyboard = new Keyboard(JSON.parse(await stream.property("world.controls")));
-    const fps = (own ? server.fps : world?.fps ?? server.fps) || 30;
-    if (server.match) {
+    const fps = (own ? home.fps : world?.fps ?? home.fps) || 30;
+    if (home.match) {
       seat = await stream.property("world.agent");
       await refresh(stream);
     }
-    playing = {stream, keyboard, own, name, seat: server.match ? seat : null, changed: null, wake: () => {}};
+    playing = {stream, keyboard, own, name, seat: home.match ? seat : null, changed: null, wake: () => {}};
     showWorlds();
     recall(keyboard);
     $("play").textContent = "Stop";
     $("play").classList.add("stop");
-    badge(own ? "playing your own world" : server.match ? `you are ${seat}` : seat && given.agent ? `playing ${seat}` : "playing", true);
+    badge(own ? "playing your own world" : home.match ? `you are ${seat}` : seat && given.agent ? `playing ${seat}` : "playing", true);
     showLegend();
     showSeats();
     $("stage").focus();
     $("empty").hidden = true;
-    if (own) $("stage-title").textContent = short(server.title);
+    if (own) $("stage-title").textContent = short(home.title);
     if (own) {
       watching?.close();
       watching = null;
+      $("panel").hidden = true;
     } else if (!watching) select(name);
-    await (server.match ? rounds : steps)(playing, joined, fps);
+    await (home.match ? rounds : steps)(playing, joined, fps);
   } catch (error) {
-    if (error.code !== 1) {
+    if (own && sees && (drawsNothing(error) || lacksJpeg(error))) {
+      (lacksJpeg(error) ? lossless : blind).add(home.name ?? "");
+      setTimeout(play);
+    } else if (error.code !== 1) {
       const lost = error.code === 14;
       if (!lost) wantsToPlay = false;
       tell(error.message.split("\n")[0]);
@@ -498,7 +621,8 @@ async function rounds(play, joined, fps) {
 async function steps(play, joined, fps) {
   const uids = Object.fromEntries([...joined.observations].map(([name, spec]) => [name, spec.uid]));
   const names = ["reward", "terminated", "truncated", "timing", "frame", "watch"].filter((name) => name in uids && !(name === "frame" && !play.own));
-  const wanted = names.map((name) => uids[name]);
+  const seen = play.own && !("frame" in uids) ? new Observations(joined, $("canvas"), $("panel")) : null;
+  const wanted = [...names.map((name) => uids[name]), ...(seen?.uids ?? [])];
   let total = 0, running = false, episode = 0, due = performance.now();
   while (playing === play) {
     const actions = [...joined.actions.values()].map((spec) => [spec.uid, actionTensor(play.keyboard, spec)]);
@@ -516,7 +640,8 @@ async function steps(play, joined, fps) {
     }
     if (play.own) {
       if (changed !== null && running) waitingKeys.push({at: changed, frame: -1});
-      show(answer.observations.get(uids.frame), answer.observations.get(uids.watch));
+      if (seen) seen.show(answer);
+      else show(answer.observations.get(uids.frame), answer.observations.get(uids.watch));
     }
     total += running ? read("reward")[0] : 0;
     if (answer.state !== RUNNING) {

@@ -23,7 +23,7 @@ from bridge.worlds.watching.takeovers import Takeovers, mark
 __all__ = ["Encoder", "Picture", "Tap", "Watch", "Watched"]
 
 _log = SafeLog(__name__)
-SHARE = 0.1
+SHARE = 0.07
 """The share of the time of an environment's thread that pictures may take."""
 REALTIME_SHARE = 0.5
 """The same in a world that runs by a clock, whose thread waits for the next frame otherwise."""

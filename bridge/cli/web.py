@@ -1,0 +1,118 @@
+"""`bridge web URL …`: a page for browsers with the worlds of other servers, and PERLERT lobbies.
+
+Its options are the keywords of `serve_gateway`, and with `--upstream-` before them those of a client.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from bridge.cli.lobby import read_key
+from bridge.cli.program import OK, say
+from bridge.cli.serve import grouped_keywords, keyword_options, server_logging, sigterm_as_interrupt, stop_on_eof
+from bridge.gateway.serve import serve_gateway
+from bridge.server.server import SWITCH_INTERVAL, Server
+from bridge.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
+
+__all__ = ["register"]
+
+_PORT = 8080
+_UPSTREAM = "upstream-"
+# A gateway has no worlds of its own; the key is read from a file.
+_OF_WORLDS = (
+    "--max-worlds",
+    "--max-lanes",
+    "--max-world-bytes",
+    "--call-timeout",
+    "--idle-timeout",
+    "--reset-world-timeout",
+)
+_LEFT_OUT = ("--perlert-key", *_OF_WORLDS)
+_EPILOG = """examples:
+  bridge web grpc://host-a:50051 grpc://host-b:50051
+  bridge web grpc+dns://envs.default.svc:50051 --port 8080     every server of a name, as they come and go
+  bridge web file:///shared/urls.txt                           a file with a URL a line
+  bridge web perlert://host-c:32322/cartpole:0                 a PERLERT lobby, which people join by the page
+  bridge web grpcs://host-a:50051 --upstream-token-file token  what the gateway shows to the servers
+
+The servers need no page of their own. Started with --web they tell which worlds they have; of others the page shows
+the default world, which make_remote("grpc://HOST:PORT?world=") joins.
+"""
+
+
+def register(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "web",
+        description="Show the worlds of other servers, of fleets, and PERLERT lobbies on one page, until Ctrl-C.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument(
+        "urls",
+        nargs="+",
+        metavar="URL",
+        help="grpc://HOST:PORT of a server; file:///PATH, grpc+dns://HOST:PORT or ray://FLEET of many; "
+        "perlert://HOST:PORT/NAME:NUMBER of a lobby",
+    )
+    for flag, options in _own_options():
+        if flag == "--port":
+            options = {
+                **options,
+                "default": _PORT,
+                "help": f"The port to listen on; 0: any free port. (default: {_PORT})",
+            }
+        parser.add_argument(flag, **options)
+    parser.add_argument("--perlert-key-file", type=Path, metavar="PATH", help="a file with the lobbies' pre-shared key")
+    parser.add_argument(
+        "--exit-on-eof",
+        action="store_true",
+        help="stop when standard input ends, so that no gateway outlives the program that started it",
+    )
+    parser.add_argument(
+        "-v", "--verbose", action="count", default=0, help="log connections and refusals too; twice: everything"
+    )
+    add_credential_options(parser, _UPSTREAM, "what the gateway shows to the servers")
+    parser.set_defaults(run=run)
+
+
+def _own_options() -> list[tuple[str, dict[str, Any]]]:
+    """Return the options that are keywords of `serve_gateway`."""
+    return [(flag, options) for flag, options in keyword_options(serve_gateway) if flag not in _LEFT_OUT]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until a signal."""
+    names = [flag.removeprefix("--").replace("-", "_") for flag, _ in _own_options()]
+    keywords = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+    upstream = ClientCredentials.of(**credential_keywords(arguments, _UPSTREAM))
+    if upstream.from_environment:  # the environment variable is for the gateway's own clients
+        upstream = dataclasses.replace(upstream, token=None)
+    key = read_key(arguments.perlert_key_file)
+    given = grouped_keywords(keywords, serve_gateway)
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    with server_logging(arguments.verbose, False), sigterm_as_interrupt():
+        server = serve_gateway(arguments.urls, upstream=upstream, perlert_key=key, start=False, **given)
+
+        def started() -> None:
+            _announce(server, keywords)
+            if arguments.exit_on_eof:
+                threading.Thread(target=stop_on_eof, args=(server,), daemon=True).start()
+
+        try:
+            server.run(started=started)
+        except KeyboardInterrupt:  # a signal before `run` took over
+            server.stop()
+    say("stopped: connections are closed")
+    return OK
+
+
+def _announce(server: Server, keywords: dict[str, Any]) -> None:
+    url = server.web_url or ""
+    asks = "#" not in url and bool({"token", "token_file"} & set(keywords))
+    say(f"In a browser: {url}{' (it asks for the token)' if asks else ''}")
+    say("Ctrl-C stops.")

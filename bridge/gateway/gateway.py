@@ -1,0 +1,217 @@
+"""The servers of a gateway, and the sessions that lead to them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+
+from bridge.client.endpoints import Directory, DnsDirectory, Endpoint, EndpointWatch
+from bridge.client.world_request import WorldRequest
+from bridge.errors import AddressError, Code, RequestError
+from bridge.gateway.loop_poller import LoopPoller
+from bridge.gateway.servers import EnvServer, PublishedServer
+from bridge.gateway.session import GatewaySession
+from bridge.logs import SafeLog
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.server.event_loop import EventLoop
+from bridge.server.session import Hub, Session
+from bridge.transport.address import parse_address
+from bridge.transport.credentials import ClientCredentials
+from bridge.version import __version__
+from bridge.worlds.base import World
+from bridge.worlds.scheduling import Runtime
+
+__all__ = ["FixedServer", "Gateway"]
+
+_log = SafeLog(__name__)
+# Seconds that the first look at a page waits for servers to answer.
+_PATIENCE = 2.0
+
+FixedServer = Callable[[Runtime], PublishedServer]
+"""Makes a server that stays as long as the gateway."""
+
+
+class Gateway:
+    """Knows the servers; the source of worlds of a server that has none of its own, and what answers its calls.
+
+    Args:
+        directories: Where servers are, in order.
+        credentials: What is shown to them.
+        others: Makes servers that no directory names.
+        max_message_bytes: The largest request or answer.
+    """
+
+    SETTINGS = ("server",)
+
+    def __init__(
+        self,
+        directories: Sequence[Directory],
+        credentials: ClientCredentials,
+        others: Sequence[FixedServer],
+        max_message_bytes: int,
+    ) -> None:
+        self._watches = [EndpointWatch(directory) for directory in directories]
+        self._credentials = credentials
+        self._others = others
+        self._max_message_bytes = max_message_bytes
+        self._loop: EventLoop
+        self._poller: LoopPoller
+        self._fixed: list[PublishedServer] = []
+        self._servers: dict[str, tuple[PublishedServer, ...]] = {}
+        """By what tells an endpoint from others: one, or none whose URL cannot be read."""
+
+    def read_directories(self, now: float, timeout: float) -> None:
+        """Read where the servers are, for the first time; raises as `EndpointWatch.wait`.
+
+        Args:
+            now: Monotonic seconds.
+            timeout: Seconds that each directory has.
+        """
+        for watch in self._watches:
+            for endpoint in watch.wait(now, timeout):
+                parse_address(endpoint.url)
+
+    # What answers calls
+
+    def attach(self, loop: EventLoop, runtime: Runtime) -> None:
+        """Work in this event loop."""
+        self._loop = loop
+        self._poller = LoopPoller(loop)
+        self._fixed = [make(runtime) for make in self._others]
+        self._follow()
+
+    def open(self, hub: Hub, version: str, may_act: bool) -> GatewaySession:
+        """Make what answers a call."""
+        return GatewaySession(self, Session(hub, version, may_act=may_act), version, may_act)
+
+    @property
+    def servers(self) -> list[PublishedServer]:
+        """Those that there are now."""
+        return [*(server for found in self._servers.values() for server in found), *self._fixed]
+
+    def _follow(self) -> None:
+        """Take what the directories say: servers come and go. A call to one that went goes on."""
+        now, found = self._loop.scheduler.now(), dict[str, tuple[Directory, Endpoint]]()
+        for watch in self._watches:
+            watch.poll(now)
+            found.update({endpoint.key: (watch.directory, endpoint) for endpoint in watch.endpoints})
+        for key in [key for key in self._servers if key not in found]:
+            for server in self._servers.pop(key):
+                server.close()
+        for key, (directory, endpoint) in found.items():
+            if key not in self._servers:
+                self._servers[key] = self._make(directory, endpoint)
+
+    def _make(self, directory: Directory, endpoint: Endpoint) -> tuple[PublishedServer, ...]:
+        credentials = self._credentials
+        if isinstance(directory, DnsDirectory) and credentials.tls_server_name is None:
+            credentials = dataclasses.replace(credentials, tls_server_name=directory.server_name)
+        try:
+            request = WorldRequest.of(endpoint.url, credentials=credentials)
+        except (AddressError, ValueError) as error:
+            _log.warning("a server of %r is left out: %s", directory, error)
+            return ()
+        name = endpoint.name or request.address.target
+        taken = {server.name for server in self.servers}
+        number = 2
+        while name in taken:  # the same server twice, with other settings
+            name, number = f"{endpoint.name or request.address.target} ({number})", number + 1
+        return (EnvServer(name, request, self._poller, self._loop.scheduler, self._max_message_bytes),)
+
+    # What sessions ask
+
+    def find(self, name: str) -> tuple[PublishedServer, str]:
+        """Return the server that a world's name begins with, and the rest: its name there.
+
+        Raises:
+            RequestError: NOT_FOUND: there is no such server.
+        """
+        fitting = [server for server in self.servers if name.startswith(f"{server.name}/")]
+        if fitting:
+            server = max(fitting, key=lambda each: len(each.name))
+            return server, name[len(server.name) + 1 :]
+        if not name and len(self.servers) == 1:
+            return self.servers[0], ""
+        known = ", ".join(f"{server.name}/" for server in self.servers) or "none now"
+        text = (
+            f"there is no world {name!r}; names begin with that of a server: {known}; to have a world made, give the "
+            "CreateWorld setting server (in a URL: ?server=NAME)"
+        )
+        raise RequestError(Code.NOT_FOUND, text)
+
+    def choose(self, name: str | None) -> PublishedServer:
+        """Return the server that is to make a world.
+
+        Raises:
+            RequestError: NOT_FOUND: there is none of this name; INVALID_ARGUMENT: there are several, and no name.
+        """
+        servers = self.servers
+        if name is None and len(servers) == 1:
+            return servers[0]
+        known = ", ".join(server.name for server in servers) or "none now"
+        if name is None:
+            text = f"expected the CreateWorld setting server, one of {known}"
+            raise RequestError(Code.INVALID_ARGUMENT, text)
+        found = next((server for server in servers if server.name == name), None)
+        if found is None:
+            raise RequestError(Code.NOT_FOUND, f"there is no server {name!r} behind this gateway; there are {known}")
+        return found
+
+    async def overview(self) -> str:
+        """Return all worlds of all servers, as JSON; waits a moment for servers that were not heard of yet."""
+        self._follow()
+        servers = self.servers
+        for server in servers:
+            server.look(self._loop.scheduler.now())
+
+        def give_up() -> None:
+            for server in servers:
+                server.settled.set_result(None)
+
+        timer = self._loop.scheduler.call_later(_PATIENCE, give_up)
+        for server in servers:
+            await server.settled
+        timer.cancel()
+        worlds = [
+            {**world, "name": f"{server.name}/{world.get('name', '')}", "server": server.name}
+            for server in servers
+            for world in server.worlds()
+        ]
+        return json.dumps(
+            {
+                "version": __version__,
+                "title": self.title,
+                "realtime": False,
+                "fps": None,
+                "worlds": worlds,
+                "servers": [server.describe() for server in servers],
+            }
+        )
+
+    # A source of worlds (`bridge.server.registry.WorldSource`)
+
+    @property
+    def env_ids(self) -> list[str]:
+        """None: servers are chosen by their names."""
+        return []
+
+    @property
+    def title(self) -> str:
+        """What to call it to a person."""
+        count = len(self.servers)
+        return f"a gateway to {count} server{'' if count == 1 else 's'}"
+
+    fps: float | None = None
+
+    async def make_world(self, name: str, settings: Mapping[str, pb.Tensor], runtime: Runtime) -> World:
+        """Make nothing: worlds are other servers'."""
+        raise RequestError(Code.NOT_FOUND, "a gateway has no worlds of its own")
+
+    async def prepare(self, runtime: Runtime) -> None:
+        """There is nothing to be made ahead."""
+
+    async def close(self) -> None:
+        """End what asks the servers for their worlds."""
+        for server in self.servers:
+            server.close()

@@ -1,0 +1,429 @@
+"""A PERLERT lobby as a world of dm_env_rpc: a client registers, is ready, and plays, by Steps that wait for nothing.
+
+Each agent of the world is a client of the lobby, with a socket of its own. Its actions are texts, as PERLERT has them,
+because the spaces are known only once a slot is taken; the observation `lobby` has what a page needs to make them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import secrets
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from bridge.encoding.properties import TEXT, Property, PropertyTree
+from bridge.encoding.tensors import Array, Spec, unpack_tensor
+from bridge.errors import BridgeError, Code, ConnectError, PacketError, RequestError, SettingError, TensorError
+from bridge.gateway.servers import world_entry
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.perlert.address import PerlertAddress, parse_perlert_address
+from bridge.perlert.client import PerlertClient, check_tag
+from bridge.perlert.player import State
+from bridge.perlert.player_run import RunStarted, Said, Stepped
+from bridge.perlert.protocol.codec import Space, TextCodec
+from bridge.perlert.protocol.packet import Action, check_label, format_message
+from bridge.perlert.protocol.profile import parse_tag
+from bridge.server.limits import Limits
+from bridge.server.registry import Registry
+from bridge.server.session import Session
+from bridge.worlds.base import Agent, World, refuse_unknown
+from bridge.worlds.default_actions import neutral_action
+from bridge.worlds.scheduling import Pending, Runtime, Timer
+from bridge.worlds.watching.controls import controls_of_space
+
+__all__ = ["LobbyAgent", "LobbyServer", "LobbyWorld", "resolved"]
+
+# Seconds without a word of the lobby after which it is taken for lost; it is asked every second.
+_SILENCE = 4.0
+# Seconds after which nobody is asked for the lobby whom no page shows.
+_UNSEEN = 10.0
+_ROLES = ("player", "spectator")
+
+
+def resolved(url: str) -> tuple[str, PerlertAddress]:
+    """Read a URL, and look its host up: later that would hold up the event loop.
+
+    Returns:
+        What to call the lobby, and its address by number.
+
+    Raises:
+        AddressError: It cannot be read.
+        ConnectError: The host has no address.
+    """
+    address = parse_perlert_address(url)
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_DGRAM)
+    except OSError as error:
+        raise ConnectError(url, f"the host {address.host!r} has no address: {error}") from error
+    best = min(found, key=lambda item: item[0] != socket.AF_INET)
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    name = f"{host}:{address.port}/{address.header}"
+    return name, dataclasses.replace(address, host=str(best[4][0]), agent=None, tag=None)
+
+
+class LobbyClient:
+    """A client of the lobby, in an event loop.
+
+    Args:
+        address: The lobby, by its IP address.
+        key: The pre-shared key; None: there is none.
+        runtime: Watches the socket.
+        tag: What to be called.
+        agent: The slot to take; None: none.
+
+    Raises:
+        SettingError: The name cannot be sent.
+    """
+
+    def __init__(
+        self, address: PerlertAddress, key: Any, runtime: Runtime, *, tag: str = "", agent: str | None = None
+    ) -> None:
+        tag = tag or f"guest-{secrets.token_hex(2)}"
+        self._client = PerlertClient(address, agent=agent, tag=tag, key=key, ready=False, choose=False)
+        self.me = self._client.player
+        self._runtime = runtime
+        self._timer: Timer | None = None
+        self._codec: TextCodec | None = None
+        self.said = ""
+        """The last text for people."""
+        self.last: Stepped | None = None
+        """The newest step of the run at hand, or of the last one; None: there is none."""
+        self.on_turn: Callable[[], None] = lambda: None
+        """Called whenever something may have changed."""
+        runtime.add_reader(self._client.port, self.turn)
+        self.turn()
+
+    def turn(self) -> None:
+        """Read what is there, do what is due, and have itself called again."""
+        if self._client.port.closed:
+            return
+        self._client.pump()
+        if self._codec is None and self.space is not None:
+            self._codec = TextCodec(self.space, named=False, decimals=None)
+            self.me.set_default(self._codec.encode(neutral_action(self.space)))
+        while self.me.events:
+            event = self.me.events.popleft()
+            if isinstance(event, Said):
+                self.said = event.text
+            elif isinstance(event, RunStarted):
+                self.last, self.said = None, ""
+            elif isinstance(event, Stepped):
+                self.last = event
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        wake = self.me.wake()
+        if wake < math.inf:
+            self._timer = self._runtime.scheduler.call_at(wake, self.turn)
+        self.on_turn()
+
+    @property
+    def space(self) -> Space | None:
+        """The action space; None: the lobby has not told it."""
+        return self.me.offer.action_space if self.me.offer is not None else None
+
+    def set_ready(self, ready: bool) -> None:
+        """Be ready for the next run, or no longer."""
+        now = self._runtime.scheduler.now()
+        over = self.me.state is State.OVER
+        self._client.port.send(self.me.again(now, ready=ready) if over else self.me.set_ready(ready, now))
+        self.turn()
+
+    def act(self, text: str) -> None:
+        """Do this from now on; raises PacketError where it is no action."""
+        if self.me.state not in (State.JOINING, State.PLAYING):
+            return
+        if self._codec is not None:
+            self._codec.decode(text)
+        format_message(Action(self.me.header, text))
+        self._client.port.send(self.me.act(text, self._runtime.scheduler.now()))
+
+    def close(self) -> None:
+        """Leave the slot, and close. Again: nothing."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._client.port.closed:
+            self._runtime.remove_reader(self._client.port)
+            self._client.close()
+
+    def describe(self) -> dict[str, Any]:
+        """Return the lobby as this client sees it, for JSON."""
+        me = self.me
+        mine = me.key if me.state not in (State.ASKING, State.REGISTERING) else None
+        slots = [
+            {
+                "key": slot.key,
+                "kind": slot.kind,
+                "open": slot.open,
+                "ready": slot.ready,
+                "name": "" if slot.open else parse_tag(slot.tag).name,
+            }
+            for slot in me.slots.values()
+        ]
+        return {
+            "lobby": str(me.header),
+            "state": me.state.value,
+            "mine": mine,
+            "slots": slots,
+            "said": self.said,
+            "waits": me.waits_for() if me.state in (State.ASKING, State.REGISTERING, State.WAITING) else "",
+            "fps": me.offer.fps if me.offer is not None else None,
+            "controls": None if self.space is None else json.loads(controls_of_space(self.space)),
+        }
+
+
+class LobbyAgent(Agent):
+    """A client in the lobby. Its Steps return at once; there are no episodes but the lobby's runs.
+
+    Args:
+        world: Where it is.
+        client: Its end of PERLERT.
+        plays: Whether it has asked for a slot.
+    """
+
+    def __init__(self, world: LobbyWorld, client: LobbyClient, plays: bool) -> None:
+        self._world = world
+        self._client = client
+        self._left = False
+        self.actions = {1: Spec.text("action", ()), 2: Spec.number("ready", (), np.bool_)} if plays else {}
+        self.observations = {
+            1: Spec.text("lobby", ()),
+            2: Spec.text("observation", ()),
+            3: Spec.number("step", (), np.int64),
+            4: Spec.number("return", (), np.float64),
+            5: Spec.number("over", (), np.bool_),
+        }
+
+    def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
+        """Reset nothing: runs begin when all are ready."""
+        refuse_unknown(settings, (), "Reset")
+
+    async def begin(self) -> int:
+        """Say what there is."""
+        self._world.resets.end(self)
+        return self._checked()
+
+    async def step(self, actions: Mapping[int, Array]) -> int:
+        """Be ready, or act."""
+        state = self._checked()
+        try:
+            if 2 in actions:
+                self._client.set_ready(bool(actions[2][()]))
+            if 1 in actions and (text := str(actions[1][()])):
+                self._client.act(text)
+        except PacketError as error:
+            raise RequestError(Code.INVALID_ARGUMENT, f"bad action: {error}") from error
+        return state
+
+    def _checked(self) -> int:
+        if self._world.resets.closed:
+            raise RequestError(Code.FAILED_PRECONDITION, "the lobby was left: join it anew")
+        return pb.RUNNING
+
+    def ended(self, state: int) -> tuple[int, int]:
+        """It steps nothing here."""
+        return 0, 0
+
+    def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
+        """Return what the lobby and the run are now."""
+        client, last = self._client, self._client.last
+        found: dict[int, Callable[[], Any]] = {
+            1: lambda: np.array(json.dumps(client.describe()), object),
+            2: lambda: np.array(last.observation if last else "", object),
+            3: lambda: np.int64(last.step if last else -1),
+            4: lambda: np.float64(last.ret if last else np.nan),
+            5: lambda: np.bool_(last is not None and last.done),
+        }
+        return {uid: np.asarray(found[uid]()) for uid in uids}
+
+    def properties(self) -> PropertyTree:
+        """Return the properties of the world."""
+        return self._world.properties()
+
+    def leave(self) -> None:
+        """Leave the slot and the lobby."""
+        if not self._left:
+            self._left = True
+            self._client.close()
+            self._world.forget(self)
+
+
+class LobbyWorld(World):
+    """A lobby.
+
+    Args:
+        name: The world's name.
+        runtime: Watches the sockets.
+        make: Makes a client of the lobby, by what it is called and the slot.
+        title: The instance.
+    """
+
+    def __init__(self, name: str, runtime: Runtime, make: Callable[..., LobbyClient], title: str) -> None:
+        super().__init__(name, runtime.scheduler)
+        self._make = make
+        self._title = title
+        self._agents: set[LobbyAgent] = set()
+
+    def join(self, settings: Mapping[str, pb.Tensor]) -> LobbyAgent:
+        """Let a client in: to look at the lobby, or by `role=player` to take the slot `agent` as `name`.
+
+        Raises:
+            RequestError: INVALID_ARGUMENT: settings that are none, or a name that cannot be sent.
+        """
+        refuse_unknown(settings, ("role", "agent", "name"), "JoinWorld")
+        try:
+            given = {name: str(unpack_tensor(tensor, name)[()]) for name, tensor in settings.items()}
+            role = given.get("role", "player")
+            if role not in _ROLES or (role == "player") != ("agent" in given):
+                raise SettingError(
+                    "expected role=spectator, or role=player with the slot's key as the setting agent, got "
+                    f"{', '.join(f'{name}={value!r:.40}' for name, value in given.items()) or 'no settings'}"
+                )
+            if role == "player":
+                check_label(given["agent"], "key")
+                check_tag(given.get("name", ""))
+            client = self._make(tag=given.get("name", ""), agent=given.get("agent"))
+        except (TensorError, PacketError, SettingError) as error:
+            raise RequestError(Code.INVALID_ARGUMENT, f"bad JoinWorld settings: {error}") from error
+        except (BridgeError, OSError) as error:
+            raise RequestError(Code.UNAVAILABLE, f"the lobby cannot be reached: {error}") from error
+        agent = LobbyAgent(self, client, role == "player")
+        self._agents.add(agent)
+        return agent
+
+    def forget(self, agent: LobbyAgent) -> None:
+        """Note that an agent has left."""
+        self._agents.discard(agent)
+
+    @property
+    def agents(self) -> int:
+        """How many are in."""
+        return len(self._agents)
+
+    def properties(self) -> PropertyTree:
+        """Return the properties of the world."""
+        return PropertyTree(
+            [
+                Property("world.name", TEXT, "the world's name", lambda: self.name),
+                Property("world.lobby", TEXT, "the instance of PERLERT", lambda: self._title),
+            ]
+        )
+
+    async def close(self) -> None:
+        """Leave the lobby with all agents."""
+        for agent in tuple(self._agents):
+            agent.leave()
+
+
+class LobbyServer:
+    """A PERLERT lobby behind a gateway: a server with one world.
+
+    Args:
+        name: What its world's name begins with.
+        address: The lobby, by its IP address.
+        key: The pre-shared key; None: there is none.
+        runtime: Watches the sockets.
+    """
+
+    def __init__(self, name: str, address: PerlertAddress, key: Any, runtime: Runtime) -> None:
+        self.name = name
+        self.title = str(address.header)
+        self.settled: Pending[None] = Pending()
+        self._runtime = runtime
+        self._make_client = partial(LobbyClient, address, key, runtime)
+        self._hub = Registry(_LobbySource(self._make_client, self.title), Limits(), runtime)
+        self._client: LobbyClient | None = None
+        self._asked_at = self._looked_at = 0.0
+
+    def open(self, version: str, may_act: bool) -> Session:
+        """Begin a session with the lobby's world."""
+        return Session(self._hub, version, may_act=may_act)
+
+    def creating(self, settings: Mapping[str, pb.Tensor]) -> list[pb.EnvironmentRequest]:
+        """Return a CreateWorld request, which is refused."""
+        return [pb.EnvironmentRequest(create_world=pb.CreateWorldRequest(settings=settings))]
+
+    # What there is
+
+    def look(self, now: float) -> None:
+        """Ask the lobby who is in it, as long as somebody wants to know."""
+        self._looked_at = now
+        if self._client is None:
+            self._asked_at = now
+            self._client = self._make_client()
+            self._client.on_turn = self._turned
+
+    def _turned(self) -> None:
+        client = self._client
+        if client is None:
+            return
+        if client.me.slots:
+            self.settled.set_result(None)
+        if self._runtime.scheduler.now() - self._looked_at > _UNSEEN:
+            self._client = None
+            client.close()
+
+    @property
+    def _problem(self) -> str:
+        client = self._client
+        if client is None:
+            return f"{self.name} was not asked yet"
+        if self._runtime.scheduler.now() - max(client.me.heard_at, self._asked_at) > _SILENCE or not client.me.slots:
+            said = f", but said: {client.me.said}" if client.me.said else ""
+            return f"the lobby {self.name} does not answer{said}"
+        return ""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the page shows of the server."""
+        return {
+            "name": self.name,
+            "title": self.title,
+            "kind": "perlert",
+            "problem": self._problem,
+            "realtime": True,
+            "fps": None,
+        }
+
+    def worlds(self) -> list[dict[str, Any]]:
+        """Return the lobby as a world."""
+        client = self._client
+        if client is None or self._problem:
+            return []
+        seats = {slot.key: not slot.open for slot in client.me.slots.values()}
+        return [world_entry("", self.title, kind="perlert", seats=seats)]
+
+    def close(self) -> None:
+        """Ask no more."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+
+class _LobbySource:
+    """Makes the one world of a lobby (`bridge.server.registry.WorldSource`)."""
+
+    SETTINGS: Sequence[str] = ()
+    fps: float | None = None
+
+    def __init__(self, make_client: Callable[..., LobbyClient], title: str) -> None:
+        self._make_client = make_client
+        self.title = title
+        self.env_ids: list[str] = []
+
+    async def make_world(self, name: str, settings: Mapping[str, pb.Tensor], runtime: Runtime) -> World:
+        """Make the world whose name is empty."""
+        if name:
+            raise RequestError(Code.UNIMPLEMENTED, f"{self.title} is a lobby, in which no worlds are made: join it")
+        return LobbyWorld(name, runtime, self._make_client, self.title)
+
+    async def prepare(self, runtime: Runtime) -> None:
+        """There is nothing to be made ahead."""
+
+    async def close(self) -> None:
+        """There is nothing."""

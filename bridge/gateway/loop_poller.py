@@ -1,0 +1,75 @@
+"""The client's sockets in a server's event loop, without a thread of their own."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from bridge.client.poller import Flushable, Poller, Registered, Timer
+from bridge.server.event_loop import EventLoop
+from bridge.transport import keepalive
+from bridge.worlds.scheduling import Timer as LoopTimer
+
+__all__ = ["LoopPoller"]
+
+
+class LoopPoller(Poller[Any]):
+    """What connections of the client need, done by an event loop: nobody calls `get`.
+
+    Args:
+        loop: The event loop. All methods are called in it but `call_soon_threadsafe`.
+    """
+
+    def __init__(self, loop: EventLoop) -> None:
+        super().__init__()
+        self._loop = loop
+        self._live: set[Registered] = set()
+        self._keeper: LoopTimer | None = None
+
+    def call_soon_threadsafe(self, call: Callable[[], None]) -> None:
+        """Have `call` called in the event loop; from any thread."""
+        self._loop.scheduler.call_soon_threadsafe(call)
+
+    def call_later(self, delay: float, call: Callable[[], None]) -> Timer:
+        """Have `call` called after some seconds."""
+        timer = Timer(call)
+        self._loop.scheduler.call_later(delay, timer.run)
+        return timer
+
+    def add_poster(self) -> None:
+        """Do nothing: an event loop can be woken always."""
+
+    def remove_poster(self) -> None:
+        """Do nothing."""
+
+    def defers(self, connection: Flushable) -> bool:
+        """Send what a connection has as far as its socket takes it: the event loop waits for no server."""
+        connection.flush()
+        return True
+
+    def watch(self, sock: socket.socket, events: int, ready: Callable[[int], None]) -> None:
+        """Call `ready` with the events whenever one of `events` is there; replaces what was watched."""
+        self._loop.modify(sock, events, ready)
+
+    def forget(self, sock: socket.socket) -> None:
+        """Watch a socket no more."""
+        self._loop.unregister(sock)
+
+    def register(self, connection: Registered) -> None:
+        """Check a connection's keepalive from now on."""
+        self._live.add(connection)
+        if self._keeper is None:
+            self._keeper = self._loop.scheduler.call_later(keepalive.period(), self._check)
+
+    def unregister(self, connection: Registered) -> None:
+        """Undo `register`."""
+        self._live.discard(connection)
+        if not self._live and self._keeper is not None:
+            self._keeper.cancel()
+            self._keeper = None
+
+    def _check(self) -> None:
+        self._keeper = self._loop.scheduler.call_later(keepalive.period(), self._check)
+        for connection in tuple(self._live):
+            connection.check_keepalive()

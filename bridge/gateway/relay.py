@@ -1,0 +1,105 @@
+"""One call to another server: requests go there as they are, and its answers come back."""
+
+from __future__ import annotations
+
+from bridge.client.connection import Call, Connection
+from bridge.errors import Code, ConnectError, RefusedError, RemoteError, RequestError, SettingError
+from bridge.gateway.loop_poller import LoopPoller
+from bridge.server.calls import Request
+from bridge.transport.address import Address
+from bridge.worlds.base import Agent, World
+from bridge.worlds.scheduling import Pending
+
+__all__ = ["Relay"]
+
+_REFUSALS = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
+
+
+class Relay:
+    """Stands for a session on another server. The connection is made with the first request.
+
+    Args:
+        name: What clients know the server by, for messages.
+        address: Where it is, and what is shown to it.
+        poller: Looks after the socket.
+        max_message_bytes: The largest request or answer.
+    """
+
+    def __init__(self, name: str, address: Address, poller: LoopPoller, max_message_bytes: int) -> None:
+        self._name = name
+        self._address = address
+        self._poller = poller
+        self._max_message_bytes = max_message_bytes
+        self._call: Call | None = None
+        self._pending: Pending[bytes] | None = None
+        self._error: RequestError | None = None
+        self.last_step: tuple[World, Agent, int] | None = None
+        self.last_error = 0
+        self.last_failure: str | None = None
+
+    @property
+    def world_name(self) -> str | None:
+        """The world that it is in, which only the other server knows."""
+        return None
+
+    async def handle(self, data: Request) -> list[bytes | memoryview]:
+        """Have a request answered by the other server.
+
+        Raises:
+            RequestError: UNAVAILABLE: it cannot be reached, or the connection was lost; CANCELLED: the client is gone.
+        """
+        return [await self.ask(data)]
+
+    async def ask(self, data: Request) -> bytes:
+        """Return the answer to a request; raises as `handle`."""
+        if self._error is not None:
+            raise self._error
+        pending = self._pending = Pending()
+        try:
+            if self._call is None:
+                # Shared connections leave it to the poller when they send: this one does not wait for the server.
+                connection = Connection(self._address, self._poller, self._max_message_bytes, shared=True)
+                self._call = Call(connection, self._address.url, self._deliver)
+            self._call.send(bytes(data))
+        except (SettingError, RemoteError) as error:
+            raise RequestError(Code.FAILED_PRECONDITION, f"{self._name}: {error}") from error
+        try:
+            return await pending
+        finally:
+            self._pending = None
+
+    def _deliver(self, what: bytes | bytearray | RemoteError) -> None:
+        """Take an answer, or how the call ended."""
+        if isinstance(what, RemoteError):
+            self._error = self._said(what)
+            if self._pending is not None:
+                self._pending.set_error(self._error)
+        elif self._pending is not None:
+            self._pending.set_result(bytes(what))
+
+    def _said(self, error: RemoteError) -> RequestError:
+        """Return what the client is told of a lost connection. It is not to show its own token to another server."""
+        if isinstance(error, RefusedError):
+            code = Code(error.code) if error.code in Code.__members__.values() else Code.UNKNOWN
+            if code in _REFUSALS:
+                text = f"{self._name} does not let this gateway in ({Code.named(code)}): give it the server's token"
+                return RequestError(Code.FAILED_PRECONDITION, text)
+            return RequestError(code, f"{self._name}: {error.reason}")
+        if isinstance(error, ConnectError):
+            return RequestError(Code.UNAVAILABLE, f"{self._name} cannot be reached: {error.reason}")
+        return RequestError(Code.UNAVAILABLE, f"{self._name}: {error.reason}")
+
+    def hang_up(self) -> None:
+        """End the call: the client is gone."""
+        error = RequestError(Code.CANCELLED, "the client hung up while it waited")
+        self._error = self._error or error
+        if self._pending is not None:
+            self._pending.set_error(error)
+        self.close()
+
+    def close(self) -> None:
+        """End the call at once."""
+        self._error = self._error or RequestError(Code.UNAVAILABLE, f"the call to {self._name} was closed")
+        call, self._call = self._call, None
+        if call is not None:
+            call.close(0.0)

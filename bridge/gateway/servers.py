@@ -1,0 +1,183 @@
+"""The servers behind a gateway: what each of them says of its worlds, and calls to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from google.protobuf.message import DecodeError
+
+from bridge.client.extensions import property_request
+from bridge.client.world_request import WorldRequest
+from bridge.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.errors import Code, RequestError, TensorError
+from bridge.gateway.loop_poller import LoopPoller
+from bridge.gateway.relay import Relay
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.pb import properties_pb2
+from bridge.server.calls import ServedSession
+from bridge.worlds.scheduling import Pending, Scheduler
+
+__all__ = ["EnvServer", "PublishedServer", "world_entry"]
+
+_OVERVIEW = "server.web"
+_EVERY = 0.5
+_TIMEOUT = 5.0
+
+
+class PublishedServer(Protocol):
+    """A server whose worlds a gateway shows."""
+
+    name: str
+    """What its worlds' names begin with."""
+    settled: Pending[None]
+    """Done once it has answered, or failed to, for the first time."""
+
+    def look(self, now: float) -> None:
+        """Ask the server what there is, where the last answer is old; does not wait."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the page shows of the server itself."""
+
+    def worlds(self) -> list[dict[str, Any]]:
+        """Return what the page shows of each world, without the server's name."""
+
+    def open(self, version: str, may_act: bool) -> ServedSession:
+        """Begin a call to it."""
+
+    def creating(self, settings: Mapping[str, pb.Tensor]) -> list[pb.EnvironmentRequest]:
+        """Return the CreateWorld requests that are tried, one after the other, until one is not refused."""
+
+    def close(self) -> None:
+        """End what was begun for `look`."""
+
+
+def world_entry(name: str, title: str, **more: Any) -> dict[str, Any]:
+    """Return what the page shows of a world of which little is known.
+
+    Args:
+        name: Its name.
+        title: What to call it.
+        more: What is known.
+    """
+    return {"name": name, "title": title, "seats": {}, "viewers": 0, "fps": None, "lanes": None, **more}
+
+
+class EnvServer:
+    """A server of dm_env_rpc. One of this package tells which worlds there are; of another the default one is shown.
+
+    Args:
+        name: What its worlds' names begin with.
+        request: Its address, and what its URL says of the world that clients create or join.
+        poller: Looks after the sockets.
+        scheduler: Runs what waits for it.
+        max_message_bytes: The largest request or answer.
+    """
+
+    def __init__(
+        self, name: str, request: WorldRequest, poller: LoopPoller, scheduler: Scheduler, max_message_bytes: int
+    ) -> None:
+        self.name = name
+        self.settled: Pending[None] = Pending()
+        self._request = request
+        self._poller = poller
+        self._scheduler = scheduler
+        self._max_message_bytes = max_message_bytes
+        self._relay: Relay | None = None
+        self._asked_at = -float("inf")
+        self._asking = False
+        self._problem = ""
+        self._known: dict[str, Any] = {}
+
+    def open(self, version: str, may_act: bool) -> Relay:
+        """Begin a call to the server; the gateway has looked at what the client may do."""
+        del version, may_act
+        return Relay(self.name, self._request.address, self._poller, self._max_message_bytes)
+
+    def creating(self, settings: Mapping[str, pb.Tensor]) -> list[pb.EnvironmentRequest]:
+        """Return CreateWorld requests with the settings of the server's URL: at first for a world that draws."""
+        given = {**self._request.settings(), **settings}
+        tried = [given] if "render_mode" in given else [{**given, "render_mode": pack_tensor("rgb_array")}, given]
+        return [pb.EnvironmentRequest(create_world=pb.CreateWorldRequest(settings=each)) for each in tried]
+
+    # What there is
+
+    def look(self, now: float) -> None:
+        """Ask the server what there is, where the last answer is old."""
+        if self._asking or now - self._asked_at < _EVERY:
+            return
+        self._asked_at, self._asking = now, True
+        if self._relay is None:
+            self._relay = self.open("", True)
+        relay = self._relay
+        timer = self._scheduler.call_later(_TIMEOUT, relay.hang_up)
+
+        def answered(answer: bytes | None, error: BaseException | None) -> None:
+            timer.cancel()
+            self._asking = False
+            if error is not None or answer is None:
+                self._lost(error)
+            else:
+                self._read(answer)
+            self.settled.set_result(None)
+
+        request = property_request(_OVERVIEW)
+        self._scheduler.start(relay.ask(request.SerializeToString()), answered)
+
+    def _lost(self, error: BaseException | None) -> None:
+        if self._relay is not None:
+            self._relay.close()
+            self._relay = None
+        if not isinstance(error, RequestError):
+            self._problem = f"{self.name}: {error!r}"
+        elif error.code is Code.CANCELLED:
+            self._problem = f"{self.name} has not answered within {_TIMEOUT:g} s"
+        else:
+            self._problem = error.message
+
+    def _read(self, answer: bytes) -> None:
+        """Take what a server says of its worlds; one that does not know the property has its default world."""
+        try:
+            response = pb.EnvironmentResponse.FromString(answer)
+            known = {}
+            if response.WhichOneof("payload") == "extension":
+                read = properties_pb2.PropertyResponse.FromString(response.extension.value).read_property
+                known = json.loads(str(unpack_tensor(read.value, _OVERVIEW)[()]))
+            if not isinstance(known, dict) or not isinstance(known.get("worlds", []), list):
+                raise ValueError(f"expected worlds, got {known!r:.80}")
+        except (DecodeError, TensorError, ValueError, RecursionError) as error:
+            self._problem = f"{self.name}: its list of worlds cannot be read: {error}"
+            return
+        self._problem, self._known = "", known
+
+    @property
+    def _title(self) -> str:
+        return self._request.env_id or str(self._known.get("title") or self.name)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the page shows of the server."""
+        known = self._known
+        return {
+            "name": self.name,
+            "title": self._title,
+            "kind": "dm_env_rpc",
+            "problem": self._problem,
+            "realtime": known.get("realtime") is True,
+            "fps": known.get("fps"),
+        }
+
+    def worlds(self) -> list[dict[str, Any]]:
+        """Return its worlds; where there is none yet, what is to be joined or made."""
+        if self._problem:
+            return []
+        wanted = self._request.address.world
+        listed = [world for world in self._known.get("worlds", []) if isinstance(world, dict)]
+        found = [world for world in listed if wanted in (None, world.get("name"))]
+        return found or [world_entry(wanted or "", self._title, waiting=wanted is None)]
+
+    def close(self) -> None:
+        """End the call that asks for the worlds."""
+        if self._relay is not None:
+            self._relay.hang_up()
+            self._relay = None

@@ -1,0 +1,186 @@
+"""A client of a gateway: its requests go to the server that has its world."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from google.protobuf.message import DecodeError
+
+from bridge.encoding.names import PROPERTY_REQUEST_URL, PROPERTY_RESPONSE_URL
+from bridge.encoding.properties import TEXT, Property, PropertyTree
+from bridge.encoding.tensors import unpack_tensor
+from bridge.errors import Code, RequestError, TensorError
+from bridge.gateway.servers import PublishedServer
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.pb import properties_pb2
+from bridge.server.calls import Request, ServedSession
+from bridge.server.session import error_response, refuse_acting
+from bridge.worlds.base import Agent, World
+
+__all__ = ["OVERVIEW", "GatewaySession", "Servers"]
+
+OVERVIEW = "server.web"
+"""The property that a gateway answers by itself: all worlds of all servers."""
+# How a Step's request begins: its field's number, and that a message follows.
+_STEP = bytes([pb.EnvironmentRequest.DESCRIPTOR.fields_by_name["step"].number << 3 | 2])
+_NAMED = ("join_world", "reset_world", "destroy_world")
+# Properties of a world that no code of its environment is run for, so that those may read them who look on.
+_KNOWN = (
+    "observation_space",
+    "action_space",
+    "reward_space",
+    "num_envs",
+    "env_id",
+    "metadata",
+    "render_mode",
+    "spec",
+    "fps",
+)
+
+
+class Servers(Protocol):
+    """What sessions ask of the gateway."""
+
+    def find(self, name: str) -> tuple[PublishedServer, str]:
+        """Return the server that a world's name begins with, and the rest: its name there."""
+
+    def choose(self, name: str | None) -> PublishedServer:
+        """Return the server of a name; None: the only one."""
+
+    async def overview(self) -> str:
+        """Return all worlds of all servers, as JSON."""
+
+
+class GatewaySession:
+    """Stands for a client's session.
+
+    What needs no world is answered by the gateway's own session. The first CreateWorld or JoinWorld binds it to a
+    server, by a call of its own to there; all that follows is handed on.
+
+    Args:
+        servers: The servers.
+        own: Answers what is for no server.
+        version: The version that a client of this package says it has; "" for others.
+        may_act: Whether the client may do more than look on.
+    """
+
+    def __init__(self, servers: Servers, own: ServedSession, version: str, may_act: bool) -> None:
+        self._servers = servers
+        self._own = own
+        self._version = version
+        self._may_act = may_act
+        self._server: PublishedServer | None = None
+        self._inner: ServedSession | None = None
+        self._gone = False
+        self.last_step: tuple[World, Agent, int] | None = None
+        """Nothing: steps are counted where they are made."""
+        self.last_error = 0
+        """The code with which the gateway refused the last request; 0: it did not."""
+        self.last_failure: str | None = None
+        """Nothing: failures are logged where they happen."""
+
+    @property
+    def world_name(self) -> str | None:
+        """The server that it is bound to; None: none."""
+        return None if self._server is None else self._server.name
+
+    # Requests
+
+    async def handle(self, data: Request) -> list[bytes | memoryview]:
+        """Answer a request, or have it answered."""
+        self.last_error = 0
+        try:
+            if self._inner is not None and data.startswith(_STEP):
+                return await self._inner.handle(data)
+            return await self._route(data)
+        except RequestError as error:
+            self.last_error = int(error.code)
+            return [error_response(error)]
+
+    async def _route(self, data: Request) -> list[bytes | memoryview]:
+        """Find out whom a request is for."""
+        try:
+            request = pb.EnvironmentRequest.FromString(bytes(data))
+            kind = request.WhichOneof("payload")
+            if kind is None:
+                return await self._own.handle(data)
+            if not self._may_act:
+                refuse_acting(kind, request, _runs_environment)
+            if kind == "extension" and request.extension.type_url == PROPERTY_REQUEST_URL:
+                asked = properties_pb2.PropertyRequest.FromString(request.extension.value)
+                if asked.read_property.key == OVERVIEW:
+                    return [await self._answer_overview(asked)]
+        except (DecodeError, ValueError) as error:
+            raise RequestError(Code.INVALID_ARGUMENT, f"the request cannot be read: {error}") from error
+        if kind == "create_world":
+            return [await self._create(request)]
+        if kind in _NAMED:
+            body = getattr(request, kind)
+            server, body.world_name = self._servers.find(body.world_name)
+            return await self._bind(server).handle(request.SerializeToString())
+        return await (self._inner or self._own).handle(data)
+
+    async def _answer_overview(self, asked: properties_pb2.PropertyRequest) -> bytes:
+        text = await self._servers.overview()
+        tree = PropertyTree([Property(OVERVIEW, TEXT, "the worlds of all servers, as JSON", lambda: text)])
+        response = pb.EnvironmentResponse()
+        response.extension.type_url = PROPERTY_RESPONSE_URL
+        response.extension.value = tree.answer(asked).SerializeToString()
+        return response.SerializeToString()
+
+    def _bind(self, server: PublishedServer) -> ServedSession:
+        """Return what a server is asked through."""
+        if self._inner is not None:
+            if self._server is not server:
+                raise RequestError(
+                    Code.FAILED_PRECONDITION,
+                    f"this connection is with {self.world_name}; use another connection for {server.name}",
+                )
+            return self._inner
+        if self._gone:
+            raise RequestError(Code.CANCELLED, "the client hung up")
+        self._server = server
+        self._inner = server.open(self._version, self._may_act)
+        return self._inner
+
+    async def _create(self, request: pb.EnvironmentRequest) -> bytes:
+        """Have a world made, by the server that the setting `server` names."""
+        settings = dict(request.create_world.settings)
+        wanted: str | None = None
+        if "server" in settings:
+            try:
+                wanted = str(unpack_tensor(settings.pop("server"), "server")[()])
+            except TensorError as error:
+                raise RequestError(Code.INVALID_ARGUMENT, f"bad CreateWorld settings: {error}") from error
+        server = self._servers.choose(wanted)
+        inner = self._bind(server)
+        response = pb.EnvironmentResponse()
+        for attempt in server.creating(settings):
+            answer = b"".join(await inner.handle(attempt.SerializeToString()))
+            response = pb.EnvironmentResponse.FromString(answer)
+            if response.WhichOneof("payload") != "error":
+                break
+        if response.WhichOneof("payload") == "create_world":
+            response.create_world.world_name = f"{server.name}/{response.create_world.world_name}"
+        return response.SerializeToString()
+
+    # The end
+
+    def hang_up(self) -> None:
+        """End what the request at hand waits for: the client is gone."""
+        self._gone = True
+        self._own.hang_up()
+        if self._inner is not None:
+            self._inner.hang_up()
+
+    def close(self) -> None:
+        """Take note that the stream ended."""
+        self._own.close()
+        if self._inner is not None:
+            self._inner.close()
+
+
+def _runs_environment(asked: properties_pb2.PropertyRequest) -> bool:
+    """Whether reading a property may run code of an environment, as far as a gateway can know."""
+    key = asked.read_property.key
+    return not key.startswith(("server.", "connection.")) and key.removeprefix("world.") not in _KNOWN

@@ -1,0 +1,162 @@
+"""dm_env_rpc over WebSocket for the conformance checks: what `Stream` takes for a channel of gRPC.
+
+It is the client of the package `websockets`, and not this library's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+import grpc
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Subprotocol
+
+from bridge.errors import Code
+from bridge.transport.address import Address
+from bridge.transport.tls import client_context
+from bridge.transport.token import shown_token
+from bridge.transport.websocket import PATH, SUBPROTOCOL, code_of_close, code_of_status, token_subprotocol
+
+__all__ = ["WebSocketChannel"]
+
+_CODES = {status.value[0]: status for status in grpc.StatusCode}
+
+
+class _Ended(grpc.RpcError):
+    """How a stream ended, as grpcio says it."""
+
+    def __init__(self, code: Code, details: str) -> None:
+        super().__init__(details)
+        self._code, self._details = code, details
+
+    def code(self) -> grpc.StatusCode:
+        """Return the status code."""
+        return _CODES[int(self._code)]
+
+    def details(self) -> str:
+        """Return what was said."""
+        return self._details
+
+
+class _Call:
+    """One WebSocket: iterating connects, and gives the answers.
+
+    Args:
+        open_socket: Connects.
+        requests: What is sent, until it ends.
+        pack: Serializes a request.
+        unpack: Reads an answer.
+    """
+
+    def __init__(
+        self,
+        open_socket: Callable[[], ClientConnection],
+        requests: Iterator[Any],
+        pack: Callable[[Any], bytes],
+        unpack: Callable[[bytes], Any],
+    ) -> None:
+        self._open_socket = open_socket
+        self._requests = requests
+        self._pack, self._unpack = pack, unpack
+        self._lock = threading.Lock()
+        self._connection: ClientConnection | None = None
+        self._cancelled = False
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            connection = self._open_socket()
+        except InvalidStatus as error:
+            status = error.response.status_code
+            raise _Ended(code_of_status(status), f"the answer has the HTTP status {status}") from error
+        except (OSError, InvalidHandshake) as error:
+            raise _Ended(Code.UNAVAILABLE, f"no connection: {error}") from error
+        sender = threading.Thread(target=self._send, args=(connection,), name="bridge-conformance-sender", daemon=True)
+        with connection:
+            with self._lock:
+                self._connection = connection
+                cancelled = self._cancelled
+            if cancelled:
+                self.cancel()
+            sender.start()
+            try:
+                yield from self._answers(connection)
+            finally:
+                self.cancel()
+        sender.join(5.0)
+
+    def _answers(self, connection: ClientConnection) -> Iterator[Any]:
+        try:
+            while True:
+                message = connection.recv()
+                if isinstance(message, str):
+                    raise _Ended(Code.INTERNAL, f"it sent a text message: {message!r:.80}")
+                yield self._unpack(bytes(message))
+        except ConnectionClosed as error:
+            if error.rcvd is None:
+                raise _Ended(Code.UNAVAILABLE, "it closed the connection without a close frame") from error
+            code = code_of_close(error.rcvd.code)
+            if code is not Code.OK:
+                raise _Ended(code, error.rcvd.reason or f"it closed with {error.rcvd.code}") from error
+
+    def _send(self, connection: ClientConnection) -> None:
+        with contextlib.suppress(ConnectionClosed, OSError):
+            for request in self._requests:
+                connection.send(self._pack(request))
+            connection.close()
+
+    def cancel(self) -> None:
+        """End the stream at once, as a client that dies does."""
+        with self._lock:
+            self._cancelled, connection = True, self._connection
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.socket.shutdown(socket.SHUT_RDWR)
+
+
+class WebSocketChannel:
+    """A server that is spoken to over WebSocket.
+
+    Args:
+        address: The server.
+        timeout: Seconds that it has to accept a connection.
+    """
+
+    def __init__(self, address: Address, timeout: float) -> None:
+        token = shown_token(address)
+        names = [SUBPROTOCOL] if token is None else [SUBPROTOCOL, token_subprotocol(token)]
+        self._url = f"{address.scheme}://{address.target}{PATH}"
+        self._options: dict[str, Any] = {
+            "subprotocols": [Subprotocol(name) for name in names],
+            "max_size": None,
+            "compression": None,
+            "open_timeout": timeout,
+            "close_timeout": 1.0,
+        }
+        if address.tls:
+            self._options["ssl"] = client_context(address.credentials, "http/1.1")
+            self._options["server_hostname"] = address.server_name
+
+    def stream_stream(self, method: str, request_serializer: Any, response_deserializer: Any) -> Any:
+        """Return what begins a call with an iterator of requests."""
+        del method  # the path has it
+
+        def call(requests: Iterator[Any], metadata: Sequence[tuple[str, str]] = ()) -> _Call:
+            del metadata  # the token is a subprotocol
+            open_socket = lambda: connect(self._url, **self._options)  # noqa: E731
+            return _Call(open_socket, requests, request_serializer, response_deserializer)
+
+        return call
+
+    def __enter__(self) -> WebSocketChannel:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Each call has a connection of its own: there is nothing to close."""
