@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from bridge.perlert.guard import Address, GuardConfig
+from bridge.perlert.guard import Address, GuardConfig, Outgoing
 from bridge.perlert.host import Host, Instance, InstanceConfig
 from bridge.perlert.player import Player
 from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.packet import Header
-from bridge.perlert.roster import Outgoing
 from bridge.perlert.worlds import make_world
 from bridge.testing import Conditions, Link, LocalRuntime
 

@@ -27,10 +27,10 @@ from bridge.errors import (
 )
 from bridge.perlert import player
 from bridge.perlert.address import PerlertAddress, parse_perlert_address
-from bridge.perlert.player_run import Said, Stepped
+from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.cipher import ClientSeal, check_key
 from bridge.perlert.protocol.codec import Space, TextCodec
-from bridge.perlert.protocol.packet import MAX_MESSAGE, Slot, check_label
+from bridge.perlert.protocol.packet import MAX_MESSAGE, Message, Slot, check_label
 from bridge.perlert.protocol.profile import MAX_NAME
 from bridge.perlert.udp import ClientPort
 from bridge.worlds.default_actions import neutral_action
@@ -265,7 +265,7 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
             event = self._client.player.events.popleft()
             if isinstance(event, Stepped):
                 found.append(event)
-            elif isinstance(event, Said):
+            elif isinstance(event, Message):
                 self.messages = [*self.messages[-99:], event.text]
         return found
 

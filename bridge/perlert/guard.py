@@ -20,10 +20,12 @@ from typing import TypeAlias
 
 from bridge.errors import SettingError
 
-__all__ = ["Address", "Guard", "GuardConfig"]
+__all__ = ["Address", "Guard", "GuardConfig", "Outgoing"]
 
 Address: TypeAlias = tuple[str, int]
 """An IP address as text, and a UDP port."""
+Outgoing: TypeAlias = tuple[bytes, Address]
+"""A datagram to send, and where to."""
 
 _LISTENS = 5.0
 """Seconds after its last datagram for which an address that is not proven has its kilobyte a second."""

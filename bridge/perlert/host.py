@@ -14,15 +14,14 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from bridge.errors import PacketError, RequestError, SettingError, UnsupportedSpaceError
-from bridge.perlert.guard import Address, Guard, GuardConfig
-from bridge.perlert.lobby import Lobby, LobbyConfig
+from bridge.perlert.guard import Address, Guard, GuardConfig, Outgoing
+from bridge.perlert.lobby import Client, Lobby, LobbyConfig, SlotConfig
 from bridge.perlert.lobby import State as LobbyState
 from bridge.perlert.protocol import packet, profile
 from bridge.perlert.protocol.codec import TextCodec
 from bridge.perlert.rollout import Player as RunPlayer
 from bridge.perlert.rollout import Result, Rollout, RolloutConfig
 from bridge.perlert.rollout import State as RunState
-from bridge.perlert.roster import Client, Outgoing, SlotConfig
 from bridge.perlert.worlds import StandIns, by_slot, slots_of
 from bridge.server.failure_log import FailureLog
 from bridge.worlds.realtime.multi_agent import Frame, Player, RealtimeMultiAgentWorld
@@ -319,7 +318,7 @@ class Instance:
         for client in self.lobby.clients.values():
             if client.ready and client.port is None and self.lobby.slots[client.key].watches is not None:
                 self._join(run, client, now)
-                self._send(self.lobby.joined(client, now))
+                self._send(self.lobby.let_in(client, now))
 
     def _run_ended(self, run: Rollout, now: float) -> None:
         self._current, self._begun = None, False

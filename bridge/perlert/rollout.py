@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from decimal import Context, Decimal
 
 from bridge.errors import PacketError, SettingError
-from bridge.perlert.guard import Address, Guard
+from bridge.perlert.guard import Address, Guard, Outgoing
 from bridge.perlert.protocol import packet, profile
 from bridge.perlert.protocol.codec import DECIMALS, decimal_text
-from bridge.perlert.roster import Outgoing
 
 __all__ = ["TRANSITIONS", "Event", "Player", "Result", "Rollout", "RolloutConfig", "State"]
 
