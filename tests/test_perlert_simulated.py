@@ -243,9 +243,9 @@ def test_a_port_that_the_last_runs_had_is_not_given_again():
     simulation = Simulation(6)
     host = simulation.host
     numbers = iter([40000, 40000, 40000, 40007])
-    host._open = lambda: next(numbers)
+    host.ports.open_port = lambda: next(numbers)
     closed = []
-    host.close_port = closed.append
+    host.ports.close_port = closed.append
     assert host.open_port() == 40000
     assert host.open_port() == 40007
     assert closed == [40000, 40000]

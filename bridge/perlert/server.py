@@ -18,7 +18,7 @@ from bridge.errors import RemoteTimeoutError, RequestError, SettingError
 from bridge.logs import SafeLog
 from bridge.perlert import lobby, rollout
 from bridge.perlert.guard import GuardConfig
-from bridge.perlert.host import Host, Instance, InstanceConfig
+from bridge.perlert.host import Host, Instance
 from bridge.perlert.protocol import packet
 from bridge.perlert.protocol.cipher import ServerSeal, check_key
 from bridge.perlert.protocol.codec import DECIMALS
@@ -61,14 +61,7 @@ class PerlertServer:
         self._loop = EventLoop()
         self._serving = ServingThread(self._loop)
         self.runtime = ServerRuntime(self._loop, self._serving)
-        self.host = Host(
-            guard,
-            self._loop.scheduler,
-            send=ports.send,
-            open_port=ports.open_port,
-            close_port=ports.close_port,
-            epoch=time.time() - time.monotonic(),
-        )
+        self.host = Host(guard, self._loop.scheduler, ports, epoch=time.time() - time.monotonic())
         ports.on_open, ports.on_close = self._watch, self._loop.unregister
         self._watch(None, ports.sockets[None])
         self._stop_lock = threading.Lock()
@@ -293,15 +286,14 @@ def serve_perlert(
             stacklevel=2,
         )
 
-    config = InstanceConfig(
-        slots=slots,
-        bots=bots,
-        default_action=default_action,
-        spectators=spectators,
-        lobby=gathering,
-        rollout=runs,
-    )
     settings: dict[str, Any] = {
+        "slots": slots,
+        "bots": bots,
+        "default_action": default_action,
+        "spectators": spectators,
+        "lobby": gathering,
+    }
+    environment: dict[str, Any] = {
         "fps": fps,
         "kwargs": env_kwargs,
         "isolation": own_process,
@@ -312,12 +304,12 @@ def serve_perlert(
     async def publish(server: PerlertServer) -> None:
         for label, number in [(label, number) for label in named for number in range(instances)]:
             header = packet.Header(packet.check_label(label, "name"), number)
-            make = partial(make_world, named[label], server.runtime, str(header), **settings)
+            make = partial(make_world, named[label], server.runtime, str(header), **environment)
             first = None if seed is None else seed + number
-            kind = default_name(named[label])
+            instance = Instance(header, make, server.host, runs, first)
             try:
-                await server.host.add(Instance(header, make, server.host, config=config, kind=kind, seed=first))
+                await server.host.add(instance, kind=default_name(named[label]), **settings)
             except RequestError as error:
                 raise start_error(f"cannot make the environment of {header}", error) from error
 
-    return PerlertServer(ports, guard, publish, settings["journal"])
+    return PerlertServer(ports, guard, publish, environment["journal"])

@@ -10,21 +10,22 @@ from typing import Any, TypeAlias
 import gymnasium
 
 from bridge.errors import InvalidActionError, PacketError, SettingError
-from bridge.perlert.protocol.codec import TextCodec
+from bridge.perlert.protocol.codec import Space, TextCodec
 from bridge.server.serve import recorded
-from bridge.worlds.default_actions import default_action
 from bridge.worlds.isolated.world import Isolation
 from bridge.worlds.multi_agent.source import ParallelSource
 from bridge.worlds.realtime.clocked_world import Realtime
 from bridge.worlds.scheduling import Runtime
 
-__all__ = ["Policy", "StandIns", "by_slot", "default_name", "make_world", "slots_of"]
+__all__ = ["DefaultAction", "Policy", "as_received", "bot_of", "by_slot", "default_name", "make_world", "slots_of"]
 
 CATCH_UP = 0.5
 """Seconds of frames that are made up for when the server is late; later ones are left out."""
 
 Policy: TypeAlias = Callable[[Any], Any]
 """A bot: observation in, action out."""
+DefaultAction: TypeAlias = Callable[[Any, Any, Any], Any]
+"""Given an agent, its last observation and its action space, what it does where no client says."""
 
 
 def default_name(env: Any) -> str:
@@ -70,46 +71,29 @@ def by_slot(what: str, given: Any, slots: Sequence[str]) -> dict[str, Any]:
     return dict(given)
 
 
-class StandIns:
-    """What agents do whose client has not said what to do, or who have none: a world's function for default actions."""
+def bot_of(policy: Any, space: Space) -> Policy:
+    """Return the policy that is given, or for `"random"` one that samples the action space."""
+    if policy == "random":
+        return lambda observation: space.sample()
+    if not callable(policy):
+        raise SettingError(f'expected bots as policies (observation to action) or "random", got {policy!r}')
+    bot: Policy = policy
+    return bot
 
-    def __init__(self) -> None:
-        self.bots: dict[str, Policy] = {}
-        """By the agent's name; they act while no client holds the slot."""
-        self.taken: frozenset[str] = frozenset()
-        """The agents whose slots clients hold. The world's thread reads it, so it is replaced and never changed."""
-        self._actions: dict[str, Any] = {}
 
-    def __call__(self, agent: Any, observation: Any, space: Any) -> Any:
-        """Return the action of an agent."""
-        name = str(agent)
-        if name in self.bots and name not in self.taken:
-            return self.bots[name](observation)
-        return self._actions[name] if name in self._actions else default_action(agent, observation, space)
-
-    def add_bot(self, name: str, policy: Any, space: Any) -> None:
-        """Let a policy, or `"random"`, act for an agent."""
-        if policy == "random":
-            self.bots[name] = lambda observation: space.sample()
-        elif callable(policy):
-            self.bots[name] = policy
-        else:
-            raise SettingError(f'expected bots as policies (observation to action) or "random", got {policy!r}')
-
-    def add_action(self, name: str, action: Any, space: Any) -> None:
-        """Set what an agent does until its client's first valid action, read from what its text would be."""
-        codec = TextCodec(space, named=False, decimals=None)
-        try:
-            self._actions[name] = codec.decode(codec.encode(action))
-        except (InvalidActionError, PacketError) as error:
-            raise SettingError(f"expected a default_action of {space} for {name}, got {action!r}") from error
+def as_received(action: Any, codec: TextCodec) -> Any:
+    """Return an action that is given as `default_action` as a client's would be read."""
+    try:
+        return codec.decode(codec.encode(action))
+    except (InvalidActionError, PacketError) as error:
+        raise SettingError(f"expected a default_action of {codec.space}, got {action!r}") from error
 
 
 async def make_world(
     env: Any,
     runtime: Runtime,
     name: str,
-    stand_ins: StandIns | None,
+    stand_in: DefaultAction | None = None,
     *,
     fps: float,
     kwargs: Mapping[str, Any] | None = None,
@@ -123,7 +107,7 @@ async def make_world(
         env: As for `serve_perlert`.
         runtime: Calls it.
         name: The world's.
-        stand_ins: Act where no client does; None: with the first action that is allowed, or zeros.
+        stand_in: Acts where no client does; None: with the first action that is allowed, or zeros.
         fps: Frames a second.
         kwargs: Keywords for the environment's maker.
         isolation: What its process may use; None: it lives in this one.
@@ -136,6 +120,6 @@ async def make_world(
     """
     if isinstance(env, str | gymnasium.envs.registration.EnvSpec):
         env = partial(gymnasium.make, env)
-    realtime = Realtime(fps, default_action=stand_ins, catch_up=CATCH_UP, autoreset=False)
+    realtime = Realtime(fps, default_action=stand_in, catch_up=CATCH_UP, autoreset=False)
     source = ParallelSource(env, None, kwargs, isolation, realtime=realtime, thread_safe=thread_safe)
     return await recorded(source, journal).make_world(name, {}, runtime)
