@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import os
+import queue
 import socket
 import threading
 import time
@@ -41,9 +44,6 @@ _MOST_GRACE = 1e9
 class PerlertServer:
     """A running server: a context manager that stops it at the end.
 
-    Its environments are called by the thread that serves, one after the other, while a second one answers the network
-    when a call takes long (`bridge.server.serving`).
-
     Args:
         ports: The sockets.
         guard: Limits.
@@ -65,7 +65,6 @@ class PerlertServer:
         ports.on_open, ports.on_close = self._watch, self._loop.unregister
         self._watch(None, ports.sockets[None])
         self._stop_lock = threading.Lock()
-        self._stopping = False
         self._thread = threading.Thread(target=self._serve, name="bridge-perlert", daemon=True)
         self._thread.start()
         try:
@@ -74,21 +73,14 @@ class PerlertServer:
             self.stop()
             raise
 
-    def _do(self, work: Any, deadline: float | None) -> bool:
-        """Run a coroutine in the loop, and wait for its end; return whether it came within the deadline."""
-        ended = threading.Event()
-        problems: list[BaseException | None] = []
-
-        def done(result: None, error: BaseException | None) -> None:
-            problems.append(error)
-            ended.set()
-
-        self._loop.scheduler.call_soon_threadsafe(lambda: self._loop.scheduler.start(work, done))
-        if not ended.wait(deadline):
-            return False
-        if problems[0] is not None:
-            raise problems[0]
-        return True
+    def _do(self, work: Any, deadline: float | None) -> None:
+        """Run a coroutine in the loop, and wait for its end, at most until the deadline."""
+        ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        scheduler = self._loop.scheduler
+        scheduler.call_soon_threadsafe(lambda: scheduler.start(work, lambda _, error: ended.put(error)))
+        with contextlib.suppress(queue.Empty):
+            if (problem := ended.get(timeout=deadline)) is not None:
+                raise problem
 
     def _serve(self) -> None:
         self._serving.serve()
@@ -121,14 +113,9 @@ class PerlertServer:
 
     def stats(self) -> dict[str, dict[str, int]]:
         """Return counters by instance (runs, frames, late frames, failures, clients), and of what was dropped."""
-        found: dict[str, dict[str, int]] = {}
-        for header, instance in list(self.host.instances.items()):
-            found[str(header)] = instance.stats()
-        dropped: Counter[str] = Counter()
-        for counts in (self.host.guard.dropped, self._ports.counts):
-            dropped.update(dict(counts))  # a copy: the loop's thread goes on counting
-        found["dropped"] = dict(dropped)
-        return found
+        found = {str(header): instance.stats() for header, instance in list(self.host.instances.items())}
+        # Copies: the loop's thread goes on counting.
+        return {**found, "dropped": dict(Counter(dict(self.host.guard.dropped)) + Counter(dict(self._ports.counts)))}
 
     # The end
 
@@ -152,7 +139,6 @@ class PerlertServer:
         with self._stop_lock:
             if self._serving.finished.is_set():
                 return
-            self._stopping = True
             self._do(self._end(grace), grace + 30.0)
             self._thread.join(30.0)
             if self._thread.is_alive():
@@ -286,30 +272,33 @@ def serve_perlert(
             stacklevel=2,
         )
 
-    settings: dict[str, Any] = {
-        "slots": slots,
-        "bots": bots,
-        "default_action": default_action,
-        "spectators": spectators,
-        "lobby": gathering,
-    }
-    environment: dict[str, Any] = {
-        "fps": fps,
-        "kwargs": env_kwargs,
-        "isolation": own_process,
-        "thread_safe": thread_safe,
-        "journal": open_journal(record, record_observations, record_frames, record_limit),
-    }
+    journal = open_journal(record, record_observations, record_frames, record_limit)
 
     async def publish(server: PerlertServer) -> None:
-        for label, number in [(label, number) for label in named for number in range(instances)]:
+        for label, number in itertools.product(named, range(instances)):
             header = packet.Header(packet.check_label(label, "name"), number)
-            make = partial(make_world, named[label], server.runtime, str(header), **environment)
-            first = None if seed is None else seed + number
-            instance = Instance(header, make, server.host, runs, first)
+            make = partial(
+                make_world,
+                named[label],
+                server.runtime,
+                str(header),
+                fps=fps,
+                kwargs=env_kwargs,
+                isolation=own_process,
+                thread_safe=thread_safe,
+                journal=journal,
+            )
             try:
-                await server.host.add(instance, kind=default_name(named[label]), **settings)
+                await server.host.add(
+                    Instance(header, make, server.host, runs, None if seed is None else seed + number),
+                    slots=slots,
+                    bots=bots,
+                    default_action=default_action,
+                    spectators=spectators,
+                    lobby=gathering,
+                    kind=default_name(named[label]),
+                )
             except RequestError as error:
                 raise start_error(f"cannot make the environment of {header}", error) from error
 
-    return PerlertServer(ports, guard, publish, environment["journal"])
+    return PerlertServer(ports, guard, publish, journal)

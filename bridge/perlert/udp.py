@@ -230,7 +230,7 @@ class ClientPort:
 
     def _say_hello(self) -> None:
         # The messages themselves are repeated until they work; so is this.
-        if self._seal is not None and self._seal.wants_hello and (now := time.monotonic()) >= self._hello_at + 0.3:
+        if self._seal is not None and not self._seal.connected and (now := time.monotonic()) >= self._hello_at + 0.3:
             self._hello_at = now
             with contextlib.suppress(OSError):
                 self._socket.sendto(self._seal.hello(), self.server)
@@ -252,11 +252,9 @@ class ClientPort:
             if self._seal is not None:
                 message = self._seal.open(datagram, self._port(sender))
                 if message is None:
-                    if self._held and not self._seal.wants_hello:
+                    if self._held and self._seal.connected:
                         held, self._held = list(self._held), deque(maxlen=4)
                         self.send(held)
-                    elif self._seal.wants_hello:
-                        self._say_hello()
                     continue
                 datagram = message
             return datagram, sender, _age(ancillary)
