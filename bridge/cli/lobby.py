@@ -20,7 +20,7 @@ from bridge.cli.program import FAILED, OK
 from bridge.errors import PacketError, SettingError
 from bridge.perlert import player
 from bridge.perlert.address import parse_perlert_address
-from bridge.perlert.client import PerlertClient, check_tag
+from bridge.perlert.client import PerlertClient, check_names
 from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.codec import Space, TextCodec
 from bridge.perlert.protocol.packet import Action, LobbyInfo, Message, Start, check_label, format_message
@@ -183,7 +183,7 @@ class _Terminal:
         """Take a slot, where it can be had."""
         try:
             check_label(key, "key")
-            check_tag(name)
+            check_names(name)
         except (PacketError, SettingError) as error:
             self.say(f"cannot register: {error}")
             return
@@ -268,8 +268,7 @@ class _Terminal:
 
     def see_slot(self) -> None:
         """Say which slot is ours, or that somebody else was quicker."""
-        waiting = self.me.state is player.State.WAITING
-        if self.me.key is not None and waiting and self.mine != self.me.key:
+        if self.me.key is not None and self.me.registered and self.mine != self.me.key:
             self.mine = self._wanted = self.me.key
             self.say(f"you are {clean(self.me.key)} ({clean(self.me.tag)})")
             self._table = ""

@@ -171,6 +171,16 @@ class Player:
         """Whether everything is known that the server tells before a run: its offer, or that it makes none."""
         return self.plain or (self.offer is not None and self.offer.fps is not None)
 
+    @property
+    def registered(self) -> bool:
+        """Whether we have a slot."""
+        return self.state not in (State.ASKING, State.REGISTERING)
+
+    @property
+    def in_run(self) -> bool:
+        """Whether a run is on that we have a part in."""
+        return self.state in (State.JOINING, State.PLAYING)
+
     # What the user asks for
 
     def set_default(self, text: str) -> None:
@@ -217,7 +227,7 @@ class Player:
         """Return what is missing, for an error or a display."""
         if not self.slots:
             return f"the lobby has not answered{f', but said: {self.said}' if self.said else ''}"
-        if self.state in (State.ASKING, State.REGISTERING):
+        if not self.registered:
             if self.agent is not None and self.agent not in self.slots:
                 return f"there is no slot {self.agent!r}; the slots are {', '.join(self.slots)}"
             if self.agent is not None and not self.slots[self.agent].open:
@@ -323,7 +333,7 @@ class Player:
             else:
                 self._claim.busy = self._claim.busy and own.ready
                 self._claim.confirmed = own.ready == self._claim.wants_ready and not self._claim.busy
-        elif self.state in (State.JOINING, State.PLAYING) and now >= self._run.last_step + self.config.silence:
+        elif self.in_run and now >= self._run.last_step + self.config.silence:
             # The lobby answers with the port while the run is on, and then with nobody ready.
             self._run.gone += not self._may_be_ours(own) or not own.ready
             if self._run.gone >= 3:
@@ -365,7 +375,7 @@ class Player:
         run, stats = self._run, self.stats
         stats.received += 1
         # After the end, done=true comes again.
-        if self.state not in (State.JOINING, State.PLAYING) or (message.step, message.timestamp) in run.known:
+        if not self.in_run or (message.step, message.timestamp) in run.known:
             stats.duplicates += 1
             return
         try:
@@ -402,7 +412,7 @@ class Player:
 
     def _send_action(self, now: float) -> list[Outgoing]:
         run, text = self._run, self._action
-        if text is None or self.port is None or self.state not in (State.JOINING, State.PLAYING):
+        if text is None or self.port is None or not self.in_run:
             run.next_action = math.inf
             return []
         if self.token and not self.plain:
@@ -435,7 +445,7 @@ class Player:
         claims, polls = False, now >= self._next_poll
         if self.state is State.OVER:
             return out
-        if self.state in (State.JOINING, State.PLAYING):
+        if self.in_run:
             if now >= self._run.next_action:
                 out += self._send_action(now)
             # Without steps the lobby is asked, too: it has the port while the run is on.
@@ -456,7 +466,7 @@ class Player:
         """Return when `tick` is due next."""
         if self.state is State.OVER:
             return math.inf
-        if self.state in (State.JOINING, State.PLAYING):
+        if self.in_run:
             silent = self._run.last_step + 2 * self.config.poll if self.settled else -math.inf
             return min(self._run.next_action, max(self._next_poll, silent))
         return min(self._next_poll, self._next_retry)

@@ -163,10 +163,6 @@ class Rollout:
         self._settle()
         return player.key if player is not None and not player.watching else None
 
-    def taken(self) -> set[str]:
-        """Return the slots that clients play."""
-        return {player.key for player in self.players.values() if not player.watching}
-
     # Input
 
     def receive(self, datagram: bytes, sender: Address, now: float) -> list[Outgoing]:

@@ -61,10 +61,11 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         sock.setblocking(False)
         sock.bind(address)
-        if _LINUX and family == socket.AF_INET:
-            sock.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
-        elif _LINUX:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
+        if _LINUX and ipaddress.ip_address(address[0]).is_unspecified:  # to answer from the address that was asked
+            if family == socket.AF_INET:
+                sock.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
+            else:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
     except OSError as error:
         sock.close()
         raise SettingError(

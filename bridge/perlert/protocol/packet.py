@@ -195,7 +195,7 @@ def _port(text: str) -> int:
 
 
 def _slots(text: str) -> tuple[Slot, ...]:
-    slots = tuple(_SLOT.read(part) for part in text.removesuffix(";").split(";"))  # P-24
+    slots = tuple(_read_slot(part) for part in text.removesuffix(";").split(";"))  # P-24
     if len({slot.key for slot in slots}) < len(slots):
         raise _refusal("each key once", text)
     return slots
@@ -255,6 +255,7 @@ class _Form:
 
 
 _SLOT: _Form = _Form(Slot, "{key}={open},{kind},{tag},{ready}", ready=_either("ready", "not_ready"))
+_read_slot = lru_cache(4096)(_SLOT.read)  # a lobby is told often, and its slots change seldom
 _CLIENT_FORMS = {
     "action": _Form(Action, "action={action}"),
     "lobby": _Form(LobbyRequest, "lobby"),
