@@ -191,7 +191,7 @@ class Instance:
         for run in self.rollouts:
             if client is not None:
                 run.move(old, client.address, client.token)
-            elif (left := run.leave(old)) is not None:
+            elif (left := run.leave(old)) is not None and run is self._current:
                 agent = self._agents[left]
                 agent.player.leave()
                 agent.player, agent.taken = self.world.enter(agent.name), False
