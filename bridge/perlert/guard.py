@@ -98,12 +98,7 @@ class _Peer:
 
 
 class Guard:
-    """The book of bytes.
-
-    Args:
-        config: Limits.
-        secret: What tokens are made with.
-    """
+    """The book of bytes; tokens are made with `secret`."""
 
     def __init__(self, config: GuardConfig | None = None, secret: bytes | None = None) -> None:
         self.config = config or GuardConfig()

@@ -59,13 +59,8 @@ class _Agent:
 class Instance:
     """One environment with its lobby and its runs. `open` makes it ready.
 
-    Args:
-        header: Its name and number.
-        make: Makes the environment's world, again where its process has ended; given a function, with that for the
-            actions of agents that have none.
-        host: What it belongs to.
-        config: Rates and times of its runs.
-        seed: Of the first run.
+    `make` makes the environment's world, again where its process has ended; given a function, with that for the actions
+    of agents that have none. `seed` is the first run's.
     """
 
     world: RealtimeMultiAgentWorld
@@ -101,12 +96,9 @@ class Instance:
         lobby: LobbyConfig | None = None,
         kind: str = "agent",
     ) -> None:
-        """Make the environment, and the lobby for its agents. The keywords are those of `serve_perlert`.
+        """Make the environment, and the lobby for its agents. Keywords as for `serve_perlert`.
 
-        Args:
-            slots, bots, default_action, spectators: As there.
-            lobby: When to start, and times.
-            kind: The kind of the one agent of a Gymnasium environment.
+        `kind` is that of the one agent of a Gymnasium environment.
 
         Raises:
             UnsupportedSpaceError: A space has no text form, or an observation may be longer than a datagram.
@@ -376,13 +368,9 @@ class Instance:
 
 
 class Host:
-    """Several instances on one lobby port.
+    """Several instances on one lobby port, and one clock, the scheduler's, to which `epoch` is added for the date.
 
-    Args:
-        guard: Limits of all of them together.
-        scheduler: Runs what waits; its clock is everybody's.
-        ports: `ServerPorts`, or what has its methods `send`, `open_port` and `close_port`.
-        epoch: Seconds to add to the scheduler's time for the time since 1970.
+    `ports` is a `ServerPorts`, or has its methods `send`, `open_port` and `close_port`.
     """
 
     def __init__(self, guard: GuardConfig | None, scheduler: Scheduler, ports: Any, epoch: float = 0.0) -> None:

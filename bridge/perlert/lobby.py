@@ -124,15 +124,9 @@ def _some(keys: Sequence[str]) -> str:
 class Lobby:
     """The lobby of one instance.
 
-    Args:
-        header: Which instance.
-        slots: At least one.
-        guard: The book of bytes, shared by all of a server.
-        config: When to start, and times.
-        offer: Given a token, a client's newest registration and a slot's key, the text that a client of ours is told
-            (frame rate, spaces); None: no profile.
-        moved: Called with the old and the new address of a client that came back from another one, and with None as
-            the new one for a client that left.
+    `offer`, given a token, a client's newest registration and a slot's key, returns the text that a client of ours is
+    told (frame rate, spaces); None: no profile. `moved` is called with the old address of a client that came back from
+    another one and the client, and with None for one that left.
 
     Raises:
         SettingError: No slots, one key twice, or more clients needed than there are slots.

@@ -102,11 +102,9 @@ class _Claim:
 
 
 class Player:
-    """One client of one instance.
+    """One client of one instance, of the server whose lobby has this IP address and port.
 
     Args:
-        header: Which instance.
-        server: IP address and port of the lobby.
         tag: What to be called.
         agent: The slot to take; None: the first open one that is not a spectator's.
         action: The text of the action to send at once when a run starts.
@@ -114,7 +112,6 @@ class Player:
         ready: Say that we are ready as soon as we have a slot.
         choose: Take a slot by ourselves; False: only the one that `set_agent` names.
         former: The token of a client whose slot we take over: ours, before we had another address.
-        config: Times.
     """
 
     def __init__(

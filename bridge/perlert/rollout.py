@@ -109,16 +109,10 @@ class Player:
 
 
 class Rollout:
-    """A run.
+    """A run, which is named by its UDP port.
 
-    Args:
-        header: Which instance.
-        port: Its UDP port, which names it.
-        guard: The book of bytes, shared by all of a server.
-        act: Takes the text of an action of a slot, or raises PacketError, which is counted and changes nothing.
-        config: Rates and times.
-        epoch: Seconds to add to `now` for the wall-clock time since 1970.
-        now: The time of the start.
+    `act` takes a slot's key and the text of an action, or raises PacketError, which is counted and changes nothing.
+    `epoch` is what to add to `now` for the seconds since 1970.
     """
 
     def __init__(

@@ -7,7 +7,6 @@ import dataclasses
 import itertools
 import os
 import queue
-import socket
 import threading
 import time
 import types
@@ -18,7 +17,6 @@ from functools import partial
 from typing import Any, Literal
 
 from bridge.errors import RemoteTimeoutError, RequestError, SettingError
-from bridge.logs import SafeLog
 from bridge.perlert import lobby, rollout
 from bridge.perlert.guard import GuardConfig
 from bridge.perlert.host import Host, Instance
@@ -27,7 +25,7 @@ from bridge.perlert.protocol.cipher import ServerSeal, check_key
 from bridge.perlert.protocol.codec import DECIMALS
 from bridge.perlert.udp import ServerPorts
 from bridge.perlert.worlds import Policy, default_name, make_world
-from bridge.server.event_loop import READ, EventLoop
+from bridge.server.event_loop import EventLoop
 from bridge.server.serve import open_journal
 from bridge.server.serving import ServerRuntime, ServingThread
 from bridge.transport.address import is_loopback
@@ -37,18 +35,13 @@ from bridge.worlds.scheduling import Pending
 
 __all__ = ["PerlertServer", "serve_perlert"]
 
-_log = SafeLog(__name__)
 _MOST_GRACE = 1e9
 
 
 class PerlertServer:
     """A running server: a context manager that stops it at the end.
 
-    Args:
-        ports: The sockets.
-        guard: Limits.
-        publish: Makes the instances; awaited in the thread that serves.
-        journal: Records them, and is closed with the server; None: nothing is recorded.
+    `publish` makes the instances, and is awaited in the thread that serves; `journal` is closed with the server.
     """
 
     def __init__(
@@ -62,8 +55,7 @@ class PerlertServer:
         self._serving = ServingThread(self._loop)
         self.runtime = ServerRuntime(self._loop, self._serving)
         self.host = Host(guard, self._loop.scheduler, ports, epoch=time.time() - time.monotonic())
-        ports.on_open, ports.on_close = self._watch, self._loop.unregister
-        self._watch(None, ports.sockets[None])
+        ports.attach(self._loop, self.host)
         self._stop_lock = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name="bridge-perlert", daemon=True)
         self._thread.start()
@@ -85,17 +77,6 @@ class PerlertServer:
     def _serve(self) -> None:
         self._serving.serve()
         self._loop.close()
-
-    def _watch(self, port: int | None, sock: socket.socket) -> None:
-        self._loop.register(sock, READ, lambda events: self._drain(port))
-
-    def _drain(self, port: int | None) -> None:
-        for datagram, sender in self._ports.drain(port, self.host.guard, self.host.now):
-            try:
-                self.host.receive(port, datagram, sender)
-            except Exception:  # a fault of ours costs one datagram, and not the server
-                self._ports.counts["failed"] += 1
-                _log.exception("a datagram from %s was not handled", sender)
 
     # What there is
 

@@ -40,10 +40,7 @@ def default_name(env: Any) -> str:
 def slots_of(agents: Sequence[str], name: str, slots: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
     """Return KEY and KIND of the slot of each agent, in order: the agent's name, and that up to its trailing `_N`.
 
-    Args:
-        agents: The agents of the environment.
-        name: The kind of the one agent of a Gymnasium environment.
-        slots: Keys (and, as a mapping, kinds) instead.
+    `name` is the kind of the one agent of a Gymnasium environment; `slots` are keys, or keys and kinds, to take instead.
 
     Raises:
         SettingError: `slots` does not fit.
@@ -101,18 +98,9 @@ async def make_world(
     thread_safe: bool = False,
     journal: Any = None,
 ) -> Any:
-    """Make a world that begins an episode when it is told to.
+    """Make a world that begins an episode when it is told to, of an environment as `serve_perlert` takes it.
 
-    Args:
-        env: As for `serve_perlert`.
-        runtime: Calls it.
-        name: The world's.
-        stand_in: Acts where no client does; None: with the first action that is allowed, or zeros.
-        fps: Frames a second.
-        kwargs: Keywords for the environment's maker.
-        isolation: What its process may use; None: it lives in this one.
-        thread_safe: Whether it has a thread of its own.
-        journal: Records it; None: nothing is recorded.
+    `stand_in` acts where no client does; None: with the first action that is allowed, or zeros.
 
     Raises:
         SettingError: It is something else, or cannot be sent to another process.

@@ -131,12 +131,7 @@ class Opened:
 
 
 class ServerSeal:
-    """The server's end, for all clients and all of its ports.
-
-    Args:
-        key: The pre-shared key.
-        random: Makes so many unguessable bytes.
-    """
+    """The server's end, for all clients and all of its ports."""
 
     def __init__(self, key: bytes, random: Callable[[int], bytes] = os.urandom) -> None:
         self._key, self._random = key, random
@@ -189,12 +184,7 @@ class ServerSeal:
 
 
 class ClientSeal:
-    """The client's end.
-
-    Args:
-        key: The pre-shared key.
-        random: Makes so many unguessable bytes.
-    """
+    """The client's end."""
 
     def __init__(self, key: bytes, random: Callable[[int], bytes] = os.urandom) -> None:
         self._key, self._random = key, random
