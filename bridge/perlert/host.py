@@ -201,18 +201,17 @@ class Instance:
 
     async def _begin(self) -> None:
         """Have the environment reset for the next run, in a new process if its own has ended."""
-        if self.world.env.ended is not None:
-            await self.world.close()
-            self.world = await self._make()
-            if self._stopped:
+        try:
+            if self.world.env.ended is not None:
                 await self.world.close()
-                return
-            self._enter()
-        seed, self._seed = self._seed, None
-        self.world.begin(seed)
-
-    def _begin_failed(self, result: None, error: BaseException | None) -> None:
-        if error is not None:
+                self.world = await self._make()
+                if self._stopped:
+                    await self.world.close()
+                    return
+                self._enter()
+            seed, self._seed = self._seed, None
+            self.world.begin(seed)
+        except Exception as error:
             self._break_off(error.message if isinstance(error, RequestError) else repr(error))
             self.host.scheduler.call_soon(self.tick)
 
@@ -291,15 +290,14 @@ class Instance:
         self._send(self.lobby.tick(now))
         if self.lobby.state is LobbyState.STARTING and not self._begun and not self._stopped:
             self._begun = True
-            self.host.scheduler.start(self._begin(), self._begin_failed)
-        for run in list(self.rollouts):
-            if run is self._current:
-                self._admit_spectators(run, now)
+            self.host.scheduler.start(self._begin(), lambda result, error: None)
+        if (run := self._current) is not None:
+            self._admit_spectators(run, now)
             self._send(run.tick(now), run.port)
-            if run is self._current:
-                if run.state is not RunState.RUNNING:
-                    self._run_ended(run, now)
-                continue
+            if run.state is not RunState.RUNNING:
+                self._run_ended(run, now)
+        for run in [run for run in self.rollouts if run is not self._current]:
+            self._send(run.tick(now), run.port)
             closed = run.state is RunState.CLOSED
             for player in run.players.values():
                 # While it goes on asking there, it has not seen the end, and a late `ready` must not count.
@@ -309,7 +307,11 @@ class Instance:
                 self.rollouts.remove(run)
                 del self.host.runs[run.port]
                 self.host.ports.close_port(run.port)
-        self._arm()
+        # Have this called when something is due next.
+        if self._timer is not None:
+            self._timer.cancel()
+        at = min([self.lobby.wake(), *(run.wake() for run in self.rollouts)])
+        self._timer = self.host.scheduler.call_at(at, self.tick) if at < math.inf else None
 
     def _admit_spectators(self, run: Rollout, now: float) -> None:
         for client in self.lobby.clients.values():
@@ -325,13 +327,6 @@ class Instance:
                 known.action_seq = max(known.action_seq, player.seq)
         self._send(self.lobby.run_ended(now, [player.address for player in run.players.values() if not player.here]))
 
-    def _arm(self) -> None:
-        """Have `tick` called when something is due next."""
-        if self._timer is not None:
-            self._timer.cancel()
-        at = min([self.lobby.wake(), *(run.wake() for run in self.rollouts)])
-        self._timer = self.host.scheduler.call_at(at, self.tick) if at < math.inf else None
-
     def stop(self) -> None:
         """End the run that is on, with done=true for everybody, and say that the server goes."""
         now = self.host.now()
@@ -344,7 +339,6 @@ class Instance:
         """Do nothing more, and close the environment."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
         try:
             await self.world.close()
         except RequestError as error:

@@ -40,7 +40,7 @@ def default_name(env: Any) -> str:
 def slots_of(agents: Sequence[str], name: str, slots: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
     """Return KEY and KIND of the slot of each agent, in order: the agent's name, and that up to its trailing `_N`.
 
-    `name` is the kind of the one agent of a Gymnasium environment; `slots` are keys, or keys and kinds, to take instead.
+    `name` is the kind of the one agent of a Gymnasium environment; `slots` are keys, or keys with kinds, instead.
 
     Raises:
         SettingError: `slots` does not fit.

@@ -82,10 +82,6 @@ def _open(cipher: Any, nonce: bytes, sealed: bytes, bound: bytes) -> bytes | Non
         return None
 
 
-def _bound(head: bytes, port: int | None) -> bytes:
-    return head + (port or 0).to_bytes(2, "big")
-
-
 class _Channel:
     """One connection's two directions, from one end's view."""
 
@@ -100,7 +96,8 @@ class _Channel:
         """Return `head` with a counter, and the message sealed."""
         head += self._counter.to_bytes(8, "big")
         self._counter += 1
-        return head + bytes(self._out.encrypt(bytes(4) + head[-8:], message, _bound(head, port)))
+        bound = head + (port or 0).to_bytes(2, "big")
+        return head + bytes(self._out.encrypt(bytes(4) + head[-8:], message, bound))
 
     def knows(self, head: bytes) -> bool:
         """Tell whether a datagram was opened whose head ends with this counter, or is too old to know."""
@@ -111,12 +108,12 @@ class _Channel:
         """Return the message; None: it is none, or was opened already."""
         if self.knows(head):
             return None
-        message = _open(self._in, bytes(4) + head[-8:], sealed, _bound(head, port))
+        message = _open(self._in, bytes(4) + head[-8:], sealed, head + (port or 0).to_bytes(2, "big"))
         if message is not None:
-            ahead = max(0, int.from_bytes(head[-8:], "big") - self._highest)
+            number = int.from_bytes(head[-8:], "big")
+            ahead = max(0, number - self._highest)
             self._highest += ahead
-            self._seen = self._seen << min(ahead, _WINDOW) & ((1 << _WINDOW) - 1)
-            self._seen |= 1 << self._highest - int.from_bytes(head[-8:], "big")
+            self._seen = self._seen << min(ahead, _WINDOW) & ((1 << _WINDOW) - 1) | 1 << self._highest - number
         return message
 
 

@@ -19,7 +19,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from bridge.errors import PacketError
 
@@ -145,6 +145,8 @@ class Step:
 
 ClientMessage: TypeAlias = LobbyRequest | Register | Ready | Action
 ServerMessage: TypeAlias = LobbyInfo | Registered | Message | Start | Step
+_Type: TypeAlias = tuple[Callable[[str], Any], Callable[[Any], str]]
+"""How a field is read, which raises PacketError, and written."""
 
 _NUMBER = "(0|[1-9][0-9]{0,18})"
 _STEP = re.compile(f"(.*?:.*?):{_NUMBER}:{_NUMBER};obs=([^;=]+);reward=([^;=]+);done=(true|false)(?:;(.*))?", re.DOTALL)
@@ -201,32 +203,25 @@ def _slots(text: str) -> tuple[Slot, ...]:
     return slots
 
 
-class _Type(NamedTuple):
-    """How a field is read, which raises PacketError, and written."""
-
-    read: Callable[[str], Any]
-    write: Callable[[Any], str] = str
-
-
 def _either(yes: str, no: str) -> _Type:
     def read(text: str) -> bool:
         if text not in (yes, no):
             raise _refusal(f"{yes} or {no}", text)
         return text == yes
 
-    return _Type(read, lambda value: yes if value else no)
+    return read, lambda value: yes if value else no
 
 
-_TYPES = {
-    "action": _Type(_action),
-    "key": _Type(partial(check_label, what="key")),
-    "kind": _Type(partial(check_label, what="kind", empty=True)),
+_TYPES: dict[str, _Type] = {
+    "action": (_action, str),
+    "key": (partial(check_label, what="key"), str),
+    "kind": (partial(check_label, what="kind", empty=True), str),
     "open": _either("open", "close"),
-    "port": _Type(_port),
+    "port": (_port, str),
     "ready": _either("true", "false"),
-    "slots": _Type(_slots, lambda slots: ";".join(map(_SLOT.write, slots))),
-    "tag": _Type(partial(check_label, what="tag", empty=True)),
-    "text": _Type(str),
+    "slots": (_slots, lambda slots: ";".join(map(_SLOT.write, slots))),
+    "tag": (partial(check_label, what="tag", empty=True), str),
+    "text": (str, str),
 }
 
 
@@ -235,27 +230,24 @@ class _Form:
 
     def __init__(self, kind: Callable[..., Any], template: str, **types: _Type) -> None:
         self.kind, self.template = kind, template
-        names = re.findall(r"{(\w+)}", template)
-        self.types = {name: types.get(name, _TYPES[name]) for name in names}
+        self.types = {name: types.get(name, _TYPES[name]) for name in re.findall(r"{(\w+)}", template)}
         self.pattern = re.compile(re.sub(r"{\w+}", "(.*?)", template), re.DOTALL)
 
     def read(self, text: str, *before: Any) -> Any:
-        """Return the message with what stands `before` its fields.
-
-        Raises:
-            PacketError: A field is wrong, or the text has another form.
-        """
+        """Return the message, or raise PacketError; `before` are the arguments before its fields."""
         if (match := self.pattern.fullmatch(text)) is None:
             raise _refusal(self.template.upper(), text)
-        texts = zip(self.types.values(), match.groups(), strict=True)
-        return self.kind(*before, *(field.read(text) for field, text in texts))
+        return self.kind(
+            *before, *(read(part) for (read, _), part in zip(self.types.values(), match.groups(), strict=True))
+        )
 
     def write(self, message: Any) -> str:
-        return self.template.format(**{name: field.write(getattr(message, name)) for name, field in self.types.items()})
+        return self.template.format(**{name: write(getattr(message, name)) for name, (_, write) in self.types.items()})
 
 
 _SLOT: _Form = _Form(Slot, "{key}={open},{kind},{tag},{ready}", ready=_either("ready", "not_ready"))
 _read_slot = lru_cache(4096)(_SLOT.read)  # a lobby is told often, and its slots change seldom
+_LOBBY_INFO = _Form(LobbyInfo, "{slots}")
 _CLIENT_FORMS = {
     "action": _Form(Action, "action={action}"),
     "lobby": _Form(LobbyRequest, "lobby"),
@@ -267,7 +259,6 @@ _SERVER_FORMS = {
     "registered": _Form(Registered, "registered={key}"),
     "start": _Form(Start, "start=port:{port}"),
 }
-_LOBBY_INFO = _Form(LobbyInfo, "{slots}")
 _FORM_OF = {form.kind: form for form in (*_CLIENT_FORMS.values(), *_SERVER_FORMS.values(), _LOBBY_INFO)}
 
 
