@@ -162,24 +162,15 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
         self._timeout, self._start_timeout = timeout, start_timeout
         self._pid = os.getpid()
         self._conflicts = ConflictDetector("environment")
-        self._closed = False
-        self.in_episode = False
+        self._closed = self.in_episode = False
         """Whether `step` may be called."""
         self._held: list[Stepped] = []
         """Steps that came and whose rewards `step` has not returned."""
         self._last: Stepped | None = None
         self._told = Decimal(0)
         """The return that `step` has given out."""
-        self._client = PerlertClient(
-            address,
-            agent=agent,
-            tag=tag,
-            key=key,
-            use_profile=use_profile,
-            ready=False,
-            former=token or "",
-            config=config,
-        )
+        settings: dict[str, Any] = {"use_profile": use_profile, "former": token or "", "config": config}
+        self._client = PerlertClient(address, agent=agent, tag=tag, key=key, ready=False, **settings)
         self.messages: list[str] = []
         """The newest texts from the server for people, at most 100."""
         try:
