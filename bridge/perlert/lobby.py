@@ -354,6 +354,7 @@ class Lobby:
             text = self._offer(client.token, client.seq, client.key)
             self._send(packet.Message(self.header, text), client, now)
         if client.port is not None:
+            self._inform(client.address, now, client)  # or it would go on to register
             self._send(packet.Start(self.header, client.port), client, now)
 
     def _alter(self) -> None:
