@@ -134,28 +134,26 @@ class ServerPorts:
                 self.counts["cut"] += 1
                 continue
             self._note(sender, ancillary)
-            message = datagram if self._seal is None else self._open(self._seal, sock, port, datagram, sender)
-            if message is None:
-                continue
+            if self._seal is not None:
+                opened = self._seal.open(datagram, sender, port)
+                if opened.message is None:
+                    self._answer(sock, datagram, sender, opened.reply)
+                    continue
+                self._host.guard.prove(sender)  # it has the key and our challenge
+                datagram = opened.message
             try:
-                self._host.receive(port, message, sender)
+                self._host.receive(port, datagram, sender)
             except Exception:  # a fault of ours costs one datagram, and not the server
                 self.counts["failed"] += 1
                 _log.exception("a datagram from %s was not handled", sender)
 
-    def _open(
-        self, seal: ServerSeal, sock: socket.socket, port: int | None, datagram: bytes, sender: Address
-    ) -> bytes | None:
-        """Return the message in a sealed datagram; answer what belongs to no connection."""
-        opened, guard, now = seal.open(datagram, sender, port), self._host.guard, self._host.now()
-        if opened.message is not None:
-            guard.prove(sender)  # it has the key and our challenge
-            return opened.message
-        self.counts["not sealed"] += opened.reply is None
-        heard, reply = guard.heard(sender, datagram, now), opened.reply
+    def _answer(self, sock: socket.socket, datagram: bytes, sender: Address, reply: bytes | None) -> None:
+        """Answer what belongs to no connection, if it is one's that has the key."""
+        guard, now = self._host.guard, self._host.now()
+        self.counts["not sealed"] += reply is None
+        heard = guard.heard(sender, datagram, now)
         if heard and reply is not None and guard.answer(sender, len(reply), len(datagram), now):
             self._put(sock, reply, sender)
-        return None
 
     def _note(self, sender: Address, ancillary: _Ancillary) -> None:
         """Remember which of our addresses a client sent to (P-12: the answer leaves from there)."""
@@ -204,10 +202,11 @@ class ClientPort:
         self._socket.setblocking(False)
         if _LINUX:
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-        wide = "0.0.0.0" if family == socket.AF_INET else "::"
-        self._socket.bind(
-            ("127.0.0.1" if ipaddress.ip_address(address[0]).is_loopback and family == socket.AF_INET else wide, 0)
-        )
+        if family == socket.AF_INET6:
+            here = "::"
+        else:
+            here = "127.0.0.1" if ipaddress.ip_address(address[0]).is_loopback else "0.0.0.0"
+        self._socket.bind((here, 0))
         self.server: Address = (str(address[0]), int(address[1]))
         self.cut = 0
         """Datagrams that were longer than the receive buffer."""
