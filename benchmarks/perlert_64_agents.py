@@ -117,22 +117,20 @@ def play_in_one_loop(url: str, agents: int, key: str | None, loss: float, second
             client.port = LossyPort(client.port, loss, number)  # type: ignore[assignment]
     by_file = {client.port.fileno(): client for client in clients}
     results: list[dict] = [{"steps": 0, "rtt": []} for _ in clients]
-    index = {id(client): number for number, client in enumerate(clients)}
+    index = {client: number for number, client in enumerate(clients)}
     first, left = None, set(range(agents))
     generator = np.random.default_rng(0)
     deadline = time.monotonic() + seconds + 120
     for client in clients:
         client.pump()
     while left and time.monotonic() < deadline:
-        wake = min(client.player.wake() for client in clients)
-        ready, _, _ = select.select(list(by_file), [], [], max(0.0, min(wake - time.monotonic(), 1.0)))
+        wakes = {client: client.player.wake() for client in clients}
+        wait = min(wakes.values()) - time.monotonic()
+        ready, _, _ = select.select(list(by_file), [], [], max(0.0, min(wait, 1.0)))
         now = time.monotonic()
-        due = {id(client): client for client in clients if client.player.wake() <= now} | {
-            id(by_file[f]): by_file[f] for f in ready
-        }
-        for client in due.values():
+        for client in {client for client, wake in wakes.items() if wake <= now} | {by_file[file] for file in ready}:
             client.pump()
-            result = results[index[id(client)]]
+            result = results[index[client]]
             while client.player.events:
                 event = client.player.events.popleft()
                 if isinstance(event, Stepped):
@@ -142,7 +140,7 @@ def play_in_one_loop(url: str, agents: int, key: str | None, loss: float, second
                         result["rtt"].append(client.player.stats.rtt_last)
                     if event.done:
                         result |= {"return": event.ret, "lost": client.player.stats.lost}
-                        left.discard(index[id(client)])
+                        left.discard(index[client])
                     else:
                         x, y = generator.uniform(-1, 1, 2).round(3)
                         client.port.send(client.player.act(f"{x},{y}", time.monotonic()))

@@ -13,17 +13,18 @@ import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from bridge.perlert.guard import Address, GuardConfig
-from bridge.perlert.host import Host, Instance, InstanceConfig
+from bridge.perlert.guard import Address, GuardConfig, Outgoing
+from bridge.perlert.host import Host, Instance
 from bridge.perlert.player import Player
 from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.packet import Header
-from bridge.perlert.roster import Outgoing
+from bridge.perlert.rollout import RolloutConfig
 from bridge.perlert.worlds import make_world
 from bridge.testing import Conditions, Link, LocalRuntime
 
@@ -126,21 +127,16 @@ class Simulation:
         """Loses further datagrams: (datagram, source, target)."""
         self._ports = itertools.count(40_000)
         self.runtime = LocalRuntime(lambda: self.now)
-        self.host = Host(
-            guard,
-            self.runtime.scheduler,
-            send=self._from_host,
-            open_port=lambda: next(self._ports),
-            close_port=lambda port: None,
-            epoch=1.6e9,
-        )
+        ports = SimpleNamespace(send=self._from_host, open_port=lambda: next(self._ports), close_port=lambda port: None)
+        self.host = Host(guard, self.runtime.scheduler, ports, epoch=1.6e9)
 
     def publish(self, header: Header, world: Any, **settings: Any) -> Instance:
-        """Publish a world; keywords are those of `InstanceConfig`."""
-        config = InstanceConfig(slots=dict.fromkeys(world.possible_agents, "counter"), **settings)
-        make = partial(make_world, lambda: world, self.runtime, str(header), fps=config.rollout.fps)
-        instance = Instance(header, make, self.host, config=config)
-        self.runtime.run(self.host.add(instance))
+        """Publish a world; keywords are those of `Instance.open`, and `rollout` is its configuration."""
+        config = settings.pop("rollout", RolloutConfig())
+        make = partial(make_world, lambda: world, self.runtime, str(header), fps=config.fps)
+        instance = Instance(header, make, self.host, config)
+        slots = dict.fromkeys(world.possible_agents, "counter")
+        self.runtime.run(self.host.add(instance, slots=slots, **settings))
         return instance
 
     def join(self, header: Header, *, runs: int = 1, host: str | None = None, **settings: Any) -> Visitor:

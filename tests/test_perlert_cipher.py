@@ -18,7 +18,7 @@ def shake(server, client, address=ANN):
     opened = server.open(client.hello(), address)
     assert opened.message is None
     client.open(opened.reply)
-    assert not client.wants_hello
+    assert client.connected
 
 
 def joined(key=KEY, address=ANN):
@@ -144,7 +144,7 @@ def test_hellos_that_come_again_change_nothing():
     assert server.open(other.seal(b"4"), ANN).message == b"4"
 
 
-def test_a_server_that_began_anew_has_its_clients_say_hello_again():
+def test_a_server_that_began_anew_challenges_its_clients_and_they_go_on():
     server, client = joined()
     assert server.open(client.seal(b"1"), ANN).message == b"1"
     restarted = ServerSeal(KEY)
@@ -152,24 +152,24 @@ def test_a_server_that_began_anew_has_its_clients_say_hello_again():
     assert refused.message is None
     assert len(refused.reply) <= 3 * len(client.seal(b"2"))
     client.open(refused.reply)
-    assert client.wants_hello
-    shake(restarted, client)
     assert restarted.open(client.seal(b"3"), ANN).message == b"3"
     assert client.open(restarted.seal(b"4", ANN)) == b"4"
 
 
-def test_a_rejection_that_is_old_or_forged_changes_nothing():
+def test_a_challenge_that_is_old_or_forged_or_of_another_datagram_changes_nothing():
     _, client = joined()
     restarted = ServerSeal(KEY)
     old = restarted.open(client.seal(b"x"), ANN).reply
     client.open(old)
-    shake(restarted, client)
+    assert restarted.open(client.seal(b"1"), ANN).message == b"1"
     client.open(old)
-    assert not client.wants_hello
-    # Of something that the client never sent:
-    client.open(restarted.open(b"\x03" + os.urandom(60), ANN).reply)
-    client.open(b"\x05" + os.urandom(44))
-    assert not client.wants_hello
+    # Of something that the client never sent, and in answer to what it said in another connection:
+    head = client.seal(b"2")[:33]
+    client.open(restarted.open(head + os.urandom(60), ANN).reply)
+    client.open(ServerSeal(KEY).open(ClientSeal(KEY).hello(), ANN).reply)
+    client.open(b"\x02" + os.urandom(60))
+    assert client.open(restarted.seal(b"3", ANN)) == b"3"
+    assert restarted.open(client.seal(b"4"), ANN).message == b"4"
 
 
 def test_a_client_that_comes_again_from_the_same_port_gets_a_new_connection():
@@ -197,12 +197,12 @@ def test_a_connection_that_was_forgotten_is_not_opened_by_what_was_recorded(monk
 
 def test_a_forged_challenge_is_not_taken():
     client = ClientSeal(KEY)
+    client.hello()
     client.open(b"\x02" + os.urandom(60))
-    assert client.wants_hello
     other = ClientSeal(KEY)
     challenge = ServerSeal(KEY).open(other.hello(), ANN).reply
     client.open(challenge)
-    assert client.wants_hello
+    assert not client.connected
     assert client.seal(b"x") is None
 
 

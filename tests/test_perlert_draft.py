@@ -10,13 +10,12 @@ from gymnasium import spaces
 
 from bridge.perlert import LobbyConfig, PerlertEnv, serve_perlert
 from bridge.perlert.guard import Guard
-from bridge.perlert.lobby import Lobby, State
+from bridge.perlert.lobby import Lobby, SlotConfig, State
 from bridge.perlert.player import Player
 from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.packet import Header, parse_client
 from bridge.perlert.rollout import Player as Seated
 from bridge.perlert.rollout import Result, Rollout, RolloutConfig
-from bridge.perlert.roster import SlotConfig
 from tests import draft_peers
 from tests.draft_peers import PlainClient, PlainServer
 

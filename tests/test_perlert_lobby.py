@@ -6,10 +6,9 @@ import pytest
 from bridge.errors import PacketError, SettingError
 from bridge.perlert import lobby as module
 from bridge.perlert.guard import Guard, GuardConfig
-from bridge.perlert.lobby import Lobby, LobbyConfig, State
+from bridge.perlert.lobby import Lobby, LobbyConfig, SlotConfig, State
 from bridge.perlert.protocol.packet import Header, LobbyInfo, Message, Registered, Start, parse_client, parse_server
 from bridge.perlert.protocol.profile import Claim, format_tag, offer_text
-from bridge.perlert.roster import SlotConfig
 
 H = Header("city", 7)
 ANN, BOB, EVE = ("127.0.0.1", 1001), ("127.0.0.1", 1002), ("127.0.0.1", 1003)
@@ -233,14 +232,6 @@ def test_who_is_not_ready_may_take_time_while_nobody_waits():
     for second in range(300):
         lobby.receive(b"city:7;register=agent0,ann", ANN, float(second))
     assert list(lobby.clients) == [ANN]
-
-
-def test_a_client_that_waits_is_told_what_for():
-    lobby = make(config=LobbyConfig(expiry=100.0, explain=5.0))
-    lobby.receive(b"city:7;register=agent0,ann", ANN, 0.0)
-    lobby.receive(b"city:7;ready=agent0,true", ANN, 1.0)
-    assert lobby.wake() <= 6.0
-    assert Message(H, "Waiting: open: agent1") in to(lobby.tick(6.0), ANN)
 
 
 def test_a_countdown_is_announced_and_put_off_while_somebody_is_not_ready():

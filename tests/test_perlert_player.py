@@ -5,8 +5,8 @@ import pytest
 
 from bridge.perlert import player as module
 from bridge.perlert.player import Player, PlayerConfig, State
-from bridge.perlert.player_run import LobbyChanged, RunStarted, Said, Stepped
-from bridge.perlert.protocol.packet import Header, parse_client
+from bridge.perlert.player_run import Stepped
+from bridge.perlert.protocol.packet import Header, LobbyInfo, Message, Start, parse_client
 
 H = Header("city", 7)
 SERVER = ("192.0.2.1", 32322)
@@ -47,7 +47,7 @@ def test_a_client_asks_registers_is_ready_and_acts_at_once():
     player.receive(MINE % b"ready", SERVER, 0.3)
     player.receive(b"city:7;message=Simulation will start...", SERVER, 0.3)
     assert sent(player.receive(b"city:7;start=port:32323", SERVER, 0.4), ROLLOUT) == ["city:7;action=0"]
-    assert [type(event) for event in player.events] == [LobbyChanged, Said, RunStarted]
+    assert [type(event) for event in player.events] == [LobbyInfo, Message, Start]
 
 
 @pytest.mark.parametrize("until", ["slots", "registered", "confirmed", "started"])

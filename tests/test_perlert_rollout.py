@@ -285,7 +285,7 @@ def test_a_client_that_leaves_ends_no_other_ones_run_and_its_slot_is_the_servers
     run = make(Player(ANN, "agent0"), Player(BOB, "agent1"))
     begin(run)
     assert run.leave(BOB) == "agent1"
-    assert run.taken() == {"agent0"}
+    assert {player.key for player in run.players.values()} == {"agent0"}
     assert run.state is State.RUNNING
     run.leave(ANN)
     assert run.state is State.LINGERING

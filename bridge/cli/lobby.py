@@ -20,10 +20,10 @@ from bridge.cli.program import FAILED, OK
 from bridge.errors import PacketError, SettingError
 from bridge.perlert import player
 from bridge.perlert.address import parse_perlert_address
-from bridge.perlert.client import PerlertClient, check_tag
-from bridge.perlert.player_run import LobbyChanged, RunStarted, Said, Stepped
+from bridge.perlert.client import PerlertClient, check_names
+from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.codec import Space, TextCodec
-from bridge.perlert.protocol.packet import Action, check_label, format_message
+from bridge.perlert.protocol.packet import Action, LobbyInfo, Message, Start, check_label, format_message
 from bridge.perlert.protocol.profile import parse_tag
 from bridge.worlds.default_actions import neutral_action
 
@@ -183,7 +183,7 @@ class _Terminal:
         """Take a slot, where it can be had."""
         try:
             check_label(key, "key")
-            check_tag(name)
+            check_names(name)
         except (PacketError, SettingError) as error:
             self.say(f"cannot register: {error}")
             return
@@ -251,13 +251,13 @@ class _Terminal:
         self.see_slot()
         while self.me.events:
             event = self.me.events.popleft()
-            if isinstance(event, LobbyChanged):
+            if isinstance(event, LobbyInfo):
                 self.show_slots()
-            elif isinstance(event, Said):
+            elif isinstance(event, Message):
                 if self.me.slots or event.text != self._refusal:  # the same refusal answers each attempt to come in
                     self.say(f"server: {clean(event.text)}")
                 self._refusal = event.text
-            elif isinstance(event, RunStarted):
+            elif isinstance(event, Start):
                 if not self.playing:
                     self.keys.enter_context(self.input.keys())
                 self.playing = True
@@ -268,8 +268,7 @@ class _Terminal:
 
     def see_slot(self) -> None:
         """Say which slot is ours, or that somebody else was quicker."""
-        waiting = self.me.state is player.State.WAITING
-        if self.me.key is not None and waiting and self.mine != self.me.key:
+        if self.me.key is not None and self.me.registered and self.mine != self.me.key:
             self.mine = self._wanted = self.me.key
             self.say(f"you are {clean(self.me.key)} ({clean(self.me.tag)})")
             self._table = ""

@@ -23,11 +23,11 @@ from bridge.errors import BridgeError, Code, ConnectError, PacketError, RequestE
 from bridge.gateway.servers import world_entry
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.perlert.address import PerlertAddress, parse_perlert_address
-from bridge.perlert.client import PerlertClient, check_tag
+from bridge.perlert.client import PerlertClient, check_names
 from bridge.perlert.player import State
-from bridge.perlert.player_run import RunStarted, Said, Stepped
+from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.codec import Space, TextCodec
-from bridge.perlert.protocol.packet import Action, check_label, format_message
+from bridge.perlert.protocol.packet import Action, Message, Start, check_label, format_message
 from bridge.perlert.protocol.profile import parse_tag
 from bridge.server.limits import Limits
 from bridge.server.registry import Registry
@@ -109,9 +109,9 @@ class LobbyClient:
             self.me.set_default(self._codec.encode(neutral_action(self.space)))
         while self.me.events:
             event = self.me.events.popleft()
-            if isinstance(event, Said):
+            if isinstance(event, Message):
                 self.said = event.text
-            elif isinstance(event, RunStarted):
+            elif isinstance(event, Start):
                 self.last, self.said = None, ""
             elif isinstance(event, Stepped):
                 self.last = event
@@ -287,7 +287,7 @@ class LobbyWorld(World):
                 )
             if role == "player":
                 check_label(given["agent"], "key")
-                check_tag(given.get("name", ""))
+                check_names(given.get("name", ""))
             client = self._make(tag=given.get("name", ""), agent=given.get("agent"))
         except (TensorError, PacketError, SettingError) as error:
             raise RequestError(Code.INVALID_ARGUMENT, f"bad JoinWorld settings: {error}") from error

@@ -53,24 +53,21 @@ def parse_perlert_address(url: str) -> PerlertAddress:
     try:
         parts = urlsplit(url.strip())
         port, path = parts.port, unquote(parts.path.lstrip("/"))
-        wrong = {
-            f"the scheme {parts.scheme!r} is not perlert": parts.scheme != "perlert",
-            "it names no host": not parts.hostname,
-            "it names no port that a client can send to": not port,
-            "a user name or a fragment has no meaning": parts.username is not None or parts.fragment,
-            "it names no environment": not path,
-        }
-        for reason in (reason for reason, is_wrong in wrong.items() if is_wrong):
-            raise PerlertAddressError(url, reason)
-        header = parse_header(path if ":" in path else f"{path}:0")
         pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
         query = dict(pairs)
-        if len(query) < len(pairs) or query.keys() - {"agent", "tag"}:
-            raise ValueError(f"the query {parts.query!r} gives something else than agent and tag, or one twice")
+        for reason, is_wrong in (
+            (f"the scheme {parts.scheme!r} is not perlert", parts.scheme != "perlert"),
+            ("it names no host", not parts.hostname),
+            ("it names no port that a client can send to", not port),
+            ("a user name or a fragment has no meaning", parts.username is not None or parts.fragment),
+            ("it names no environment", not path),
+            ("its query has more than agent and tag once", len(query) < len(pairs) or query.keys() - {"agent", "tag"}),
+        ):
+            if is_wrong:
+                raise ValueError(reason)
+        header = parse_header(path if ":" in path else f"{path}:0")
         agent = check_label(query["agent"], "key") if "agent" in query else None
         tag = check_label(query["tag"], "tag", empty=True) if "tag" in query else None
-    except PerlertAddressError:
-        raise
     except ValueError as error:  # PacketError among them
         raise PerlertAddressError(url, str(error)) from error
     return PerlertAddress(url, str(parts.hostname), int(port or 0), header, agent, tag)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -27,15 +27,15 @@ from bridge.errors import (
 )
 from bridge.perlert import player
 from bridge.perlert.address import PerlertAddress, parse_perlert_address
-from bridge.perlert.player_run import Said, Stepped
+from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.cipher import ClientSeal, check_key
 from bridge.perlert.protocol.codec import Space, TextCodec
-from bridge.perlert.protocol.packet import MAX_MESSAGE, Slot, check_label
+from bridge.perlert.protocol.packet import MAX_MESSAGE, Message, Slot, check_label
 from bridge.perlert.protocol.profile import MAX_NAME
 from bridge.perlert.udp import ClientPort
 from bridge.worlds.default_actions import neutral_action
 
-__all__ = ["PerlertClient", "PerlertEnv", "check_tag", "make_perlert_env"]
+__all__ = ["PerlertClient", "PerlertEnv", "check_names", "make_perlert_env"]
 
 
 class PerlertClient:
@@ -64,12 +64,7 @@ class PerlertClient:
     ) -> None:
         agent = agent if agent is not None else address.agent
         tag = tag if tag is not None else (address.tag or f"bridge-{secrets.token_hex(3)}")
-        check_tag(tag)
-        try:
-            if agent is not None:
-                check_label(agent, "key")
-        except PacketError as error:
-            raise SettingError(str(error)) from error
+        check_names(tag, agent)
         seal = ClientSeal(check_key(key)) if key is not None else None
         self.address = address
         self.port = ClientPort(address.url, address.host, address.port, seal)
@@ -97,14 +92,16 @@ class PerlertClient:
             self.port.close()
 
 
-def check_tag(tag: str) -> None:
-    """Raise SettingError unless a client can be called so."""
+def check_names(tag: str, agent: str | None = None) -> None:
+    """Raise SettingError unless a client can be called so, and ask for this slot."""
     try:
         check_label(tag, "tag", empty=True)
-        if len(tag.encode()) > MAX_NAME:
-            raise PacketError(f"expected a tag of at most {MAX_NAME} bytes, got {len(tag.encode())}")
+        if agent is not None:
+            check_label(agent, "key")
     except PacketError as error:
         raise SettingError(str(error)) from error
+    if len(tag.encode()) > MAX_NAME:
+        raise SettingError(f"expected a tag of at most {MAX_NAME} bytes, got {len(tag.encode())}")
 
 
 class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
@@ -165,22 +162,15 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
         self._timeout, self._start_timeout = timeout, start_timeout
         self._pid = os.getpid()
         self._conflicts = ConflictDetector("environment")
-        self._closed = self._episode = False
+        self._closed = self.in_episode = False
+        """Whether `step` may be called."""
         self._held: list[Stepped] = []
         """Steps that came and whose rewards `step` has not returned."""
         self._last: Stepped | None = None
         self._told = Decimal(0)
         """The return that `step` has given out."""
-        self._client = PerlertClient(
-            address,
-            agent=agent,
-            tag=tag,
-            key=key,
-            use_profile=use_profile,
-            ready=False,
-            former=token or "",
-            config=config,
-        )
+        settings: dict[str, Any] = {"use_profile": use_profile, "former": token or "", "config": config}
+        self._client = PerlertClient(address, agent=agent, tag=tag, key=key, ready=False, **settings)
         self.messages: list[str] = []
         """The newest texts from the server for people, at most 100."""
         try:
@@ -211,22 +201,18 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
 
     def _settle(self, observation_space: Space | None, action_space: Space | None) -> None:
         """Take a slot, and learn the spaces."""
-        me = self._client.player
-        deadline = time.monotonic() + self._timeout
+        me, deadline = self._client.player, time.monotonic() + self._timeout
         self._client.pump()
-        while not me.slots:
-            self._wait(deadline, ConnectError, "no PERLERT lobby answered")
+        self._wait_while(lambda: not me.slots, deadline, "no PERLERT lobby answered", ConnectError)
         # The lobby may come in several datagrams.
         soon = min(deadline, time.monotonic() + 2.0)
         while me.agent is not None and me.agent not in me.slots:
             if time.monotonic() >= soon:
                 raise SettingError(f"{self.url}: {me.waits_for()}")
             self._client.wait(soon)
-        while me.state in (player.State.ASKING, player.State.REGISTERING):
-            self._wait(deadline, RemoteTimeoutError, "no slot could be had")
+        self._wait_while(lambda: not me.registered, deadline, "no slot could be had")
         needed = observation_space is None or action_space is None
-        while not me.settled and needed:
-            self._wait(deadline, RemoteTimeoutError, "no spaces were told")
+        self._wait_while(lambda: needed and not me.settled, deadline, "no spaces were told")
         offer = me.offer
         observation_space = observation_space or (offer.observation_space if offer else None)
         action_space = action_space or (offer.action_space if offer else None)
@@ -242,10 +228,18 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
         self._actions = TextCodec(action_space, named=False, decimals=None)
         me.set_default(self._actions.encode(neutral_action(action_space)))
 
-    def _wait(self, deadline: float, error: type[ConnectError] | type[RemoteTimeoutError], what: str) -> None:
-        if time.monotonic() >= deadline:
-            raise error(self.url, f"{what} within the deadline: {self._client.player.waits_for()}")
-        self._client.wait(deadline)
+    def _wait_while(
+        self,
+        waits: Callable[[], object],
+        deadline: float,
+        problem: str,
+        error: type[ConnectError] | type[RemoteTimeoutError] = RemoteTimeoutError,
+    ) -> None:
+        """Drive the network until there is nothing to wait for, or raise what was the problem."""
+        while waits():
+            if time.monotonic() >= deadline:
+                raise error(self.url, f"{problem} within the deadline: {self._client.player.waits_for()}")
+            self._client.wait(deadline)
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -259,15 +253,17 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
         with self._conflicts:
             yield
 
-    def _events(self) -> list[Stepped]:
-        found = []
+    def _take_steps(self) -> list[Stepped]:
+        """Take the steps that have come since, and keep what the server said."""
+        came = []
         while self._client.player.events:
             event = self._client.player.events.popleft()
             if isinstance(event, Stepped):
-                found.append(event)
-            elif isinstance(event, Said):
+                came.append(event)
+            elif isinstance(event, Message):
                 self.messages = [*self.messages[-99:], event.text]
-        return found
+        self._held += came
+        return came
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Wait for the next run and return its first observation that comes.
@@ -287,19 +283,18 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
         with self._exclusive():
             me, deadline = self._client.player, time.monotonic() + self._start_timeout
             self._client.pump()
-            self._events()
-            left, self._last, self._episode = self._last, None, False
-            while left and not left.done and me.state in (player.State.PLAYING, player.State.JOINING):
-                self._wait(deadline, RemoteTimeoutError, "the run that was left did not end")
-                self._events()
+            self._take_steps()
+            left, self._last, self.in_episode = self._last, None, False
+            if left is not None and not left.done:
+                self._wait_while(lambda: me.in_run, deadline, "the run that was left did not end")
+            self._take_steps()
+            self._held.clear()
             now = time.monotonic()
             self._client.port.send(me.again(now) if me.state is player.State.OVER else me.set_ready(True, now))
-            while not (steps := self._events()):
-                self._wait(deadline, RemoteTimeoutError, "no run started")
-            self._last, self._episode = steps[-1], True
+            self._wait_while(lambda: not self._take_steps(), deadline, "no run started")
             # What was rewarded before this observation, or a run that is over already, is the first step's.
-            self._held, self._told = steps, Decimal(0)
-            return self._observation(self._last), self._info(len(steps) - 1)
+            self._last, self.in_episode, self._told = self._held[-1], True, Decimal(0)
+            return self._observation(self._last), self._info(len(self._held) - 1)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Send the action, and return the next observation and everything that was rewarded since the last one.
@@ -310,7 +305,7 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
             RemoteTimeoutError: No step came within `timeout`.
         """
         with self._exclusive():
-            if not self._episode:
+            if not self.in_episode:
                 raise ResetNeededError("expected a running episode, got none or one that is over; call reset()")
             if not self.action_space.contains(action):
                 raise InvalidActionError(f"expected an action of {self.action_space}, got {action!r}")
@@ -318,24 +313,19 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
             if len(text) > MAX_MESSAGE - 150:
                 raise InvalidActionError(f"expected an action of at most {MAX_MESSAGE - 150} bytes, got {len(text)}")
             self._client.pump()
-            self._held += self._events()
+            self._take_steps()
             if not (self._held and self._held[-1].done):
                 self._client.port.send(self._client.player.act(text, time.monotonic()))
-                self._held += self._await_steps()
+                deadline = time.monotonic() + self._timeout
+                self._wait_while(lambda: not self._take_steps(), deadline, "no step came")
             steps, self._held = self._held, []
             # Of the returns, because the queue of steps is bounded.
             reward, self._told = float(steps[-1].ret - self._told), steps[-1].ret
             skipped = sum(1 for step in steps if step is not self._last) - 1
             last = self._last = steps[-1]
-            self._episode = not last.done
+            self.in_episode = not last.done
             terminated = last.done and not last.truncated
             return self._observation(last), reward, terminated, last.truncated, self._info(max(skipped, 0))
-
-    def _await_steps(self) -> list[Stepped]:
-        deadline = time.monotonic() + self._timeout
-        while not (fresh := self._events()):
-            self._wait(deadline, RemoteTimeoutError, "no step came")
-        return fresh
 
     def _observation(self, step: Stepped) -> Any:
         try:

@@ -13,17 +13,19 @@ import hashlib
 import hmac
 import ipaddress
 import os
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from functools import lru_cache
 from typing import TypeAlias
 
 from bridge.errors import SettingError
 
-__all__ = ["Address", "Guard", "GuardConfig"]
+__all__ = ["Address", "Guard", "GuardConfig", "Outgoing"]
 
 Address: TypeAlias = tuple[str, int]
 """An IP address as text, and a UDP port."""
+Outgoing: TypeAlias = tuple[bytes, Address]
+"""A datagram to send, and where to."""
 
 _LISTENS = 5.0
 """Seconds after its last datagram for which an address that is not proven has its kilobyte a second."""
@@ -81,45 +83,38 @@ class _Bucket:
         return self.left
 
 
-@dataclasses.dataclass(slots=True)
 class _Peer:
     """What is known of an address."""
 
-    plain: _Bucket
-    """Datagrams without its token."""
-    own: _Bucket
-    """Datagrams with its token: a flood of spoofed ones does not touch them."""
-    allowance: _Bucket
-    token: str
-    heard: float
-    credit: float = 0.0
+    __slots__ = ("allowance", "credit", "heard", "own", "plain")
+
+    def __init__(self, config: GuardConfig, now: float) -> None:
+        self.plain = _Bucket(config.datagrams_per_second, now)
+        """Datagrams without its token."""
+        self.own = _Bucket(config.datagrams_per_second, now)
+        """Datagrams with its token: a flood of spoofed ones does not touch them."""
+        self.allowance = _Bucket(config.unproven_rate, now)
+        self.credit, self.heard = 0.0, now
 
 
 class Guard:
-    """The book of bytes.
-
-    Args:
-        config: Limits.
-        secret: What tokens are made with.
-    """
+    """The book of bytes; tokens are made with `secret`."""
 
     def __init__(self, config: GuardConfig | None = None, secret: bytes | None = None) -> None:
         self.config = config or GuardConfig()
         self.dropped: Counter[str] = Counter()
         """Datagrams that were not read, changed nothing or were not sent, by reason; lobbies and runs count here."""
+        self.token: Callable[[Address], str] = lru_cache(self.config.max_addresses)(self._token)
+        """Returns the token of an address, which nobody else can know."""
         self.trusts: Callable[[str], bool] = lru_cache(self.config.max_addresses)(self._trusts)
         """Tells whether an IP address is in a trusted network."""
         self._secret = secret if secret is not None else os.urandom(32)
         self._networks = [ipaddress.ip_network(network) for network in self.config.trusted]
         self._unproven: OrderedDict[Address, _Peer] = OrderedDict()
-        self._of_host: dict[str, set[Address]] = {}
+        self._of_host: defaultdict[str, set[Address]] = defaultdict(set)
+        """Those that are not proven, by host."""
         self._proven: OrderedDict[Address, _Peer] = OrderedDict()
         self._strangers = _Bucket(self.config.unproven_bytes_per_second, 0.0)
-
-    def token(self, address: Address) -> str:
-        """Return the token of an address, which nobody else can know."""
-        peer = self._proven.get(address) or self._unproven.get(address)
-        return peer.token if peer is not None else self._token(address)
 
     def _token(self, address: Address) -> str:
         return hmac.digest(self._secret, f"{address[0]} {address[1]}".encode(), hashlib.sha256).hex()[:12]
@@ -139,11 +134,6 @@ class Guard:
 
     # What came
 
-    def _new_peer(self, address: Address, now: float) -> _Peer:
-        rates = self.config.datagrams_per_second, self.config.datagrams_per_second, self.config.unproven_rate
-        plain, own, allowance = (_Bucket(rate, now) for rate in rates)
-        return _Peer(plain, own, allowance, self._token(address), now)
-
     def _peer(self, address: Address, now: float) -> _Peer | None:
         """Return what is known of an address; None: its host has too many that are not proven."""
         for table in (self._proven, self._unproven):
@@ -153,22 +143,21 @@ class Guard:
         if self.trusts(address[0]):
             self.prove(address)
             return self._proven[address]
-        others = self._of_host.get(address[0], set())
+        others = self._of_host[address[0]]
         if len(others) >= self.config.unproven_per_host:
             silent = min(others, key=lambda other: self._unproven[other].heard)
             if now < self._unproven[silent].heard + _FORGOTTEN:
                 return None
             self._forget(silent)
-        self._of_host.setdefault(address[0], set()).add(address)
-        peer = self._unproven[address] = self._new_peer(address, now)
+        self._of_host[address[0]].add(address)
+        peer = self._unproven[address] = _Peer(self.config, now)
         if len(self._unproven) > self.config.max_addresses:
             self._forget(next(iter(self._unproven)))
         return peer
 
     def _forget(self, address: Address) -> _Peer:
-        others = self._of_host[address[0]]
-        others.discard(address)
-        if not others:
+        self._of_host[address[0]].discard(address)
+        if not self._of_host[address[0]]:
             del self._of_host[address[0]]
         return self._unproven.pop(address)
 
@@ -182,7 +171,7 @@ class Guard:
             peer.allowance.level(min(now, peer.heard + _LISTENS))
             peer.allowance.time = peer.heard = now
         peer.credit = min(peer.credit + self.config.amplification * len(datagram), 1 << 20)
-        bucket = peer.own if peer.token.encode() in datagram else peer.plain
+        bucket = peer.own if self.token(address).encode() in datagram else peer.plain
         if bucket.level(now) < 1:
             self.dropped["flood"] += 1
             return False
@@ -193,7 +182,7 @@ class Guard:
         """Note that an address receives what is sent to it."""
         if address not in self._proven:
             known = address in self._unproven
-            self._proven[address] = self._forget(address) if known else self._new_peer(address, 0.0)
+            self._proven[address] = self._forget(address) if known else _Peer(self.config, 0.0)
             if len(self._proven) > self.config.max_addresses:
                 self._proven.popitem(last=False)
 

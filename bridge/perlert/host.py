@@ -14,61 +14,54 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from bridge.errors import PacketError, RequestError, SettingError, UnsupportedSpaceError
-from bridge.perlert.guard import Address, Guard, GuardConfig
-from bridge.perlert.lobby import Lobby, LobbyConfig
+from bridge.perlert.guard import Address, Guard, GuardConfig, Outgoing
+from bridge.perlert.lobby import Client, Lobby, LobbyConfig, SlotConfig
 from bridge.perlert.lobby import State as LobbyState
 from bridge.perlert.protocol import packet, profile
 from bridge.perlert.protocol.codec import TextCodec
 from bridge.perlert.rollout import Player as RunPlayer
 from bridge.perlert.rollout import Result, Rollout, RolloutConfig
 from bridge.perlert.rollout import State as RunState
-from bridge.perlert.roster import Client, Outgoing, SlotConfig
-from bridge.perlert.worlds import StandIns, slots_of
+from bridge.perlert.worlds import as_received, slots_of
 from bridge.server.failure_log import FailureLog
-from bridge.worlds.policies import by_name
+from bridge.worlds.default_actions import default_action
+from bridge.worlds.policies import Policy, as_policy, by_name
 from bridge.worlds.realtime.multi_agent import Frame, Player, RealtimeMultiAgentWorld
 from bridge.worlds.scheduling import Scheduler, Timer
 
-__all__ = ["Host", "Instance", "InstanceConfig"]
-
+__all__ = ["Host", "Instance"]
 
 # What stands in an S5 besides header and observation: timestamp, step, reward, done, and the profile's counters.
 _AROUND = 240
-_MakeWorld: TypeAlias = Callable[[StandIns | None], Awaitable[RealtimeMultiAgentWorld]]
+_MakeWorld: TypeAlias = Callable[..., Awaitable[RealtimeMultiAgentWorld]]
 
 
-@dataclasses.dataclass(frozen=True)
-class InstanceConfig:
-    """How instances run; see `serve_perlert` for what each is."""
+@dataclasses.dataclass
+class _Agent:
+    """An agent of the environment, and the slot that plays it."""
 
-    slots: Mapping[str, str] | Sequence[str] | None = None
-    bots: Any = None
-    default_action: Any = None
-    spectators: int = 0
-    lobby: LobbyConfig = dataclasses.field(default_factory=LobbyConfig)
-    rollout: RolloutConfig = dataclasses.field(default_factory=RolloutConfig)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Texts:
-    """What reads and writes the texts of a slot."""
-
+    name: str
+    """The environment's name for it."""
     observations: TextCodec
     actions: TextCodec
-    offer: str
+    spaces: str
     """Its spaces, as they stand in an offer; empty: too long."""
+    bot: Policy | None
+    default_action: Any
+    """What it does until its client's first valid action; None: the first that is allowed, or zeros."""
+    player: Player = dataclasses.field(init=False)
+    """Acts for it."""
+    taken: bool = False
+    """Whether a client plays it, so that its bot does not. The world's thread reads it."""
+    by: str = "agent"
+    """Whose its actions are, for a recording."""
 
 
 class Instance:
     """One environment with its lobby and its runs. `open` makes it ready.
 
-    Args:
-        header: Its name and number.
-        make: Makes the environment's world, again where its process has ended.
-        host: What it belongs to.
-        config: How it runs.
-        kind: The kind of the one agent of a Gymnasium environment.
-        seed: Of the first run.
+    `make` makes the environment's world, again where its process has ended; given a function, with that for the actions
+    of agents that have none. `seed` is the first run's.
     """
 
     world: RealtimeMultiAgentWorld
@@ -79,17 +72,14 @@ class Instance:
         header: packet.Header,
         make: _MakeWorld,
         host: Host,
-        *,
-        config: InstanceConfig | None = None,
-        kind: str = "agent",
+        config: RolloutConfig | None = None,
         seed: int | None = None,
     ) -> None:
-        self.header, self.host, self.config = header, host, config or InstanceConfig()
+        self.header, self.host, self.config = header, host, config or RolloutConfig()
         self.runs = self.frames = self.failures = 0
-        self._kind, self._seed = kind, seed
-        self._stand_ins = StandIns()
-        plain = self.config.bots is None and self.config.default_action is None
-        self._make = partial(make, None if plain else self._stand_ins)
+        self._make, self._seed = make, seed
+        self._agents: dict[str, _Agent] = {}
+        """By the slots' keys."""
         self._begun = self._stopped = False
         self._current: Rollout | None = None
         self.rollouts: list[Rollout] = []
@@ -97,57 +87,52 @@ class Instance:
         self._timer: Timer | None = None
         self._log = FailureLog(host.scheduler)
 
-    async def open(self) -> None:
-        """Make the environment, and the lobby for its agents.
+    async def open(
+        self,
+        *,
+        slots: Mapping[str, str] | Sequence[str] | None = None,
+        bots: Any = None,
+        default_action: Any = None,
+        spectators: int = 0,
+        lobby: LobbyConfig | None = None,
+        kind: str = "agent",
+    ) -> None:
+        """Make the environment, and the lobby for its agents. Keywords as for `serve_perlert`.
+
+        `kind` is that of the one agent of a Gymnasium environment.
 
         Raises:
             UnsupportedSpaceError: A space has no text form, or an observation may be longer than a datagram.
             SettingError: What is configured does not fit the environment.
             RequestError: The environment could not be made.
         """
-        config = self.config
+        if bots is not None or default_action is not None:
+            self._make = partial(self._make, self._stand_in)
         self.world = await self._make()
         try:
-            agents = slots_of(list(self.world.members), self._kind, config.slots)
-            self._names = dict(zip(agents, self.world.members, strict=True))
-            bots, actions = by_name("bots", config.bots, list(agents), "slots"), config.default_action
-            if isinstance(actions, Mapping) and not set(actions) & set(agents):
-                actions = dict.fromkeys(agents, actions)  # an action of a Dict space
-            for key, policy in bots.items():
-                self._stand_ins.add_bot(self._names[key], policy, self._spaces(key)[1])
-            for key, action in by_name("default_action", actions, list(agents), "slots").items():
-                self._stand_ins.add_action(self._names[key], action, self._spaces(key)[1])
-            if config.spectators < 0:
-                raise SettingError(f"expected 0 spectators or more, got {config.spectators!r}")
-            self._texts = {key: self._prepare(key) for key in agents}
-            slots = [SlotConfig(key, kind, bot=key in bots) for key, kind in agents.items()]
-            first = slots[0].key
-            slots += [SlotConfig(f"spectator{i}", "spectator", watches=first) for i in range(config.spectators)]
-            self.lobby = Lobby(
-                self.header,
-                slots,
-                self.host.guard,
-                config=config.lobby,
-                offer=self._offer,
-                moved=self._moved,
-            )
+            kinds = slots_of(list(self.world.members), kind, slots)
+            keys = list(kinds)
+            if isinstance(default_action, Mapping) and not set(default_action) & set(keys):
+                default_action = dict.fromkeys(keys, default_action)  # an action of a Dict space
+            policies = by_name("bots", bots, keys, "slots")
+            actions = by_name("default_action", default_action, keys, "slots")
+            for key, name in zip(keys, self.world.members, strict=True):
+                self._agents[key] = self._agent(name, policies.get(key), actions.get(key))
+            if spectators < 0:
+                raise SettingError(f"expected 0 spectators or more, got {spectators!r}")
+            found = [SlotConfig(key, kind, bot=key in policies) for key, kind in kinds.items()]
+            found += [SlotConfig(f"spectator{i}", "spectator", watches=keys[0]) for i in range(spectators)]
+            self.lobby = Lobby(self.header, found, self.host.guard, config=lobby, offer=self._offer, moved=self._moved)
         except BaseException:
             await self.world.close()
             raise
         self._enter()
 
-    def _enter(self) -> None:
-        """Take all agents of the world."""
-        self._players: dict[str, Player] = {key: self.world.enter(name) for key, name in self._names.items()}
-        self.world.subscribe(self._on_frame)
-
-    def _spaces(self, key: str) -> tuple[Any, Any]:
-        return self.world.members.spaces[self._names[key]]
-
-    def _prepare(self, key: str) -> _Texts:
-        """Make what reads and writes the texts of a slot."""
-        spaces = self._spaces(key)
-        observations = TextCodec(spaces[0], decimals=self.config.rollout.decimals)
+    def _agent(self, name: str, policy: Any, action: Any) -> _Agent:
+        """Return what reads, writes and stands in for an agent of the world."""
+        spaces = self.world.members.spaces[name]
+        observations = TextCodec(spaces[0], decimals=self.config.decimals)
+        actions = TextCodec(spaces[1], named=False, decimals=None)
         header = len(str(self.header).encode())
         size = observations.max_bytes() + header + _AROUND
         if size > packet.MAX_MESSAGE:
@@ -159,12 +144,27 @@ class Instance:
         offer = profile.spaces_text(*spaces)
         # Spaces too long for a message are left out; clients are given them otherwise.
         fits = len(offer.encode()) + header + 200 <= packet.MAX_MESSAGE
-        return _Texts(observations, TextCodec(spaces[1], named=False, decimals=None), offer if fits else "")
+        bot = None if policy is None else as_policy("bots", policy, spaces[1])
+        default = None if action is None else as_received(action, actions)
+        return _Agent(name, observations, actions, offer if fits else "", bot, default)
+
+    def _enter(self) -> None:
+        """Take all agents of the world."""
+        for agent in self._agents.values():
+            agent.player = self.world.enter(agent.name)
+        self.world.subscribe(self._on_frame)
 
     def _offer(self, token: str, seq: int, key: str) -> str:
-        spaces = self._texts[self.lobby.slots[key].watches or key].offer
-        config = self.config.rollout
-        return profile.offer_text(token, seq=seq, slot=key, fps=config.fps, decimals=config.decimals, spaces=spaces)
+        spaces = self._agents[self.lobby.slots[key].watches or key].spaces
+        fps, decimals = self.config.fps, self.config.decimals
+        return profile.offer_text(token, seq=seq, slot=key, fps=fps, decimals=decimals, spaces=spaces)
+
+    def _stand_in(self, agent: Any, observation: Any, space: Any) -> Any:
+        """Return what an agent does that no client plays, or whose client has not said. In the world's thread."""
+        own = next(own for own in self._agents.values() if own.name == str(agent))
+        if own.bot is not None and not own.taken:
+            return own.bot(observation)
+        return default_action(agent, observation, space) if own.default_action is None else own.default_action
 
     # Input
 
@@ -185,40 +185,35 @@ class Instance:
         for run in self.rollouts:
             if client is not None:
                 run.move(old, client.address, client.token)
-            elif (left := run.leave(old)) is not None:
-                self._players[left].leave()
-                self._players[left] = self.world.enter(self._names[left])
-                self._note_taken(run)
-
-    def _note_taken(self, run: Rollout) -> None:
-        self._stand_ins.taken = frozenset(self._names[key] for key in run.taken())
+            elif (left := run.leave(old)) is not None and run is self._current:
+                agent = self._agents[left]
+                agent.player.leave()
+                agent.player, agent.taken = self.world.enter(agent.name), False
 
     def _send(self, out: Sequence[Outgoing], port: int | None = None) -> None:
         for datagram, address in out:
-            self.host.send(port, datagram, address)
+            self.host.ports.send(port, datagram, address)
 
     def _act(self, key: str, text: str) -> None:
         """Take an action of a client; raises PacketError."""
-        client = next((client for client in self.lobby.clients.values() if client.key == key), None)
-        action = self._texts[key].actions.decode(text)
-        self._players[key].act(action, by=f"agent:{client.tag}" if client is not None and client.tag else "agent")
+        agent = self._agents[key]
+        agent.player.act(agent.actions.decode(text), by=agent.by)
 
     # The run
 
     async def _begin(self) -> None:
         """Have the environment reset for the next run, in a new process if its own has ended."""
-        if self.world.env.ended is not None:
-            await self.world.close()
-            self.world = await self._make()
-            if self._stopped:
+        try:
+            if self.world.env.ended is not None:
                 await self.world.close()
-                return
-            self._enter()
-        seed, self._seed = self._seed, None
-        self.world.begin(seed)
-
-    def _begin_failed(self, result: None, error: BaseException | None) -> None:
-        if error is not None:
+                self.world = await self._make()
+                if self._stopped:
+                    await self.world.close()
+                    return
+                self._enter()
+            seed, self._seed = self._seed, None
+            self.world.begin(seed)
+        except Exception as error:
             self._break_off(error.message if isinstance(error, RequestError) else repr(error))
             self.host.scheduler.call_soon(self.tick)
 
@@ -235,7 +230,6 @@ class Instance:
             elif (run := self._current) is not None:
                 self.frames += 1
                 self._send(run.frame(self._results(frame), self.host.now()), run.port)
-                self._note_taken(run)
         except Exception as error:  # observations with NaN, rewards without end: the environment's fault
             self._break_off(f"the environment's {type(error).__name__}: {error}")
         self.host.scheduler.call_soon(self.tick)
@@ -258,11 +252,9 @@ class Instance:
 
     def _results(self, frame: Frame) -> dict[str, Result]:
         return {
-            key: Result(
-                self._texts[key].observations.encode(told.observation), told.reward, told.terminated, told.truncated
-            )
-            for key, name in self._names.items()
-            if (told := frame.transitions.get(name)) is not None
+            key: Result(agent.observations.encode(told.observation), told.reward, told.terminated, told.truncated)
+            for key, agent in self._agents.items()
+            if (told := frame.transitions.get(agent.name)) is not None
         }
 
     def _start(self, frame: Frame) -> None:
@@ -270,21 +262,25 @@ class Instance:
         first, now = self._results(frame), self.host.now()
         port = self.host.open_port()
         self._current = run = Rollout(
-            self.header, port, self.host.guard, self._act, config=self.config.rollout, epoch=self.host.epoch, now=now
+            self.header, port, self.host.guard, self._act, config=self.config, epoch=self.host.epoch, now=now
         )
         self.rollouts.append(run)
         self.host.runs[port] = self, run
         self.runs += 1
         self._send(self.lobby.started(port, now))
+        for agent in self._agents.values():
+            agent.taken = False
         for client in self.lobby.clients.values():
             if client.port == port:
                 self._join(run, client, now)
-        self._note_taken(run)
         self._send(run.frame(first, now), port)
-        self._send(run.end(now, [key for key in self._names if key not in first], truncated=False), port)
+        self._send(run.end(now, [key for key in self._agents if key not in first], truncated=False), port)
 
     def _join(self, run: Rollout, client: Client, now: float) -> None:
         watches = self.lobby.slots[client.key].watches
+        if watches is None:
+            agent = self._agents[client.key]
+            agent.taken, agent.by = True, f"agent:{client.tag}" if client.tag else "agent"
         key = watches or client.key
         run.join(RunPlayer(client.address, key, client.token, watches is not None, client.action_seq), now)
 
@@ -296,15 +292,14 @@ class Instance:
         self._send(self.lobby.tick(now))
         if self.lobby.state is LobbyState.STARTING and not self._begun and not self._stopped:
             self._begun = True
-            self.host.scheduler.start(self._begin(), self._begin_failed)
-        for run in list(self.rollouts):
-            if run is self._current:
-                self._admit_spectators(run, now)
+            self.host.scheduler.start(self._begin(), lambda result, error: None)
+        if (run := self._current) is not None:
+            self._admit_spectators(run, now)
             self._send(run.tick(now), run.port)
-            if run is self._current:
-                if run.state is not RunState.RUNNING:
-                    self._run_ended(run, now)
-                continue
+            if run.state is not RunState.RUNNING:
+                self._run_ended(run, now)
+        for run in [run for run in self.rollouts if run is not self._current]:
+            self._send(run.tick(now), run.port)
             closed = run.state is RunState.CLOSED
             for player in run.players.values():
                 # While it goes on asking there, it has not seen the end, and a late `ready` must not count.
@@ -313,14 +308,18 @@ class Instance:
             if closed:
                 self.rollouts.remove(run)
                 del self.host.runs[run.port]
-                self.host.close_port(run.port)
-        self._arm()
+                self.host.ports.close_port(run.port)
+        # Have this called when something is due next.
+        if self._timer is not None:
+            self._timer.cancel()
+        at = min([self.lobby.wake(), *(run.wake() for run in self.rollouts)])
+        self._timer = self.host.scheduler.call_at(at, self.tick) if at < math.inf else None
 
     def _admit_spectators(self, run: Rollout, now: float) -> None:
         for client in self.lobby.clients.values():
             if client.ready and client.port is None and self.lobby.slots[client.key].watches is not None:
                 self._join(run, client, now)
-                self._send(self.lobby.joined(client, now))
+                self._send(self.lobby.let_in(client, now))
 
     def _run_ended(self, run: Rollout, now: float) -> None:
         self._current, self._begun = None, False
@@ -329,13 +328,6 @@ class Instance:
             if (known := self.lobby.clients.get(player.address)) is not None:
                 known.action_seq = max(known.action_seq, player.seq)
         self._send(self.lobby.run_ended(now, [player.address for player in run.players.values() if not player.here]))
-
-    def _arm(self) -> None:
-        """Have `tick` called when something is due next."""
-        if self._timer is not None:
-            self._timer.cancel()
-        at = min([self.lobby.wake(), *(run.wake() for run in self.rollouts)])
-        self._timer = self.host.scheduler.call_at(at, self.tick) if at < math.inf else None
 
     def stop(self) -> None:
         """End the run that is on, with done=true for everybody, and say that the server goes."""
@@ -349,7 +341,6 @@ class Instance:
         """Do nothing more, and close the environment."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
         try:
             await self.world.close()
         except RequestError as error:
@@ -373,58 +364,40 @@ class Instance:
 
 
 class Host:
-    """Several instances on one lobby port.
+    """Several instances on one lobby port, and one clock, the scheduler's, to which `epoch` is added for the date.
 
-    Args:
-        guard: Limits of all of them together.
-        scheduler: Runs what waits; its clock is everybody's.
-        send: Sends from a rollout port (None: the lobby's) a datagram to an address.
-        open_port: Opens a rollout port and returns its number.
-        close_port: Closes one.
-        epoch: Seconds to add to the scheduler's time for the time since 1970.
+    `ports` is a `ServerPorts`, or has its methods `send`, `open_port` and `close_port`.
     """
 
-    def __init__(
-        self,
-        guard: GuardConfig | None,
-        scheduler: Scheduler,
-        *,
-        send: Callable[[int | None, bytes, Address], None],
-        open_port: Callable[[], int],
-        close_port: Callable[[int], None],
-        epoch: float = 0.0,
-    ) -> None:
+    def __init__(self, guard: GuardConfig | None, scheduler: Scheduler, ports: Any, epoch: float = 0.0) -> None:
         self.guard = Guard(guard)
-        self.scheduler, self.send, self.epoch = scheduler, send, epoch
+        self.scheduler, self.ports, self.epoch = scheduler, ports, epoch
         self.now = scheduler.now
         self.instances: dict[packet.Header, Instance] = {}
         self.runs: dict[int, tuple[Instance, Rollout]] = {}
         """The rollouts whose ports are open, by port."""
         self.counts = self.guard.dropped
-        self._open, self.close_port = open_port, close_port
         self._recent: deque[int] = deque(maxlen=64)
 
     def open_port(self) -> int:
         """Open a rollout port that none of the last runs had: clients tell runs apart by it."""
         refused: list[int] = []
-        port = self._open()
-        while port in self._recent and len(refused) < 8:
+        while (port := int(self.ports.open_port())) in self._recent and len(refused) < 8:
             refused.append(port)
-            port = self._open()
         for other in refused:
-            self.close_port(other)
+            self.ports.close_port(other)
         self._recent.append(port)
         return port
 
-    async def add(self, instance: Instance) -> None:
-        """Open and publish an instance; raises what `Instance.open` does.
+    async def add(self, instance: Instance, **settings: Any) -> None:
+        """Open an instance with keywords of `Instance.open`, whose errors it raises too, and publish it.
 
         Raises:
             SettingError: There is one of that name and number.
         """
         if instance.header in self.instances:
             raise SettingError(f"expected each name and number once, got {instance.header} twice")
-        await instance.open()
+        await instance.open(**settings)
         self.instances[instance.header] = instance
 
     def receive(self, port: int | None, datagram: bytes, sender: Address) -> None:
@@ -453,4 +426,4 @@ class Host:
             text = packet.Message(message.header, f"There is no {message.header} here; there is {names}")
             told = packet.format_message(text)
             if self.guard.answer(sender, len(told), len(datagram), self.now()):
-                self.send(None, told, sender)
+                self.ports.send(None, told, sender)

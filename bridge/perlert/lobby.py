@@ -10,15 +10,14 @@ import dataclasses
 import enum
 import hmac
 import math
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Sequence
 
 from bridge.errors import SettingError
-from bridge.perlert.guard import Address, Guard
+from bridge.perlert.guard import Address, Guard, Outgoing
 from bridge.perlert.protocol import packet, profile
-from bridge.perlert.roster import Client, Outgoing, Roster, SlotConfig
 
-__all__ = ["TRANSITIONS", "Event", "Lobby", "LobbyConfig", "State"]
+__all__ = ["TRANSITIONS", "Client", "Event", "Lobby", "LobbyConfig", "SlotConfig", "State"]
 
 
 class State(enum.Enum):
@@ -66,9 +65,7 @@ class LobbyConfig:
     """A client that was not ready for so long in all while another one was, since the last run, is taken out and let
     in again after the next one."""
     coalesce: float = 0.1
-    """The lobby is sent to all clients at most once in so many seconds, however often it changes."""
-    explain: float = 5.0
-    """How often clients that wait are told what for; 0: never."""
+    """The lobby is sent to a client at most once in so many seconds, however often it changes."""
 
     def __post_init__(self) -> None:
         if self.clients is not None and not self.clients >= 1:
@@ -77,22 +74,59 @@ class LobbyConfig:
             raise SettingError(f"expected a countdown of 0 seconds or more, got {self.countdown!r}")
 
 
+@dataclasses.dataclass(frozen=True)
+class SlotConfig:
+    """One slot of the lobby."""
+
+    key: str
+    kind: str = "agent"
+    bot: bool = False
+    """Whether the server plays it until a client takes it: listed open and ready, and never waited for."""
+    watches: str | None = None
+    """A spectator's slot: the key of the slot whose steps it sees. It is never waited for."""
+
+
+@dataclasses.dataclass(slots=True)
+class Client:
+    """A registered client. It is known by (address, port) in the lobby of its header."""
+
+    address: Address
+    token: str = ""
+    """Nothing without it changes this registration; empty: a client that knows the draft alone."""
+    key: str = ""
+    tag: str = ""
+    ready: bool = False
+    heard: float = -math.inf
+    """When it last said something, with its token if it has one."""
+    seq: int = 0
+    """The newest registration that was applied."""
+    action_seq: int = 0
+    """The newest action of its earlier runs."""
+    port: int | None = None
+    """The port of the run that it is in, or has not been to the end of: told on any contact."""
+    told: int = 0
+    """The version of the lobby that it was told."""
+    told_at: float = -math.inf
+    part: int = 0
+    """How many datagrams of the next version it was told."""
+
+
+_BOT_TAG = "cpu"
+_S1_BYTES = 900
+"""Of one datagram of the lobby: less than the kilobyte that an address which is not proven may be sent at once."""
 _MOST_LEFT = 256
-_BEFORE = (State.GATHERING, State.COUNTDOWN)
 
 
-class Lobby(Roster):
+def _some(keys: Sequence[str]) -> str:
+    return f"{', '.join(keys[:8])}{'…' if len(keys) > 8 else ''}"
+
+
+class Lobby:
     """The lobby of one instance.
 
-    Args:
-        header: Which instance.
-        slots: At least one.
-        guard: The book of bytes, shared by all of a server.
-        config: When to start, and times.
-        offer: Given a token, a client's newest registration and a slot's key, the text that a client of ours is told
-            (frame rate, spaces); None: no profile.
-        moved: Called with the old and the new address of a client that came back from another one, and with None as
-            the new one for a client that left.
+    `offer`, given a token, a client's newest registration and a slot's key, returns the text that a client of ours is
+    told (frame rate, spaces); None: no profile. `moved` is called with the old address of a client that came back from
+    another one and the client, and with None for one that left.
 
     Raises:
         SettingError: No slots, one key twice, or more clients needed than there are slots.
@@ -109,26 +143,64 @@ class Lobby(Roster):
         offer: Callable[[str, int, str], str] | None = None,
         moved: Callable[[Address, Client | None], None] = lambda old, client: None,
     ) -> None:
-        self.config = config or LobbyConfig()
-        super().__init__(header, slots, guard, self.config.coalesce)
+        self.header, self.guard, self.config = header, guard, config or LobbyConfig()
+        self.slots = {slot.key: slot for slot in slots}
+        if not slots or len(self.slots) < len(slots):
+            raise SettingError(f"expected one slot or more, each key once, got {[slot.key for slot in slots]}")
         agents = sum(slot.watches is None for slot in slots)
         if (self.config.clients or 0) > agents:
             raise SettingError(f"expected a start with at most {agents} clients, got {self.config.clients}")
+        self.clients: dict[Address, Client] = {}
+        self.counts = guard.dropped
         self.state = State.GATHERING
         self.port: int | None = None
         self._offer, self._moved = offer, moved
         self._left: OrderedDict[Address, int] = OrderedDict()
-        self._informed, self._informed_at = self._version, -math.inf
-        # How long each client, or host, has held the others up since the last run.
-        self._held_up: dict[Address, float] = {}
+        """The newest registrations of clients that left: one that comes late must not undo it."""
+        self._out: list[Outgoing] = []
+        self._version = 1
+        self._written: list[bytes] = []
+        self._datagrams()  # refuses what cannot be sent
+        self._held_up: defaultdict[Address, float] = defaultdict(float)
+        """Seconds that each client, or host, has held the others up since the last run."""
         self._charged_at = 0.0
-        # The countdown, and when who waits is told what for; infinite: not now.
-        self._start_at = self._explain_at = math.inf
+        self._start_at = math.inf
         self._announced: int | None = None
+
+    def holder(self, key: str) -> Client | None:
+        """Return the client in a slot."""
+        return next((client for client in self.clients.values() if client.key == key), None)
+
+    def listing(self) -> dict[str, packet.Slot]:
+        """Return every slot as S1 lists it."""
+        held = {client.key: client for client in self.clients.values()}
+        found = {}
+        for key, slot in self.slots.items():
+            if (client := held.get(key)) is not None:
+                found[key] = packet.Slot(key, False, slot.kind, client.tag, client.ready)
+            else:
+                found[key] = packet.Slot(key, True, slot.kind, _BOT_TAG if slot.bot else "", slot.bot)
+        return found
+
+    def _agents(self) -> list[Client]:
+        """Return the clients in agents' slots; spectators count for nothing."""
+        return [client for client in self.clients.values() if self.slots[client.key].watches is None]
 
     def missing(self) -> str | None:
         """Return why the simulation does not start; None: it can."""
-        return self._missing(self.config.clients)
+        clients, needed, reasons = self._agents(), self.config.clients, []
+        if unready := [client.key for client in clients if not client.ready]:  # P-10
+            reasons.append(f"not ready: {_some(unready)}")
+        held = {client.key for client in clients}
+        empty = [slot.key for slot in self.slots.values() if slot.key not in held and not (slot.bot or slot.watches)]
+        if needed is not None:
+            if len(clients) < needed:
+                reasons.append(f"{len(clients)} of {needed} clients are registered")
+        elif empty:
+            reasons.append(f"open: {_some(empty)}")
+        elif not clients:
+            reasons.append("nobody is registered")
+        return "; ".join(reasons) or None
 
     # Input
 
@@ -173,55 +245,44 @@ class Lobby(Roster):
         """Take a registration: with the profile only if it returns the token, which is told otherwise."""
         claim = profile.parse_tag(message.tag)
         if not claim.profiled or self._offer is None:
+            claim = profile.Claim(claim.name)
             if client is not None and client.token:
                 return "no token"
-            if client is not None:
-                client.heard = now
-            if client is None or client.port is None:
-                return self._take_slot(message.key, profile.Claim(claim.name), sender, client, now)
-            self._send(packet.Start(self.header, client.port), client, now)
-            return ""
-        token = self.guard.token(sender)
-        if hmac.compare_digest(claim.token, token):
+        elif hmac.compare_digest(claim.token, token := self.guard.token(sender)):
             self.guard.prove(sender)
-            return self._claim(message.key, claim, sender, client, now)
-        newest = client.seq if client is not None else self._left.get(sender, 0)
-        told = packet.format_message(packet.Message(self.header, profile.offer_text(token, seq=newest)))
-        if self.guard.answer(sender, len(told), size, now):
-            self._out.append((told, sender))
-        return ""
-
-    def _claim(self, key: str, claim: profile.Claim, sender: Address, client: Client | None, now: float) -> str:
-        """Take the registration of a client that is authenticated."""
-        if client is not None and not client.token:  # somebody used its address before
-            self._take_out(client)
-            client = None
-        newest = client.seq if client is not None else self._left.get(sender, 0)
-        if client is None and claim.former:
-            client = self._move(claim, sender)
+            if client is not None and not client.token:  # somebody used its address before
+                self._take_out(client)
+                client = None
+            client = client or self._move(claim, sender)
+        else:
+            told = profile.offer_text(token, seq=self._newest(sender, client))
+            datagram = packet.format_message(packet.Message(self.header, told))
+            if self.guard.answer(sender, len(datagram), size, now):
+                self._out.append((datagram, sender))
+            return ""
+        is_old = bool(claim.token) and claim.seq <= self._newest(sender, client)
         if client is not None:
             client.heard = now
-        if claim.seq <= newest:
-            if client is not None and claim.seq < newest:  # a client that began anew counts on from there
-                self._tell_offer(client, now)
-                return "old registration"
+        if is_old:
+            problem = "old registration"
         elif claim.word == "l":
             self._leave(sender, client, claim.seq)
             return ""
-        elif client is None or client.port is None:
-            if problem := self._take_slot(key, claim, sender, client, now):
-                return problem
-            client = self.clients[sender]
+        elif client is not None and client.port is not None:
+            problem = ""
+        elif problem := self._refusal(message.key, sender, client):
+            self._inform(sender, now, client)
+            return problem
         else:
-            client.seq = claim.seq
-        if client is not None and client.port is not None:
-            self._send(packet.Registered(self.header, client.key), client, now)
-            self._tell_offer(client, now)
-            self._inform(sender, now, client)
-            self._send(packet.Start(self.header, client.port), client, now)
-        elif client is not None and (client.told != self._version or claim.seq <= newest):
-            self._inform(sender, now, client)
-        return "old registration" if claim.seq <= newest else ""
+            client = self._take_slot(message.key, claim, sender, client, now)
+        if client is not None:
+            client.seq = max(client.seq, claim.seq)
+            self._confirm(client, now)
+        return problem
+
+    def _newest(self, sender: Address, client: Client | None) -> int:
+        """Return the number of the newest registration of an address."""
+        return client.seq if client is not None else self._left.get(sender, 0)
 
     def _move(self, claim: profile.Claim, sender: Address) -> Client | None:
         """Return the client that comes back with the token of its former address, at its new one."""
@@ -229,7 +290,7 @@ class Lobby(Roster):
             if client.token and hmac.compare_digest(client.token, claim.former):
                 old = client.address
                 del self.clients[old]
-                client.address, client.token, client.seq, client.action_seq = sender, claim.token, claim.seq, 0
+                client.address, client.token, client.seq, client.action_seq = sender, claim.token, 0, 0
                 client.told = client.part = 0
                 self.clients[sender] = client
                 self._moved(old, client)
@@ -237,7 +298,7 @@ class Lobby(Roster):
         return None
 
     def _leave(self, sender: Address, client: Client | None, seq: int) -> None:
-        self._left[sender] = seq  # a registration that comes late must not undo it
+        self._left[sender] = seq
         self._left.move_to_end(sender)
         if len(self._left) > _MOST_LEFT:
             self._left.popitem(last=False)
@@ -250,7 +311,7 @@ class Lobby(Roster):
         self._alter()
 
     def _refusal(self, key: str, sender: Address, client: Client | None) -> str:
-        """Return why a client may not have a slot, if it may not."""
+        """Return why a client may not have a slot, if it may not. It is looked at before the old slot is left."""
         holder = self.holder(key)
         mine = sum(1 for other in self.clients.values() if other.address[0] == sender[0] and other is not client)
         if key not in self.slots or (holder is not None and holder is not client):
@@ -262,33 +323,79 @@ class Lobby(Roster):
         # P-10: the environment is being reset for those who are ready.
         return "starting" if self.state is State.STARTING else ""
 
-    def _take_slot(self, key: str, claim: profile.Claim, sender: Address, client: Client | None, now: float) -> str:
-        """Put a client into a slot, and answer. If it is refused, return why; it keeps the slot that it has."""
-        # Whether the new slot is free is looked at before the old one is left.
-        if reason := self._refusal(key, sender, client):
-            self._inform(sender, now, client)
-            return reason
-        if client is None or (client.key, client.tag) != (key, claim.name):
+    def _take_slot(self, key: str, claim: profile.Claim, sender: Address, client: Client | None, now: float) -> Client:
+        if client is None:
+            client = self.clients[sender] = Client(sender, claim.token, heard=now)
+        if (client.key, client.tag) != (key, claim.name):
             # P-8: one slot a client; P-28: the last registration counts; P-9: it is not ready.
-            self.clients.pop(sender, None)
-            done = client.action_seq if client is not None else 0
-            client = Client(sender, key, claim.name, False, now, claim.token, action_seq=done)
-            self.clients[sender] = client
+            client.key, client.tag, client.ready = key, claim.name, False
             self._alter()
-        if claim.token:
-            client.seq = claim.seq
-            if client.ready != (claim.word == "r"):
-                client.ready = claim.word == "r"
-                self._alter()
-        self._send(packet.Registered(self.header, client.key), client, now)
-        if claim.token:
-            self._tell_offer(client, now)
-        return ""
+        if claim.token and client.ready != (claim.word == "r"):
+            client.ready = claim.word == "r"
+            self._alter()
+        return client
 
-    def _tell_offer(self, client: Client, now: float) -> None:
-        if self._offer is not None:
+    # Output
+
+    def _send(self, message: packet.ServerMessage, client: Client, now: float) -> None:
+        datagram = packet.format_message(message)
+        if self.guard.spend(client.address, len(datagram), now):
+            self._out.append((datagram, client.address))
+
+    def _to_send(self) -> list[Outgoing]:
+        """Return what is to be sent, once."""
+        out, self._out = self._out, []
+        return out
+
+    def _confirm(self, client: Client, now: float) -> None:
+        """Answer a registration, with the port where a run is on."""
+        self._send(packet.Registered(self.header, client.key), client, now)
+        if client.token and self._offer is not None:
             text = self._offer(client.token, client.seq, client.key)
             self._send(packet.Message(self.header, text), client, now)
+        if client.port is not None:
+            self._inform(client.address, now, client)  # or it would go on to register
+            self._send(packet.Start(self.header, client.port), client, now)
+
+    def _alter(self) -> None:
+        """Begin another version of the lobby."""
+        self._version += 1
+        self._written = []
+
+    def _datagrams(self) -> list[bytes]:
+        """Return this version of the lobby: all slots, in as many S1 as it takes."""
+        if not self._written:
+            self._written = packet.format_lobby(self.header, self.listing().values(), _S1_BYTES)
+        return self._written
+
+    def _inform(self, address: Address, now: float, client: Client | None) -> None:
+        """Send S1; where the guard stops it, the rest follows later."""
+        datagrams = self._datagrams()
+        begin = client.part if client is not None and client.part < len(datagrams) else 0
+        if client is not None:
+            if begin == 0 and client.told == self._version and now < client.told_at + self.config.coalesce:
+                self.counts["told just now"] += 1  # whoever else may be asking in its name
+                return
+            client.told_at = now
+        for number in range(begin, len(datagrams)):
+            if not self.guard.spend(address, len(datagrams[number]), now):
+                self.counts["partial"] += 1
+                if client is not None:
+                    client.part, client.told = number, 0
+                return
+            self._out.append((datagrams[number], address))
+        if client is not None:
+            client.part, client.told = 0, self._version
+
+    def _say(self, text: str, now: float) -> None:
+        shown = text.encode("utf-8", "replace")[: packet.MAX_MESSAGE - 200].decode("utf-8", "ignore")
+        for client in self.clients.values():
+            self._send(packet.Message(self.header, shown), client, now)
+
+    def say(self, text: str, now: float) -> list[Outgoing]:
+        """Send a message for people to every registered client."""
+        self._say(text, now)
+        return self._to_send()
 
     # Time
 
@@ -298,7 +405,8 @@ class Lobby(Roster):
     def _idlers(self) -> list[Client]:
         """Return the clients that hold others up, who are ready."""
         agents = [client for client in self._agents() if client.port is None]
-        held_up = self.state in _BEFORE and any(client.ready for client in agents)
+        gathers = self.state in (State.GATHERING, State.COUNTDOWN)
+        held_up = gathers and any(client.ready for client in agents)
         return [client for client in agents if not client.ready] if held_up else []
 
     def _culprit(self, address: Address) -> Address:
@@ -307,13 +415,13 @@ class Lobby(Roster):
 
     def _is_out_of_patience(self, address: Address) -> bool:
         """Tell whether a client has held the others up too long, whatever it did in between."""
-        return self._held_up.get(self._culprit(address), 0.0) >= self.config.patience - 1e-6
+        return self._held_up[self._culprit(address)] >= self.config.patience - 1e-6
 
     def _expire(self, now: float) -> None:
         """Take out who was silent, or held the others up, for too long."""
         idlers = self._idlers()
         for culprit in {self._culprit(client.address) for client in idlers}:
-            self._held_up[culprit] = self._held_up.get(culprit, 0.0) + max(0.0, now - self._charged_at)
+            self._held_up[culprit] += max(0.0, now - self._charged_at)
         self._charged_at = now
         for client in list(self.clients.values()):
             late = client.port is None and now >= client.heard + self.config.expiry
@@ -325,8 +433,7 @@ class Lobby(Roster):
     def tick(self, now: float) -> list[Outgoing]:
         """Do what is due: expire, start, tell, announce."""
         self._expire(now)
-        why = self.missing() if self.state in _BEFORE else None
-        anyone_waits = any(client.ready for client in self._agents())
+        why = self.missing()
         if self.state is State.GATHERING and why is None:
             self._follow(Event.COMPLETE)
             # A countdown that was put off goes on.
@@ -334,51 +441,33 @@ class Lobby(Roster):
         elif self.state is State.COUNTDOWN and why is not None:
             self._follow(Event.INCOMPLETE)
             self._say(f"The start is put off: {why}", now)
-        if self.state is State.GATHERING and not anyone_waits:
+        if self.state is State.GATHERING and not any(client.ready for client in self._agents()):
             self._start_at = math.inf
         starting = self.state is State.COUNTDOWN and now >= self._start_at
-        # The lobby is told before the start, in a storm too; otherwise at most every `coalesce` seconds.
-        if self._behind() and (starting or now >= self._informed_at + self.config.coalesce):
-            for client in self.clients.values():
-                if client.told != self._version:
-                    self._inform(client.address, now, client)
-            self._informed, self._informed_at = self._version, now
+        # The lobby is told before the start, in a storm too.
+        for client in self.clients.values():
+            if client.told != self._version and (starting or now >= client.told_at + self.config.coalesce):
+                self._inform(client.address, now, client)
         if starting:
             self._follow(Event.COUNTDOWN_OVER)
             self._say("Simulation will start...", now)
-        else:
-            self._announce(why if anyone_waits else None, now)
+        elif self.state is State.COUNTDOWN:
+            seconds = math.ceil(self._start_at - now - 1e-6)
+            if seconds != self._announced:
+                self._announced = seconds
+                self._say(f"Simulation will start in {seconds} s", now)
         return self._to_send()
-
-    def _announce(self, why: str | None, now: float) -> None:
-        """Say when it starts, or now and then why it does not."""
-        seconds = math.ceil(self._start_at - now - 1e-6) if self.state is State.COUNTDOWN else None
-        if seconds is not None and seconds != self._announced:
-            self._announced = seconds
-            self._say(f"Simulation will start in {seconds} s", now)
-            return
-        explains = why is not None and self.config.explain > 0
-        due = explains and now >= self._explain_at
-        if due or not explains or self._explain_at == math.inf:
-            self._explain_at = now + self.config.explain if explains else math.inf
-        if due:
-            self._say(f"Waiting: {why}", now)
-
-    def _behind(self) -> bool:
-        """Tell whether somebody is still to be told of the lobby."""
-        return self._informed != self._version or any(client.part for client in self.clients.values())
 
     def wake(self) -> float:
         """Return when `tick` is due next; infinity: when something comes."""
         times = [client.heard + self.config.expiry for client in self.clients.values() if client.port is None]
+        behind = [client for client in self.clients.values() if client.told != self._version]
+        times += [client.told_at + self.config.coalesce for client in behind]
         for client in self._idlers():
-            held_up = self._held_up.get(self._culprit(client.address), 0.0)
-            times.append(self._charged_at + self.config.patience - held_up)
-        if self._behind():
-            times.append(self._informed_at + self.config.coalesce)
+            times.append(self._charged_at + self.config.patience - self._held_up[self._culprit(client.address)])
         if self.state is State.COUNTDOWN and self._announced is not None:
             times.append(self._start_at - max(self._announced - 1, 0))
-        return min([*times, self._explain_at])
+        return min(times, default=math.inf)
 
     # The run
 
@@ -388,20 +477,14 @@ class Lobby(Roster):
         self.port = port
         self._held_up.clear()
         self._start_at = math.inf
-        for client in self.clients.values():
-            if client.ready:
-                self._let_in(client, now)
-        return self._to_send()
+        return [sent for client in self.clients.values() if client.ready for sent in self.let_in(client, now)]
 
-    def joined(self, client: Client, now: float) -> list[Outgoing]:
+    def let_in(self, client: Client, now: float) -> list[Outgoing]:
         """Let a client into the run that is on."""
-        self._let_in(client, now)
-        return self._to_send()
-
-    def _let_in(self, client: Client, now: float) -> None:
         client.port = self.port
         if client.port is not None:
             self._send(packet.Start(self.header, client.port), client, now)
+        return self._to_send()
 
     def start_failed(self, reason: str, now: float) -> list[Outgoing]:
         """Go back to gathering, everybody not ready, and say why."""

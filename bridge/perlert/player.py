@@ -12,11 +12,10 @@ import math
 from collections import deque
 
 from bridge.errors import PacketError
-from bridge.perlert.guard import Address
-from bridge.perlert.player_run import LobbyChanged, PlayerEvent, PlayerRun, RunStarted, Said, Stats
+from bridge.perlert.guard import Address, Outgoing
+from bridge.perlert.player_run import PlayerEvent, PlayerRun, Stats
 from bridge.perlert.protocol import packet, profile
 from bridge.perlert.protocol.codec import parse_decimal
-from bridge.perlert.roster import Outgoing
 
 __all__ = ["TRANSITIONS", "Event", "Player", "PlayerConfig", "State"]
 
@@ -103,11 +102,9 @@ class _Claim:
 
 
 class Player:
-    """One client of one instance.
+    """One client of one instance, of the server whose lobby has this IP address and port.
 
     Args:
-        header: Which instance.
-        server: IP address and port of the lobby.
         tag: What to be called.
         agent: The slot to take; None: the first open one that is not a spectator's.
         action: The text of the action to send at once when a run starts.
@@ -115,7 +112,6 @@ class Player:
         ready: Say that we are ready as soon as we have a slot.
         choose: Take a slot by ourselves; False: only the one that `set_agent` names.
         former: The token of a client whose slot we take over: ours, before we had another address.
-        config: Times.
     """
 
     def __init__(
@@ -153,7 +149,8 @@ class Player:
         self._run = PlayerRun(-math.inf)
         self._claim = _Claim(ready, former)
         self._default = action
-        self._old_ports: deque[int] = deque(maxlen=16)
+        self._ports: deque[int] = deque(maxlen=16)
+        """Those of the newest runs, this one's last."""
         self._action: str | None = action
         self._chooses = choose
         self._next_poll = self._next_retry = -math.inf
@@ -172,6 +169,16 @@ class Player:
     def settled(self) -> bool:
         """Whether everything is known that the server tells before a run: its offer, or that it makes none."""
         return self.plain or (self.offer is not None and self.offer.fps is not None)
+
+    @property
+    def registered(self) -> bool:
+        """Whether we have a slot."""
+        return self.state not in (State.ASKING, State.REGISTERING)
+
+    @property
+    def in_run(self) -> bool:
+        """Whether a run is on that we have a part in."""
+        return self.state in (State.JOINING, State.PLAYING)
 
     # What the user asks for
 
@@ -219,7 +226,7 @@ class Player:
         """Return what is missing, for an error or a display."""
         if not self.slots:
             return f"the lobby has not answered{f', but said: {self.said}' if self.said else ''}"
-        if self.state in (State.ASKING, State.REGISTERING):
+        if not self.registered:
             if self.agent is not None and self.agent not in self.slots:
                 return f"there is no slot {self.agent!r}; the slots are {', '.join(self.slots)}"
             if self.agent is not None and not self.slots[self.agent].open:
@@ -242,27 +249,19 @@ class Player:
 
     def receive(self, datagram: bytes, sender: Address, now: float, arrived: float | None = None) -> list[Outgoing]:
         """Take a datagram, which arrived at `arrived` (None: now); whatever it holds, nothing is raised."""
-        if sender[0] != self.server[0] or not (
-            sender[1] == self.server[1] or sender[1] == self.port or sender[1] in self._old_ports
-        ):
-            return self._drop()
         try:
             message = packet.parse_server(datagram)
         except PacketError:
-            return self._drop(malformed=True)
-        if message.header != self.header:
-            return self._drop()
+            self.stats.malformed += 1
+            return []
+        port = self.port if isinstance(message, packet.Step) else self.server[1]  # P-12, P-13
+        if sender != (self.server[0], port) or message.header != self.header:
+            self.stats.stale += 1
+            return []
         self.heard_at = now
         if isinstance(message, packet.Step):
-            if sender[1] == self.port and self.state in (State.JOINING, State.PLAYING):
-                return self._on_step(message, now, now if arrived is None else arrived)
-            if sender[1] != self.port:
-                return self._drop()
-            self.stats.received += 1
-            self.stats.duplicates += 1  # done=true again
+            self._on_step(message, now, now if arrived is None else arrived)
             return []
-        if sender[1] != self.server[1]:  # P-12
-            return self._drop()
         if isinstance(message, packet.LobbyInfo):
             self._on_info(message, now)
         elif isinstance(message, packet.Registered):
@@ -272,12 +271,6 @@ class Player:
         else:
             self._on_start(message, now)
         return self.tick(now)
-
-    def _drop(self, *, malformed: bool = False) -> list[Outgoing]:
-        """Count a datagram that is none, or of an older run, another instance or another sender."""
-        self.stats.malformed += malformed
-        self.stats.stale += not malformed
-        return []
 
     def _move(self, event: Event) -> None:
         self.state = TRANSITIONS[self.state, event]
@@ -317,13 +310,12 @@ class Player:
             self._next_retry = now if self.settled else now + self.config.retry
 
     def _on_info(self, message: packet.LobbyInfo, now: float) -> None:
-        before = len(self.slots), [self.slots.get(slot.key) for slot in message.slots]
+        before = dict(self.slots)
         for slot in message.slots:
             if slot.key in self.slots or len(self.slots) < _MOST_SLOTS:
                 self.slots[slot.key] = slot
-        changed = before != (len(self.slots), [self.slots.get(slot.key) for slot in message.slots])
-        if changed and not (self.events and isinstance(self.events[-1], LobbyChanged)):
-            self.events.append(LobbyChanged())
+        if self.slots != before and not (self.events and isinstance(self.events[-1], packet.LobbyInfo)):
+            self.events.append(message)
         if self.state is State.ASKING:
             self._choose(now)
         own = next((slot for slot in message.slots if slot.key == self.key), None)
@@ -341,7 +333,7 @@ class Player:
             else:
                 self._claim.busy = self._claim.busy and own.ready
                 self._claim.confirmed = own.ready == self._claim.wants_ready and not self._claim.busy
-        elif self.state in (State.JOINING, State.PLAYING) and now >= self._run.last_step + self.config.silence:
+        elif self.in_run and now >= self._run.last_step + self.config.silence:
             # The lobby answers with the port while the run is on, and then with nobody ready.
             self._run.gone += not self._may_be_ours(own) or not own.ready
             if self._run.gone >= 3:
@@ -351,7 +343,7 @@ class Player:
         offer = None if self.plain else profile.parse_offer(message.text)
         if offer is None:
             self.said = message.text
-            self.events.append(Said(message.text))
+            self.events.append(message)
             return
         alive = now < max(self._claim.owned_at + self.config.ownership, self._run.last_step + 2 * self.config.poll)
         if self.settled and offer.token != self.token and alive:
@@ -367,36 +359,36 @@ class Player:
             self._own(now)  # it says what S2 says
 
     def _on_start(self, message: packet.Start, now: float) -> None:
-        if message.port in self._old_ports:
+        if message.port in self._ports or (self.state, Event.START) not in TRANSITIONS:
+            self._run.gone = 0
             self._claim.busy = self._claim.busy or self.state is State.WAITING
             return
-        if message.port == self.port or (self.state, Event.START) not in TRANSITIONS:
-            self._run.gone = 0
-            return
         self._move(Event.START)
-        if self.port is not None:
-            self._old_ports.append(self.port)
         self.port = message.port
+        self._ports.append(message.port)
         self._run = PlayerRun(now)
         self.seq += 1
         self._run.next_action = now  # at once: a NAT lets steps through only after we have sent there
-        self.events.append(RunStarted(message.port))
+        self.events.append(message)
 
-    def _on_step(self, message: packet.Step, now: float, arrived: float) -> list[Outgoing]:
+    def _on_step(self, message: packet.Step, now: float, arrived: float) -> None:
         run, stats = self._run, self.stats
         stats.received += 1
-        if (message.step, message.timestamp) in run.known:
+        # After the end, done=true comes again.
+        if not self.in_run or (message.step, message.timestamp) in run.known:
             stats.duplicates += 1
-            return []
+            return
         try:
             reward = parse_decimal(message.reward)
         except PacketError:
-            return self._drop(malformed=True)
+            stats.malformed += 1
+            return
         extra = None if self.plain else profile.parse_extra(message.extra)
         if self.token and (extra is None or extra.token != self.token):
-            return self._drop()  # whoever made it cannot see what is sent to us
+            stats.stale += 1  # whoever made it cannot see what is sent to us
+            return
         if not run.take(message, extra, reward, arrived):
-            return []
+            return
         run.last_step = now
         ack = extra.ack if extra is not None else None
         self.seq = max(self.seq, ack or 0)  # this address had another client before
@@ -404,13 +396,7 @@ class Player:
         truncated = message.done and extra is not None and extra.end == "truncated"
         self.events.append(run.stepped(message.done, truncated, ack=ack))
         if message.done:
-            self._ended()
-        return []
-
-    def _ended(self) -> None:
-        if self.port is not None:
-            self._old_ports.append(self.port)
-        self._run.next_action = math.inf
+            run.next_action = math.inf
 
     def _lose(self, now: float) -> None:
         """The run is over and its end can no longer be had."""
@@ -418,16 +404,15 @@ class Player:
         self._move(Event.GONE)
         if joined and self._run.last is not None:
             self.events.append(self._run.stepped(True, True, lost=True))
-            self._ended()
         else:
             self._claim.confirmed, self._next_retry, self._claim.owned_at = False, now, now
-            self._ended()
+        self._run.next_action = math.inf
 
     # Output
 
     def _send_action(self, now: float) -> list[Outgoing]:
         run, text = self._run, self._action
-        if text is None or self.port is None or self.state not in (State.JOINING, State.PLAYING):
+        if text is None or self.port is None or not self.in_run:
             run.next_action = math.inf
             return []
         if self.token and not self.plain:
@@ -460,7 +445,7 @@ class Player:
         claims, polls = False, now >= self._next_poll
         if self.state is State.OVER:
             return out
-        if self.state in (State.JOINING, State.PLAYING):
+        if self.in_run:
             if now >= self._run.next_action:
                 out += self._send_action(now)
             # Without steps the lobby is asked, too: it has the port while the run is on.
@@ -481,7 +466,7 @@ class Player:
         """Return when `tick` is due next."""
         if self.state is State.OVER:
             return math.inf
-        if self.state in (State.JOINING, State.PLAYING):
+        if self.in_run:
             silent = self._run.last_step + 2 * self.config.poll if self.settled else -math.inf
             return min(self._run.next_action, max(self._next_poll, silent))
         return min(self._next_poll, self._next_retry)

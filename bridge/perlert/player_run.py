@@ -10,28 +10,9 @@ from typing import TypeAlias
 
 from bridge.perlert.protocol import packet, profile
 
-__all__ = ["LobbyChanged", "PlayerEvent", "PlayerRun", "RunStarted", "Said", "Stats", "Stepped"]
+__all__ = ["PlayerEvent", "PlayerRun", "Stats", "Stepped"]
 
 _MOST_KNOWN = 1024
-
-
-@dataclasses.dataclass(frozen=True)
-class LobbyChanged:
-    """The lobby, which is in `Player.slots`, was told anew."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Said:
-    """The server said something to people."""
-
-    text: str
-
-
-@dataclasses.dataclass(frozen=True)
-class RunStarted:
-    """A run's port is known."""
-
-    port: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +35,8 @@ class Stepped:
     """The newest action that the server had applied; None: a plain server."""
 
 
-PlayerEvent: TypeAlias = LobbyChanged | Said | RunStarted | Stepped
+PlayerEvent: TypeAlias = packet.LobbyInfo | packet.Message | packet.Start | Stepped
+"""The lobby, which is in `Player.slots`, has changed; a text for people; a run's port is known; a step came."""
 
 
 @dataclasses.dataclass

@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from decimal import Context, Decimal
 
 from bridge.errors import PacketError, SettingError
-from bridge.perlert.guard import Address, Guard
+from bridge.perlert.guard import Address, Guard, Outgoing
 from bridge.perlert.protocol import packet, profile
 from bridge.perlert.protocol.codec import DECIMALS, decimal_text
-from bridge.perlert.roster import Outgoing
 
 __all__ = ["TRANSITIONS", "Event", "Player", "Result", "Rollout", "RolloutConfig", "State"]
 
@@ -110,16 +109,10 @@ class Player:
 
 
 class Rollout:
-    """A run.
+    """A run, which is named by its UDP port.
 
-    Args:
-        header: Which instance.
-        port: Its UDP port, which names it.
-        guard: The book of bytes, shared by all of a server.
-        act: Takes the text of an action of a slot, or raises PacketError, which is counted and changes nothing.
-        config: Rates and times.
-        epoch: Seconds to add to `now` for the wall-clock time since 1970.
-        now: The time of the start.
+    `act` takes a slot's key and the text of an action, or raises PacketError, which is counted and changes nothing.
+    `epoch` is what to add to `now` for the seconds since 1970.
     """
 
     def __init__(
@@ -164,10 +157,6 @@ class Rollout:
         self._settle()
         return player.key if player is not None and not player.watching else None
 
-    def taken(self) -> set[str]:
-        """Return the slots that clients play."""
-        return {player.key for player in self.players.values() if not player.watching}
-
     # Input
 
     def receive(self, datagram: bytes, sender: Address, now: float) -> list[Outgoing]:
@@ -204,18 +193,19 @@ class Rollout:
             if now <= player.done_at + self.config.linger and now >= player.due - 1e-6:
                 self._send(player, player.last, now, out)  # P-18
             return ""
-        return self._apply(player, seq, text) if text else ""
-
-    def _apply(self, player: Player, seq: int, text: str) -> str:
+        if not text:
+            return ""
         if player.token and seq <= player.seq:
             return "stale action"
-        if not player.watching:
-            try:
-                self._act(player.key, text)
-            except PacketError:
-                return "invalid action"  # P-27: the last valid one stays
+        if player.watching:
+            player.seq = seq
+            return "action of a spectator"
+        try:
+            self._act(player.key, text)
+        except PacketError:
+            return "invalid action"  # P-27: the last valid one stays
         player.seq = seq
-        return "action of a spectator" if player.watching else ""
+        return ""
 
     # Frames
 
@@ -240,17 +230,19 @@ class Rollout:
         out: list[Outgoing] = []
         for player in self.players.values():
             if player.done_at is None and (known := results.get(player.key)) is not None:
-                if known.terminated or known.truncated:
-                    self._finish(player, "terminated" if known.terminated else "truncated", now, out)
-                elif now < player.due - 1e-6:  # P-21
+                end = "terminated" if known.terminated else "truncated" if known.truncated else None
+                if end is None and now < player.due - 1e-6:  # P-21
                     self.counts["not sent, rate"] += 1
                 else:
-                    self._show(player, None, now, out)
+                    self._show(player, end, now, out)
         self._settle()
         return out
 
     def _show(self, player: Player, end: str | None, now: float, out: list[Outgoing]) -> None:
         """Send what a client's agent saw last, with its rewards since the last S5; the last one may follow later."""
+        if end is not None:
+            player.done_at = now
+            player.resends = [now + after for after in self.config.resends if after <= self.config.linger]
         ret, extra = self._rounded(player.key), None
         if player.token:
             counts = player.seq, player.got, player.sent + 1
@@ -272,11 +264,6 @@ class Rollout:
         out.append((datagram, player.address))
         return True
 
-    def _finish(self, player: Player, end: str, now: float, out: list[Outgoing]) -> None:
-        player.done_at = now
-        player.resends = [now + after for after in self.config.resends if after <= self.config.linger]
-        self._show(player, end, now, out)
-
     def _settle(self) -> None:
         """End when every client that plays has its end; a spectator alone keeps nothing going."""
         if self.state is State.RUNNING and all(
@@ -292,7 +279,7 @@ class Rollout:
             self.step += 1  # a step of its own, or it would read as the last one again
         out: list[Outgoing] = []
         for player in ending:
-            self._finish(player, "truncated" if truncated else "terminated", now, out)
+            self._show(player, "truncated" if truncated else "terminated", now, out)
         self._settle()
         return out
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import os
-import socket
+import queue
 import threading
 import time
 import types
@@ -15,16 +17,15 @@ from functools import partial
 from typing import Any, Literal
 
 from bridge.errors import RemoteTimeoutError, RequestError, SettingError
-from bridge.logs import SafeLog
 from bridge.perlert import lobby, rollout
 from bridge.perlert.guard import GuardConfig
-from bridge.perlert.host import Host, Instance, InstanceConfig
+from bridge.perlert.host import Host, Instance
 from bridge.perlert.protocol import packet
 from bridge.perlert.protocol.cipher import ServerSeal, check_key
 from bridge.perlert.protocol.codec import DECIMALS
 from bridge.perlert.udp import ServerPorts
 from bridge.perlert.worlds import default_name, make_world
-from bridge.server.event_loop import READ, EventLoop
+from bridge.server.event_loop import EventLoop
 from bridge.server.serve import open_journal
 from bridge.server.serving import ServerRuntime, ServingThread
 from bridge.transport.address import is_loopback
@@ -35,21 +36,13 @@ from bridge.worlds.scheduling import Pending
 
 __all__ = ["PerlertServer", "serve_perlert"]
 
-_log = SafeLog(__name__)
 _MOST_GRACE = 1e9
 
 
 class PerlertServer:
     """A running server: a context manager that stops it at the end.
 
-    Its environments are called by the thread that serves, one after the other, while a second one answers the network
-    when a call takes long (`bridge.server.serving`).
-
-    Args:
-        ports: The sockets.
-        guard: Limits.
-        publish: Makes the instances; awaited in the thread that serves.
-        journal: Records them, and is closed with the server; None: nothing is recorded.
+    `publish` makes the instances, and is awaited in the thread that serves; `journal` is closed with the server.
     """
 
     def __init__(
@@ -62,18 +55,9 @@ class PerlertServer:
         self._loop = EventLoop()
         self._serving = ServingThread(self._loop)
         self.runtime = ServerRuntime(self._loop, self._serving)
-        self.host = Host(
-            guard,
-            self._loop.scheduler,
-            send=ports.send,
-            open_port=ports.open_port,
-            close_port=ports.close_port,
-            epoch=time.time() - time.monotonic(),
-        )
-        ports.on_open, ports.on_close = self._watch, self._loop.unregister
-        self._watch(None, ports.sockets[None])
+        self.host = Host(guard, self._loop.scheduler, ports, epoch=time.time() - time.monotonic())
+        ports.attach(self._loop, self.host)
         self._stop_lock = threading.Lock()
-        self._stopping = False
         self._thread = threading.Thread(target=self._serve, name="bridge-perlert", daemon=True)
         self._thread.start()
         try:
@@ -82,36 +66,18 @@ class PerlertServer:
             self.stop()
             raise
 
-    def _do(self, work: Any, deadline: float | None) -> bool:
-        """Run a coroutine in the loop, and wait for its end; return whether it came within the deadline."""
-        ended = threading.Event()
-        problems: list[BaseException | None] = []
-
-        def done(result: None, error: BaseException | None) -> None:
-            problems.append(error)
-            ended.set()
-
-        self._loop.scheduler.call_soon_threadsafe(lambda: self._loop.scheduler.start(work, done))
-        if not ended.wait(deadline):
-            return False
-        if problems[0] is not None:
-            raise problems[0]
-        return True
+    def _do(self, work: Any, deadline: float | None) -> None:
+        """Run a coroutine in the loop, and wait for its end, at most until the deadline."""
+        ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        scheduler = self._loop.scheduler
+        scheduler.call_soon_threadsafe(lambda: scheduler.start(work, lambda _, error: ended.put(error)))
+        with contextlib.suppress(queue.Empty):
+            if (problem := ended.get(timeout=deadline)) is not None:
+                raise problem
 
     def _serve(self) -> None:
         self._serving.serve()
         self._loop.close()
-
-    def _watch(self, port: int | None, sock: socket.socket) -> None:
-        self._loop.register(sock, READ, lambda events: self._drain(port))
-
-    def _drain(self, port: int | None) -> None:
-        for datagram, sender in self._ports.drain(port, self.host.guard, self.host.now):
-            try:
-                self.host.receive(port, datagram, sender)
-            except Exception:  # a fault of ours costs one datagram, and not the server
-                self._ports.counts["failed"] += 1
-                _log.exception("a datagram from %s was not handled", sender)
 
     # What there is
 
@@ -129,14 +95,9 @@ class PerlertServer:
 
     def stats(self) -> dict[str, dict[str, int]]:
         """Return counters by instance (runs, frames, late frames, failures, clients), and of what was dropped."""
-        found: dict[str, dict[str, int]] = {}
-        for header, instance in list(self.host.instances.items()):
-            found[str(header)] = instance.stats()
-        dropped: Counter[str] = Counter()
-        for counts in (self.host.guard.dropped, self._ports.counts):
-            dropped.update(dict(counts))  # a copy: the loop's thread goes on counting
-        found["dropped"] = dict(dropped)
-        return found
+        found = {str(header): instance.stats() for header, instance in list(self.host.instances.items())}
+        # Copies: the loop's thread goes on counting.
+        return {**found, "dropped": dict(Counter(dict(self.host.guard.dropped)) + Counter(dict(self._ports.counts)))}
 
     # The end
 
@@ -160,7 +121,6 @@ class PerlertServer:
         with self._stop_lock:
             if self._serving.finished.is_set():
                 return
-            self._stopping = True
             self._do(self._end(grace), grace + 30.0)
             self._thread.join(30.0)
             if self._thread.is_alive():
@@ -294,31 +254,33 @@ def serve_perlert(
             stacklevel=2,
         )
 
-    config = InstanceConfig(
-        slots=slots,
-        bots=bots,
-        default_action=default_action,
-        spectators=spectators,
-        lobby=gathering,
-        rollout=runs,
-    )
-    settings: dict[str, Any] = {
-        "fps": fps,
-        "kwargs": env_kwargs,
-        "isolation": own_process,
-        "thread_safe": thread_safe,
-        "journal": open_journal(record, record_observations, record_frames, record_limit),
-    }
+    journal = open_journal(record, record_observations, record_frames, record_limit)
 
     async def publish(server: PerlertServer) -> None:
-        for label, number in [(label, number) for label in named for number in range(instances)]:
+        for label, number in itertools.product(named, range(instances)):
             header = packet.Header(packet.check_label(label, "name"), number)
-            make = partial(make_world, named[label], server.runtime, str(header), **settings)
-            first = None if seed is None else seed + number
-            kind = default_name(named[label])
+            make = partial(
+                make_world,
+                named[label],
+                server.runtime,
+                str(header),
+                fps=fps,
+                kwargs=env_kwargs,
+                isolation=own_process,
+                thread_safe=thread_safe,
+                journal=journal,
+            )
             try:
-                await server.host.add(Instance(header, make, server.host, config=config, kind=kind, seed=first))
+                await server.host.add(
+                    Instance(header, make, server.host, runs, None if seed is None else seed + number),
+                    slots=slots,
+                    bots=bots,
+                    default_action=default_action,
+                    spectators=spectators,
+                    lobby=gathering,
+                    kind=default_name(named[label]),
+                )
             except RequestError as error:
                 raise start_error(f"cannot make the environment of {header}", error) from error
 
-    return PerlertServer(ports, guard, publish, settings["journal"])
+    return PerlertServer(ports, guard, publish, journal)

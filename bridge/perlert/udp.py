@@ -12,15 +12,19 @@ import struct
 import sys
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import Any
 
-from bridge.errors import ClosedError, ConnectError, SettingError
-from bridge.perlert.guard import Address, Guard
+from bridge.errors import ConnectError, SettingError
+from bridge.logs import SafeLog
+from bridge.perlert.guard import Address
 from bridge.perlert.protocol.cipher import ClientSeal, ServerSeal
 from bridge.perlert.protocol.packet import MAX_DATAGRAM
+from bridge.server.event_loop import READ
 
 __all__ = ["ClientPort", "ServerPorts", "receive"]
 
+_log = SafeLog(__name__)
 CLIENT_BUFFER = 1472
 """Bytes; a foreign server may fill an Ethernet frame."""
 _BATCH = 64
@@ -66,10 +70,11 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         sock.setblocking(False)
         sock.bind(address)
-        if _LINUX and family == socket.AF_INET:
-            sock.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
-        elif _LINUX:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
+        if _LINUX and ipaddress.ip_address(address[0]).is_unspecified:  # to answer from the address that was asked
+            if family == socket.AF_INET:
+                sock.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
+            else:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
     except OSError as error:
         sock.close()
         raise SettingError(
@@ -81,11 +86,6 @@ def _bind(host: str, port: int) -> socket.socket:
 class ServerPorts:
     """The lobby's port and those of the rollouts. Who is asked at one of several addresses answers from that one.
 
-    Args:
-        host: The IP address or name to bind to.
-        port: The lobby's port; 0: any free one.
-        seal: The pre-shared key's end; None: plain messages.
-
     Raises:
         SettingError: The address cannot be bound.
     """
@@ -94,38 +94,43 @@ class ServerPorts:
         self.bind_host, self._seal = host, seal
         self.counts: Counter[str] = Counter()
         """Datagrams dropped here, by reason."""
-        self.on_open: Callable[[int | None, socket.socket], None] = lambda port, sock: None
-        """Called with each port that is opened."""
-        self.on_close: Callable[[socket.socket], None] = lambda sock: None
         lobby = _bind(host, port)
         self.port: int = lobby.getsockname()[1]
-        self.sockets: dict[int | None, socket.socket] = {None: lobby}
+        self._sockets: dict[int | None, socket.socket] = {None: lobby}
         self._asked: OrderedDict[Address, tuple[int, int, bytes]] = OrderedDict()
         """Which of our addresses each client sent to, as `sendmsg` takes it."""
+
+    def attach(self, loop: Any, host: Any) -> None:
+        """Have an `EventLoop` watch the ports, and a `Host` receive what comes to them."""
+        self._loop, self._host = loop, host
+        self._watch(None)
+
+    def _watch(self, port: int | None) -> None:
+        self._loop.register(self._sockets[port], READ, lambda events: self._drain(port))
 
     def open_port(self) -> int:
         """Open a rollout port; return its number."""
         sock = _bind(self.bind_host, 0)
         port: int = sock.getsockname()[1]
-        self.sockets[port] = sock
-        self.on_open(port, sock)
+        self._sockets[port] = sock
+        self._watch(port)
         return port
 
     def close_port(self, port: int | None) -> None:
         """Close a port."""
-        sock = self.sockets.pop(port)
-        self.on_close(sock)
+        sock = self._sockets.pop(port)
+        self._loop.unregister(sock)
         sock.close()
 
     def close(self) -> None:
         """Close all ports."""
-        for port in list(self.sockets):
+        for port in list(self._sockets):
             self.close_port(port)
 
-    def drain(self, port: int | None, guard: Guard, now: Callable[[], float]) -> Iterable[tuple[bytes, Address]]:
-        """Give the messages that have come to a port, not so many that a flood keeps the frames waiting."""
+    def _drain(self, port: int | None) -> None:
+        """Hand on what has come to a port, not so much that a flood keeps the frames waiting."""
         for _ in range(_BATCH):
-            sock = self.sockets.get(port)
+            sock = self._sockets.get(port)
             got = receive(sock, MAX_DATAGRAM) if sock is not None else None
             if sock is None or got is None:
                 return
@@ -137,14 +142,23 @@ class ServerPorts:
             if self._seal is not None:
                 opened = self._seal.open(datagram, sender, port)
                 if opened.message is None:
-                    self.counts["not sealed"] += opened.reply is None
-                    heard, reply = guard.heard(sender, datagram, now()), opened.reply
-                    if heard and reply is not None and guard.answer(sender, len(reply), len(datagram), now()):
-                        self._put(sock, reply, sender)
+                    self._answer(sock, datagram, sender, opened.reply)
                     continue
-                guard.prove(sender)  # it has the key and our challenge
+                self._host.guard.prove(sender)  # it has the key and our challenge
                 datagram = opened.message
-            yield datagram, sender
+            try:
+                self._host.receive(port, datagram, sender)
+            except Exception:  # a fault of ours costs one datagram, and not the server
+                self.counts["failed"] += 1
+                _log.exception("a datagram from %s was not handled", sender)
+
+    def _answer(self, sock: socket.socket, datagram: bytes, sender: Address, reply: bytes | None) -> None:
+        """Answer what belongs to no connection, if it is one's that has the key."""
+        guard, now = self._host.guard, self._host.now()
+        self.counts["not sealed"] += reply is None
+        heard = guard.heard(sender, datagram, now)
+        if heard and reply is not None and guard.answer(sender, len(reply), len(datagram), now):
+            self._put(sock, reply, sender)
 
     def _note(self, sender: Address, ancillary: _Ancillary) -> None:
         """Remember which of our addresses a client sent to (P-12: the answer leaves from there)."""
@@ -162,7 +176,7 @@ class ServerPorts:
 
     def send(self, port: int | None, message: bytes, address: Address) -> None:
         """Send a message from a port."""
-        sock = self.sockets.get(port)
+        sock = self._sockets.get(port)
         sealed = self._seal.seal(message, address, port) if self._seal is not None else message
         if sock is not None and sealed is not None:
             self._put(sock, sealed, address)
@@ -179,13 +193,7 @@ class ServerPorts:
 
 
 class ClientPort:
-    """The client's one source port (P-11).
-
-    Args:
-        url: For errors.
-        host: The server's name or IP address.
-        port: The server's lobby port.
-        seal: The pre-shared key's end; None: plain messages.
+    """The client's one source port (P-11), for a server's host and lobby port; `url` is for errors.
 
     Raises:
         ConnectError: The name has no address.
@@ -202,10 +210,11 @@ class ClientPort:
         self._socket.setblocking(False)
         if _LINUX:
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-        wide = "0.0.0.0" if family == socket.AF_INET else "::"
-        self._socket.bind(
-            ("127.0.0.1" if ipaddress.ip_address(address[0]).is_loopback and family == socket.AF_INET else wide, 0)
-        )
+        if family == socket.AF_INET6:
+            here = "::"
+        else:
+            here = "127.0.0.1" if ipaddress.ip_address(address[0]).is_loopback else "0.0.0.0"
+        self._socket.bind((here, 0))
         self.server: Address = (str(address[0]), int(address[1]))
         self.cut = 0
         """Datagrams that were longer than the receive buffer."""
@@ -223,8 +232,6 @@ class ClientPort:
 
     def send(self, out: Iterable[tuple[bytes, Address]]) -> None:
         """Send; what the network does not take is as good as lost on the way."""
-        if self.closed:
-            raise ClosedError("expected an open environment, got a closed one; make a new one")
         for message, address in out:
             datagram: bytes | None = message
             if self._seal is not None:
@@ -238,7 +245,7 @@ class ClientPort:
 
     def _say_hello(self) -> None:
         # The messages themselves are repeated until they work; so is this.
-        if self._seal is not None and self._seal.wants_hello and (now := time.monotonic()) >= self._hello_at + 0.3:
+        if self._seal is not None and not self._seal.connected and (now := time.monotonic()) >= self._hello_at + 0.3:
             self._hello_at = now
             with contextlib.suppress(OSError):
                 self._socket.sendto(self._seal.hello(), self.server)
@@ -250,8 +257,6 @@ class ClientPort:
 
     def read(self) -> tuple[bytes, Address, float] | None:
         """Return a message that is there, its sender, and how many seconds ago it arrived; None: none is there."""
-        if self.closed:
-            raise ClosedError("expected an open environment, got a closed one; make a new one")
         while (got := receive(self._socket, CLIENT_BUFFER)) is not None:
             datagram, sender, ancillary = got
             if datagram is None:
@@ -260,11 +265,9 @@ class ClientPort:
             if self._seal is not None:
                 message = self._seal.open(datagram, self._port(sender))
                 if message is None:
-                    if self._held and not self._seal.wants_hello:
+                    if self._held and self._seal.connected:
                         held, self._held = list(self._held), deque(maxlen=4)
                         self.send(held)
-                    elif self._seal.wants_hello:
-                        self._say_hello()
                     continue
                 datagram = message
             return datagram, sender, _age(ancillary)

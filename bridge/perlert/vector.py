@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -67,33 +67,27 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
         self.metadata = {**first.metadata, "autoreset_mode": AutoresetMode.NEXT_STEP}
         self._states = [SlotState.CONNECTING] * self.num_envs
         self._resets: dict[int, Future[Any]] = {}
-        self._ended: set[int] = set()
-        """Slots whose episodes are over, and which go for the next run in the next step."""
 
     def _check_open(self) -> None:
         if self.closed:
             raise ClosedError("expected an open environment, got a closed one; make a new one")
 
-    def _begin(self, slot: int) -> None:
-        """Let a slot go for its next run, unless it does already."""
-        if slot not in self._resets:
+    def _begin(self, slots: Iterable[int]) -> None:
+        """Let slots go for their next runs, unless they do already."""
+        for slot in set(slots) - self._resets.keys():
             self._states[slot] = SlotState.RESETTING
-            self._ended.discard(slot)
             self._resets[slot] = self._threads.submit(self.envs[slot].reset)
 
     def _collect(self, observations: list[Any]) -> dict[str, Any]:
         """Take the first observations of slots whose runs have begun; return the infos."""
         infos: dict[str, Any] = {}
-        for slot, reset in list(self._resets.items()):
-            if not reset.done():
-                continue
-            del self._resets[slot]
+        for slot in [slot for slot, reset in self._resets.items() if reset.done()]:
             try:
-                observations[slot], info = reset.result()
+                observations[slot], info = self._resets.pop(slot).result()
                 self._states[slot] = SlotState.RUNNING
             except RemoteError as error:
                 info = {"error": str(error)}
-                self._begin(slot)  # another deadline
+                self._begin([slot])  # another deadline
             infos = self._add_info(infos, info, slot)
         return infos
 
@@ -112,8 +106,7 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
             raise SettingError(
                 f"expected no options but reset_mask, a bool array ({self.num_envs},), got {options or mask!r}"
             )
-        for slot in np.flatnonzero(mask).tolist():
-            self._begin(slot)
+        self._begin(np.flatnonzero(mask).tolist())
         observations: list[Any] = [None] * self.num_envs
         infos = self._collect(observations)
         return tuple(observations), {**infos, "slot_state": np.array(self._states, np.int64)}
@@ -136,12 +129,12 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
             raise ResetNeededError("expected reset() before the first step()")
         observations: list[Any] = [None] * self.num_envs
         rewards, flags = np.zeros(self.num_envs), np.zeros((2, self.num_envs), np.bool_)
-        steps: dict[int, Future[Any]] = {}
-        for slot, action in enumerate(iterate(self.action_space, actions)):
-            if self._states[slot] is SlotState.RUNNING and slot not in self._ended:
-                steps[slot] = self._threads.submit(self.envs[slot].step, action)
-            elif self._states[slot] is not SlotState.RESETTING:
-                self._begin(slot)
+        playing = {
+            slot for slot, env in enumerate(self.envs) if self._states[slot] is SlotState.RUNNING and env.in_episode
+        }
+        self._begin(set(range(self.num_envs)) - playing)
+        chosen = enumerate(iterate(self.action_space, actions))
+        steps = {slot: self._threads.submit(self.envs[slot].step, act) for slot, act in chosen if slot in playing}
         if steps:
             wait(steps.values())
         else:
@@ -154,8 +147,6 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
                 ends, info = [False, True], {"error": str(error)}
                 self._states[slot] = SlotState.LOST
             flags[:, slot] = ends
-            if any(ends):
-                self._ended.add(slot)
             infos = self._add_info(infos, info, slot)
         states = np.array(self._states, np.int64)
         return tuple(observations), rewards, *flags, {**infos, "slot_state": states}

@@ -17,6 +17,7 @@ import grpc
 import numpy as np
 
 from bridge.errors import ConnectError, SettingError
+from bridge.extras import install_command
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import (
     checks_agents,
@@ -169,7 +170,7 @@ def _open(address: Address, timeout: float) -> Any:
         try:
             from bridge.testing.websocket_wire import WebSocketChannel
         except ImportError as error:
-            text = f"{address.scheme}:// needs the package websockets: pip install 'gymnasium-bridge[web]'"
+            text = f"{address.scheme}:// needs the package websockets: {install_command('web')}"
             raise SettingError(text) from error
         return WebSocketChannel(address, timeout)
     held, credentials = address.credentials, None

@@ -1,10 +1,9 @@
 """Messages ciphered with a pre-shared key (P-26): authenticated, and no datagram is taken twice. No socket.
 
     HELLO      1 | nonce 12 | seal(K0, client id 16, padding 32)                      client → server
-    CHALLENGE  2 | nonce 12 | seal(K0, number 8, server id 16; bound to the client id)
+    CHALLENGE  2 | nonce 12 | seal(K0, number 8, server id 16, last 16 bytes of what it answers; bound to the client id)
     UP         3 | client id 16 | number 8 | counter 8 | seal(K1, message; bound to these and the port)
     DOWN       4 | counter 8 | seal(K2, message; bound to these and the port)
-    REJECT     5 | nonce 12 | seal(K0, the last 16 bytes of the datagram that was refused)
 
 `seal` is ChaCha20-Poly1305. K0 comes from the pre-shared key by HKDF-SHA256, K1 and K2 from it and both ids. The port
 is the rollout's, 0 for the lobby's: a run's datagrams open in no other run. Within a connection a window of counters
@@ -12,8 +11,9 @@ refuses what has been seen.
 
 The server keeps nothing for a HELLO: the server id is a MAC of the client's address and id and of the challenge's
 number, by a secret of this server, so UP alone opens a connection, and only one whose number is above the last
-one's. So HELLOs that are replayed change nothing, and what was recorded opens nothing. A datagram that opens nowhere is
-answered with a REJECT, which makes the client that sent it, and nobody else, say HELLO again: after a restart.
+one's. So HELLOs that are replayed change nothing, and what was recorded opens nothing. An UP that opens nowhere is
+answered with a CHALLENGE as a HELLO is: after a restart, clients go on by it. A client takes the first CHALLENGE that
+answers what it has said in the connection at hand, and no other one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OVERHEAD = 25
 UP_OVERHEAD = 49
 """Bytes that a message of a client grows by."""
 
-_HELLO, _CHALLENGE, _UP, _DOWN, _REJECT = (bytes([kind]) for kind in range(1, 6))
+_HELLO, _CHALLENGE, _UP, _DOWN = (bytes([kind]) for kind in range(1, 5))
 _HEAD = 33
 _WINDOW = 1024
 _MAX_CONNECTIONS = 4096
@@ -81,10 +81,6 @@ def _open(cipher: Any, nonce: bytes, sealed: bytes, bound: bytes) -> bytes | Non
         return None
 
 
-def _bound(head: bytes, port: int | None) -> bytes:
-    return head + (port or 0).to_bytes(2, "big")
-
-
 class _Channel:
     """One connection's two directions, from one end's view."""
 
@@ -99,7 +95,8 @@ class _Channel:
         """Return `head` with a counter, and the message sealed."""
         head += self._counter.to_bytes(8, "big")
         self._counter += 1
-        return head + bytes(self._out.encrypt(bytes(4) + head[-8:], message, _bound(head, port)))
+        bound = head + (port or 0).to_bytes(2, "big")
+        return head + bytes(self._out.encrypt(bytes(4) + head[-8:], message, bound))
 
     def knows(self, head: bytes) -> bool:
         """Tell whether a datagram was opened whose head ends with this counter, or is too old to know."""
@@ -110,12 +107,12 @@ class _Channel:
         """Return the message; None: it is none, or was opened already."""
         if self.knows(head):
             return None
-        message = _open(self._in, bytes(4) + head[-8:], sealed, _bound(head, port))
+        message = _open(self._in, bytes(4) + head[-8:], sealed, head + (port or 0).to_bytes(2, "big"))
         if message is not None:
-            ahead = max(0, int.from_bytes(head[-8:], "big") - self._highest)
+            number = int.from_bytes(head[-8:], "big")
+            ahead = max(0, number - self._highest)
             self._highest += ahead
-            self._seen = self._seen << min(ahead, _WINDOW) & ((1 << _WINDOW) - 1)
-            self._seen |= 1 << self._highest - int.from_bytes(head[-8:], "big")
+            self._seen = self._seen << min(ahead, _WINDOW) & ((1 << _WINDOW) - 1) | 1 << self._highest - number
         return message
 
 
@@ -130,12 +127,7 @@ class Opened:
 
 
 class ServerSeal:
-    """The server's end, for all clients and all of its ports.
-
-    Args:
-        key: The pre-shared key.
-        random: Makes so many unguessable bytes.
-    """
+    """The server's end, for all clients and all of its ports."""
 
     def __init__(self, key: bytes, random: Callable[[int], bytes] = os.urandom) -> None:
         self._key, self._random = key, random
@@ -149,9 +141,11 @@ class ServerSeal:
     def _server_id(self, ids: bytes, sender: Address) -> bytes:
         return hmac.digest(self._secret, ids + repr(sender).encode(), hashlib.sha256)[:16]
 
-    def _sealed(self, kind: bytes, text: bytes, bound: bytes) -> bytes:
-        nonce = self._random(12)
-        return kind + nonce + bytes(self._first.encrypt(nonce, text, bound))
+    def _challenge(self, client_id: bytes, datagram: bytes, sender: Address) -> Opened:
+        self._number += 1
+        number, nonce = self._number.to_bytes(8, "big"), self._random(12)
+        text = number + self._server_id(client_id + number, sender) + datagram[-16:]
+        return Opened(reply=_CHALLENGE + nonce + bytes(self._first.encrypt(nonce, text, b"challenge" + client_id)))
 
     def open(self, datagram: bytes, sender: Address, port: int | None = None) -> Opened:
         """Take a datagram that came to the lobby (None) or to a rollout's port."""
@@ -159,10 +153,7 @@ class ServerSeal:
             plain = _open(self._first, datagram[1:13], datagram[13:], b"hello")
             if plain is None or len(plain) != 48:
                 return Opened()
-            self._number += 1
-            number = self._number.to_bytes(8, "big")
-            server_id = self._server_id(plain[:16] + number, sender)
-            return Opened(reply=self._sealed(_CHALLENGE, number + server_id, b"challenge" + plain[:16]))
+            return self._challenge(plain[:16], datagram, sender)
         if datagram[:1] != _UP or len(datagram) < UP_OVERHEAD:
             return Opened()
         head, ids = datagram[:_HEAD], datagram[1:25]
@@ -173,7 +164,7 @@ class ServerSeal:
             channel = _Channel(self._key, ids + server_id, is_server=True) if is_new else None
         message = channel.open(head, datagram[_HEAD:], port) if channel is not None else None
         if channel is None or (message is None and not channel.knows(head)):
-            return Opened(reply=self._sealed(_REJECT, datagram[-16:], b"reject"))
+            return self._challenge(ids[:16], datagram, sender)
         if message is not None:
             self._channels[sender] = ids, channel
             self._channels.move_to_end(sender)
@@ -189,12 +180,7 @@ class ServerSeal:
 
 
 class ClientSeal:
-    """The client's end.
-
-    Args:
-        key: The pre-shared key.
-        random: Makes so many unguessable bytes.
-    """
+    """The client's end."""
 
     def __init__(self, key: bytes, random: Callable[[int], bytes] = os.urandom) -> None:
         self._key, self._random = key, random
@@ -203,34 +189,35 @@ class ClientSeal:
         self._head = b""
         self._channel: _Channel | None = None
         self._sent: deque[bytes] = deque(maxlen=256)
-        self.wants_hello = True
-        """Whether a `hello` is to be sent, again until this is False."""
+        """The last 16 bytes of each newest datagram, of which one challenge is taken."""
 
     def hello(self) -> bytes:
-        """Return the datagram to begin with."""
+        """Return the datagram to begin with, again until there is a connection."""
         nonce = self._random(12)
-        return _HELLO + nonce + bytes(self._first.encrypt(nonce, self._id + bytes(32), b"hello"))
+        datagram = _HELLO + nonce + bytes(self._first.encrypt(nonce, self._id + bytes(32), b"hello"))
+        self._sent.append(datagram[-16:])
+        return datagram
+
+    @property
+    def connected(self) -> bool:
+        """Whether the server has answered."""
+        return self._channel is not None
 
     def open(self, datagram: bytes, port: int | None = None) -> bytes | None:
         """Return the message in a datagram that came from the lobby (None) or a rollout's port, unless it was seen."""
         kind = datagram[:1]
         if kind == _DOWN and len(datagram) >= OVERHEAD and self._channel is not None:
             return self._channel.open(datagram[:9], datagram[9:], port)
-        if kind == _CHALLENGE and self.wants_hello:
+        if kind == _CHALLENGE:
             plain = _open(self._first, datagram[1:13], datagram[13:], b"challenge" + self._id)
-            if plain is not None and len(plain) == 24:
+            if plain is not None and plain[24:] in self._sent:
                 self._head = _UP + self._id + plain[:8]
-                self._channel = _Channel(self._key, self._id + plain, is_server=False)
+                self._channel = _Channel(self._key, self._id + plain[:24], is_server=False)
                 self._sent.clear()
-                self.wants_hello = False
-        elif kind == _REJECT and not self.wants_hello:
-            refused = _open(self._first, datagram[1:13], datagram[13:], b"reject")
-            if refused is not None and refused in self._sent:  # a datagram of ours, of this connection
-                self._id, self.wants_hello = self._random(16), True
         return None
 
     def seal(self, message: bytes, port: int | None = None) -> bytes | None:
-        """Return what to send; None: the server has never answered."""
+        """Return what to send; None: the server has not answered."""
         if self._channel is None:
             return None
         sealed = self._channel.seal(self._head, message, port)

@@ -43,12 +43,9 @@ def parse_decimal(text: str) -> Decimal:
     Raises:
         PacketError: It is none (`nan`, `inf`, blanks, an empty text, another alphabet's digits).
     """
-    if len(text) > 400 or not _DECIMAL.match(text):
+    if len(text) > 400 or not _DECIMAL.match(text) or math.isinf(float(text)):
         raise PacketError(f"expected a finite decimal such as -1.25, got {text[:40]!r}")
-    value = Decimal(text)
-    if not math.isfinite(float(value)):
-        raise PacketError(f"expected a finite decimal, got {text[:40]!r}")
-    return value
+    return Decimal(text)
 
 
 def decimal_text(value: Decimal) -> str:
@@ -60,7 +57,7 @@ def decimal_text(value: Decimal) -> str:
 
 
 def _float_text(value: float, decimals: int) -> str:
-    text = f"{value:.{decimals}f}"
+    text = f"{min(max(value, -LIMIT), LIMIT):.{decimals}f}"
     if decimals:
         text = text.rstrip("0").rstrip(".")
     return "0" if text == "-0" else text
@@ -70,6 +67,27 @@ def _exact_text(value: Any) -> str:
     """The shortest decimal that reads back as the same float."""
     text = np.format_float_positional(value, unique=True, trim="-")
     return "0" if text == "-0" else text
+
+
+class _Part:
+    """An array of a space: how many numbers of which type, and between which bounds."""
+
+    def __init__(self, leaf: Leaf) -> None:
+        self.space, self.shape, self.size = leaf.space, leaf.spec.shape, math.prod(leaf.spec.shape)
+        self.name = ".".join(leaf.path)
+        self.dtype = np.dtype(leaf.space.dtype)
+        self.low, self.high = bounds_of(leaf.space)
+        self.is_float = self.dtype.kind == "f"
+        info: Any = np.finfo if self.is_float else np.iinfo
+        held = info(np.int8 if self.dtype.kind == "b" else self.dtype)
+        self._number: type[float] = float if self.is_float else int
+        self.least, self.most = self._number(held.min), self._number(held.max)
+
+    def read(self, text: str) -> float:
+        """Read a number, which may be greater than the type can hold."""
+        if not (_DECIMAL if self.is_float else _INTEGER).match(text):
+            raise PacketError(f"expected {'a finite decimal' if self.is_float else 'an integer'}, got {text[:40]!r}")
+        return self._number(text)
 
 
 def _leaves(layout: Layout) -> tuple[Leaf, ...]:
@@ -110,25 +128,24 @@ class TextCodec:
             self._layout = Layout(space, "value")
         except TensorError as error:
             raise UnsupportedSpaceError(f"expected numbers in {space}: {error}") from error
-        self._leaves = _leaves(self._layout)
-        self._sizes = [math.prod(leaf.spec.shape) for leaf in self._leaves]
-        self._names = [".".join(leaf.path) for leaf in self._leaves] if named and self._leaves[0].path else None
+        self._parts = [_Part(leaf) for leaf in _leaves(self._layout)]
+        self._size = sum(part.size for part in self._parts)
+        self._named = named and bool(self._parts[0].name)
 
     def max_bytes(self) -> int:
         """Return the length of the longest text that `encode` writes, in bytes."""
-        total = sum(self._sizes) - 1 + sum(len(name.encode()) + 1 for name in self._names or ())
-        for leaf, size in zip(self._leaves, self._sizes, strict=True):
-            low, high = bounds_of(leaf.space)
-            if low.dtype.kind != "f":
-                total += size * max(len(str(int(end))) for end in (low.min(), high.max()))
+        total = self._size - 1 + sum(len(part.name.encode()) + 1 for part in self._parts if self._named)
+        for part in self._parts:
+            if not part.is_float:
+                total += part.size * max(len(str(int(end))) for end in (part.low.min(), part.high.max()))
             elif self.decimals is None:
-                info = np.finfo(leaf.space.dtype)
+                info = np.finfo(part.dtype)
                 # sign, integer digits, dot, zeros of the smallest denormal and its digits
-                total += size * (3 + 2 * int(np.ceil(-np.log10(float(info.smallest_subnormal)))) + info.precision)
+                total += part.size * (3 + 2 * int(np.ceil(-np.log10(float(info.smallest_subnormal)))) + info.precision)
             else:
-                most = np.maximum(abs(low.astype(np.float64)), abs(high.astype(np.float64)))
+                most = np.maximum(abs(part.low.astype(np.float64)), abs(part.high.astype(np.float64)))
                 digits = np.floor(np.log10(np.clip(most, 1.0, LIMIT))) + 1
-                total += int(digits.sum()) + size * (1 + bool(self.decimals) + self.decimals)
+                total += int(digits.sum()) + part.size * (1 + bool(self.decimals) + self.decimals)
         return total
 
     def encode(self, value: Any) -> str:
@@ -142,29 +159,30 @@ class TextCodec:
         except TensorError as error:
             raise InvalidActionError(str(error)) from error
         texts = []
-        for number, (leaf, array) in enumerate(zip(self._leaves, arrays, strict=True)):
-            flat = array.reshape(-1).astype(leaf.space.dtype, copy=False)
-            if flat.dtype.kind != "f":
-                items = [str(int(item)) for item in flat.tolist()]
-            elif np.isnan(flat).any():
-                raise InvalidActionError(f"expected numbers for {leaf.space}, got NaN: {value!r:.80}")
+        for part, array in zip(self._parts, arrays, strict=True):
+            flat = array.reshape(-1).astype(part.dtype, copy=False)
+            numbers = flat.tolist()
+            if not part.is_float:
+                items = [str(int(number)) for number in numbers]
+            elif any(map(math.isnan, numbers)):
+                raise InvalidActionError(f"expected numbers for {part.space}, got NaN: {value!r:.80}")
             elif self.decimals is not None:
-                items = [_float_text(min(max(item, -LIMIT), LIMIT), self.decimals) for item in flat.tolist()]
-            elif np.isinf(flat).any():
-                raise InvalidActionError(f"expected finite numbers for {leaf.space}, got infinity: {value!r:.80}")
+                items = [_float_text(number, self.decimals) for number in numbers]
+            elif any(map(math.isinf, numbers)):
+                raise InvalidActionError(f"expected finite numbers for {part.space}, got infinity: {value!r:.80}")
             else:
                 items = [_exact_text(item) for item in flat]
-            if self._names:
-                items[0] = f"{self._names[number]}:{items[0]}"
+            if self._named:
+                items[0] = f"{part.name}:{items[0]}"
             texts += items
         return ",".join(texts)
 
     def _items(self, text: str) -> list[str]:
         """Return the texts of all elements, in the order of the space."""
         items = text.split(",") if len(text) <= 64 * 1024 else []
-        if len(items) != sum(self._sizes):
-            raise PacketError(f"expected {sum(self._sizes)} values for {self.space}, got {text[:80]!r}")
-        if not self._names:
+        if len(items) != self._size:
+            raise PacketError(f"expected {self._size} values for {self.space}, got {text[:80]!r}")
+        if not self._named:
             return items
         # Parts may come in any order; each begins with its name.
         groups: dict[str, list[str]] = {}
@@ -179,10 +197,10 @@ class TextCodec:
             elif not groups:
                 raise PacketError(f"expected name:value, got {item[:40]!r}")
             groups[name].append(after)
-        for wanted, size in zip(self._names, self._sizes, strict=True):
-            if len(groups.get(wanted, ())) != size:
-                raise PacketError(f"expected {size} values named {wanted!r}, got {text[:80]!r}")
-        return [item for name in self._names for item in groups[name]]
+        for part in self._parts:
+            if len(groups.get(part.name, ())) != part.size:
+                raise PacketError(f"expected {part.size} values named {part.name!r}, got {text[:80]!r}")
+        return [item for part in self._parts for item in groups[part.name]]
 
     def decode(self, text: str, *, check: bool = True) -> Any:
         """Read a value: a numpy array, an integer for Discrete, a dict for Dict.
@@ -195,28 +213,12 @@ class TextCodec:
             PacketError: The text has another form, or the value is not in the space.
         """
         items, arrays = iter(self._items(text)), []
-        for leaf, size in zip(self._leaves, self._sizes, strict=True):
-            mine, dtype = list(itertools.islice(items, size)), np.dtype(leaf.space.dtype)
-            read = _read_float if dtype.kind == "f" else _read_integer
-            try:
-                with np.errstate(over="ignore"):
-                    array = np.array([read(item) for item in mine], dtype)
-            except OverflowError as error:
-                raise PacketError(f"expected numbers that {dtype} can hold, got {text[:80]!r}") from error
-            if not np.isfinite(array).all():
-                raise PacketError(f"expected numbers that {dtype} can hold, got {text[:80]!r}")
-            arrays.append(array.reshape(leaf.spec.shape))
-        value = self._layout.unpack(arrays)
-        if check and not self.space.contains(value):
-            raise PacketError(f"expected a value of {self.space}, got {text[:80]!r}")
-        return value
-
-
-def _read_float(text: str) -> float:
-    return float(parse_decimal(text))
-
-
-def _read_integer(text: str) -> int:
-    if not _INTEGER.match(text):
-        raise PacketError(f"expected an integer, got {text[:40]!r}")
-    return int(text)
+        for part in self._parts:
+            numbers = [part.read(item) for item in itertools.islice(items, part.size)]
+            if min(numbers) < part.least or max(numbers) > part.most:
+                raise PacketError(f"expected numbers that {part.dtype} can hold, got {text[:80]!r}")
+            array = np.array(numbers, part.dtype).reshape(part.shape)
+            if check and ((array < part.low) | (array > part.high)).any():
+                raise PacketError(f"expected a value of {self.space}, got {text[:80]!r}")
+            arrays.append(array)
+        return self._layout.unpack(arrays)

@@ -15,36 +15,17 @@ as the same message, so that nobody's tag can forge a slot.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
-from typing import TypeAlias
+from collections.abc import Callable, Iterable
+from functools import lru_cache, partial
+from typing import Any, TypeAlias
 
 from bridge.errors import PacketError
 
-__all__ = [
-    "MAX_DATAGRAM",
-    "MAX_FIELD",
-    "MAX_MESSAGE",
-    "RESERVED_KEYS",
-    "Action",
-    "ClientMessage",
-    "Header",
-    "LobbyInfo",
-    "LobbyRequest",
-    "Message",
-    "Ready",
-    "Register",
-    "Registered",
-    "ServerMessage",
-    "Slot",
-    "Start",
-    "Step",
-    "check_label",
-    "format_message",
-    "parse_client",
-    "parse_header",
-    "parse_server",
-    "slot_text",
-]
+__all__ = ["Action", "ClientMessage", "Header", "LobbyInfo", "LobbyRequest", "Message", "Ready", "Register"]
+__all__ += ["Registered", "ServerMessage", "Slot", "Start", "Step", "check_label", "format_message", "parse_client"]
+__all__ += ["format_lobby", "parse_header", "parse_server"]
 
 MAX_DATAGRAM = 1200
 """Bytes; nothing longer is sent, so that no path has to fragment it."""
@@ -55,9 +36,7 @@ MAX_FIELD = 64
 RESERVED_KEYS = frozenset({"register", "registered", "ready", "message", "start", "action", "lobby"})
 """No agent key may be one of these: `H;message=…` would be both a slot and a message."""
 
-_NUMBER = re.compile(r"(?:0|[1-9][0-9]{0,18})\Z", re.ASCII)
 _BANNED_IN_LABEL = re.compile(r"[:;,=\x00-\x1f\x7f-\x9f\u2028\u2029]")
-_BOOLEANS = {"true": True, "false": False}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -166,6 +145,11 @@ class Step:
 
 ClientMessage: TypeAlias = LobbyRequest | Register | Ready | Action
 ServerMessage: TypeAlias = LobbyInfo | Registered | Message | Start | Step
+_Type: TypeAlias = tuple[Callable[[str], Any], Callable[[Any], str]]
+"""How a field is read, which raises PacketError, and written."""
+
+_NUMBER = "(0|[1-9][0-9]{0,18})"
+_STEP = re.compile(f"(.*?:.*?):{_NUMBER}:{_NUMBER};obs=([^;=]+);reward=([^;=]+);done=(true|false)(?:;(.*))?", re.DOTALL)
 
 
 def _refusal(expected: str, came: str) -> PacketError:
@@ -200,49 +184,109 @@ def _encode(text: str) -> bytes:
         raise _refusal("text that UTF-8 can hold", text) from error
 
 
-def _free(text: str, what: str, banned: str, *, empty: bool = False) -> str:
-    if not empty and not text:
-        raise PacketError(f"expected {what}, got an empty text")
-    if any(character in text for character in banned):
-        raise _refusal(f"{what} without {' '.join(banned)}", text)
+def _action(text: str) -> str:
+    if not text or set(":;=") & set(text):  # P-2
+        raise _refusal("an action without `:`, `;` and `=`", text)
     return text
 
 
-def _integer(text: str, what: str) -> int:
-    if not _NUMBER.match(text):
-        raise _refusal(f"{what} as a non-negative integer", text)
+def _port(text: str) -> int:
+    if not re.fullmatch(_NUMBER, text) or not 1 <= int(text) <= 65535:
+        raise _refusal("a port from 1 to 65535", text)
     return int(text)
 
 
-def _boolean(text: str) -> bool:
-    if text not in _BOOLEANS:
-        raise _refusal("true or false", text)
-    return _BOOLEANS[text]
+def _slots(text: str) -> tuple[Slot, ...]:
+    slots = tuple(_read_slot(part) for part in text.removesuffix(";").split(";"))  # P-24
+    if len({slot.key for slot in slots}) < len(slots):
+        raise _refusal("each key once", text)
+    return slots
+
+
+def _either(yes: str, no: str) -> _Type:
+    def read(text: str) -> bool:
+        if text not in (yes, no):
+            raise _refusal(f"{yes} or {no}", text)
+        return text == yes
+
+    return read, lambda value: yes if value else no
+
+
+_TYPES: dict[str, _Type] = {
+    "action": (_action, str),
+    "key": (partial(check_label, what="key"), str),
+    "kind": (partial(check_label, what="kind", empty=True), str),
+    "open": _either("open", "close"),
+    "port": (_port, str),
+    "ready": _either("true", "false"),
+    "slots": (_slots, lambda slots: ";".join(map(_SLOT.write, slots))),
+    "tag": (partial(check_label, what="tag", empty=True), str),
+    "text": (str, str),
+}
+
+
+class _Form:
+    """What follows `H;` in one kind of message: a template with the fields of its class, in order."""
+
+    def __init__(self, kind: Callable[..., Any], template: str, **types: _Type) -> None:
+        self.kind, self.template = kind, template
+        self.types = {name: types.get(name, _TYPES[name]) for name in re.findall(r"{(\w+)}", template)}
+        self.pattern = re.compile(re.sub(r"{\w+}", "(.*?)", template), re.DOTALL)
+
+    def read(self, text: str, *before: Any) -> Any:
+        """Return the message, or raise PacketError; `before` are the arguments before its fields."""
+        if (match := self.pattern.fullmatch(text)) is None:
+            raise _refusal(self.template.upper(), text)
+        return self.kind(
+            *before, *(read(part) for (read, _), part in zip(self.types.values(), match.groups(), strict=True))
+        )
+
+    def write(self, message: Any) -> str:
+        return self.template.format(**{name: write(getattr(message, name)) for name, (_, write) in self.types.items()})
+
+
+_SLOT: _Form = _Form(Slot, "{key}={open},{kind},{tag},{ready}", ready=_either("ready", "not_ready"))
+_read_slot = lru_cache(4096)(_SLOT.read)  # a lobby is told often, and its slots change seldom
+_LOBBY_INFO = _Form(LobbyInfo, "{slots}")
+_CLIENT_FORMS = {
+    "action": _Form(Action, "action={action}"),
+    "lobby": _Form(LobbyRequest, "lobby"),
+    "ready": _Form(Ready, "ready={key},{ready}"),
+    "register": _Form(Register, "register={key},{tag}"),
+}
+_SERVER_FORMS = {
+    "message": _Form(Message, "message={text}"),
+    "registered": _Form(Registered, "registered={key}"),
+    "start": _Form(Start, "start=port:{port}"),
+}
+_FORM_OF = {form.kind: form for form in (*_CLIENT_FORMS.values(), *_SERVER_FORMS.values(), _LOBBY_INFO)}
 
 
 # Reading
 
 
 def _split(datagram: bytes) -> tuple[str, str]:
+    """Return what stands before and after the first semicolon."""
     try:
-        head, semicolon, rest = datagram.decode("utf-8", "strict").partition(";")
+        head, semicolon, body = datagram.decode().partition(";")
     except UnicodeDecodeError as error:
         raise PacketError(f"expected UTF-8, got a datagram with {error.reason} at byte {error.start}") from error
     if not semicolon:
         raise _refusal("`NAME:NUMBER;` and a message", head)
-    return head, rest
+    return head, body
 
 
+@lru_cache(1024)
 def parse_header(text: str) -> Header:
     """Read `NAME:NUMBER`.
 
     Raises:
         PacketError: It has another form.
     """
-    name, colon, number = text.partition(":")
-    if not colon:
-        raise _refusal("NAME:NUMBER", text)
-    return Header(check_label(name, "name"), _integer(number, "the instance's number"))
+    name, _, number = text.partition(":")
+    if not re.fullmatch(_NUMBER, number):
+        raise _refusal("NAME:NUMBER, with a number from 0", text)
+    return Header(check_label(name, "name"), int(number))
 
 
 def parse_client(datagram: bytes) -> ClientMessage:
@@ -251,51 +295,12 @@ def parse_client(datagram: bytes) -> ClientMessage:
     Raises:
         PacketError: It is none of them.
     """
-    head, rest = _split(datagram)
-    header = parse_header(head)
-    if rest == "lobby":
-        return LobbyRequest(header)
-    word, equals, value = rest.partition("=")
-    if equals and word == "action":
-        return Action(header, _free(value, "an action", ":;="))  # P-2
-    if equals and word in ("register", "ready"):
-        key, comma, last = value.partition(",")
-        if not comma:
-            raise _refusal(f"{word}=KEY,{'TAG' if word == 'register' else 'true|false'}", rest)
-        check_label(key, "key")
-        if word == "ready":
-            return Ready(header, key, _boolean(last))
-        return Register(header, key, check_label(last, "tag", empty=True))
-    raise _refusal("lobby, register=, ready= or action=", rest)
-
-
-def _slot(text: str) -> Slot:
-    key, equals, value = text.partition("=")
-    parts = value.split(",")
-    if not equals or len(parts) != 4 or parts[0] not in ("open", "close") or parts[3] not in ("ready", "not_ready"):
-        raise _refusal("KEY=open|close,KIND,TAG,ready|not_ready", text)
-    status, kind, tag, ready = parts
-    check_label(kind, "kind", empty=True)
-    check_label(tag, "tag", empty=True)
-    return Slot(check_label(key, "key"), status == "open", kind, tag, ready == "ready")
-
-
-def _step(head: str, rest: str) -> Step:
-    name, number, timestamp, step = head.split(":")
-    fields = rest.split(";")
-    values = []
-    for word, what in (("obs", "an observation"), ("reward", "a reward"), ("done", "true or false")):
-        field = fields.pop(0) if fields else ""
-        if not field.startswith(word + "="):
-            raise _refusal(f"{word}=", field)
-        values.append(_free(field[len(word) + 1 :], what, "="))  # P-4, P-5; `;` is the separator
-    extras = [field for field in fields if field.startswith("extra=")]  # what is not known is ignored
-    if len(extras) > 1:
-        raise _refusal("one extra=", rest)
-    extra = _free(extras[0][len("extra=") :], "extra", "=", empty=True) if extras else None  # P-6
-    observation, reward, done = values
-    times = _integer(timestamp, "a timestamp"), _integer(step, "a step")
-    return Step(parse_header(f"{name}:{number}"), *times, observation, reward, _boolean(done), extra)
+    head, body = _split(datagram)
+    form = _CLIENT_FORMS.get(body.partition("=")[0])
+    if form is None:
+        raise _refusal("lobby, register=, ready= or action=", body)
+    message: ClientMessage = form.read(body, parse_header(head))
+    return message
 
 
 def parse_server(datagram: bytes) -> ServerMessage:
@@ -304,59 +309,26 @@ def parse_server(datagram: bytes) -> ServerMessage:
     Raises:
         PacketError: It is none of them.
     """
-    head, rest = _split(datagram)
-    if head.count(":") == 3:
-        return _step(head, rest)
-    header = parse_header(head)
-    word, equals, value = rest.partition("=")
-    if equals and word == "message":
-        return Message(header, value)
-    if equals and word == "registered":
-        return Registered(header, check_label(value, "key"))
-    if equals and word == "start":
-        port = _integer(value.removeprefix("port:"), "a port")
-        if not value.startswith("port:") or not 1 <= port <= 65535:
-            raise _refusal("start=port: and a port from 1 to 65535", rest)
-        return Start(header, port)
-    slots = tuple(map(_slot, rest.removesuffix(";").split(";")))  # P-24
-    if len({slot.key for slot in slots}) < len(slots):
-        raise _refusal("each key once", rest)
-    return LobbyInfo(header, slots)
+    head, body = _split(datagram)
+    if head.count(":") > 1:
+        return _step(f"{head};{body}")
+    message: ServerMessage = _SERVER_FORMS.get(body.partition("=")[0], _LOBBY_INFO).read(body, parse_header(head))
+    return message
+
+
+def _step(text: str) -> Step:
+    if (match := _STEP.fullmatch(text)) is None:
+        raise _refusal("NAME:NUMBER:TIMESTAMP:STEP;obs=O;reward=R;done=true|false and, if any, ;extra=E", text)
+    head, timestamp, step, observation, reward, done, rest = match.groups()
+    particles = (rest or "").split(";")  # what is not known is ignored
+    extras = [particle.removeprefix("extra=") for particle in particles if particle.startswith("extra=")]
+    if len(extras) > 1 or any("=" in extra for extra in extras):  # P-6
+        raise _refusal("one extra=, without `;` and `=`", text)
+    extra = extras[0] if extras else None
+    return Step(parse_header(head), int(timestamp), int(step), observation, reward, done == "true", extra)
 
 
 # Writing
-
-
-def slot_text(slot: Slot) -> str:
-    """Return a slot as S1 lists it."""
-    status, ready = "open" if slot.open else "close", "ready" if slot.ready else "not_ready"
-    return f"{slot.key}={status},{slot.kind},{slot.tag},{ready}"
-
-
-def _body(message: ClientMessage | ServerMessage) -> str:
-    match message:
-        case LobbyRequest():
-            return ";lobby"
-        case Register(_, key, tag):
-            return f";register={key},{tag}"
-        case Ready(_, key, ready):
-            return f";ready={key},{str(ready).lower()}"
-        case Action(_, action):
-            return f";action={action}"
-        case LobbyInfo(_, slots):
-            return ";" + ";".join(map(slot_text, slots))
-        case Registered(_, key):
-            return f";registered={key}"
-        case Message(_, text):
-            return f";message={text}"
-        case Start(_, port):
-            return f";start=port:{port}"
-        case Step(_, timestamp, step, observation, reward, done, extra):
-            # Checked here and not by reading it back, because there are thousands a second.
-            times = f":{_integer(str(timestamp), 'a timestamp')}:{_integer(str(step), 'a step')}"
-            end = "" if extra is None else f";extra={_free(extra, 'extra', ';=', empty=True)}"
-            seen, gained = _free(observation, "an observation", ";="), _free(reward, "a reward", ";=")
-            return f"{times};obs={seen};reward={gained};done={str(done).lower()}{end}"
 
 
 def format_message(message: ClientMessage | ServerMessage) -> bytes:
@@ -366,13 +338,30 @@ def format_message(message: ClientMessage | ServerMessage) -> bytes:
         PacketError: A field holds what the grammar bans there, so that another message would be read; or the datagram
             would be longer than `MAX_MESSAGE` bytes.
     """
-    check_label(message.header.name, "name")
-    text = f"{message.header}{_body(message)}"
+    if isinstance(message, Step):
+        end = "true" if message.done else "false"
+        body = f"obs={message.observation};reward={message.reward};done={end}"
+        body += "" if message.extra is None else f";extra={message.extra}"
+        text = f"{message.header}:{message.timestamp}:{message.step};{body}"
+    else:
+        text = f"{message.header};{_FORM_OF[type(message)].write(message)}"
     datagram = _encode(text)
     if len(datagram) > MAX_MESSAGE:
         raise PacketError(f"expected a message of at most {MAX_MESSAGE} bytes, got {len(datagram)}: {text[:80]!r}…")
-    if not isinstance(message, Step):
-        read = parse_client if isinstance(message, ClientMessage) else parse_server
-        if read(datagram) != message:
-            raise _refusal("fields without what separates fields", text)
+    read = parse_client if isinstance(message, ClientMessage) else parse_server
+    if read(datagram) != message:
+        raise _refusal("fields without what separates fields", text)
     return datagram
+
+
+def format_lobby(header: Header, slots: Iterable[Slot], most: int) -> list[bytes]:
+    """Write slots as S1, in as many datagrams of at most `most` bytes as it takes; raises PacketError as above."""
+    size, groups = math.inf, list[list[Slot]]()
+    for slot in slots:
+        length = len(_SLOT.write(slot).encode()) + 1
+        if size + length > most:
+            size = len(str(header).encode())
+            groups.append([])
+        size += length
+        groups[-1].append(slot)
+    return [format_message(LobbyInfo(header, tuple(group))) for group in groups]

@@ -53,8 +53,13 @@ _TAG = re.compile(
     r"(?P<name>.*)\+b1(?:\.(?P<token>[0-9a-f]{12})\.(?P<seq>[0-9]{1,9})\.(?P<word>[rwl])(?:\.(?P<former>[0-9a-f]{12}))?)?\Z",
     re.DOTALL | re.ASCII,
 )
-_TOKEN = re.compile(r"[0-9a-f]{12}\Z")
-_COUNT = re.compile(r"[0-9]{1,15}\Z", re.ASCII)
+_TOKEN, _COUNT = "[0-9a-f]{12}", "[0-9]{1,15}"
+_ACTION = re.compile(f"({_TOKEN}),({_COUNT}),({_COUNT}),(.*)", re.DOTALL)
+_EXTRA = re.compile(
+    f"token:({_TOKEN}),ack:({_COUNT}),got:({_COUNT}),sent:({_COUNT}),ret:([^,]*)"
+    "(?:,end:(terminated|truncated))?(?:,.*)?",
+    re.DOTALL,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +160,7 @@ def parse_offer(text: str) -> Offer | None:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, TensorError, UnsupportedSpaceError):
         return None
     token, seq, slot, fps = (parts.get(name) for name in ("token", "seq", "slot", "fps"))
-    if not isinstance(token, str) or not _TOKEN.match(token):
+    if not isinstance(token, str) or not re.fullmatch(_TOKEN, token):
         return None
     return Offer(
         token,
@@ -174,10 +179,8 @@ def action_text(token: str, port: int, seq: int, value: str) -> str:
 
 def split_action(action: str) -> tuple[str, int, int, str] | None:
     """Return (token, port, seq, value) of an ACTION of the profile; None: it has another form."""
-    parts = action.split(",", 3)
-    if len(parts) == 4 and _TOKEN.match(parts[0]) and _COUNT.match(parts[1]) and _COUNT.match(parts[2]):
-        return parts[0], int(parts[1]), int(parts[2]), parts[3]
-    return None
+    match = _ACTION.fullmatch(action)
+    return (match[1], int(match[2]), int(match[3]), match[4]) if match else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,16 +208,10 @@ def extra_text(extra: Extra) -> str:
 
 
 def parse_extra(text: str | None) -> Extra | None:
-    """Read EXTRA; None: it is not of the profile. Names that are not known are ignored."""
-    pairs = dict(part.partition(":")[::2] for part in (text or "").split(","))
-    counts = [pairs.get(name, "") for name in ("ack", "got", "sent")]
-    token = pairs.get("token", "")
-    if not all(map(_COUNT.match, counts)) or "ret" not in pairs or not _TOKEN.match(token):
+    """Read EXTRA; None: it is not of the profile. What follows is ignored."""
+    if (match := _EXTRA.fullmatch(text or "")) is None:
         return None
     try:
-        ret = parse_decimal(pairs["ret"])
+        return Extra(match[1], int(match[2]), int(match[3]), int(match[4]), parse_decimal(match[5]), match[6])
     except PacketError:
         return None
-    end = pairs.get("end")
-    ack, got, sent = map(int, counts)
-    return Extra(token, ack, got, sent, ret, end if end in ("terminated", "truncated") else None)
