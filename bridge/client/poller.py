@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
+import math
 import queue
 import selectors
 import socket
@@ -69,6 +70,8 @@ class Poller(Generic[T]):
         """Sockets that may carry further calls, by where to."""
         self.watches_health = False
         """Whether connections ask to be told when their servers drain, because their calls may move elsewhere."""
+        self.renew_every = math.inf
+        """Seconds from one look to the next while nobody takes, because Steps are in flight; inf: none are."""
         # Anew where it is held: the garbage collector runs anywhere, and what it frees may close a connection.
         self.lock = threading.RLock()
         """Held by whoever is at the sockets."""

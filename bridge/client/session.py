@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 
 from bridge.client.events import Event, Joined, Lost, Refused, Replied, StepAnswered
-from bridge.client.extensions import property_request, property_value
+from bridge.client.extensions import property_request, property_value, property_write
+from bridge.client.feed import Feed, pays
 from bridge.client.joined_world import JoinedWorld, changes_of
 from bridge.client.step_reader import StepMessage
 from bridge.client.world_request import WorldInfo, WorldRequest
@@ -59,6 +60,8 @@ _PROPERTIES = (
 )
 # Those that are of the values codec.
 _ENCODED = ("metadata", "spec", "fps")
+# Of a world whose Steps are to be in flight; older servers do not know them.
+_FAR = ("seat", "wait")
 
 
 class State(enum.Enum):
@@ -157,6 +160,7 @@ class _Kind(enum.Enum):
     DESCRIBE = "property"
     RESET = "reset"
     STEP = "step"
+    HELD = "held step"
     ACT = "act"
     QUESTION = "question"
 
@@ -179,6 +183,28 @@ class _Description:
     properties: dict[str, Any] = dataclasses.field(default_factory=dict)
     unread: list[str] = dataclasses.field(default_factory=list)
     """Properties that are still to be asked for."""
+    may_wait: bool = False
+    """Whether the server may hold Steps, because the user has not said what they wait for."""
+    round_trip: float = float("inf")
+    """The shortest time that an answer has taken, seconds."""
+
+    def next_request(self) -> pb.EnvironmentRequest:
+        """Return the next question; the last one asks that each Step is held until there is a new frame."""
+        key = f"world.{self.unread[0]}"
+        return property_write(key, pack_tensor("new_frame")) if key == "world.wait" else property_request(key)
+
+    def take(self, message: pb.EnvironmentResponse, error: RefusedError | None, url: str, took: float) -> None:
+        """Take an answer; raises PeerError where it cannot be read."""
+        key = self.unread.pop(0)
+        self.round_trip = min(took, self.round_trip)
+        if error is not None:  # Steps are not in flight then
+            self.unread.clear()
+        elif key == "wait":
+            self.properties["round_trip"] = self.round_trip
+        else:
+            self.properties[key] = property_value(message, url, key in _ENCODED)
+        if key == "fps" and self.may_wait and pays(self.round_trip, self.properties["fps"]):
+            self.unread += _FAR
 
 
 class ClientSession:
@@ -290,11 +316,31 @@ class ClientSession:
         """
         world = self._require_world()
         self._move(Trigger.BEGIN)
+        if world.feed is not None and not reset:  # a Step in flight has begun it
+            self.ask_ahead(now)
+            return
         self._episode += 1
         self._settings = settings or {}
         if reset:
             self._send(_Kind.RESET, pb.EnvironmentRequest(reset=pb.ResetRequest(settings=self._settings)), now)
-        self._send(_Kind.STEP, world.first_step, now)
+        if world.feed is not None:
+            world.feed.begin()
+            self._send_ahead(world, world.feed, now, 1)
+            self.ask_ahead(now)
+        else:
+            self._send(_Kind.STEP, world.first_step, now)
+
+    def ask_ahead(self, now: float) -> None:
+        """Ask for what Steps in flight bring; `due` gives it, or the next answer."""
+        world = self._require_world()
+        if world.feed is not None:
+            world.feed.asked += 1
+            self._send_ahead(world, world.feed, now, world.feed.room)
+
+    def _send_ahead(self, world: JoinedWorld, feed: Feed, now: float, count: int) -> None:
+        for _ in range(count):
+            self._send(_Kind.HELD, world.first_step, now)
+        feed.in_flight += count
 
     def step(self, request: bytes, now: float) -> None:
         """Ask for a Step that `JoinedWorld` wrote."""
@@ -328,6 +374,8 @@ class ClientSession:
         """Drop the answers to the Steps that are on their way; the next episode begins by `begin`."""
         self._move(Trigger.ABANDON)
         self._episode += 1
+        if self.world is not None and self.world.feed is not None:
+            self.world.feed.begin()
 
     def abandon_questions(self) -> None:
         """Drop the answers to questions that are still to come."""
@@ -441,29 +489,29 @@ class ClientSession:
         if error is not None:
             return self.connection_lost(error)
         found = self._description = _Description(message.join_world.specs)
+        found.may_wait = "wait" not in self.request.join_settings
         if self.server_version is None:
             return self._become_ready()
         found.unread = [*_PROPERTIES]
         if any(spec.name == "frames" for spec in found.specs.observations.values()):
             found.unread.append("fps")
         self._move(Trigger.DESCRIBE)
-        self._send(_Kind.DESCRIBE, property_request(f"world.{found.unread[0]}"), now)
+        self._send(_Kind.DESCRIBE, found.next_request(), now)
         return None
 
     def _on_described(
         self, request: _Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
     ) -> Event | None:
-        if error is not None:
-            return self.connection_lost(error)
         found = self._description
-        key = found.unread.pop(0)
+        if error is not None and found.unread[0] not in _FAR:
+            return self.connection_lost(error)
         try:
-            found.properties[key] = property_value(message, self._url, key in _ENCODED)
+            found.take(message, error, self._url, now - request.sent)
         except PeerError as problem:
             return self.connection_lost(problem)
         if not found.unread:
             return self._become_ready()
-        self._send(_Kind.DESCRIBE, property_request(f"world.{found.unread[0]}"), now)
+        self._send(_Kind.DESCRIBE, found.next_request(), now)
         return None
 
     def _become_ready(self) -> Event:
@@ -492,14 +540,53 @@ class ClientSession:
             self.stale += 1
             world.salvage(answer)
             return None
+        if world.realtime is not None:
+            world.realtime.timed(request.sent, now)
+        return self._step_answered(world, answer, state)
+
+    def _step_answered(self, world: JoinedWorld, answer: StepMessage, state: int) -> StepAnswered:
         self._renumbered = 0
         # Lanes begin their next episodes by themselves.
         ran = state == pb.RUNNING or world.info.lanes is not None
         if not ran or self.state is not State.RUNNING:  # STEP_RAN leads from RUNNING to RUNNING
             self._move(Trigger.STEP_RAN if ran else Trigger.STEP_ENDED)
-        if world.realtime is not None:
-            world.realtime.timed(request.sent, now)
         return StepAnswered(answer, world.reader)
+
+    def _on_held(
+        self, request: _Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
+    ) -> Event | None:
+        world = self._require_world()
+        feed = world.feed
+        if feed is None or (error is None and message.WhichOneof("payload") != "step"):
+            return self._break("it answered a Step by something else")
+        feed.in_flight -= 1
+        current = request.number == self._episode
+        if error is not None:
+            if error.code in ENDED_CODES and current:
+                return self.connection_lost(error)
+            if current:
+                feed.push_error(error)
+            return self.due(now)
+        try:
+            if current:
+                feed.push(message, request.sent, now)
+            else:
+                self.stale += 1
+                world.dropped()
+                feed.drop(message)
+        except (KeyError, IndexError, TensorError, ValueError) as problem:
+            return self._break(f"its answer cannot be read: {problem}")
+        self._send_ahead(world, feed, now, feed.room)
+        return self.due(now)
+
+    def due(self, now: float) -> StepAnswered | Refused | None:
+        """Return what there is for a call that waits for what Steps in flight bring; None: it has to wait."""
+        world = self._require_world()
+        found = None if world.feed is None else world.feed.take(now, repeats=self.state is State.RUNNING)
+        if isinstance(found, RemoteError):
+            self._move(Trigger.REFUSED)
+            return Refused(found)
+        return None if found is None else self._step_answered(world, found, found.step.state)
 
     def _on_step_or_reset(
         self, request: _Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
@@ -562,6 +649,7 @@ class ClientSession:
         _Kind.DESCRIBE: _on_described,
         _Kind.RESET: _on_step_or_reset,
         _Kind.STEP: _on_step_or_reset,
+        _Kind.HELD: _on_held,
         _Kind.ACT: _on_act,
         _Kind.QUESTION: _on_reply,
     }

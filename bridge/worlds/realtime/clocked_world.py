@@ -22,8 +22,9 @@ from bridge.errors import Code, RequestError, TensorError
 from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import Agent, WorldCounts
-from bridge.worlds.realtime.agent import RealtimeAgent
+from bridge.worlds.realtime.agent import WAITS, RealtimeAgent
 from bridge.worlds.realtime.loop import Job, Observer, Phase, RealtimeLoop
+from bridge.worlds.realtime.seat import Seats
 from bridge.worlds.resets import ResetOrder
 from bridge.worlds.scheduling import Pending, Scheduler, Timer
 from bridge.worlds.single import EnvWorld
@@ -32,7 +33,6 @@ __all__ = ["ROLES", "WAITS", "ClockedWorld", "Realtime", "kept", "one_of"]
 
 _log = SafeLog(__name__)
 ROLES = ("player", "spectator")
-WAITS = ("now", "next_frame")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +96,8 @@ class ClockedWorld(EnvWorld, abc.ABC):
         super().__init__(name, env, scheduler)
         self.options = options
         self.loop = loop
+        self.acting = Seats()
+        """Lets in the second streams of agents."""
         self._clock = scheduler if options.clock is None else options.clock
         self._subscribe: Callable[[Callable[[float], None]], Callable[[], None]] | None = getattr(
             options.clock, "subscribe", None

@@ -198,6 +198,8 @@ class RealtimeMultiAgentWorld(ClockedWorld):
 
         A spectator sees what the agent sees; of those there may be any number.
         """
+        if "seat" in settings:
+            return self.acting.join(settings)
         refuse_unknown(settings, ("agent", "role", "wait"), "JoinWorld")
         role = one_of(settings, "role", ROLES)
         wait = one_of(settings, "wait", WAITS)

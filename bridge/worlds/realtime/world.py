@@ -56,6 +56,8 @@ class RealtimeWorld(ClockedWorld):
 
     def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
         """Let an agent in: settings `role` (player, spectator) and `wait` (now, next_frame)."""
+        if "seat" in settings:
+            return self.acting.join(settings)
         refuse_unknown(settings, ("role", "wait"), "JoinWorld")
         role = one_of(settings, "role", ROLES)
         wait = one_of(settings, "wait", WAITS)
