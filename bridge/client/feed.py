@@ -58,6 +58,9 @@ class _Arrived:
     shows_frame: Array
     """Lanes whose newest observation is of a frame, and was in no answer before; of a first one the next one says."""
 
+    unseen: Array
+    """Frames before it whose observation nobody is told."""
+
     def of(self, name: str) -> Array:
         """Return a column of the times."""
         column: Array = self.timing[:, _INDEX[name]]
@@ -117,6 +120,7 @@ class Feed:
         """Tell nothing of what has come, and expect the first answer of an episode after what `drop` takes."""
         for item in self._queue:
             if isinstance(item, _Arrived):
+                self._unseen += item.unseen
                 self._drop(item)
         self._queue.clear()
         self._told = None
@@ -191,6 +195,7 @@ class Feed:
             resetting,
             timing,
             (frames > 0) & ~first,
+            np.zeros(count, np.int64),
         )
         if before is not None:
             changed = item.of("observed_at") != before.of("observed_at")
@@ -202,10 +207,13 @@ class Feed:
 
     def _joined(self, old: _Arrived, new: _Arrived) -> _Arrived:
         """Put an answer together with the one that follows it, which ends none of the episodes that began in it."""
-        self._unseen += self._is_lost(old, new)
         self._keep_records(old.message)
         return dataclasses.replace(
-            new, reward=old.reward + new.reward, frames=old.frames + new.frames, first=old.first | new.first
+            new,
+            reward=old.reward + new.reward,
+            frames=old.frames + new.frames,
+            first=old.first | new.first,
+            unseen=old.unseen + new.unseen + self._is_lost(old, new),
         )
 
     def _is_lost(self, old: _Arrived, new: _Arrived) -> Array:
@@ -219,7 +227,7 @@ class Feed:
             return
         begin, end = self._queue[-2], self._queue[-1]
         if isinstance(begin, _Arrived) and isinstance(end, _Arrived) and begin.first.any() and end.ended.any():
-            self._unseen += self._is_lost(begin, end).astype(np.int64) + end.shows_frame
+            item.unseen += begin.unseen + end.unseen + self._is_lost(begin, end) + end.shows_frame
             for dropped in (begin, end):
                 self._keep_records(dropped.message)
             self._queue.pop()
@@ -277,6 +285,7 @@ class Feed:
         begins = item.first & ~item.ended
         told = np.where(begins, 0.0, item.reward + reward), np.where(begins, 0, item.frames + frames)
         self._carried = np.where(begins, item.reward, 0.0), np.where(begins, item.frames, 0)
+        self._unseen += item.unseen
         timing = item.timing.copy()
         timing[:, _INDEX["frames_skipped"]] += self._unseen
         observations = item.message.step.observations

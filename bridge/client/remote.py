@@ -341,7 +341,7 @@ class Remote:
 
         self._acting = ActingStream(place, self._poller, label, self.now, feed.latency, feed.note_round_trip)
         self._acting.open()
-        self._poller.renew_every = min(self._poller.renew_every, feed.frame / 2)
+        self._poller.look_every(feed.frame / 2)
 
     # The end
 
