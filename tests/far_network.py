@@ -1,4 +1,4 @@
-"""Streams between the client's `Remote` and the server's sessions in virtual time, over links like those of a country."""
+"""Streams between remotes and the server's sessions in virtual time, over links like those of a country."""
 
 from __future__ import annotations
 
@@ -174,9 +174,9 @@ class FarNetwork:
     def world(self) -> Any:
         return self.registry.worlds[0]
 
-    def remote(self, **request: Any) -> Remote:
-        """Join the world, and have the stream for actions joined too."""
-        remote = Remote(WorldRequest.of("grpc://virtual:1", **request), self.poller, 1 << 20)
+    def remote(self, url: str = "grpc://virtual:1", **request: Any) -> Remote:
+        """Join a world, and have the stream for actions joined too."""
+        remote = Remote(WorldRequest.of(url, **request), self.poller, 1 << 20)
         remote.now = self.clock.now
         remote.open()
         self.run_until(lambda: any(isinstance(answer, Joined) for answer in self.answers))

@@ -255,7 +255,17 @@ def test_a_world_that_is_near_answers_each_step_by_itself(network: Make) -> None
 
 def test_a_spectator_sees_each_frame_and_changes_nothing(network: Make) -> None:
     net = network()
-    player = net.remote()
+    player = net.remote(url="grpc://virtual:1/?world=")
     net.begin(player)
-    net.step(player, 5)
-    watcher = net.remote(join_settings={"role": "spectator"})
+    for _ in range(60):
+        net.step(player, 5)
+    watcher = net.remote(url="grpc://virtual:1/?world=", join_settings={"role": "spectator"})
+    net.begin(watcher)
+    frames = []
+    for _ in range(120):
+        observation, _, _, _, info = net.step(watcher, 6)
+        frames += [int(observation[1])] if info["frames"] else []
+    assert frames == list(range(frames[0], frames[0] + len(frames)))
+    assert len(frames) >= 110
+    assert {action for _, action, _ in env_of(net).applied} <= {0, 5}
+    assert info["latency"]["round_trip"] == pytest.approx(0.08, abs=0.001)

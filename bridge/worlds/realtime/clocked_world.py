@@ -22,14 +22,14 @@ from bridge.errors import Code, RequestError, TensorError
 from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import Agent, WorldCounts
-from bridge.worlds.realtime.agent import WAITS, RealtimeAgent
+from bridge.worlds.realtime.agent import RealtimeAgent
 from bridge.worlds.realtime.loop import Job, Observer, Phase, RealtimeLoop
 from bridge.worlds.realtime.seat import Seats
 from bridge.worlds.resets import ResetOrder
 from bridge.worlds.scheduling import Pending, Scheduler, Timer
 from bridge.worlds.single import EnvWorld
 
-__all__ = ["ROLES", "WAITS", "ClockedWorld", "Realtime", "kept", "one_of"]
+__all__ = ["ROLES", "ClockedWorld", "Realtime", "kept", "one_of"]
 
 _log = SafeLog(__name__)
 ROLES = ("player", "spectator")

@@ -35,8 +35,8 @@ from bridge.pb import properties_pb2
 from bridge.worlds.base import Agent, failures_in, in_environment, refuse_unknown
 from bridge.worlds.default_actions import default_action, is_allowed
 from bridge.worlds.multi_agent.members import Members
-from bridge.worlds.realtime.agent import RealtimeAgent
-from bridge.worlds.realtime.clocked_world import ROLES, WAITS, ClockedWorld, Realtime, kept, one_of
+from bridge.worlds.realtime.agent import WAITS, RealtimeAgent
+from bridge.worlds.realtime.clocked_world import ROLES, ClockedWorld, Realtime, kept, one_of
 from bridge.worlds.realtime.joint_loop import DEFAULT, JointLoop, Transition
 from bridge.worlds.realtime.loop import Job, Observer, Phase
 from bridge.worlds.scheduling import Executor, Scheduler

@@ -11,8 +11,8 @@ from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import Agent, failures_in, refuse_unknown
 from bridge.worlds.default_actions import neutral_action
-from bridge.worlds.realtime.agent import RealtimeAgent
-from bridge.worlds.realtime.clocked_world import ROLES, WAITS, ClockedWorld, Realtime, kept, one_of
+from bridge.worlds.realtime.agent import WAITS, RealtimeAgent
+from bridge.worlds.realtime.clocked_world import ROLES, ClockedWorld, Realtime, kept, one_of
 from bridge.worlds.realtime.loop import Job, Observer, Phase, RealtimeLoop
 from bridge.worlds.scheduling import Scheduler
 
