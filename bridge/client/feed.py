@@ -1,8 +1,8 @@
-"""What has arrived of a real-time world whose Steps are in flight, until the next `step` takes it.
+"""What has arrived of a real-time environment whose Steps are in flight, until the next `step` takes it.
 
 The server answers a Step for each frame. `Feed` keeps the newest answer, and adds up what those before it told: rewards
 and frames, ended episodes, and the frames whose observation nobody saw. An answer that ends an episode is never left
-out, and the first one of an episode tells no reward. It does no I/O and has no clock; time is an argument.
+out. It does no I/O and has no clock; time is an argument.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from bridge.client.latency import Latency
 from bridge.encoding import values
 from bridge.encoding.names import TIMING
-from bridge.encoding.tensors import Array, pack_tensor, unpack_tensor
+from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import RemoteError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
@@ -30,6 +30,8 @@ _SPARE, _MOST = 2, 64
 _MOST_RECORDS, _MOST_FINALS = 65536, 8
 # Seconds without an answer for which an observation is repeated: servers answer a Step within two, if they can.
 _PATIENCE = 5.0
+# How much of the longest round trip is still counted a round trip later.
+_FADING = 0.98
 
 
 def pays(round_trip: float, fps: float) -> bool:
@@ -37,68 +39,70 @@ def pays(round_trip: float, fps: float) -> bool:
     return round_trip * fps > 0.5
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass
 class _Arrived:
-    """An answer, or several that were put together. Arrays have an element for each lane."""
+    """An answer, or several that were put together."""
 
     message: pb.EnvironmentResponse
     """The newest."""
-    reward: Array
-    """To be told with it; of a lane whose first observation it is: with the next one."""
-    frames: Array
-    """As `reward`."""
-    ended: Array
-    """Lanes whose episode it ends."""
-    first: Array
-    """Lanes whose episode begins with it, for the one who is told."""
-    resetting: Array
-    """Lanes without an observation."""
-    timing: Array
-    """`(lanes, len(TIMING))`."""
-    shows_frame: Array
-    """Lanes whose newest observation is of a frame, and was in no answer before; of a first one the next one says."""
+    reward: float
+    """The sum of all."""
+    frames: int
+    """Of how many frames that is."""
+    ended: bool
+    """Whether it ends the episode."""
+    first: bool
+    """Whether it is the first one of an episode."""
+    observed_at: float
+    """When the observation was made, seconds of the server's clock."""
+    skipped: int
+    """Frames whose observation the server never sent."""
+    shows_frame: bool
+    """Whether its observation is of a frame, and was in no answer before; of a first one the next one says."""
+    unseen: int = 0
+    """Frames whose observation was in the answers that were left out."""
 
-    unseen: Array
-    """Frames before it whose observation nobody is told."""
+    def joined(self, new: _Arrived) -> _Arrived:
+        """Put it together with the answer that follows it."""
+        return dataclasses.replace(
+            new,
+            reward=self.reward + new.reward,
+            frames=self.frames + new.frames,
+            unseen=self.unseen + self.lost_by(new),
+        )
 
-    def of(self, name: str) -> Array:
-        """Return a column of the times."""
-        column: Array = self.timing[:, _INDEX[name]]
-        return column
+    def lost_by(self, new: _Arrived) -> int:
+        """Return 1 where nobody sees a frame because an answer is told without this one, which came before it."""
+        return int(self.shows_frame and self.observed_at != new.observed_at)
 
 
 class Feed:
-    """The answers of one remote.
+    """The answers of one remote, of a single environment or of one agent.
 
     Args:
         uids: The UIDs of what a real-time world tells besides observations, by name.
-        lanes: The number of lanes; None: a single environment, or one agent of several.
         fps: The world's frames a second.
         round_trip: Seconds.
         latency: Learns from each answer what the clocks' offset is.
     """
 
-    def __init__(
-        self, uids: Mapping[str, int], lanes: int | None, fps: float, round_trip: float, latency: Latency
-    ) -> None:
+    def __init__(self, uids: Mapping[str, int], fps: float, round_trip: float, latency: Latency) -> None:
         self.asked = 0
         """Calls of `step` and `reset` that wait for something to return."""
         self.in_flight = 0
         """Steps whose answers have not come."""
-        self.episodes: Array = np.zeros(lanes or 1, np.int64)
-        """The number of the episode that was told last, of each lane; 0: it ended, or there is none."""
+        self.episode = 0
+        """The number of the episode that was told last."""
         self.latency = latency
-        self._uids = uids
-        self._lanes = lanes
         self.frame = 1.0 / fps
         """Seconds of a frame."""
+        self._uids = uids
         self._round_trip = round_trip
-        self._queue: deque[_Arrived | RemoteError] = deque()
-        self._newest: _Arrived | None = None  # that arrived, whether it was told or not
-        self._told: pb.EnvironmentResponse | None = None
-        self._carried = np.zeros(lanes or 1), np.zeros(lanes or 1, np.int64)
-        self._unseen = np.zeros(lanes or 1, np.int64)
+        self._queue: deque[_Arrived | RemoteError] = deque()  # at most three: a first one, a newest one, an end
+        self._newest: _Arrived | None = None  # of this episode, whether it was told or not
         self._dropped: _Arrived | None = None  # that came last of those that nobody is told
+        self._told: pb.EnvironmentResponse | None = None
+        self._unseen = 0
         self._records: list[dict[str, object]] = []
         self._due = -math.inf
         self._heard = -math.inf
@@ -107,14 +111,18 @@ class Feed:
 
     def note_round_trip(self, seconds: float) -> None:
         """Learn how long a request and its answer take now; the longest ones of the last seconds count."""
-        self._round_trip = max(seconds, 0.98 * self._round_trip)
+        self._round_trip = max(seconds, _FADING * self._round_trip)
 
     @property
     def room(self) -> int:
         """How many more Steps are to be sent."""
         wanted = min(_MOST, math.ceil(self._round_trip / self.frame) + _SPARE)
-        # Of answers that cannot be put together there are no more than were in flight.
-        return max(0, wanted - max(0, len(self._queue) - 2) - self.in_flight)
+        return 0 if self._over else max(0, wanted - self.in_flight)
+
+    @property
+    def _over(self) -> bool:
+        """Whether the episode has ended: the next one has to be asked for, and Steps in flight are refused."""
+        return self._newest is not None and self._newest.ended
 
     def begin(self) -> None:
         """Tell nothing of what has come, and expect the first answer of an episode after what `drop` takes."""
@@ -123,10 +131,8 @@ class Feed:
                 self._unseen += item.unseen
                 self._drop(item)
         self._queue.clear()
-        self._told = None
+        self._newest = self._told = None
         self.asked = 0
-        for array in self._carried:
-            array[...] = 0
 
     # What comes
 
@@ -142,96 +148,57 @@ class Feed:
             TensorError: It cannot be read.
             KeyError: It lacks what was asked for.
         """
-        item = self._read(message)
-        received, answered = item.timing[0, :2].tolist()
+        item = self._read(message, self._newest)
+        received, answered = unpack_tensor(message.step.observations[self._uids["timing"]])[:2].tolist()
         self.latency.offset.sample(sent, received, answered, arrived)
         if self._dropped is not None:
-            self._unseen += self._is_lost(self._dropped, item)
-            item.first |= ~item.resetting
+            self._unseen += self._dropped.lost_by(item)
             self._dropped = None
         self._heard, self._newest = arrived, item
-        self._forget_unseen_episode(item)
         last = self._queue[-1] if self._queue else None
-        if isinstance(last, _Arrived) and not (last.ended.any() or (last.first & item.ended).any()):
-            self._queue[-1] = self._joined(last, item)
+        # The first one tells no reward, and the last one is to be seen.
+        if isinstance(last, _Arrived) and not (last.ended or last.first):
+            self._keep_records(last.message)
+            self._queue[-1] = last.joined(item)
         else:
             self._queue.append(item)
 
     def drop(self, message: pb.EnvironmentResponse) -> None:
         """Take the answer to a Step from before `begin`; raises as `push`."""
-        item = self._read(message)
-        self._newest = item
-        self._drop(item)
+        self._drop(self._read(message, self._dropped))
 
     def _drop(self, item: _Arrived) -> None:
         if self._dropped is not None:
-            self._unseen += self._is_lost(self._dropped, item)
+            self._unseen += self._dropped.lost_by(item)
         self._keep_records(item.message)
         self._dropped = item
 
     def push_error(self, error: RemoteError) -> None:
-        """Take the refusal of a Step, to be told in its turn."""
-        self._newest = None
-        self._queue.append(error)
+        """Take the refusal of a Step, to be told in its turn; after the end of an episode every Step is refused."""
+        if not self._over:
+            self._newest = None
+            self._queue.append(error)
 
-    def _read(self, message: pb.EnvironmentResponse) -> _Arrived:
-        observations, uids, count = message.step.observations, self._uids, self._lanes or 1
-        ended = np.full(count, message.step.state != pb.RUNNING)
-        if self._lanes is not None:
-            ended = unpack_tensor(observations[uids["terminated"]]) | unpack_tensor(observations[uids["truncated"]])
-        resetting = np.zeros(count, np.bool_)
-        if "resetting" in uids and uids["resetting"] in observations:
-            resetting = unpack_tensor(observations[uids["resetting"]])
-        before = self._newest
-        first = (np.ones(count, np.bool_) if before is None else before.ended | before.resetting) & ~resetting
-        frames = np.atleast_1d(unpack_tensor(observations[uids["frames"]]))
-        timing = unpack_tensor(observations[uids["timing"]]).reshape(count, len(TIMING))
+    def _read(self, message: pb.EnvironmentResponse, before: _Arrived | None) -> _Arrived:
+        observations, uids = message.step.observations, self._uids
+        frames = int(unpack_tensor(observations[uids["frames"]])[()])
+        timing = unpack_tensor(observations[uids["timing"]])
         item = _Arrived(
             message,
-            np.atleast_1d(unpack_tensor(observations[uids["reward"]])).astype(np.float64),
+            float(unpack_tensor(observations[uids["reward"]])[()]),
             frames,
-            ended,
-            first,
-            resetting,
-            timing,
-            (frames > 0) & ~first,
-            np.zeros(count, np.int64),
+            message.step.state != pb.RUNNING,
+            before is None,
+            float(timing[_INDEX["observed_at"]]),
+            int(timing[_INDEX["frames_skipped"]]),
+            before is not None and frames > 0,
         )
-        if before is not None:
-            changed = item.of("observed_at") != before.of("observed_at")
-            item.shows_frame &= changed
+        if before is not None and item.observed_at == before.observed_at:
+            item.shows_frame = False
+        elif before is not None and before.first:
             # Of the frames told after a first answer, those that are not new had passed when the episode was entered.
-            new = item.of("frames_skipped") - before.of("frames_skipped") + 1
-            before.shows_frame |= before.first & changed & (frames > new)
+            before.shows_frame = frames > item.skipped - before.skipped + 1
         return item
-
-    def _joined(self, old: _Arrived, new: _Arrived) -> _Arrived:
-        """Put an answer together with the one that follows it, which ends none of the episodes that began in it."""
-        self._keep_records(old.message)
-        return dataclasses.replace(
-            new,
-            reward=old.reward + new.reward,
-            frames=old.frames + new.frames,
-            first=old.first | new.first,
-            unseen=old.unseen + new.unseen + self._is_lost(old, new),
-        )
-
-    def _is_lost(self, old: _Arrived, new: _Arrived) -> Array:
-        """Lanes where an observation of a frame is not told, because the next one is."""
-        lost: Array = old.shows_frame & (old.of("observed_at") != new.of("observed_at"))
-        return lost
-
-    def _forget_unseen_episode(self, item: _Arrived) -> None:
-        """Drop an episode that began and ended before anybody was told, as the server does: its return is kept."""
-        if self._lanes is not None or not item.first.any() or len(self._queue) < 2:
-            return
-        begin, end = self._queue[-2], self._queue[-1]
-        if isinstance(begin, _Arrived) and isinstance(end, _Arrived) and begin.first.any() and end.ended.any():
-            item.unseen += begin.unseen + end.unseen + self._is_lost(begin, end) + end.shows_frame
-            for dropped in (begin, end):
-                self._keep_records(dropped.message)
-            self._queue.pop()
-            self._queue.pop()
 
     def _keep_records(self, message: pb.EnvironmentResponse) -> None:
         data = message.step.observations[self._uids["episodes"]].uint8s.array
@@ -268,50 +235,38 @@ class Feed:
         if not self.asked or self.wait(now, repeats=repeats) > 0.0:
             return None
         self._due = max(self._due, now - self.frame) + self.frame
+        self.asked -= 1
         if not self._queue:
-            self.asked -= 1
             return self._repeated()
         item = self._queue.popleft()
         if isinstance(item, RemoteError):
             self.asked = 0
             return item
-        self.asked -= 1
         self._tell(item)
         return item.message
 
     def _tell(self, item: _Arrived) -> None:
         """Write into an answer what is told with it."""
-        reward, frames = self._carried
-        begins = item.first & ~item.ended
-        told = np.where(begins, 0.0, item.reward + reward), np.where(begins, 0, item.frames + frames)
-        self._carried = np.where(begins, item.reward, 0.0), np.where(begins, item.frames, 0)
         self._unseen += item.unseen
-        timing = item.timing.copy()
-        timing[:, _INDEX["frames_skipped"]] += self._unseen
-        observations = item.message.step.observations
-        for name, array in zip(("reward", "frames", "timing"), (*told, timing), strict=True):
-            observations[self._uids[name]].CopyFrom(pack_tensor(array if self._lanes is not None else array[0]))
+        observations, uids = item.message.step.observations, self._uids
+        timing = unpack_tensor(observations[uids["timing"]]).copy()
+        timing[_INDEX["frames_skipped"]] += self._unseen
+        for name, value in (("reward", item.reward), ("frames", item.frames), ("timing", timing)):
+            observations[uids[name]].CopyFrom(pack_tensor(value))
         if self._records:
             self._keep_records(item.message)
             data = np.frombuffer(values.encode(self._records), np.uint8)
-            observations[self._uids["episodes"]].CopyFrom(pack_tensor(data))
+            observations[uids["episodes"]].CopyFrom(pack_tensor(data))
             self._records = []
-        gone = item.ended | item.resetting
-        self.episodes = np.where(gone, 0, item.of("episode")).astype(np.int64)
+        self.episode = int(timing[_INDEX["episode"]])
         self._told = item.message
 
     def _repeated(self) -> pb.EnvironmentResponse:
-        """Return the answer that was told last as if nothing had happened since; lanes that ended have none yet."""
+        """Return the answer that was told last as if nothing had happened since."""
         message = pb.EnvironmentResponse()
         if self._told is not None:
             message.CopyFrom(self._told)
-        observations, uids = message.step.observations, self._uids
-        for name in ("reward", "frames"):
-            observations[uids[name]].CopyFrom(pack_tensor(np.zeros_like(unpack_tensor(observations[uids[name]]))))
-        observations[uids["episodes"]].CopyFrom(pack_tensor(np.zeros(0, np.uint8)))
-        if self._lanes is not None and "resetting" in uids and uids["resetting"] in observations:
-            names = ("terminated", "truncated", "resetting")
-            gone = np.logical_or.reduce([unpack_tensor(observations[uids[name]]) for name in names])
-            for name, array in zip(names, (np.zeros_like(gone), np.zeros_like(gone), gone), strict=True):
-                observations[uids[name]].CopyFrom(pack_tensor(array))
+        nothing = {"reward": 0.0, "frames": 0, "episodes": np.zeros(0, np.uint8)}
+        for name, value in nothing.items():
+            message.step.observations[self._uids[name]].CopyFrom(pack_tensor(value))
         return message

@@ -90,7 +90,7 @@ class JoinedWorld:
         if self.realtime is not None and "round_trip" in properties:
             self.realtime.in_flight = True
             fps, took = float(properties["fps"]), float(properties["round_trip"])
-            self.feed = Feed(self._uids, lanes, fps, took, self.realtime.latency)
+            self.feed = Feed(self._uids, fps, took, self.realtime.latency)
         self.reader = StepReader(url, layout, leaves, self._uids, self.realtime)
         self.codec: StepCodec | None = None
         """Writes and reads Steps without protobuf; None: protobuf does."""

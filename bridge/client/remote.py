@@ -222,6 +222,9 @@ class Remote:
 
     def _step_ahead(self, acting: ActingStream, request: bytes) -> None:
         """Act, and ask for what Steps in flight bring."""
+        if self.session.state is State.ENDED:
+            self.begin(reset=False)
+            return
         self.session.ask_ahead(self.now())
         if request != self.world.first_step:
             self._act_ahead(acting, request)
@@ -232,10 +235,8 @@ class Remote:
     def _act_ahead(self, acting: ActingStream, request: bytes) -> None:
         """Send actions on the stream that they have; while there is none, behind the Steps in flight."""
         message, feed = self.world.as_act(request), self.feed
-        if feed is not None:
-            episodes = feed.episodes if self.info is not None and self.info.lanes is not None else feed.episodes[0]
-            if acting.act(message.step, episodes):
-                return
+        if feed is not None and acting.act(message.step, feed.episode):
+            return
         self.session.act(message.SerializeToString(), self.now())
         self._flush()
 

@@ -203,7 +203,12 @@ class _Description:
             self.properties["round_trip"] = self.round_trip
         else:
             self.properties[key] = property_value(message, url, key in _ENCODED)
-        if key == "fps" and self.may_wait and pays(self.round_trip, self.properties["fps"]):
+        if (
+            key == "fps"
+            and self.may_wait
+            and not self.properties["num_envs"]
+            and pays(self.round_trip, self.properties["fps"])
+        ):
             self.unread += _FAR
 
 
@@ -316,11 +321,10 @@ class ClientSession:
         """
         world = self._require_world()
         self._move(Trigger.BEGIN)
-        if world.feed is not None and not reset:  # a Step in flight has begun it
-            self.ask_ahead(now)
-            return
         self._episode += 1
         self._settings = settings or {}
+        if world.feed is not None and not reset:  # the Steps in flight begin no episode
+            reset, self._settings = True, {"restart": pack_tensor(False)}
         if reset:
             self._send(_Kind.RESET, pb.EnvironmentRequest(reset=pb.ResetRequest(settings=self._settings)), now)
         if world.feed is not None:
@@ -586,7 +590,13 @@ class ClientSession:
         if isinstance(found, RemoteError):
             self._move(Trigger.REFUSED)
             return Refused(found)
-        return None if found is None else self._step_answered(world, found, found.step.state)
+        if found is None or world.feed is None:
+            return None
+        answered = self._step_answered(world, found, found.step.state)
+        if self.state is State.ENDED and (asked := world.feed.asked):  # for the next episode, as by a rollout
+            self.begin(None, now, reset=False)
+            world.feed.asked = asked
+        return answered
 
     def _on_step_or_reset(
         self, request: _Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float

@@ -70,6 +70,7 @@ class RealtimeAgent(EnvAgent):
         self.observations = {**self.observations, **dict(enumerate(extras, start=self._first_extra))}
         self._partial = False
         self._acts_only = False
+        self._ended = False
         self._placeholder: Any = None
         self._frames = np.zeros(shape, np.int64)
         self._timing = np.zeros((*shape, len(TIMING)))
@@ -131,6 +132,7 @@ class RealtimeAgent(EnvAgent):
     def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
         """Reset the lanes, and return at once (U-2, U-9). A spectator's Reset does not affect the lanes."""
         self._real.ask_reset(self._observer, *self.read_reset(settings))
+        self._ended = False
 
     def read_reset(self, settings: Mapping[str, pb.Tensor]) -> tuple[Array, list[int | None], Any, bool]:
         """Return the lanes to reset, a seed for each, the options, and whether running episodes end."""
@@ -152,8 +154,14 @@ class RealtimeAgent(EnvAgent):
         return mask, seed if isinstance(seed, list) else [seed] * count, options, restart
 
     async def begin(self) -> int:
-        """Wait until an episode runs, and enter it."""
+        """Wait until an episode runs, and enter it.
+
+        With `new_frame`, Steps that were sent before the client saw the end of its episode begin no other one.
+        """
         received = self._real.now()
+        if self._ended and self._wait == "new_frame":
+            text = "the episode has ended; with wait=new_frame send Reset before the first Step of the next one"
+            raise RequestError(Code.FAILED_PRECONDITION, text)
         self._real.start()
         await self._real.settled()
         await self._wait_for_lanes()
@@ -226,6 +234,7 @@ class RealtimeAgent(EnvAgent):
         self._collect([loop.take(self._observer, index) for index in range(len(self._observer.lanes))], received)
         if self._lanes is not None:
             return pb.RUNNING
+        self._ended = bool(self._terminated or self._truncated)
         return pb.TERMINATED if self._terminated else pb.INTERRUPTED if self._truncated else pb.RUNNING
 
     def act(self, actions: Mapping[int, Array], received: float, episodes: Sequence[int]) -> None:
@@ -257,6 +266,7 @@ class RealtimeAgent(EnvAgent):
             now,
         )
         self._truncated[...] = True
+        self._ended = True
         self.abandon()
         self._real.start()
 

@@ -252,7 +252,7 @@ class JointLoop(RealtimeLoop):
             return
         self._drop_action(part)
         observer.asked = True
-        if not restart:
+        if not restart and part.phase is Phase.RUNNING:
             buffer.entered = 0
         lane = self.environment
         seeded = seed is not None or bool(options)
