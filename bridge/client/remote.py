@@ -19,12 +19,13 @@ from bridge.client.acting import ActingStream, Place
 from bridge.client.connect import AnyCall, close_all, connect
 from bridge.client.events import Event, Joined, Lost, StepAnswered
 from bridge.client.extensions import extension, property_request
+from bridge.client.far_session import FarSession
 from bridge.client.feed import Feed
 from bridge.client.joined_world import JoinedWorld
 from bridge.client.poller import Poller
 from bridge.client.realtime import RealtimeReader
 from bridge.client.remote_record import RemoteRecord
-from bridge.client.session import CONNECTING, ONLINE, ClientSession, State
+from bridge.client.session import CONNECTING, ONLINE, State
 from bridge.client.step_reader import StepMessage, StepReader
 from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.encoding import values
@@ -83,7 +84,7 @@ class Remote:
     ) -> None:
         self.request = request
         self.url = request.address.url
-        self.session = ClientSession(request, max_message_bytes, info)
+        self.session = FarSession(request, max_message_bytes, info)
         """The protocol state."""
         self.record = RemoteRecord()
         """Its failures, and what they cost."""
@@ -134,7 +135,7 @@ class Remote:
     @property
     def feed(self) -> Feed | None:
         """What Steps in flight bring, of a real-time world that is far; None: each Step waits for its own answer."""
-        return None if self.session.world is None else self.session.world.feed
+        return self.session.feed
 
     @property
     def slots(self) -> int:

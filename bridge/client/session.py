@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from bridge.client.events import Event, Joined, Lost, Refused, Replied, StepAnswered
 from bridge.client.extensions import property_request, property_value, property_write
-from bridge.client.feed import Feed, pays
+from bridge.client.feed import pays
 from bridge.client.joined_world import JoinedWorld, changes_of
 from bridge.client.step_reader import StepMessage
 from bridge.client.world_request import WorldInfo, WorldRequest
@@ -41,6 +41,8 @@ __all__ = [
     "ONLINE",
     "TRANSITIONS",
     "ClientSession",
+    "Kind",
+    "Pending",
     "State",
     "Trigger",
 ]
@@ -152,7 +154,7 @@ ONLINE = frozenset({State.JOINED, State.RESETTING, State.RUNNING, State.ENDED})
 """In a world."""
 
 
-class _Kind(enum.Enum):
+class Kind(enum.Enum):
     """A request's kind, by what its answer is for."""
 
     CREATE = "create_world"
@@ -165,10 +167,10 @@ class _Kind(enum.Enum):
     QUESTION = "question"
 
 
-class _Pending(NamedTuple):
+class Pending(NamedTuple):
     """A request whose answer is outstanding."""
 
-    kind: _Kind
+    kind: Kind
     number: int
     """The episode that it belongs to; of a question: how often questions had been given up."""
     sent: float
@@ -241,7 +243,7 @@ class ClientSession:
         self.info = info
         """What is known of the world, also of one that was left; None: nothing yet."""
         self._out: list[bytes] = []
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[Pending] = deque()
         self._episode = 0
         self._questions_abandoned = 0
         self._created: str | None = None
@@ -273,13 +275,13 @@ class ClientSession:
         out, self._out = self._out, []
         return out
 
-    def _send(self, kind: _Kind, request: pb.EnvironmentRequest | bytes, now: float) -> None:
+    def _send(self, kind: Kind, request: pb.EnvironmentRequest | bytes, now: float) -> None:
         data = request if isinstance(request, bytes) else request.SerializeToString()
         if len(data) > self._max_message_bytes:  # not sent, so it gets no answer
             raise self._too_large(len(data))
         self._out.append(data)
-        number = self._questions_abandoned if kind is _Kind.QUESTION else self._episode
-        self._pending.append(_Pending(kind, number, now))
+        number = self._questions_abandoned if kind is Kind.QUESTION else self._episode
+        self._pending.append(Pending(kind, number, now))
 
     def _too_large(self, size: int) -> SettingError:
         return SettingError(f"a request of {size} bytes is larger than max_message_bytes={self._max_message_bytes}")
@@ -299,7 +301,7 @@ class ClientSession:
             return
         self._move(Trigger.CREATE)
         create = pb.CreateWorldRequest(settings=self.request.settings())
-        self._send(_Kind.CREATE, pb.EnvironmentRequest(create_world=create), now)
+        self._send(Kind.CREATE, pb.EnvironmentRequest(create_world=create), now)
 
     def _join_world(self, name: str, now: float) -> None:
         self._move(Trigger.JOIN)
@@ -309,7 +311,7 @@ class ClientSession:
             texts["agent"] = self.request.agent
         settings = {key: pack_tensor(value) for key, value in texts.items()}
         join = pb.JoinWorldRequest(world_name=name, settings=settings)
-        self._send(_Kind.JOIN, pb.EnvironmentRequest(join_world=join), now)
+        self._send(Kind.JOIN, pb.EnvironmentRequest(join_world=join), now)
 
     def begin(self, settings: Mapping[str, pb.Tensor] | None, now: float, *, reset: bool = True) -> None:
         """Ask for the first Step of the next episode; what still comes of the present one is dropped.
@@ -323,28 +325,12 @@ class ClientSession:
         self._move(Trigger.BEGIN)
         self._episode += 1
         self._settings = settings or {}
-        if world.feed is not None and not reset:  # the Steps in flight begin no episode
-            reset, self._settings = True, {"restart": pack_tensor(False)}
         if reset:
-            self._send(_Kind.RESET, pb.EnvironmentRequest(reset=pb.ResetRequest(settings=self._settings)), now)
-        if world.feed is not None:
-            world.feed.begin()
-            self._send_ahead(world, world.feed, now, 1)
-            self.ask_ahead(now)
-        else:
-            self._send(_Kind.STEP, world.first_step, now)
+            self._send(Kind.RESET, pb.EnvironmentRequest(reset=pb.ResetRequest(settings=self._settings)), now)
+        self._send_first_step(world, now)
 
-    def ask_ahead(self, now: float) -> None:
-        """Ask for what Steps in flight bring; `due` gives it, or the next answer."""
-        world = self._require_world()
-        if world.feed is not None:
-            world.feed.asked += 1
-            self._send_ahead(world, world.feed, now, world.feed.room)
-
-    def _send_ahead(self, world: JoinedWorld, feed: Feed, now: float, count: int) -> None:
-        for _ in range(count):
-            self._send(_Kind.HELD, world.first_step, now)
-        feed.in_flight += count
+    def _send_first_step(self, world: JoinedWorld, now: float) -> None:
+        self._send(Kind.STEP, world.first_step, now)
 
     def step(self, request: bytes, now: float) -> None:
         """Ask for a Step that `JoinedWorld` wrote."""
@@ -353,33 +339,31 @@ class ClientSession:
         if len(request) > self._max_message_bytes:  # not sent, so it gets no answer
             raise self._too_large(len(request))
         self._out.append(request)
-        self._pending.append(_Pending(_Kind.STEP, self._episode, now))
+        self._pending.append(Pending(Kind.STEP, self._episode, now))
 
     def act(self, request: bytes, now: float) -> None:
         """Leave actions in a real-time world; a later Step asks what came of them."""
         self._require_world()
-        self._send(_Kind.ACT, request, now)
+        self._send(Kind.ACT, request, now)
 
     def ask(self, request: pb.EnvironmentRequest, now: float) -> None:
         """Ask for a property or a method call; `Replied` says what was answered."""
         self._require_world()
-        self._send(_Kind.QUESTION, request, now)
+        self._send(Kind.QUESTION, request, now)
 
     def leave(self, now: float) -> None:
         """Leave the world, and destroy it where it was made for this session."""
         if self.state not in ONLINE:
             return
-        self._send(_Kind.QUESTION, pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()), now)
+        self._send(Kind.QUESTION, pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()), now)
         if self._created:
             destroy = pb.DestroyWorldRequest(world_name=self._created)
-            self._send(_Kind.QUESTION, pb.EnvironmentRequest(destroy_world=destroy), now)
+            self._send(Kind.QUESTION, pb.EnvironmentRequest(destroy_world=destroy), now)
 
     def abandon_episode(self) -> None:
         """Drop the answers to the Steps that are on their way; the next episode begins by `begin`."""
         self._move(Trigger.ABANDON)
         self._episode += 1
-        if self.world is not None and self.world.feed is not None:
-            self.world.feed.begin()
 
     def abandon_questions(self) -> None:
         """Drop the answers to questions that are still to come."""
@@ -406,7 +390,7 @@ class ClientSession:
             now: When it arrived.
         """
         pending, world = self._pending, self.world
-        if pending and pending[0].kind is _Kind.STEP and world is not None and world.codec is not None:
+        if pending and pending[0].kind is Kind.STEP and world is not None and world.codec is not None:
             answer = world.codec.read_response(data)
             if answer is not None:
                 request = pending.popleft()
@@ -476,7 +460,7 @@ class ClientSession:
     # Answers while joining
 
     def _on_create(
-        self, request: _Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
+        self, request: Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
     ) -> Event | None:
         name = ""
         if error is None:
@@ -488,7 +472,7 @@ class ClientSession:
         return None
 
     def _on_join(
-        self, request: _Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
+        self, request: Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
     ) -> Event | None:
         if error is not None:
             return self.connection_lost(error)
@@ -500,11 +484,11 @@ class ClientSession:
         if any(spec.name == "frames" for spec in found.specs.observations.values()):
             found.unread.append("fps")
         self._move(Trigger.DESCRIBE)
-        self._send(_Kind.DESCRIBE, found.next_request(), now)
+        self._send(Kind.DESCRIBE, found.next_request(), now)
         return None
 
     def _on_described(
-        self, request: _Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
+        self, request: Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
     ) -> Event | None:
         found = self._description
         if error is not None and found.unread[0] not in _FAR:
@@ -515,7 +499,7 @@ class ClientSession:
             return self.connection_lost(problem)
         if not found.unread:
             return self._become_ready()
-        self._send(_Kind.DESCRIBE, found.next_request(), now)
+        self._send(Kind.DESCRIBE, found.next_request(), now)
         return None
 
     def _become_ready(self) -> Event:
@@ -538,7 +522,7 @@ class ClientSession:
     # Answers in a world
 
     def _on_step(
-        self, request: _Pending, world: JoinedWorld, answer: StepMessage, state: int, now: float
+        self, request: Pending, world: JoinedWorld, answer: StepMessage, state: int, now: float
     ) -> StepAnswered | None:
         if request.number != self._episode:
             self.stale += 1
@@ -557,49 +541,13 @@ class ClientSession:
         return StepAnswered(answer, world.reader)
 
     def _on_held(
-        self, request: _Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
+        self, request: Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
     ) -> Event | None:
-        world = self._require_world()
-        feed = world.feed
-        if feed is None or (error is None and message.WhichOneof("payload") != "step"):
-            return self._break("it answered a Step by something else")
-        feed.in_flight -= 1
-        current = request.number == self._episode
-        if error is not None:
-            if error.code in ENDED_CODES and current:
-                return self.connection_lost(error)
-            if current:
-                feed.push_error(error)
-            return self.due(now)
-        try:
-            if current:
-                feed.push(message, request.sent, now)
-            else:
-                self.stale += 1
-                world.dropped()
-                feed.drop(message)
-        except (KeyError, IndexError, TensorError, ValueError) as problem:
-            return self._break(f"its answer cannot be read: {problem}")
-        self._send_ahead(world, feed, now, feed.room)
-        return self.due(now)
-
-    def due(self, now: float) -> StepAnswered | Refused | None:
-        """Return what there is for a call that waits for what Steps in flight bring; None: it has to wait."""
-        world = self._require_world()
-        found = None if world.feed is None else world.feed.take(now, repeats=self.state is State.RUNNING)
-        if isinstance(found, RemoteError):
-            self._move(Trigger.REFUSED)
-            return Refused(found)
-        if found is None or world.feed is None:
-            return None
-        answered = self._step_answered(world, found, found.step.state)
-        if self.state is State.ENDED and (asked := world.feed.asked):  # for the next episode, as by a rollout
-            self.begin(None, now, reset=False)
-            world.feed.asked = asked
-        return answered
+        """Take the answer to a Step in flight, which this class sends none of."""
+        return self._break("it answered a Step that was not sent")
 
     def _on_step_or_reset(
-        self, request: _Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
+        self, request: Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
     ) -> Event | None:
         world = self._require_world()
         if request.number != self._episode:
@@ -610,14 +558,14 @@ class ClientSession:
             if not self.foreign and error.code in ENDED_CODES:
                 # Connecting again makes another world; of other servers an error ends nothing (D-2).
                 return self.connection_lost(error)
-            if request.kind is _Kind.RESET:
+            if request.kind is Kind.RESET:
                 self._episode += 1  # the Step sent after it began something else, if anything
             self._move(Trigger.REFUSED)
             return Refused(error)
         kind = message.WhichOneof("payload")
         if kind != request.kind.value:
             return self._break(f"it answered a {request.kind.value} by {kind}")
-        if request.kind is _Kind.RESET:
+        if request.kind is Kind.RESET:
             return self._compare(world, message.reset.specs, now)
         return self._on_step(request, world, message, message.step.state, now)
 
@@ -638,7 +586,7 @@ class ClientSession:
         return None
 
     def _on_act(
-        self, request: _Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
+        self, request: Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
     ) -> Event | None:
         if error is None or request.number != self._episode:
             return None
@@ -646,20 +594,20 @@ class ClientSession:
         return Refused(error)
 
     def _on_reply(
-        self, request: _Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
+        self, request: Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
     ) -> Event | None:
         if request.number != self._questions_abandoned:
             self.stale += 1
             return None
         return Replied(message, error)
 
-    _ON_ANSWER: Mapping[_Kind, Callable[..., Event | None]] = {
-        _Kind.CREATE: _on_create,
-        _Kind.JOIN: _on_join,
-        _Kind.DESCRIBE: _on_described,
-        _Kind.RESET: _on_step_or_reset,
-        _Kind.STEP: _on_step_or_reset,
-        _Kind.HELD: _on_held,
-        _Kind.ACT: _on_act,
-        _Kind.QUESTION: _on_reply,
+    _ON_ANSWER: Mapping[Kind, Callable[..., Event | None]] = {
+        Kind.CREATE: _on_create,
+        Kind.JOIN: _on_join,
+        Kind.DESCRIBE: _on_described,
+        Kind.RESET: _on_step_or_reset,
+        Kind.STEP: _on_step_or_reset,
+        Kind.HELD: lambda self, *answer: self._on_held(*answer),
+        Kind.ACT: _on_act,
+        Kind.QUESTION: _on_reply,
     }

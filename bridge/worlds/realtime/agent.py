@@ -420,7 +420,12 @@ class RealtimeAgent(EnvAgent):
             Property(
                 "world.wait", TEXT, f"what a Step waits for: {', '.join(WAITS)}", lambda: self._wait, self._set_wait
             ),
-            Property("world.seat", TEXT, "the JoinWorld setting seat of a stream for its actions", self._key),
+            Property(
+                "world.seat",
+                TEXT,
+                "the JoinWorld setting seat of a stream for its actions",
+                lambda: self._real.acting.key_of(self),
+            ),
         ]
         return self._world_properties().merged(PropertyTree(own))
 
@@ -429,9 +434,6 @@ class RealtimeAgent(EnvAgent):
             text = f"expected world.wait to be one of {', '.join(WAITS)}, got {wait!r:.80}"
             raise RequestError(Code.INVALID_ARGUMENT, text)
         self._wait = str(wait)
-
-    def _key(self) -> str:
-        return self._real.acting.key_of(self)
 
     def _world_properties(self) -> PropertyTree:
         return self._real.properties()
