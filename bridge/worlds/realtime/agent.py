@@ -154,10 +154,7 @@ class RealtimeAgent(EnvAgent):
         return mask, seed if isinstance(seed, list) else [seed] * count, options, restart
 
     async def begin(self) -> int:
-        """Wait until an episode runs, and enter it.
-
-        With `new_frame`, Steps that were sent before the client saw the end of its episode begin no other one.
-        """
+        """Wait until an episode runs, and enter it; with `new_frame` after a Reset alone, not by Steps sent ahead."""
         received = self._real.now()
         if self._ended and self._wait == "new_frame":
             text = "the episode has ended; with wait=new_frame send Reset before the first Step of the next one"
@@ -252,7 +249,7 @@ class RealtimeAgent(EnvAgent):
         self._real.refuse_if_over()
         if not self._observer.player:
             return
-        for index, own in enumerate([action] if self._lanes is None else self._split(action)):
+        for index, own in enumerate([action] if self._lanes is None else iterate(self._batched_actions, action)):
             if episodes[index]:
                 self._real.loop.act(self._observer, index, own, received, episodes[index])
 
@@ -313,9 +310,6 @@ class RealtimeAgent(EnvAgent):
         except RequestError as error:
             if error.code is not Code.DEADLINE_EXCEEDED:
                 raise
-
-    def _split(self, action: Any) -> list[Any]:
-        return list(iterate(self._batched_actions, action))
 
     def _collect(self, taken: list[Taken | None], received: float) -> None:
         """Turn what was taken from the buffers into what `observe` gives."""
