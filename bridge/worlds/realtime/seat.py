@@ -102,7 +102,8 @@ class _ActingStream(Agent):
         self._agent.world.refuse_if_over()
         if actions:
             if self._episode_uid not in actions:
-                raise RequestError(Code.INVALID_ARGUMENT, "the Step lacks the action 'episode', the number of the one")
+                text = "the Step lacks the action 'episode': expected the number of the episode that the action is for"
+                raise RequestError(Code.INVALID_ARGUMENT, text)
             episodes = np.atleast_1d(actions[self._episode_uid]).tolist()
             own = {uid: array for uid, array in actions.items() if uid != self._episode_uid}
             self._agent.act(own, received, episodes)
