@@ -177,6 +177,36 @@ def test_the_last_action_goes_on_while_the_network_stalls(network: Make) -> None
     assert steps >= 45, "step does not wait for the network"
 
 
+def test_of_many_actions_on_a_stalled_stream_the_newest_counts(network: Make) -> None:
+    net = network()
+    remote = net.remote()
+    net.begin(remote)
+    outgoing = net.streams[-1].duplex.a.outgoing
+    outgoing.conditions = type(outgoing.conditions)(delay=2.0)
+    for number in range(1, 151):
+        net.step(remote, number)
+    assert outgoing.in_flight <= 64
+    net.run_for(5.0)
+    assert env_of(net).applied[-1][1] == 150
+
+
+def test_a_step_is_not_told_the_same_for_ever(network: Make) -> None:
+    """A server that is gone is noticed: the observation is told again for 5 s, and then the step's timeout runs."""
+    net = network()
+    remote = net.remote()
+    net.begin(remote)
+    net.step(remote)
+    for stream in net.streams:
+        stream.duplex.b.outgoing.conditions = type(STEADY)(loss=1.0)
+    end = net.clock.now() + 4.0
+    while net.clock.now() < end:
+        net.step(remote)
+    net.clock.advance(2.0)
+    feed = remote.feed
+    assert feed is not None
+    assert feed.wait(net.clock.now(), repeats=True) == float("inf")
+
+
 def test_an_action_for_an_episode_that_is_over_is_not_applied_to_the_next(network: Make) -> None:
     """U-5."""
     net = network((30,))

@@ -156,7 +156,10 @@ class Pool:
                 self.poller.poll_nowait()
                 while items and not isinstance(items[0][2], RemoteError):
                     source, number, what = items.popleft()
-                    source.receive(number, what)
+                    try:
+                        source.receive(number, what)
+                    except RemoteError as error:
+                        source.give_up(error)
             finally:
                 self.turn.release()
         return min(keepalive.period(), self.poller.renew_every)
