@@ -86,8 +86,8 @@ def settings() -> str:
         ["CreateWorld of `serve_parallel`", parallel],
         [
             "JoinWorld",
-            "`player`; `agent` in a world of several agents; `role` and `wait`; for pictures `frame` and `lanes`; "
-            "to take over `name` and `lane`",
+            "`player`; `agent` in a world of several agents; `role`, `wait` and `seat` in real time; for pictures "
+            "`frame` and `lanes`; to take over `name` and `lane`",
         ],
         ["Reset, ResetWorld", f"{reset}; in a world of lanes also `reset_mask`, in real time `restart`"],
     ]

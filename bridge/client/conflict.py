@@ -12,10 +12,16 @@ __all__ = ["ConflictDetector"]
 
 
 class ConflictDetector:
-    """A `with` block that a second thread is refused, rather than let race with the first."""
+    """A `with` block that a second thread is refused, rather than let race with the first.
 
-    def __init__(self, what: str) -> None:
+    Args:
+        what: What it is of, for the error.
+        turn: Held inside of the block too; a block waits for the one who holds it. None: there is none.
+    """
+
+    def __init__(self, what: str, turn: threading.Lock | None = None) -> None:
         self._what = what
+        self._turn = turn
         self.lock = threading.Lock()
         """Held inside of the block; what runs in each step acquires it without the cost of two calls."""
 
@@ -28,8 +34,12 @@ class ConflictDetector:
     def __enter__(self) -> None:
         if not self.lock.acquire(blocking=False):
             self.refuse()
+        if self._turn is not None:
+            self._turn.acquire()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._turn is not None:
+            self._turn.release()
         self.lock.release()

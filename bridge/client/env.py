@@ -17,6 +17,7 @@ from bridge.client.conflict import ConflictDetector
 from bridge.client.connect import Transport
 from bridge.client.events import Joined, Replied, StepAnswered
 from bridge.client.extensions import property_value
+from bridge.client.joined_world import JoinedWorld
 from bridge.client.options import (
     MAX_MESSAGE_BYTES,
     TIMEOUT,
@@ -110,8 +111,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     @grouped(tls=TLS)
     def __init__(self, url: str, **keywords: Any) -> None:
         options = RemoteOptions(**keywords)
-        self._conflicts = ConflictDetector("environment")
         self._pool = Pool(options.timeout, options.max_message_bytes, options.transport)
+        self._conflicts = ConflictDetector("environment", self._pool.turn)
         self._remote = self._pool.new_remote(options.request(url))
         self._closed = False
         self._rollout: object | None = None
@@ -139,15 +140,15 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         state = dict(state)
         pool, request, info = state.pop("_parts")
         self.__dict__.update(state)
-        self._conflicts = ConflictDetector("environment")
         self._pool = Pool(*pool)
+        self._conflicts = ConflictDetector("environment", self._pool.turn)
         self._remote = self._pool.new_remote(request, info)
         forget_in_child(self)
 
     def after_fork(self) -> None:
         """Leave the connection to the parent process; the next call makes one for this process."""
-        self._conflicts = ConflictDetector("environment")
         self._pool.disown([self._remote])
+        self._conflicts = ConflictDetector("environment", self._pool.turn)
 
     @property
     def url(self) -> str:
@@ -250,11 +251,19 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             world = remote.session.world
             if world is None:
                 self._refuse_step()
+            if world.feed is not None:
+                return self._step_ahead(world, action)
             remote.send_step(world.write_action(action))
             message, reader = self._pool.wait(remote, StepAnswered, "to a step")
             return reader.read(message, remote.now())
         finally:
             self._conflicts.lock.release()
+
+    def _step_ahead(self, world: JoinedWorld, action: Any) -> Transition:
+        """Apply an action, and return the newest that Steps in flight have brought."""
+        with self._pool.turn:
+            self._remote.send_step(world.write_action(action))
+            return self._await_step("to a step")
 
     def rollout(self, actions: Iterable[Any], *, window: int = 32) -> Iterator[RolloutStep]:
         """Send Steps ahead of their answers, and yield the answers in order, across the ends of episodes (D-25).
@@ -431,7 +440,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         """Leave the world, which goes where it was made for this environment, and disconnect. May be called twice."""
         with self._conflicts:
             self._closed = True
-            self._remote.close(2.0)
+            self._pool.close([self._remote], 2.0)
 
     def __del__(self) -> None:
         remote = getattr(self, "_remote", None)

@@ -13,7 +13,7 @@ from bridge.errors import PeerError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
 
-__all__ = ["extension", "property_request", "property_value"]
+__all__ = ["extension", "property_request", "property_value", "property_write"]
 
 
 def extension(url: str, body: Any) -> pb.EnvironmentRequest:
@@ -27,6 +27,12 @@ def extension(url: str, body: Any) -> pb.EnvironmentRequest:
 def property_request(key: str) -> pb.EnvironmentRequest:
     """Return the request for a property's value."""
     body = properties_pb2.PropertyRequest(read_property=properties_pb2.ReadPropertyRequest(key=key))
+    return extension(PROPERTY_REQUEST_URL, body)
+
+
+def property_write(key: str, value: pb.Tensor) -> pb.EnvironmentRequest:
+    """Return the request that sets a property."""
+    body = properties_pb2.PropertyRequest(write_property=properties_pb2.WritePropertyRequest(key=key, value=value))
     return extension(PROPERTY_REQUEST_URL, body)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
+from bridge.client.feed import Feed
 from bridge.client.realtime import SIGNALS as REALTIME_SIGNALS
 from bridge.client.realtime import RealtimeReader
 from bridge.client.step_reader import SIGNALS, StepMessage, StepReader
@@ -84,6 +85,12 @@ class JoinedWorld:
                 self.realtime.stale = before.realtime.stale
             if waits_for_all:
                 self.realtime.wait_for_all()
+        self.feed: Feed | None = None
+        """What Steps in flight have brought; None: each Step waits for its own answer."""
+        if self.realtime is not None and "round_trip" in properties:
+            self.realtime.in_flight = True
+            fps, took = float(properties["fps"]), float(properties["round_trip"])
+            self.feed = Feed(self._uids, fps, took, self.realtime.latency)
         self.reader = StepReader(url, layout, leaves, self._uids, self.realtime)
         self.codec: StepCodec | None = None
         """Writes and reads Steps without protobuf; None: protobuf does."""
@@ -93,6 +100,8 @@ class JoinedWorld:
             self.codec = StepCodec.make([(uid, actions[uid]) for uid in self._action_uids], order)
         self.form = None if self.codec is None or lanes is not None else self.codec.form
         """What worlds have in common whose Steps `write_steps` may write together; None: nothing."""
+        self.seat: str | None = properties.get("seat")
+        """The key of a stream for its actions; None: there is none."""
         self._known: dict[Any, bytes] = {}
         self.first_step = self._write_first_step()
         """The Step without an action, by which an episode begins."""
@@ -109,12 +118,17 @@ class JoinedWorld:
             self.first_step = self._write_first_step()
             self._known.clear()
 
+    def dropped(self) -> None:
+        """Count an answer that a later `reset` made meaningless."""
+        if self.realtime is not None:
+            self.realtime.stale += 1
+
     def salvage(self, message: StepMessage | None) -> None:
         """Keep the ends of episodes out of a Step's answer that nobody will read."""
         if not isinstance(message, pb.EnvironmentResponse) or self.realtime is None:
             return
         if message.WhichOneof("payload") == "step":
-            self.realtime.stale += 1
+            self.dropped()
             self.realtime.salvage(message)
 
     # Writing Steps
@@ -155,6 +169,13 @@ class JoinedWorld:
             return None
         whole = len(slots) == len(arrays[0])
         return self.codec.write_requests(arrays if whole else [array[list(slots)] for array in arrays])
+
+    def as_act(self, request: bytes) -> pb.EnvironmentRequest:
+        """Return a Step with actions that asks for nothing but times."""
+        message = pb.EnvironmentRequest.FromString(request)
+        del message.step.requested_observations[:]
+        message.step.requested_observations.append(self._uids["timing"])
+        return message
 
     def write_act(self, columns: Sequence[Column], slot: int) -> bytes:
         """Return the Step that leaves actions in a real-time world, and asks for nothing but times."""

@@ -72,10 +72,10 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
     @grouped(tls=TLS)
     def __init__(self, url: str, **keywords: Any) -> None:
         options = RemoteOptions(**keywords)
-        self._conflicts = ConflictDetector("environment")
         self._closed = False
         self._started = False
         self._pool = Pool(options.timeout, options.max_message_bytes, options.transport)
+        self._conflicts = ConflictDetector("environment", self._pool.turn)
         self._world_request = options.request(url)
         self._url = self._world_request.address.url
         self._remotes: dict[str, Remote] = {}
@@ -97,9 +97,9 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
 
     def after_fork(self) -> None:
         """Leave the connections to the parent process; the next `reset` makes some for this process."""
-        self._conflicts = ConflictDetector("environment")
         self._started = False
         self._pool.disown(self._all)
+        self._conflicts = ConflictDetector("environment", self._pool.turn)
 
     def _world_info(self, remote: Remote) -> WorldInfo:
         if remote.info is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
+import math
 import queue
 import selectors
 import socket
@@ -69,6 +70,8 @@ class Poller(Generic[T]):
         """Sockets that may carry further calls, by where to."""
         self.watches_health = False
         """Whether connections ask to be told when their servers drain, because their calls may move elsewhere."""
+        self.renew_every = math.inf
+        """Seconds from one look to the next between calls, because Steps are in flight; inf: none are."""
         # Anew where it is held: the garbage collector runs anywhere, and what it frees may close a connection.
         self.lock = threading.RLock()
         """Held by whoever is at the sockets."""
@@ -78,6 +81,11 @@ class Poller(Generic[T]):
         self._posters = 0
         self._waker: tuple[socket.socket, socket.socket] | None = None
         self._waker_lock = threading.RLock()  # for the same reason
+
+    def look_every(self, seconds: float) -> None:
+        """Have owners take what has come so often between calls; the shortest time that was asked for counts."""
+        self.renew_every = min(self.renew_every, seconds)
+        keepalive.look_soon()
 
     def put(self, item: T) -> None:
         """Add an item; called by what looks after the sockets."""

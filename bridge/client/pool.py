@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import math
 import queue
+import threading
 import time
 from collections.abc import Iterable
 from typing import TypeVar
@@ -15,7 +17,8 @@ from bridge.client.events import Event, Joined, Lost, Refused, Replied, StepAnsw
 from bridge.client.poller import Poller
 from bridge.client.remote import Delivery, Remote, close_remotes
 from bridge.client.world_request import WorldInfo, WorldRequest
-from bridge.errors import RefusedError, RemoteTimeoutError
+from bridge.errors import RefusedError, RemoteError, RemoteTimeoutError
+from bridge.transport import keepalive
 
 __all__ = ["Pool"]
 
@@ -34,6 +37,8 @@ class Pool:
     def __init__(self, timeout: float, max_message_bytes: int, transport: str) -> None:
         self.timeout = timeout
         self.poller: Poller[Delivery] = Poller()
+        self.turn = threading.Lock()
+        """Held while a call of the owner runs, and by the thread that works between calls."""
         self._max_message_bytes = max_message_bytes
         self._transport = transport
 
@@ -76,6 +81,8 @@ class Pool:
                 if event is not None:
                     self._on_other_event(source, event)
             elif isinstance(event, kind):
+                if kind is Joined:
+                    self.look_after()
                 if isinstance(event, Replied) and event.error is not None:
                     raise event.error
                 return event
@@ -115,6 +122,8 @@ class Pool:
             elif isinstance(event, kind) and not (isinstance(event, Replied) and event.error):
                 del missing[source]
                 found[source] = event
+                if kind is Joined:
+                    self.look_after()
             elif isinstance(event, (Lost, Refused, Replied)) and event.error is not None:
                 if not isinstance(event.error, RefusedError) or event.error.code != tolerate:
                     raise event.error
@@ -124,12 +133,46 @@ class Pool:
     def _on_other_event(self, remote: Remote, event: Event) -> None:
         """Handle what came from a remote that nobody waits for."""
 
+    # Between calls
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a world's Steps are in flight, so that the thread that works between calls takes what comes."""
+        return self.poller.renew_every < math.inf
+
+    def look_after(self) -> None:
+        """Where Steps are in flight, have what comes of them taken also between calls."""
+        if self.in_flight:
+            keepalive.add(self)
+
+    def poll_nowait(self) -> float:
+        """Take what has come, without waiting, unless the owner is in a call; return the seconds until the next look.
+
+        How a connection ended is left to the owner's next call.
+        """
+        if self.turn.acquire(blocking=False):
+            try:
+                items = self.poller.items
+                self.poller.poll_nowait()
+                while items and not isinstance(items[0][2], RemoteError):
+                    source, number, what = items.popleft()
+                    try:
+                        source.receive(number, what)
+                    except RemoteError as error:
+                        source.give_up(error)
+            finally:
+                self.turn.release()
+        return min(keepalive.period(), self.poller.renew_every)
+
     def disown(self, remotes: Iterable[Remote]) -> None:
         """In a forked process: leave the connections of remotes to the parent process, untouched."""
-        self.poller = Poller()
+        self.poller, self.turn = Poller(), threading.Lock()
         for remote in remotes:
             remote.disown(self.poller)
 
     def close(self, remotes: Iterable[Remote], timeout: float) -> None:
         """Leave the worlds of remotes and end their connections, within `timeout` seconds in all."""
+        if self.in_flight:
+            self.poller.renew_every = math.inf
+            keepalive.remove(self)
         close_remotes(list(remotes), timeout)

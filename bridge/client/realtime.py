@@ -50,6 +50,8 @@ class RealtimeReader:
         """Which lanes had no observation in the last answer; None: it was not asked for."""
         self.stale = 0
         """Answers of episodes that had been given up."""
+        self.in_flight = False
+        """Whether Steps are in flight: their answers say times, whoever asks for those."""
         self._url = url
         self._uids = dict(uids)
         self._lanes = lanes
@@ -68,7 +70,7 @@ class RealtimeReader:
     def wanted(self) -> list[int]:
         """The UIDs to ask for."""
         names = ["frames", "episodes"]
-        if self._diagnostics:
+        if self._diagnostics or self.in_flight:
             names.append("timing")
         if self._partial:
             names.append("resetting")
@@ -126,7 +128,7 @@ class RealtimeReader:
     def _timing(self, observations: Mapping[int, pb.Tensor]) -> Array | None:
         """Read the times, and learn from them what the clocks' offset is."""
         uid = self._uids.get("timing")
-        if uid is None or uid not in observations:
+        if uid is None or uid not in observations or not self._diagnostics:
             return None
         timing = unpack_tensor(observations[uid], "timing")
         if timing.shape[-1:] != (len(TIMING),):

@@ -7,6 +7,7 @@ the business of its owner, who takes from the one poller that all its remotes de
 from __future__ import annotations
 
 import enum
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -14,14 +15,17 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from bridge.client.acting import ActingStream, Place
 from bridge.client.connect import AnyCall, close_all, connect
-from bridge.client.events import Event, Lost, StepAnswered
+from bridge.client.events import Event, Joined, Lost, StepAnswered
 from bridge.client.extensions import extension, property_request
+from bridge.client.far_session import FarSession
+from bridge.client.feed import Feed
 from bridge.client.joined_world import JoinedWorld
 from bridge.client.poller import Poller
 from bridge.client.realtime import RealtimeReader
 from bridge.client.remote_record import RemoteRecord
-from bridge.client.session import CONNECTING, ClientSession, State
+from bridge.client.session import CONNECTING, ONLINE, State
 from bridge.client.step_reader import StepMessage, StepReader
 from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.encoding import values
@@ -51,6 +55,8 @@ class SlotState(enum.IntEnum):
 
 Delivery: TypeAlias = "tuple[Remote, int, bytes | bytearray | RemoteError]"
 """What a poller holds: for whom, the number of the connection, and what came."""
+# In place of a connection's number: something is due by the clock.
+_DUE = 0
 _SILENT = "nothing has come from there at all: are host and port right, and does no firewall stand between?"
 
 
@@ -78,7 +84,7 @@ class Remote:
     ) -> None:
         self.request = request
         self.url = request.address.url
-        self.session = ClientSession(request, max_message_bytes, info)
+        self.session = FarSession(request, max_message_bytes, info)
         """The protocol state."""
         self.record = RemoteRecord()
         """Its failures, and what they cost."""
@@ -91,6 +97,7 @@ class Remote:
         self._call: AnyCall | None = None
         self._number = 0
         self._arrivals: deque[float] = deque()
+        self._acting: ActingStream | None = None
 
     def options(self, options: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         """Return the reset options to send: another server than ours, which may know none, gets no empty ones."""
@@ -124,6 +131,11 @@ class Remote:
     def realtime(self) -> RealtimeReader | None:
         """Reads what only a real-time world answers; None: this is none."""
         return None if self.session.world is None else self.session.world.realtime
+
+    @property
+    def feed(self) -> Feed | None:
+        """What Steps in flight bring, of a real-time world that is far; None: each Step waits for its own answer."""
+        return self.session.feed
 
     @property
     def slots(self) -> int:
@@ -174,6 +186,8 @@ class Remote:
         """Ask for the first Step of the next episode, as `ClientSession.begin`."""
         self.session.begin(settings, self.now(), reset=reset)
         self._flush()
+        if self.feed is not None:
+            self._expect(self.feed)
 
     def step(self, action: Any) -> None:
         """Ask a single environment for a Step with an action.
@@ -186,6 +200,9 @@ class Remote:
 
     def send_step(self, request: bytes) -> None:
         """Ask for a Step that `JoinedWorld` wrote."""
+        if self._acting is not None:
+            self._step_ahead(self._acting, request)
+            return
         self.session.step(request, self.now())
         for data in self.session.data_to_send():  # as `_flush`, in each step a call less
             if self._call is not None:
@@ -197,8 +214,46 @@ class Remote:
 
     def act_columns(self, columns: Sequence[Column], slot: int) -> None:
         """Leave actions in a real-time world; what comes of them is asked for by a later Step."""
-        self.session.act(self.world.write_act(columns, slot), self.now())
+        request = self.world.write_act(columns, slot)
+        if self._acting is not None:
+            self._act_ahead(self._acting, request)
+            return
+        self.session.act(request, self.now())
         self._flush()
+
+    def _step_ahead(self, acting: ActingStream, request: bytes) -> None:
+        """Act, and ask for what Steps in flight bring."""
+        if self.session.state is State.ENDED:
+            self.begin(reset=False)
+            return
+        self.session.ask_ahead(self.now())
+        if request != self.world.first_step:
+            self._act_ahead(acting, request)
+        self._flush()
+        if self.feed is not None:
+            self._expect(self.feed)
+
+    def _act_ahead(self, acting: ActingStream, request: bytes) -> None:
+        """Send actions on the stream that they have; while there is none, behind the Steps in flight."""
+        message, feed = self.world.as_act(request), self.feed
+        if feed is not None and acting.act(message.step, feed.episode):
+            return
+        self.session.act(message.SerializeToString(), self.now())
+        self._flush()
+
+    def _expect(self, feed: Feed) -> None:
+        """Have `receive` called once there is something for a call that waits, whatever arrives."""
+        now = self.now()
+        wait = feed.wait(now, repeats=self.session.state is State.RUNNING)
+        if wait <= 0.0:
+            self._poller.put(self._due)
+        elif wait < math.inf:
+            with self._poller.lock:
+                self._poller.call_later(wait, lambda: self._poller.put(self._due))
+
+    @property
+    def _due(self) -> Delivery:
+        return self, _DUE, b""
 
     def read_property(self, key: str) -> None:
         """Ask for a property's value."""
@@ -244,8 +299,7 @@ class Remote:
         """Take what was delivered; return what it means, or None where it means nothing any more."""
         call = self._call
         if number != self._number or call is None:
-            self.session.stale += 1
-            return None
+            return self._receive_other(number, what)
         arrived = self._arrivals.popleft() if self._arrivals else self.now()
         if isinstance(what, RemoteError):
             lost = self.session.connection_lost(what)
@@ -255,12 +309,41 @@ class Remote:
         if joining:
             self.session.server_version = call.server_version
         event = self.session.receive(what, arrived)
-        if isinstance(event, StepAnswered):
+        if isinstance(event, StepAnswered) and self._acting is None:
             return event
         self._flush()
+        if isinstance(event, Joined):
+            self._open_acting()
         if isinstance(event, Lost):
             self._finish(0.5 if joining else 0.0)
         return event
+
+    def _receive_other(self, number: int, what: bytes | bytearray | RemoteError) -> Event | None:
+        """Take what came of another connection than the stream's."""
+        if number == -self._number and self._acting is not None:
+            self._acting.receive(what)
+            return None
+        if number != _DUE or self._call is None or self.feed is None or self.session.state not in ONLINE:
+            self.session.stale += number != _DUE
+            return None
+        event = self.session.due(self.now())
+        if self.feed.asked:
+            self._expect(self.feed)
+        return event
+
+    def _open_acting(self) -> None:
+        """Open the stream for actions, where Steps are to be in flight."""
+        world, feed, number = self.world, self.feed, -self._number
+        if feed is None or world.seat is None or self.session.world_name is None:
+            return
+        place = Place(self.request, self.session.world_name, world.seat, self._transport, self._max_message_bytes)
+
+        def label(what: bytes | bytearray | RemoteError) -> Delivery:
+            return self, number, what
+
+        self._acting = ActingStream(place, self._poller, label, self.now, feed.latency, feed.note_round_trip)
+        self._acting.open()
+        self._poller.look_every(feed.frame / 2)
 
     # The end
 
@@ -285,6 +368,9 @@ class Remote:
             leak(self._call)
             leak(self._poller)
         self._call = None
+        if self._acting is not None:
+            self._acting.disown()
+            self._acting = None
         self.session.forget()
         self._poller = poller
 
@@ -307,6 +393,9 @@ class Remote:
     def detach(self) -> AnyCall | None:
         """Give up the connection, if there is one, and return it to be closed."""
         call, self._call = self._call, None
+        acting, self._acting = self._acting, None
+        if acting is not None:
+            acting.close()
         if self.session.state not in (State.OFFLINE, State.LOST):
             self.session.connection_lost(ConnectionLostError(self.url, "the connection was closed"))
         return call

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 
 from bridge.client.events import Event, Joined, Lost, Refused, Replied, StepAnswered
-from bridge.client.extensions import property_request, property_value
+from bridge.client.extensions import property_request, property_value, property_write
+from bridge.client.feed import pays
 from bridge.client.joined_world import JoinedWorld, changes_of
 from bridge.client.step_reader import StepMessage
 from bridge.client.world_request import WorldInfo, WorldRequest
@@ -40,6 +41,8 @@ __all__ = [
     "ONLINE",
     "TRANSITIONS",
     "ClientSession",
+    "Kind",
+    "Pending",
     "State",
     "Trigger",
 ]
@@ -59,6 +62,8 @@ _PROPERTIES = (
 )
 # Those that are of the values codec.
 _ENCODED = ("metadata", "spec", "fps")
+# Of a world whose Steps are to be in flight; older servers do not know them.
+_FAR = ("seat", "wait")
 
 
 class State(enum.Enum):
@@ -149,7 +154,7 @@ ONLINE = frozenset({State.JOINED, State.RESETTING, State.RUNNING, State.ENDED})
 """In a world."""
 
 
-class _Kind(enum.Enum):
+class Kind(enum.Enum):
     """A request's kind, by what its answer is for."""
 
     CREATE = "create_world"
@@ -157,14 +162,15 @@ class _Kind(enum.Enum):
     DESCRIBE = "property"
     RESET = "reset"
     STEP = "step"
+    HELD = "held step"
     ACT = "act"
     QUESTION = "question"
 
 
-class _Pending(NamedTuple):
+class Pending(NamedTuple):
     """A request whose answer is outstanding."""
 
-    kind: _Kind
+    kind: Kind
     number: int
     """The episode that it belongs to; of a question: how often questions had been given up."""
     sent: float
@@ -179,6 +185,33 @@ class _Description:
     properties: dict[str, Any] = dataclasses.field(default_factory=dict)
     unread: list[str] = dataclasses.field(default_factory=list)
     """Properties that are still to be asked for."""
+    may_wait: bool = False
+    """Whether the server may hold Steps, because the user has not said what they wait for."""
+    round_trip: float = float("inf")
+    """The shortest time that an answer has taken, seconds."""
+
+    def next_request(self) -> pb.EnvironmentRequest:
+        """Return the next question; the last one asks that each Step is held until there is a new frame."""
+        key = f"world.{self.unread[0]}"
+        return property_write(key, pack_tensor("new_frame")) if key == "world.wait" else property_request(key)
+
+    def take(self, message: pb.EnvironmentResponse, error: RefusedError | None, url: str, took: float) -> None:
+        """Take an answer; raises PeerError where it cannot be read."""
+        key = self.unread.pop(0)
+        self.round_trip = min(took, self.round_trip)
+        if error is not None:  # Steps are not in flight then
+            self.unread.clear()
+        elif key == "wait":
+            self.properties["round_trip"] = self.round_trip
+        else:
+            self.properties[key] = property_value(message, url, key in _ENCODED)
+        if (
+            key == "fps"
+            and self.may_wait
+            and not self.properties["num_envs"]
+            and pays(self.round_trip, self.properties["fps"])
+        ):
+            self.unread += _FAR
 
 
 class ClientSession:
@@ -210,7 +243,7 @@ class ClientSession:
         self.info = info
         """What is known of the world, also of one that was left; None: nothing yet."""
         self._out: list[bytes] = []
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[Pending] = deque()
         self._episode = 0
         self._questions_abandoned = 0
         self._created: str | None = None
@@ -242,13 +275,13 @@ class ClientSession:
         out, self._out = self._out, []
         return out
 
-    def _send(self, kind: _Kind, request: pb.EnvironmentRequest | bytes, now: float) -> None:
+    def _send(self, kind: Kind, request: pb.EnvironmentRequest | bytes, now: float) -> None:
         data = request if isinstance(request, bytes) else request.SerializeToString()
         if len(data) > self._max_message_bytes:  # not sent, so it gets no answer
             raise self._too_large(len(data))
         self._out.append(data)
-        number = self._questions_abandoned if kind is _Kind.QUESTION else self._episode
-        self._pending.append(_Pending(kind, number, now))
+        number = self._questions_abandoned if kind is Kind.QUESTION else self._episode
+        self._pending.append(Pending(kind, number, now))
 
     def _too_large(self, size: int) -> SettingError:
         return SettingError(f"a request of {size} bytes is larger than max_message_bytes={self._max_message_bytes}")
@@ -268,7 +301,7 @@ class ClientSession:
             return
         self._move(Trigger.CREATE)
         create = pb.CreateWorldRequest(settings=self.request.settings())
-        self._send(_Kind.CREATE, pb.EnvironmentRequest(create_world=create), now)
+        self._send(Kind.CREATE, pb.EnvironmentRequest(create_world=create), now)
 
     def _join_world(self, name: str, now: float) -> None:
         self._move(Trigger.JOIN)
@@ -278,7 +311,7 @@ class ClientSession:
             texts["agent"] = self.request.agent
         settings = {key: pack_tensor(value) for key, value in texts.items()}
         join = pb.JoinWorldRequest(world_name=name, settings=settings)
-        self._send(_Kind.JOIN, pb.EnvironmentRequest(join_world=join), now)
+        self._send(Kind.JOIN, pb.EnvironmentRequest(join_world=join), now)
 
     def begin(self, settings: Mapping[str, pb.Tensor] | None, now: float, *, reset: bool = True) -> None:
         """Ask for the first Step of the next episode; what still comes of the present one is dropped.
@@ -293,8 +326,11 @@ class ClientSession:
         self._episode += 1
         self._settings = settings or {}
         if reset:
-            self._send(_Kind.RESET, pb.EnvironmentRequest(reset=pb.ResetRequest(settings=self._settings)), now)
-        self._send(_Kind.STEP, world.first_step, now)
+            self._send(Kind.RESET, pb.EnvironmentRequest(reset=pb.ResetRequest(settings=self._settings)), now)
+        self._send_first_step(world, now)
+
+    def _send_first_step(self, world: JoinedWorld, now: float) -> None:
+        self._send(Kind.STEP, world.first_step, now)
 
     def step(self, request: bytes, now: float) -> None:
         """Ask for a Step that `JoinedWorld` wrote."""
@@ -303,26 +339,26 @@ class ClientSession:
         if len(request) > self._max_message_bytes:  # not sent, so it gets no answer
             raise self._too_large(len(request))
         self._out.append(request)
-        self._pending.append(_Pending(_Kind.STEP, self._episode, now))
+        self._pending.append(Pending(Kind.STEP, self._episode, now))
 
     def act(self, request: bytes, now: float) -> None:
         """Leave actions in a real-time world; a later Step asks what came of them."""
         self._require_world()
-        self._send(_Kind.ACT, request, now)
+        self._send(Kind.ACT, request, now)
 
     def ask(self, request: pb.EnvironmentRequest, now: float) -> None:
         """Ask for a property or a method call; `Replied` says what was answered."""
         self._require_world()
-        self._send(_Kind.QUESTION, request, now)
+        self._send(Kind.QUESTION, request, now)
 
     def leave(self, now: float) -> None:
         """Leave the world, and destroy it where it was made for this session."""
         if self.state not in ONLINE:
             return
-        self._send(_Kind.QUESTION, pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()), now)
+        self._send(Kind.QUESTION, pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()), now)
         if self._created:
             destroy = pb.DestroyWorldRequest(world_name=self._created)
-            self._send(_Kind.QUESTION, pb.EnvironmentRequest(destroy_world=destroy), now)
+            self._send(Kind.QUESTION, pb.EnvironmentRequest(destroy_world=destroy), now)
 
     def abandon_episode(self) -> None:
         """Drop the answers to the Steps that are on their way; the next episode begins by `begin`."""
@@ -354,7 +390,7 @@ class ClientSession:
             now: When it arrived.
         """
         pending, world = self._pending, self.world
-        if pending and pending[0].kind is _Kind.STEP and world is not None and world.codec is not None:
+        if pending and pending[0].kind is Kind.STEP and world is not None and world.codec is not None:
             answer = world.codec.read_response(data)
             if answer is not None:
                 request = pending.popleft()
@@ -424,7 +460,7 @@ class ClientSession:
     # Answers while joining
 
     def _on_create(
-        self, request: _Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
+        self, request: Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
     ) -> Event | None:
         name = ""
         if error is None:
@@ -436,34 +472,34 @@ class ClientSession:
         return None
 
     def _on_join(
-        self, request: _Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
+        self, request: Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
     ) -> Event | None:
         if error is not None:
             return self.connection_lost(error)
         found = self._description = _Description(message.join_world.specs)
+        found.may_wait = "wait" not in self.request.join_settings
         if self.server_version is None:
             return self._become_ready()
         found.unread = [*_PROPERTIES]
         if any(spec.name == "frames" for spec in found.specs.observations.values()):
             found.unread.append("fps")
         self._move(Trigger.DESCRIBE)
-        self._send(_Kind.DESCRIBE, property_request(f"world.{found.unread[0]}"), now)
+        self._send(Kind.DESCRIBE, found.next_request(), now)
         return None
 
     def _on_described(
-        self, request: _Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
+        self, request: Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
     ) -> Event | None:
-        if error is not None:
-            return self.connection_lost(error)
         found = self._description
-        key = found.unread.pop(0)
+        if error is not None and found.unread[0] not in _FAR:
+            return self.connection_lost(error)
         try:
-            found.properties[key] = property_value(message, self._url, key in _ENCODED)
+            found.take(message, error, self._url, now - request.sent)
         except PeerError as problem:
             return self.connection_lost(problem)
         if not found.unread:
             return self._become_ready()
-        self._send(_Kind.DESCRIBE, property_request(f"world.{found.unread[0]}"), now)
+        self._send(Kind.DESCRIBE, found.next_request(), now)
         return None
 
     def _become_ready(self) -> Event:
@@ -486,23 +522,32 @@ class ClientSession:
     # Answers in a world
 
     def _on_step(
-        self, request: _Pending, world: JoinedWorld, answer: StepMessage, state: int, now: float
+        self, request: Pending, world: JoinedWorld, answer: StepMessage, state: int, now: float
     ) -> StepAnswered | None:
         if request.number != self._episode:
             self.stale += 1
             world.salvage(answer)
             return None
+        if world.realtime is not None:
+            world.realtime.timed(request.sent, now)
+        return self._step_answered(world, answer, state)
+
+    def _step_answered(self, world: JoinedWorld, answer: StepMessage, state: int) -> StepAnswered:
         self._renumbered = 0
         # Lanes begin their next episodes by themselves.
         ran = state == pb.RUNNING or world.info.lanes is not None
         if not ran or self.state is not State.RUNNING:  # STEP_RAN leads from RUNNING to RUNNING
             self._move(Trigger.STEP_RAN if ran else Trigger.STEP_ENDED)
-        if world.realtime is not None:
-            world.realtime.timed(request.sent, now)
         return StepAnswered(answer, world.reader)
 
+    def _on_held(
+        self, request: Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
+    ) -> Event | None:
+        """Take the answer to a Step in flight, which this class sends none of."""
+        return self._break("it answered a Step that was not sent")
+
     def _on_step_or_reset(
-        self, request: _Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
+        self, request: Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
     ) -> Event | None:
         world = self._require_world()
         if request.number != self._episode:
@@ -513,14 +558,14 @@ class ClientSession:
             if not self.foreign and error.code in ENDED_CODES:
                 # Connecting again makes another world; of other servers an error ends nothing (D-2).
                 return self.connection_lost(error)
-            if request.kind is _Kind.RESET:
+            if request.kind is Kind.RESET:
                 self._episode += 1  # the Step sent after it began something else, if anything
             self._move(Trigger.REFUSED)
             return Refused(error)
         kind = message.WhichOneof("payload")
         if kind != request.kind.value:
             return self._break(f"it answered a {request.kind.value} by {kind}")
-        if request.kind is _Kind.RESET:
+        if request.kind is Kind.RESET:
             return self._compare(world, message.reset.specs, now)
         return self._on_step(request, world, message, message.step.state, now)
 
@@ -541,7 +586,7 @@ class ClientSession:
         return None
 
     def _on_act(
-        self, request: _Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
+        self, request: Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
     ) -> Event | None:
         if error is None or request.number != self._episode:
             return None
@@ -549,19 +594,20 @@ class ClientSession:
         return Refused(error)
 
     def _on_reply(
-        self, request: _Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
+        self, request: Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
     ) -> Event | None:
         if request.number != self._questions_abandoned:
             self.stale += 1
             return None
         return Replied(message, error)
 
-    _ON_ANSWER: Mapping[_Kind, Callable[..., Event | None]] = {
-        _Kind.CREATE: _on_create,
-        _Kind.JOIN: _on_join,
-        _Kind.DESCRIBE: _on_described,
-        _Kind.RESET: _on_step_or_reset,
-        _Kind.STEP: _on_step_or_reset,
-        _Kind.ACT: _on_act,
-        _Kind.QUESTION: _on_reply,
+    _ON_ANSWER: Mapping[Kind, Callable[..., Event | None]] = {
+        Kind.CREATE: _on_create,
+        Kind.JOIN: _on_join,
+        Kind.DESCRIBE: _on_described,
+        Kind.RESET: _on_step_or_reset,
+        Kind.STEP: _on_step_or_reset,
+        Kind.HELD: lambda self, *answer: self._on_held(*answer),
+        Kind.ACT: _on_act,
+        Kind.QUESTION: _on_reply,
     }

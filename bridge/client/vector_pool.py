@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import queue
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -81,8 +80,6 @@ class VectorPool(Pool):
         """Whether there was a first reset, since which lost members come back and begin episodes by themselves."""
         self.polled_at = time.monotonic()
         """When events were handled last."""
-        self.turn = threading.Lock()
-        """Held while a call of the owner runs."""
         self._closed = False
         self.placement: Placement | None = None
         """Where the worlds are, of a directory; None: each has a URL of its own."""
@@ -370,7 +367,8 @@ class VectorPool(Pool):
             The seconds until the next look.
         """
         if not self.turn.acquire(blocking=False):
-            return keepalive.period()  # the owner is in a call, which does the same
+            # The owner is in a call, which does the same.
+            return min(keepalive.period(), self.poller.renew_every)
         try:
             self.drain()
             if self.started:
@@ -380,7 +378,7 @@ class VectorPool(Pool):
         if self._closed:  # meanwhile, by the garbage collector
             self.close_all(0.0)
         away = any(member.state in (SlotState.LOST, SlotState.CONNECTING) for member in self.everybody())
-        return _AWAY_PERIOD if away else keepalive.period()
+        return min(_AWAY_PERIOD if away else keepalive.period(), self.poller.renew_every)
 
     # Gathering
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from bridge.forks import forget_in_child
 from bridge.transport.sockets import QUIET
 
-__all__ = ["KEEPALIVE", "add", "period", "remove"]
+__all__ = ["KEEPALIVE", "add", "look_soon", "period", "remove"]
 
 KEEPALIVE = QUIET
 """Seconds without a sign of the server after which it is asked for one; it then has half of them for it."""
@@ -45,13 +45,18 @@ class _Keeper:
             if poller in self._all:
                 return
             self._all.add(poller)
-            self._added = True  # it may be due before the others are
-            self._change.notify_all()
+            self.look_soon()  # it may be due before the others are
             if self._thread is not None:
                 return
             thread = self._thread = threading.Thread(target=self._run, name="bridge-keepalive", daemon=True)
         # Without the lock: the garbage collector may call `remove` in the new thread while `start` waits for it.
         thread.start()
+
+    def look_soon(self) -> None:
+        """Look after everything now: something is due earlier than it was at the last look."""
+        with self._change:
+            self._added = True
+            self._change.notify_all()
 
     def remove(self, poller: _Pollable) -> None:
         with self._change:
@@ -90,4 +95,5 @@ class _Keeper:
 _keeper = _Keeper()
 forget_in_child(_keeper)
 add = _keeper.add
+look_soon = _keeper.look_soon
 remove = _keeper.remove

@@ -324,6 +324,8 @@ function select(name) {
 
 // Looking on
 
+const MOST_AHEAD = 8;
+
 function lanesWanted() {
   const text = $("lanes").value.trim();
   if (!text) return null;
@@ -355,13 +357,21 @@ async function watch(name) {
   if (lanes) given.lanes = intTensor(lanes);
   try {
     const {observations} = await stream.ask(request.join(name, given));
+    const sent = performance.now();
+    await stream.property("world.name");
+    // As many requests on their way as a round trip has frames: far away, pictures come as often as nearby.
+    const ahead = Math.max(1, Math.min(MOST_AHEAD, Math.ceil(((performance.now() - sent) * 60) / 1000)));
     const [frame, figures] = [observations.get("frame").uid, observations.get("watch").uid];
     const step = request.step([], [frame, figures]);
-    let asked = stream.ask(step);
+    const asked = [];
+    const ask = () => {
+      asked.push(stream.ask(step));
+      asked.at(-1).catch(() => {});
+    };
+    for (let i = 0; i < ahead; i++) ask();
     while (watching === stream) {
-      const answer = await asked;
-      asked = stream.ask(step);
-      asked.catch(() => {});
+      const answer = await asked.shift();
+      ask();
       show(answer.observations.get(frame), answer.observations.get(figures));
     }
   } catch (error) {

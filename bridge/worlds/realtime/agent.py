@@ -20,15 +20,18 @@ from bridge.worlds.base import read_bytes, refuse_unknown
 from bridge.worlds.default_actions import neutral_action
 from bridge.worlds.lane_infos import join_infos
 from bridge.worlds.realtime.lane_buffer import Ended, Taken
-from bridge.worlds.realtime.loop import Observer
+from bridge.worlds.realtime.loop import Observer, Phase
 from bridge.worlds.single import EnvAgent
 
 if TYPE_CHECKING:
     from bridge.worlds.realtime.clocked_world import ClockedWorld
 
-__all__ = ["RealtimeAgent"]
+__all__ = ["WAITS", "RealtimeAgent"]
 
 _FRAME_DEADLINE = 10.0
+_MOST_HELD = 2.0
+WAITS = ("now", "next_frame", "new_frame")
+"""What a Step may wait for; the first is the default."""
 
 
 class RealtimeAgent(EnvAgent):
@@ -37,7 +40,7 @@ class RealtimeAgent(EnvAgent):
     Args:
         world: What it is in.
         observer: What it is to be told.
-        wait: What its Steps wait for: `now` or `next_frame`.
+        wait: What its Steps wait for: `now`, `next_frame` or `new_frame`.
         observation_space: Of one environment.
         action_space: Of one environment.
         lanes: The number of lanes; None: it is of a single environment, or one agent of several.
@@ -68,6 +71,7 @@ class RealtimeAgent(EnvAgent):
         self.observations = {**self.observations, **dict(enumerate(extras, start=self._first_extra))}
         self._partial = False
         self._acts_only = False
+        self._ended = False
         self._placeholder: Any = None
         self._frames = np.zeros(shape, np.int64)
         self._timing = np.zeros((*shape, len(TIMING)))
@@ -90,6 +94,16 @@ class RealtimeAgent(EnvAgent):
     def spectator(self) -> bool:
         """Whether its actions and resets change nothing."""
         return not self._observer.player
+
+    @property
+    def world(self) -> ClockedWorld:
+        """Where it is."""
+        return self._real
+
+    @property
+    def lanes(self) -> int | None:
+        """The number of lanes; None: it is of a single environment, or one agent of several."""
+        return self._lanes
 
     def hang_up(self) -> None:
         """End its wait."""
@@ -114,6 +128,7 @@ class RealtimeAgent(EnvAgent):
     def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
         """Reset the lanes, and return at once (U-2, U-9). A spectator's Reset does not affect the lanes."""
         self._real.ask_reset(self._observer, *self.read_reset(settings))
+        self._ended = False
 
     def read_reset(self, settings: Mapping[str, pb.Tensor]) -> tuple[Array, list[int | None], Any, bool]:
         """Return the lanes to reset, a seed for each, the options, and whether running episodes end."""
@@ -135,8 +150,11 @@ class RealtimeAgent(EnvAgent):
         return mask, seed if isinstance(seed, list) else [seed] * count, options, restart
 
     async def begin(self) -> int:
-        """Wait until an episode runs, and enter it."""
+        """Wait until an episode runs, and enter it; with `new_frame` after a Reset alone, not by Steps sent ahead."""
         received = self._real.now()
+        if self._ended and self._wait == "new_frame":
+            text = "the episode has ended; with wait=new_frame send Reset before the first Step of the next one"
+            raise RequestError(Code.FAILED_PRECONDITION, text)
         self._real.start()
         await self._real.settled()
         await self._wait_for_lanes()
@@ -155,6 +173,7 @@ class RealtimeAgent(EnvAgent):
                 taken.append(Taken(ended.observation, ended.info, 0.0, 0, False, False, at, ended.episode))
             else:
                 at = lane.observed_at
+                buffer.see()
                 taken.append(Taken(lane.observation, lane.info, 0.0, 0, False, False, at, buffer.reading))
         return taken
 
@@ -186,19 +205,18 @@ class RealtimeAgent(EnvAgent):
     async def step(self, actions: Mapping[int, Array]) -> int:
         """Leave the action for the next frames, and tell what happened since the last Step."""
         received = self._real.now()
-        action = self._action(actions) if actions else None  # none: the last one goes on
+        if not actions:  # the last one goes on
+            self._real.refuse_if_over()
+        else:
+            self.act(actions, received, [buffer.reading for buffer in self._observer.buffers])
         loop = self._real.loop
-        self._real.refuse_if_over()
-        if self._observer.player and actions:
-            split = [action] if self._lanes is None else self._split(action)
-            for index, own in enumerate(split):
-                if self._observer.buffers[index].reading:
-                    loop.act(self._observer, index, own, received)
         if self._acts_only:
             self._timing[..., :2] = received, self._real.now()
             return pb.RUNNING
         if self._wait == "next_frame":
             await self._wait_for_frame()
+        elif self._wait == "new_frame":
+            await self._wait_for_news()
         if self._lanes is not None and not self._partial:
             await self._wait_for_lanes()
         buffer = self._observer.buffers[0]
@@ -209,7 +227,27 @@ class RealtimeAgent(EnvAgent):
         self._collect([loop.take(self._observer, index) for index in range(len(self._observer.lanes))], received)
         if self._lanes is not None:
             return pb.RUNNING
+        self._ended = bool(self._terminated or self._truncated)
         return pb.TERMINATED if self._terminated else pb.INTERRUPTED if self._truncated else pb.RUNNING
+
+    def act(self, actions: Mapping[int, Array], received: float, episodes: Sequence[int]) -> None:
+        """Leave an action for the next frames.
+
+        Args:
+            actions: The action's tensors by UID.
+            received: When it came, seconds of the world's clock.
+            episodes: Of each lane the number of the episode that it is for; 0: for none.
+
+        Raises:
+            RequestError: INVALID_ARGUMENT, it is none; or the world is over.
+        """
+        action = self._action(actions)
+        self._real.refuse_if_over()
+        if not self._observer.player:
+            return
+        for index, own in enumerate([action] if self._lanes is None else iterate(self._batched_actions, action)):
+            if episodes[index]:
+                self._real.loop.act(self._observer, index, own, received, episodes[index])
 
     def interrupt(self) -> None:
         """Report the last observations of the episodes that a ResetWorld ends."""
@@ -221,6 +259,7 @@ class RealtimeAgent(EnvAgent):
             now,
         )
         self._truncated[...] = True
+        self._ended = True
         self.abandon()
         self._real.start()
 
@@ -231,6 +270,7 @@ class RealtimeAgent(EnvAgent):
 
     def leave(self) -> None:
         """Leave the world, which goes on (D-16)."""
+        self._real.acting.leave(self)
         self._real.dismiss(self._observer)
 
     async def _wait_for_frame(self) -> None:
@@ -248,8 +288,24 @@ class RealtimeAgent(EnvAgent):
             self, passed, _FRAME_DEADLINE, lambda: f"no frame passed within {_FRAME_DEADLINE:g} s"
         )
 
-    def _split(self, action: Any) -> list[Any]:
-        return list(iterate(self._batched_actions, action))
+    async def _wait_for_news(self) -> None:
+        """Return once a frame has passed that the agent was not told of, or an episode ended; at most after 2 s."""
+        loop, observer = self._real.loop, self._observer
+
+        def told() -> bool:
+            pairs = list(zip(observer.lanes, observer.buffers, strict=True))
+            if any(lane.busy and lane.phase is Phase.RUNNING for lane, _ in pairs):  # the frame is not complete
+                return any(buffer.unseen > 1 for _, buffer in pairs)
+            return any(
+                buffer.closing is not None or (buffer.unseen > 0 if buffer.reading else loop.may_enter(observer, index))
+                for index, (_, buffer) in enumerate(pairs)
+            )
+
+        try:
+            await self._real.wait_until(self, told, _MOST_HELD, lambda: "nothing is new")
+        except RequestError as error:
+            if error.code is not Code.DEADLINE_EXCEEDED:
+                raise
 
     def _collect(self, taken: list[Taken | None], received: float) -> None:
         """Turn what was taken from the buffers into what `observe` gives."""
@@ -351,9 +407,23 @@ class RealtimeAgent(EnvAgent):
         role = "spectator" if self.spectator else "player"
         own = [
             Property("world.role", TEXT, "player or spectator", lambda: role),
-            Property("world.wait", TEXT, "what a Step waits for: now or next_frame", lambda: self._wait),
+            Property(
+                "world.wait", TEXT, f"what a Step waits for: {', '.join(WAITS)}", lambda: self._wait, self._set_wait
+            ),
+            Property(
+                "world.seat",
+                TEXT,
+                "the JoinWorld setting seat of a stream for its actions",
+                lambda: self._real.acting.key_of(self),
+            ),
         ]
         return self._world_properties().merged(PropertyTree(own))
+
+    def _set_wait(self, wait: Any) -> None:
+        if wait not in WAITS:
+            text = f"expected world.wait to be one of {', '.join(WAITS)}, got {wait!r:.80}"
+            raise RequestError(Code.INVALID_ARGUMENT, text)
+        self._wait = str(wait)
 
     def _world_properties(self) -> PropertyTree:
         return self._real.properties()

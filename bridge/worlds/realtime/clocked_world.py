@@ -24,15 +24,15 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import Agent, WorldCounts
 from bridge.worlds.realtime.agent import RealtimeAgent
 from bridge.worlds.realtime.loop import Job, Observer, Phase, RealtimeLoop
+from bridge.worlds.realtime.seat import Seats
 from bridge.worlds.resets import ResetOrder
 from bridge.worlds.scheduling import Pending, Scheduler, Timer
 from bridge.worlds.single import EnvWorld
 
-__all__ = ["ROLES", "WAITS", "ClockedWorld", "RealTime", "RealtimeOptions", "kept", "one_of"]
+__all__ = ["ROLES", "ClockedWorld", "RealTime", "RealtimeOptions", "kept", "one_of"]
 
 _log = SafeLog(__name__)
 ROLES = ("player", "spectator")
-WAITS = ("now", "next_frame")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,6 +127,8 @@ class ClockedWorld(EnvWorld, abc.ABC):
         super().__init__(name, env, scheduler)
         self.options = options
         self.loop = loop
+        self.acting = Seats()
+        """Lets in the second streams of agents."""
         self._clock = scheduler if options.clock is None else options.clock
         self._subscribe: Callable[[Callable[[float], None]], Callable[[], None]] | None = getattr(
             options.clock, "subscribe", None

@@ -267,7 +267,7 @@ class JointLoop(RealtimeLoop):
         if observer.player:
             self._drop_action(part)
             observer.asked = True
-            if not restart:
+            if not restart and part.phase is Phase.RUNNING:
                 buffer.entered = 0
 
     def is_in_episode(self, observer: Observer) -> bool:

@@ -75,10 +75,12 @@ class LaneBuffer:
         self.error: str | None = None
         """Why the lane has no episode, not told yet."""
         self.frames_skipped = 0
-        """Frames whose observation the agent never saw."""
+        """Frames since it first entered an episode whose observation the agent never saw, unseen episodes' too."""
+        self.unseen = 0
+        """Frames since the newest observation that the agent saw."""
         self.unrecorded = 0
         """Ended episodes that were never told, because more than 65536 waited."""
-        self._closing_reward, self._closing_frames = 0.0, 0
+        self._closing_reward, self._closing_frames, self._closing_unseen = 0.0, 0, 0
         self._reward, self._frames = 0.0, 0
         self._records: deque[Ended] = deque()
 
@@ -91,6 +93,7 @@ class LaneBuffer:
         """A frame of the running episode passed."""
         self._reward += reward
         self._frames += 1
+        self.unseen += bool(self.entered)
 
     def ended(self, ended: Ended, now: float) -> None:
         """The running episode ended."""
@@ -99,6 +102,7 @@ class LaneBuffer:
         if self.reading == ended.episode and self.closing is None:
             self.closing = ended, now
             self._closing_reward, self._closing_frames = self._reward, self._frames
+            self._closing_unseen, self.unseen = self.unseen, 0
         elif ended.error is not None:
             self.error = ended.error
         self._reward, self._frames = 0.0, 0
@@ -114,12 +118,20 @@ class LaneBuffer:
 
     def abandon(self) -> None:
         """Drop the episode that the agent was in: it asked for a new one."""
+        if self.closing is not None:
+            self.frames_skipped += self._closing_unseen
         self.reading, self.closing, self.error = 0, None, None
 
     def take_first(self, episode: int, observation: Any, info: Any, observed_at: float) -> Taken:
         """Enter the running episode. Its rewards so far stay for the Step that follows."""
         self.reading = self.entered = episode
+        self.see()
         return Taken(observation, info, 0.0, 0, False, False, observed_at, episode)
+
+    def see(self) -> None:
+        """Note that the agent sees the newest observation of the running episode: of a frame, or of its reset."""
+        self.frames_skipped += max(0, self.unseen - (self._frames > 0))
+        self.unseen = 0
 
     def take(self, observation: Any, info: Any, observed_at: float) -> Taken:
         """Give out what came since the last Step; the arguments are the running episode's."""
@@ -127,7 +139,7 @@ class LaneBuffer:
             ended, ended_at = self.closing
             reward, frames = self._closing_reward, self._closing_frames
             self.reading, self.closing = 0, None
-            self.frames_skipped += max(0, frames - 1)
+            self.frames_skipped += max(0, self._closing_unseen - 1)
             return Taken(
                 ended.observation,
                 ended.info,
@@ -139,9 +151,10 @@ class LaneBuffer:
                 ended.episode,
                 ended.error,
             )
+        self.frames_skipped += max(0, self.unseen - 1)
+        self.unseen = 0
         reward, frames = self._reward, self._frames
         self._reward, self._frames = 0.0, 0
-        self.frames_skipped += max(0, frames - 1)
         return Taken(observation, info, reward, frames, False, False, observed_at, self.reading)
 
     def take_records(self) -> list[Ended]:

@@ -415,13 +415,21 @@ class RealtimeLoop:
         lane.asked = True
         self._drop_action(lane)
 
-    def act(self, observer: Observer, index: int, action: Any, now: float) -> bool:
-        """Let a player's action go on from now; return whether its episode still runs (U-5)."""
+    def act(self, observer: Observer, index: int, action: Any, now: float, episode: int | None = None) -> bool:
+        """Let a player's action go on from now; return whether its episode still runs (U-5).
+
+        Args:
+            observer: The player.
+            index: Which of its lanes the action is for.
+            action: The action.
+            now: When it came.
+            episode: The number of the episode that it is for; None: the one that the player is in.
+        """
         lane = observer.lanes[index]
         if not observer.player:
             return False
         here = observer.follows or observer.buffers[index].reading == lane.episode
-        if lane.phase is not Phase.RUNNING or not here:
+        if lane.phase is not Phase.RUNNING or not here or (episode is not None and episode != lane.episode):
             self.actions_dropped += 1
             return False
         if lane.unused:

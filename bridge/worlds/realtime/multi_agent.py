@@ -36,8 +36,8 @@ from bridge.worlds.base import Agent, failures_in, in_environment, refuse_unknow
 from bridge.worlds.default_actions import default_action, is_allowed
 from bridge.worlds.multi_agent.members import Members
 from bridge.worlds.policies import as_policy, by_name, policy_name
-from bridge.worlds.realtime.agent import RealtimeAgent
-from bridge.worlds.realtime.clocked_world import ROLES, WAITS, ClockedWorld, RealtimeOptions, kept, one_of
+from bridge.worlds.realtime.agent import WAITS, RealtimeAgent
+from bridge.worlds.realtime.clocked_world import ROLES, ClockedWorld, RealtimeOptions, kept, one_of
 from bridge.worlds.realtime.joint_loop import DEFAULT, JointLoop, Transition
 from bridge.worlds.realtime.loop import Job, Observer, Phase
 from bridge.worlds.scheduling import Executor, Scheduler
@@ -213,6 +213,8 @@ class RealtimeMultiAgentWorld(ClockedWorld):
 
         A spectator sees what the agent sees; of those there may be any number.
         """
+        if "seat" in settings:
+            return self.acting.join(settings)
         refuse_unknown(settings, ("agent", "role", "wait"), "JoinWorld")
         role = one_of(settings, "role", ROLES)
         wait = one_of(settings, "wait", WAITS)

@@ -11,8 +11,8 @@ from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import Agent, failures_in, refuse_unknown
 from bridge.worlds.default_actions import neutral_action
-from bridge.worlds.realtime.agent import RealtimeAgent
-from bridge.worlds.realtime.clocked_world import ROLES, WAITS, ClockedWorld, RealtimeOptions, kept, one_of
+from bridge.worlds.realtime.agent import WAITS, RealtimeAgent
+from bridge.worlds.realtime.clocked_world import ROLES, ClockedWorld, RealtimeOptions, kept, one_of
 from bridge.worlds.realtime.loop import Job, Observer, Phase, RealtimeLoop
 from bridge.worlds.scheduling import Scheduler
 
@@ -56,6 +56,8 @@ class RealtimeWorld(ClockedWorld):
 
     def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
         """Let an agent in: settings `role` (player, spectator) and `wait` (now, next_frame)."""
+        if "seat" in settings:
+            return self.acting.join(settings)
         refuse_unknown(settings, ("role", "wait"), "JoinWorld")
         role = one_of(settings, "role", ROLES)
         wait = one_of(settings, "wait", WAITS)

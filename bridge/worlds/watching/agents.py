@@ -19,7 +19,7 @@ from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import Agent, World, refuse_unknown
 from bridge.worlds.realtime.agent import RealtimeAgent
-from bridge.worlds.realtime.clocked_world import ROLES, WAITS, ClockedWorld, one_of
+from bridge.worlds.realtime.clocked_world import ROLES, ClockedWorld, one_of
 from bridge.worlds.single import EnvWorld
 from bridge.worlds.watching.pictures import FORMATS, MAX_LANES, View
 from bridge.worlds.watching.spectator import Spectator
@@ -83,7 +83,7 @@ def join(world: World, settings: Mapping[str, pb.Tensor], gallery: Gallery | Non
     if spectates and one_of(rest, "role", ROLES) == "spectator":
         refuse_unknown(rest, ("role", "wait"), "JoinWorld")
         world.refuse_if_over()
-        waits = WAITS[::-1] if view is None else WAITS  # with pictures it waits for those
+        waits = ("now", "next_frame")[:: -1 if view is None else 1]  # with pictures it waits for those
         return WatchingAgent(world, gallery, view, Spectator(world, one_of(rest, "wait", waits)))
     if spectates:
         rest.pop("role")

@@ -1,0 +1,101 @@
+"""The protocol state of a stream whose Steps are in flight, where its world is a real-time one that is far away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bridge.client.events import Event, Refused, StepAnswered
+from bridge.client.feed import Feed
+from bridge.client.joined_world import JoinedWorld
+from bridge.client.session import ENDED_CODES, ClientSession, Kind, Pending, State, Trigger
+from bridge.encoding.tensors import pack_tensor
+from bridge.errors import RefusedError, RemoteError, TensorError
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+__all__ = ["FarSession"]
+
+
+class FarSession(ClientSession):
+    """A `ClientSession` that keeps Steps in flight where `JoinedWorld.feed` says so; else it is a plain one.
+
+    The server holds each Step until there is a new frame. The answers are kept by the feed, and given out by `due`.
+    """
+
+    @property
+    def feed(self) -> Feed | None:
+        """What Steps in flight bring; None: each Step waits for its own answer."""
+        return None if self.world is None else self.world.feed
+
+    def begin(self, settings: Mapping[str, pb.Tensor] | None, now: float, *, reset: bool = True) -> None:
+        """Do as `ClientSession.begin`; Steps in flight begin no episode, so one is always asked for by a Reset."""
+        if self.feed is not None and not reset:
+            settings, reset = {"restart": pack_tensor(False)}, True
+        super().begin(settings, now, reset=reset)
+
+    def _send_first_step(self, world: JoinedWorld, now: float) -> None:
+        if world.feed is None:
+            super()._send_first_step(world, now)
+            return
+        world.feed.begin()
+        self._send_ahead(world, world.feed, now, 1)
+        self.ask_ahead(now)
+
+    def ask_ahead(self, now: float) -> None:
+        """Ask for what Steps in flight bring; `due` gives it, or the next answer."""
+        world = self._require_world()
+        if world.feed is not None:
+            world.feed.asked += 1
+            self._send_ahead(world, world.feed, now, world.feed.room)
+
+    def _send_ahead(self, world: JoinedWorld, feed: Feed, now: float, count: int) -> None:
+        for _ in range(count):
+            self._send(Kind.HELD, world.first_step, now)
+        feed.in_flight += count
+
+    def abandon_episode(self) -> None:
+        """Drop also what Steps in flight have brought."""
+        super().abandon_episode()
+        if self.feed is not None:
+            self.feed.begin()
+
+    def due(self, now: float) -> StepAnswered | Refused | None:
+        """Return what there is for a call that waits for what Steps in flight bring; None: it has to wait."""
+        world = self._require_world()
+        found = None if world.feed is None else world.feed.take(now, repeats=self.state is State.RUNNING)
+        if isinstance(found, RemoteError):
+            self._move(Trigger.REFUSED)
+            return Refused(found)
+        if found is None or world.feed is None:
+            return None
+        answered = self._step_answered(world, found, found.step.state)
+        if self.state is State.ENDED and (asked := world.feed.asked):  # for the next episode, as by a rollout
+            self.begin(None, now, reset=False)
+            world.feed.asked = asked
+        return answered
+
+    def _on_held(
+        self, request: Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
+    ) -> Event | None:
+        world = self._require_world()
+        feed = world.feed
+        if feed is None or (error is None and message.WhichOneof("payload") != "step"):
+            return self._break("it answered a Step by something else")
+        feed.in_flight -= 1
+        current = request.number == self._episode
+        if error is not None:
+            if error.code in ENDED_CODES and current:
+                return self.connection_lost(error)
+            if current:
+                feed.push_error(error)
+            return self.due(now)
+        try:
+            if current:
+                feed.push(message, request.sent, now)
+            else:
+                self.stale += 1
+                world.dropped()
+                feed.drop(message)
+        except (KeyError, IndexError, TensorError, ValueError) as problem:
+            return self._break(f"its answer cannot be read: {problem}")
+        self._send_ahead(world, feed, now, feed.room)
+        return self.due(now)

@@ -1,0 +1,129 @@
+"""A second stream of an agent of a real-time world, which carries its actions.
+
+The Steps of the first stream may be held until a frame has passed, and a stream answers its requests in their order:
+an action behind them would come late. So a client with requests in flight sends its actions on a stream of their own.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bridge.encoding.properties import PropertyTree
+from bridge.encoding.tensors import Array, Spec, unpack_tensor
+from bridge.errors import Code, RequestError, TensorError
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.worlds.base import Agent, refuse_unknown
+
+if TYPE_CHECKING:
+    from bridge.worlds.realtime.agent import RealtimeAgent
+
+__all__ = ["Seats"]
+
+_KEY_BYTES = 16
+
+
+class Seats:
+    """The agents of a world that were asked for a key, by that."""
+
+    def __init__(self) -> None:
+        self._agents: dict[str, RealtimeAgent] = {}
+
+    def key_of(self, agent: RealtimeAgent) -> str:
+        """Return the key of an agent, always the same, which nobody can guess."""
+        for key, other in self._agents.items():
+            if other is agent:
+                return key
+        key = secrets.token_urlsafe(_KEY_BYTES)
+        self._agents[key] = agent
+        return key
+
+    def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
+        """Let in the second stream of the agent whose key the setting `seat` is.
+
+        Raises:
+            RequestError: INVALID_ARGUMENT for other settings beside it, NOT_FOUND where no agent has the key.
+        """
+        refuse_unknown(settings, ("seat",), "JoinWorld")
+        try:
+            key = unpack_tensor(settings["seat"], "seat")[()]
+        except TensorError as error:
+            raise RequestError(Code.INVALID_ARGUMENT, f"bad JoinWorld settings: {error}") from error
+        agent = self._agents.get(key) if isinstance(key, str) else None
+        if agent is None:
+            text = "no agent of this world has this seat: expected what its property world.seat says, while it is in"
+            raise RequestError(Code.NOT_FOUND, text)
+        return _ActingStream(self, agent)
+
+    def holds(self, agent: RealtimeAgent) -> bool:
+        """Whether an agent is still in."""
+        return agent in self._agents.values()
+
+    def leave(self, agent: RealtimeAgent) -> None:
+        """Take note that an agent has left."""
+        self._agents = {key: other for key, other in self._agents.items() if other is not agent}
+
+
+class _ActingStream(Agent):
+    """Its Steps hand in actions for an agent, each for the episode that it names, and are answered at once.
+
+    Args:
+        seats: Says whether the agent is still in.
+        agent: Whose actions.
+    """
+
+    def __init__(self, seats: Seats, agent: RealtimeAgent) -> None:
+        self._seats = seats
+        self._agent = agent
+        self._episode_uid = len(agent.actions) + 1
+        shape = () if agent.lanes is None else (agent.lanes,)
+        self.actions = {**agent.actions, self._episode_uid: Spec.number("episode", shape, np.int64)}
+        self.observations = {1: Spec.number("timing", (2,), np.float64)}
+        self._timing = np.zeros(2)
+
+    def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
+        """Reset nothing: that is for the agent's own stream."""
+        raise RequestError(Code.FAILED_PRECONDITION, "this stream hands in actions; send Reset on the agent's own")
+
+    async def begin(self) -> int:
+        """Begin, without an action."""
+        self._agent.world.resets.end(self)  # no ResetWorld waits for it
+        self._note(self._agent.world.now())
+        return pb.RUNNING
+
+    async def step(self, actions: Mapping[int, Array]) -> int:
+        """Hand in an action, for the episode that it names."""
+        received = self._agent.world.now()
+        if not self._seats.holds(self._agent):
+            raise RequestError(Code.FAILED_PRECONDITION, "the agent of this seat has left the world")
+        self._agent.world.refuse_if_over()
+        if actions:
+            if self._episode_uid not in actions:
+                text = "the Step lacks the action 'episode': expected the number of the episode that the action is for"
+                raise RequestError(Code.INVALID_ARGUMENT, text)
+            episodes = np.atleast_1d(actions[self._episode_uid]).tolist()
+            own = {uid: array for uid, array in actions.items() if uid != self._episode_uid}
+            self._agent.act(own, received, episodes)
+        self._note(received)
+        return pb.RUNNING
+
+    def _note(self, received: float) -> None:
+        self._timing = np.array([received, self._agent.world.now()])
+
+    def ended(self, state: int) -> tuple[int, int]:
+        """It steps nothing."""
+        return 0, 0
+
+    def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
+        """Return when the Step was received and answered, seconds of the world's clock."""
+        return dict.fromkeys(uids, self._timing)
+
+    def properties(self) -> PropertyTree:
+        """Return the properties of the agent."""
+        return self._agent.properties()
+
+    def leave(self) -> None:
+        """Leave; the agent stays, and its last action goes on."""

@@ -1,0 +1,201 @@
+"""Steps in flight over sockets: vectors, lanes, several agents, wrappers, copies, forks, and the end."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bridge
+from bridge.testing import Proxy
+from bridge.wrappers import BlockingReset, Throttle
+from tests.far_network import Telling
+from tests.parallel_envs import Relay
+from tests.support import until
+
+LENGTHS = (11, 60, 4)
+
+
+@pytest.fixture
+def far() -> Iterator[Any]:
+    """Serves behind a proxy that takes 30 ms each way; gives its URL."""
+    opened: list[Any] = []
+
+    def serve(env: Any = lambda: Telling(LENGTHS), make: Any = bridge.serve_gym, **more: Any) -> Any:
+        server = make(env, fps=60, **more)
+        proxy = Proxy(server.port)
+        proxy.delay = 0.03
+        opened.extend((proxy, server))
+        return f"grpc://127.0.0.1:{proxy.port}", proxy
+
+    yield serve
+    for item in opened:
+        item.stop() if hasattr(item, "stop") else item.close()
+
+
+def feeds(envs: Any) -> list[Any]:
+    return [member.remote.feed for member in envs.unwrapped.pool.members]
+
+
+def check_returns(envs: Any, steps: int, think: float = 0.0) -> None:
+    """Play, and check that each slot's rewards add up to the returns of its episodes, each of which is told once."""
+    count = envs.num_envs
+    sums, told = np.zeros(count), [dict[int, float]() for _ in range(count)]
+    ends = [0] * count
+    observations, _ = envs.reset(seed=0)
+    fresh = np.ones(count, np.bool_)
+    for number in range(steps):
+        time.sleep(think)
+        observations, rewards, terminations, truncations, infos = envs.step(np.full(count, number % 7))
+        assert not truncations.any()
+        sums += rewards
+        for slot in range(count):
+            for record in (infos["episodes"][slot] or ()) if "episodes" in infos else ():
+                assert record["episode"] not in told[slot]
+                told[slot][record["episode"]] = record["return"]
+            if fresh[slot] and number:
+                assert (rewards[slot], observations[slot][1] < 30) == (0.0, True)
+            if terminations[slot]:
+                assert sums[slot] == told[slot][int(observations[slot][0])]
+                ends[slot] += 1
+                sums[slot] = 0.0
+        fresh = terminations.copy()
+    for slot in range(count):
+        assert ends[slot] >= 2
+        assert sorted(told[slot]) == list(range(1, len(told[slot]) + 1))
+
+
+@pytest.mark.parametrize("think", [0.0, 0.05])
+def test_the_slots_of_a_vector_get_all_rewards(far: Any, think: float) -> None:
+    url, _ = far()
+    envs = BlockingReset(bridge.make_vec_remote(url, num_envs=2))
+    assert all(feeds(envs))
+    check_returns(envs, 150 if not think else 60, think)
+    envs.close()
+
+
+def test_the_lanes_of_a_world_wait_for_their_answers_and_get_all_rewards(far: Any) -> None:
+    url, _ = far(num_envs=3)
+    envs = BlockingReset(bridge.make_vec_remote(url))
+    assert feeds(envs) == [None]
+    check_returns(envs, 60)
+    envs.close()
+
+
+def test_throttle_takes_what_is_in_flight(far: Any) -> None:
+    url, _ = far()
+    envs = BlockingReset(Throttle(bridge.make_vec_remote(url)))
+    assert all(feeds(envs))
+    check_returns(envs, 150)
+    envs.close()
+
+
+def test_a_single_environment_and_its_infos(far: Any) -> None:
+    url, _ = far()
+    env = bridge.make_remote(url)
+    observation, _ = env.reset(seed=1)
+    first, total = int(observation[0]), 0.0
+    terminated = False
+    while not terminated:
+        observation, reward, terminated, truncated, info = env.step(3)
+        total += reward
+        assert int(observation[0]) == first
+        assert not truncated
+    assert total == info["episodes"][-1]["return"]
+    observation, info = env.reset()
+    assert int(observation[0]) > first
+    assert env.get_attr("lengths") == LENGTHS
+    frames = [step.observation[1] for step in env.rollout([1] * 40, window=4)]
+    assert len(frames) == 40
+    env.reset()
+    env.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "bridge-keepalive"]
+
+
+def test_without_diagnostics_there_are_no_times(far: Any) -> None:
+    url, _ = far(lambda: Telling((10**6,)))
+    env = bridge.make_remote(url, diagnostics=False)
+    env.reset()
+    for _ in range(20):
+        assert "latency" not in env.step(1)[4]
+    env.close()
+
+
+def test_several_agents_of_one_client(far: Any) -> None:
+    url, _ = far(lambda: Relay(distances=(7, 12, 1000), horizon=200), bridge.serve_parallel)
+    env = bridge.make_parallel_remote(url)
+    assert all(remote.feed for remote in env._remotes.values())
+    env.reset(seed=0)
+    totals = dict.fromkeys(env.agents, 0.0)
+    for _ in range(60):
+        if not env.agents:
+            break
+        _, rewards, _, _, infos = env.step({name: env.action_space(name).sample() for name in env.agents})
+        for name, reward in rewards.items():
+            totals[name] += reward
+            for record in infos[name].get("episodes", ()):
+                assert record["return"] == pytest.approx(totals[name])
+    env.close()
+
+
+def test_a_copy_and_a_forked_process_have_streams_of_their_own(far: Any) -> None:
+    url, _ = far(lambda: Telling((10**6,)))
+    env = bridge.make_remote(url)
+    env.reset()
+    env.step(1)
+    copy = pickle.loads(pickle.dumps(env))
+    copy.reset()
+    assert copy.step(2)[0].shape == (4,)
+    copy.close()
+    child = os.fork()
+    if child == 0:
+        try:
+            env.reset()
+            for _ in range(5):
+                env.step(1)
+            env.close()
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    for _ in range(5):
+        env.step(1)
+    env.close()
+
+
+def test_a_lost_connection_ends_the_episode_once_and_comes_back(far: Any) -> None:
+    url, proxy = far(lambda: Telling((10**6,)))
+    envs = bridge.make_vec_remote(url)
+    envs.reset()
+    until(lambda: envs.step(np.array([1]))[0][0] is not None)
+    proxy.cut()
+    truncated = 0
+    while not truncated:
+        truncated += int(envs.step(np.array([1]))[3][0])
+    until(lambda: envs.step(np.array([1]))[0][0] is not None, 30.0)
+    assert all(feeds(envs))
+    for _ in range(20):
+        _, _, terminations, truncations, _ = envs.step(np.array([1]))
+        assert not (terminations | truncations).any()
+    envs.close()
+
+
+def test_a_single_environment_says_that_its_connection_was_lost(far: Any) -> None:
+    url, proxy = far(lambda: Telling((10**6,)))
+    env = bridge.make_remote(url, timeout=20.0)
+    env.reset()
+    env.step(1)
+    proxy.cut()
+    steps = (env.step(1) for _ in range(1000))
+    with pytest.raises(bridge.errors.ConnectionLostError):
+        deque(steps, maxlen=0)
+    env.reset()
+    env.step(1)
+    env.close()
