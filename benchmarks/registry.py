@@ -14,7 +14,7 @@ To add some, write a module in `benchmarks/subjects/`; every module there is imp
             ...
             yield measure
 
-    goal("B-1", "lanes-64-grpc", against="sync-64", at_least=0.7)
+    goal("B-1", "lanes-64-grpc", against="sync-64", at_least=0.8)
 """
 
 from __future__ import annotations

@@ -80,5 +80,5 @@ def public_client_blocking() -> Iterator[Measure]:
         yield clients.stepping_blocking
 
 
-goal("B-1", "lanes-64-grpc", against="sync-64", at_least=0.7)
+goal("B-1", "lanes-64-grpc", against="sync-64", at_least=0.8)
 goal("B-1", "lanes-64-grpc", against="async-64", at_least=5.0)

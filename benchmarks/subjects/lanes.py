@@ -86,7 +86,7 @@ def rlmesh_lanes() -> Iterator[Measure]:
             envs.close()
 
 
-goal("B-1", "lanes-64-grpc", against="rlmesh-64", at_least=4.0)
+goal("B-1", "lanes-64-grpc", against="rlmesh-64", at_least=5.0)
 goal("B-2", "lanes-2-processes", against="sync-64", at_least=1.0)
 
 
