@@ -211,6 +211,51 @@ def test_requests_keep_to_the_room_that_the_server_gives(sizes, window, frame, s
     assert peer.call.waiting == 0
 
 
+def data_frame(payload):
+    return struct.pack(">HBBBI", 0, len(payload), 0, 0, 1) + payload
+
+
+def opened_peer():
+    """A call that the server has begun to answer, by frames that a test writes."""
+    peer = Peer()
+    peer.h2.send_headers(1, HEADERS)
+    peer.settle()
+    return peer
+
+
+def test_frames_with_the_header_of_the_one_before_are_read_like_any():
+    call = opened_peer().call
+    long = message(b"0123456789abc")  # in two frames of nine bytes, as the short ones have
+    payloads = [message(b"aaaa"), message(b"bbbb"), long[:9], long[9:], message(b"cccc"), message(b"dddd")]
+    got = [call.receive_data(data_frame(payload)) for payload in payloads]
+    assert got == [[b"aaaa"], [b"bbbb"], [], [b"0123456789abc"], [b"cccc"], [b"dddd"]]
+    assert call.receive_data(data_frame(message(b"eeee")) * 2 + data_frame(message(b"ff"))[:7]) == [b"eeee", b"eeee"]
+    assert call.receive_data(data_frame(message(b"ff"))[7:] + data_frame(message(b"gggg"))) == [b"ff", b"gggg"]
+    assert call.receive_data(data_frame(message(b"hhhh"))) == [b"hhhh"]
+
+
+def test_a_frame_with_the_header_of_the_one_before_is_dropped_where_its_stream_was_reset():
+    call = opened_peer().call
+    for _ in range(3):
+        assert call.receive_data(data_frame(message(b"aaaa"))) == [b"aaaa"]
+    call.http.reset_stream(call.stream, 8)
+    assert call.http.receive_data(data_frame(message(b"aaaa"))) == []
+
+
+def test_frames_with_the_same_header_count_for_the_windows():
+    call = opened_peer().call
+    http, stream = call.http, call.stream
+    stream.deferred = stream.recv_window  # so that the server gets no further window
+    left, frame = stream.recv_window, data_frame(message(b"aaaa"))
+    for _ in range(3):
+        assert call.receive_data(frame) == [b"aaaa"]
+    assert stream.recv_window == left - 3 * 9
+    stream.recv_window = 8
+    with pytest.raises(Http2Error, match="more data came than the flow-control window allows"):
+        call.receive_data(frame)
+    assert http.error is not None
+
+
 def test_a_server_without_room_stops_us_and_nothing_is_lost():
     peer = Peer(INITIAL_WINDOW_SIZE=10)
     peer.credits = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import socket
+import sys
 import threading
 from typing import Any
 
@@ -15,6 +16,7 @@ from bridge.client.poller import Poller
 from bridge.transport.address import parse_address
 from bridge.transport.http2 import Http2
 from bridge.transport.messages import MessageReader, message_parts
+from bridge.transport.sockets import AT_ONCE, RECEIVE_TIMEOUT, let_receive_wait
 
 
 def test_an_inbox_gives_what_comes_at_its_sockets_and_then_what_is_there() -> None:
@@ -31,6 +33,53 @@ def test_an_inbox_gives_what_comes_at_its_sockets_and_then_what_is_there() -> No
         poller.forget(ours)
         poller.put("without sockets")
         assert poller.get(1.0) == "without sockets"
+
+
+def test_the_only_socket_of_a_poller_is_waited_for_by_its_own_recv() -> None:
+    poller: Poller[str] = Poller()
+    ours, theirs = socket.socketpair()
+    other, other_end = socket.socketpair()
+    with ours, theirs, other, other_end:
+        poller.watch(ours, 1, lambda events: poller.put(f"selector: {ours.recv(10)!r}"), lambda: poller.put("alone"))
+        with pytest.raises(queue.Empty):
+            poller.get(0.0)  # the first look checks keepalives, and asks the selector
+        assert poller.get(10.0) == "alone"
+        theirs.send(b"1")
+        assert poller.get(RECEIVE_TIMEOUT / 2) == "selector: b'1'", "recv would wait for too long"
+        poller.watch(other, 1, lambda events: poller.put(f"other: {other.recv(10)!r}"))
+        other_end.send(b"2")
+        assert poller.get(10.0) == "other: b'2'", "there are two sockets now"
+        poller.forget(other)
+        assert poller.get(10.0) == "alone"
+        with poller.lock:
+            timer = poller.call_later(0.0, lambda: poller.put("timer"))
+        assert poller.get(10.0) == "timer"
+        timer.cancel()
+        poller.forget(ours)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere recv does not wait, and a selector does")
+def test_recv_waits_for_a_moment_unless_it_is_told_not_to() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert let_receive_wait(ours)
+        with pytest.raises(BlockingIOError):
+            ours.recv(10, AT_ONCE)
+        with pytest.raises(BlockingIOError):
+            ours.recv(10)  # after RECEIVE_TIMEOUT
+        timer = threading.Timer(RECEIVE_TIMEOUT / 5, theirs.send, [b"late"])
+        timer.start()
+        received = b""
+        while not received:
+            with contextlib.suppress(BlockingIOError):
+                received = ours.recv(10)
+        assert received == b"late"
+        timer.join()
+        with contextlib.suppress(BlockingIOError):
+            while ours.send(bytes(65536), AT_ONCE):
+                pass
+        with pytest.raises(BlockingIOError):
+            ours.send(bytes(1 << 24), AT_ONCE)
 
 
 def test_sending_to_a_server_that_reads_nothing_is_no_deadlock() -> None:

@@ -13,6 +13,7 @@ import ssl
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bridge.client.dialer import Dialer
@@ -24,6 +25,7 @@ from bridge.forks import forget_in_child
 from bridge.transport import keepalive
 from bridge.transport.address import Address
 from bridge.transport.remedies import remedy
+from bridge.transport.sockets import AT_ONCE, let_receive_wait
 from bridge.transport.tls import Tls, client_context, explain
 
 if TYPE_CHECKING:
@@ -168,6 +170,8 @@ class Connection:
             self._tls.receive(b"")
             self._out.append(memoryview(self._tls.send()))
         self._sock: socket.socket | None = None
+        self._receives_alone = False
+        """Whether `recv` may wait for what comes, in place of a selector."""
         self._dialer: Dialer | None = None
         forget_in_child(self)
 
@@ -222,6 +226,7 @@ class Connection:
 
     def _connected(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._receives_alone = let_receive_wait(sock)
         self._received_at = time.monotonic()
         self._watch(_READ)
         self.flush()
@@ -248,7 +253,11 @@ class Connection:
     def _watch(self, events: int) -> None:
         if self._sock is not None and events != self._watched:
             self._watched = events
-            self.poller.watch(self._sock, events, self._receive if events == _READ else self._on_ready)
+            if events == _READ:
+                alone = partial(self._receive, flags=0) if self._receives_alone else None
+                self.poller.watch(self._sock, events, self._receive, alone)
+            else:
+                self.poller.watch(self._sock, events, self._on_ready)
 
     def _on_ready(self, events: int) -> None:
         if self._sock is None:
@@ -287,7 +296,7 @@ class Connection:
                 if not self._out and (len(parts) == 1 or sum(map(len, parts)) <= _CHUNK):
                     data = parts[0] if len(parts) == 1 else b"".join(parts)
                     try:
-                        sent = sock.send(data)
+                        sent = sock.send(data, AT_ONCE)
                     except BlockingIOError:
                         sent = 0
                     except OSError as error:
@@ -310,7 +319,7 @@ class Connection:
             return
         try:
             while out:
-                sent = sock.sendmsg(out[:_MAX_PARTS]) if hasattr(sock, "sendmsg") else sock.send(out[0])
+                sent = sock.sendmsg(out[:_MAX_PARTS], [], AT_ONCE) if hasattr(sock, "sendmsg") else sock.send(out[0])
                 while sent:
                     if sent < len(out[0]):
                         out[0] = out[0][sent:]
@@ -338,24 +347,24 @@ class Connection:
                     if events & _WRITE and self._sock is not None:
                         self._send_out()
 
-    def _receive(self, events: int = _READ) -> None:
-        """Receive what has come, and deliver what it means."""
+    def _receive(self, events: int = _READ, flags: int = AT_ONCE) -> None:
+        """Receive what has come, and deliver what it means; with no flags, wait for it a moment."""
         sock, protocol, http = self._sock, self.protocol, self._http
         if sock is None:
             return
         try:
             came: Iterable[Received]
             if self._tls is not None:
-                data = sock.recv(_CHUNK)
+                data = sock.recv(_CHUNK, flags)
                 count = len(data)
                 came = self._opened(self._tls, data)
             elif http is None or http.frame is None or (buffer := http.get_buffer()) is None:
-                data = sock.recv(_CHUNK)
+                data = sock.recv(_CHUNK, flags)
                 count = len(data)
                 came = protocol.receive_data(data)
             else:
                 with buffer:
-                    count = sock.recv_into(buffer)
+                    count = sock.recv_into(buffer, 0, flags)
                 came = protocol.buffer_updated(count)
         except BlockingIOError:
             return
@@ -412,7 +421,7 @@ class Connection:
             reason = explain(error)
             if self._tls is not None and self._sock is not None:
                 with contextlib.suppress(OSError):
-                    self._sock.send(self._tls.send())  # tells the server why, for its log
+                    self._sock.send(self._tls.send(), AT_ONCE)  # tells the server why, for its log
         text = f"the connection was lost: {reason}"
         self._end(
             (lambda url: ConnectionLostError(url, text)) if self.protocol.answered else self._connect_error(reason)
@@ -425,7 +434,7 @@ class Connection:
             return None
         came: Iterable[Received] = ()
         try:
-            data = sock.recv(_CHUNK)
+            data = sock.recv(_CHUNK, AT_ONCE)
             came = self._opened(self._tls, data) if self._tls is not None else self.protocol.receive_data(data)
         except ssl.SSLError as error:
             return error

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 from bridge.transport import keepalive
+from bridge.transport.sockets import RECEIVE_TIMEOUT
 
 __all__ = ["Flushable", "Poller", "Registered", "Timer"]
 
@@ -63,6 +64,9 @@ class Poller(Generic[T]):
         self.items: deque[T] = deque()
         """What has come and was not taken."""
         self._selector: selectors.BaseSelector | None = None
+        self._waits: dict[socket.socket, Callable[[], None] | None] = {}
+        self._alone: Callable[[], None] | None = None
+        """Waits for the only socket that is watched; None: there are more, or none that can."""
         self._registered: set[Registered] = set()
         self._check_at = 0.0
         self._deferred: set[Flushable] | None = None
@@ -160,20 +164,41 @@ class Poller(Generic[T]):
         self._deferred.add(connection)
         return True
 
-    def watch(self, sock: socket.socket, events: int, ready: Callable[[int], None]) -> None:
-        """Call `ready` with the events, within `get`, whenever one of `events` is there; replaces what was watched."""
+    def watch(
+        self,
+        sock: socket.socket,
+        events: int,
+        ready: Callable[[int], None],
+        alone: Callable[[], None] | None = None,
+    ) -> None:
+        """Call `ready` with the events, within `get`, whenever one of `events` is there; replaces what was watched.
+
+        Args:
+            sock: The socket.
+            events: What to wait for, as `selectors` says.
+            ready: What to call.
+            alone: What to call in place of all this while no other socket is watched: does what `ready` does, and waits
+                for it itself, `RECEIVE_TIMEOUT` seconds at most. None: nothing can.
+        """
         if self._selector is None:
             self._selector = selectors.DefaultSelector()
         try:
             self._selector.modify(sock, events, ready)
         except KeyError:
             self._selector.register(sock, events, ready)
+        self._waits[sock] = alone
+        self._find_alone()
+
+    def _find_alone(self) -> None:
+        self._alone = next(iter(self._waits.values())) if len(self._waits) == 1 else None
 
     def forget(self, sock: socket.socket) -> None:
         """Watch a socket no more."""
         selector = self._selector
         if selector is None:
             return
+        self._waits.pop(sock, None)
+        self._find_alone()
         with contextlib.suppress(KeyError, ValueError):
             selector.unregister(sock)
         if not selector.get_map():
@@ -233,7 +258,9 @@ class Poller(Generic[T]):
             while not self.items:  # the other thread may have put one before it let go of the lock
                 if wait < 0:
                     raise queue.Empty
-                if self._selector is None:
+                if self._alone is not None and wait > RECEIVE_TIMEOUT and not self._timers and now < self._check_at:
+                    self._alone()
+                elif self._selector is None:
                     time.sleep(wait)  # nothing is there from which anything could come
                 # Also where one connection says so much that there is never a quiet moment.
                 elif not self._poll(min(wait, keepalive.KEEPALIVE / 10)) or now > self._check_at:

@@ -69,18 +69,12 @@ class Http2Sender:
         """Send `size` bytes; those for which the peer has no window stay `pending`. After the stream's end: nothing."""
         if stream.local_closed:
             return
-        window = min(self._window, self._initial_window + stream.send_window)
-        if size <= self._max_frame_size and size <= window and not stream.pending:
-            self._window -= size
-            stream.send_window -= size
-            head = FRAME.pack(size >> 16, size & 0xFFFF, DATA, 0, stream.number)
-            if size <= SMALL:
-                self.outgoing.append(b"".join((head, *parts)))
-            else:
-                self.outgoing.append(head)
-                self.outgoing += parts
-            return
-        if size <= SMALL:
+        if size <= SMALL:  # which every peer takes in a frame
+            if size <= self._window and size <= self._initial_window + stream.send_window and not stream.pending:
+                self._window -= size
+                stream.send_window -= size
+                self.outgoing.append(b"".join((FRAME.pack(0, size, DATA, 0, stream.number), *parts)))
+                return
             parts = [b"".join(parts)]
         stream.pending.extend(memoryview(part) for part in parts if len(part))
         self._waiting.add(stream)

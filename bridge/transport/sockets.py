@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import struct
+import sys
 
-__all__ = ["PATIENCE", "QUIET", "prepare"]
+__all__ = ["AT_ONCE", "PATIENCE", "QUIET", "RECEIVE_TIMEOUT", "let_receive_wait", "prepare"]
 
 SEND_BUFFER = 1 << 20
 """Bytes that a Unix socket is asked to hold, so that a large message takes few turns; the system may grant less."""
@@ -12,6 +14,10 @@ QUIET = 20.0
 """Seconds without a sign of the other end after which it is asked for one."""
 PATIENCE = 10.0
 """Seconds that it then has for it."""
+AT_ONCE = getattr(socket, "MSG_DONTWAIT", 0)
+"""Flag of a call of `send` or `recv` that is not to wait, whatever the socket's mode."""
+RECEIVE_TIMEOUT = 0.05
+"""Seconds for which `recv` waits without `AT_ONCE`, after `let_receive_wait`."""
 _KEEPALIVE = {
     "TCP_KEEPIDLE": int(QUIET),
     "TCP_KEEPALIVE": int(QUIET),
@@ -32,3 +38,16 @@ def prepare(sock: socket.socket) -> None:
         option = getattr(socket, name, None)  # each system has its own selection
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def let_receive_wait(sock: socket.socket) -> bool:
+    """Make `recv` wait, `RECEIVE_TIMEOUT` seconds at most; return False where this system cannot, and nothing is done.
+
+    A thread that waits for one socket alone needs no selector then, whose round costs as much as the `recv`. Calls of
+    `send`, and those of `recv` that shall not wait, need the flag `AT_ONCE` from here on.
+    """
+    if sys.platform != "linux" or not AT_ONCE:
+        return False
+    sock.setblocking(True)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(RECEIVE_TIMEOUT * 1e6)))
+    return True
