@@ -149,7 +149,8 @@ class FarNetwork:
         self.clock.subscribe(lambda now: self.server_clock.advance_to(now + skew))
         self.skew = skew
         self.runtime = LocalRuntime(self.server_clock.now)
-        made = EnvSource(lambda: env(self.server_clock.now), realtime=RealtimeOptions(fps, clock=self.server_clock), **source)
+        realtime = RealtimeOptions(fps, clock=self.server_clock)
+        made = EnvSource(lambda: env(self.server_clock.now), realtime=realtime, **source)
         self.registry = Registry(made, Limits(), self.runtime)
         self.poller: Poller[Delivery] = Poller()
         self.poller.look_every = lambda seconds: None  # type: ignore[method-assign]
