@@ -18,6 +18,7 @@ from bridge.errors import Code
 from bridge.gateway import serve_gateway
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.perlert.server import serve_perlert
+from bridge.server.registry import Registry
 from bridge.testing import CountingEnv
 from bridge.transport.credentials import TOKEN_VARIABLE, ClientCredentials, Token
 from bridge.wrappers import BlockingReset
@@ -193,6 +194,30 @@ def test_a_client_that_hangs_up_in_the_midst_of_a_long_wait_leaves_the_server():
         inspector._connection.close(0.0)
         until(lambda: server.connections == 0 and gateway.connections == 0)
         assert gateway.admission.requests == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "worlds"),
+    [
+        ('{"worlds": [{"name": 3, "seats": "all", "fps": {}, "lanes": [], "more": 1}, 4]}', 1),
+        ('{"worlds": [], "fps": "fast"}', 1),  # what is to be made
+        ('{"worlds": 5}', 0),
+        ("[]", 0),
+        ("nothing", 0),
+        ("[" * 100_000, 0),
+    ],
+)
+def test_a_server_that_says_nonsense_of_its_worlds_breaks_nothing(said, worlds, monkeypatch):
+    monkeypatch.setattr(Registry, "_overview", lambda registry: said)
+    with gateway_to(serve_gym(CountingEnv)) as gateway:
+        found = overview(gateway)
+        assert len(found["worlds"]) == worlds
+        for world in found["worlds"]:
+            assert world["seats"] == {}
+            assert world["fps"] is None
+            assert world["lanes"] is None
+        assert bool(found["servers"][0]["problem"]) == (worlds == 0)
+        assert found["servers"][0]["fps"] is None
 
 
 def test_a_lost_server_is_told_the_others_go_on_and_it_is_found_again():
