@@ -12,6 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from bridge import errors, make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge.cli.program import main
 from bridge.client.inspector import Inspector
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
@@ -22,7 +23,7 @@ from bridge.server.registry import Registry
 from bridge.testing import CountingEnv
 from bridge.transport.credentials import TOKEN_VARIABLE, ClientCredentials, Token
 from bridge.wrappers import BlockingReset
-from tests.support import assert_identical, until
+from tests.support import assert_identical, server_process, until
 from tests.web_envs import Paddle, Paddles
 
 SECRET = "the-servers-own-secret"
@@ -460,3 +461,27 @@ def test_a_lobby_that_is_gone_is_told_and_found_again():
         assert overview(gateway)["worlds"] == []
         with serve_perlert(Guess, fps=20, port=port, name="guess"):
             until(lambda: overview(gateway)["servers"][0]["problem"] == "")
+
+
+BRIDGE = "import sys; from bridge.cli.program import main; sys.exit(main(sys.argv[1:]))"
+
+
+def test_the_command_serves_with_the_servers_token_of_a_file_until_its_input_ends(tmp_path):
+    file = tmp_path / "token"
+    file.write_text(f"{SECRET}\n")
+    with serve_gym(CountingEnv, token=SECRET) as server:
+        options = (server.url, "--port", "0", "--upstream-token-file", str(file), "--exit-on-eof")
+        with server_process(BRIDGE, "web", *options) as (process, line):
+            assert line.startswith("In a browser: http://127.0.0.1:")
+            port = line.rstrip("/").rpartition(":")[2]
+            with make_remote(f"ws://127.0.0.1:{port}") as env:
+                env.reset()
+            process.stdin.close()
+            assert process.wait(30) == 0
+
+
+def test_the_command_says_what_is_wrong_with_its_urls(capsys):
+    assert main(["web", "http://localhost:1", "--port", "0"]) == 2
+    assert "the scheme 'http' is none of" in capsys.readouterr().err
+    assert main(["web", "grpc://localhost:1", "perlert://localhost:1", "--port", "0"]) == 2
+    assert "it names no environment" in capsys.readouterr().err
