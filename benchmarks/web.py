@@ -212,10 +212,10 @@ def trained(
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of a mean, by drawing the values again and again."""
+    """Return the 95 % interval of a median, by drawing the values again and again."""
     generator = random.Random(0)
-    means = sorted(statistics.mean(generator.choices(values, k=len(values))) for _ in range(2000))
-    return means[50], means[-51]
+    medians = sorted(statistics.median(generator.choices(values, k=len(values))) for _ in range(2000))
+    return medians[50], medians[-51]
 
 
 def measure_keys(presses: int) -> None:
@@ -244,10 +244,11 @@ def measure_trainer(viewers: int, turn: float, rounds: int) -> None:
     with server() as (_, port, process):
         shares, costs = trained(port, process, viewers, turn, rounds)
         low, high = interval(shares)
+        least, most = interval(costs)
         print(
-            f"trainer with {viewers} viewers: {statistics.mean(shares):.1%} of its steps (mean of {len(shares)} "
-            f"turns, 95 % interval {low:.1%} to {high:.1%}), and {statistics.mean(costs):.2f} times the server's "
-            "processor time a step"
+            f"trainer with {viewers} viewers: {statistics.median(shares):.1%} of its steps (median of {len(shares)} "
+            f"turns, 95 % interval {low:.1%} to {high:.1%}), and {statistics.median(costs):.2f} times the server's "
+            f"processor time a step ({least:.2f} to {most:.2f})"
         )
 
 

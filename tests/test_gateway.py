@@ -12,16 +12,18 @@ import pytest
 from gymnasium import spaces
 
 from bridge import errors, make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge.cli.program import main
 from bridge.client.inspector import Inspector
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.gateway import serve_gateway
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.perlert.server import serve_perlert
+from bridge.server.registry import Registry
 from bridge.testing import CountingEnv
 from bridge.transport.credentials import TOKEN_VARIABLE, ClientCredentials, Token
 from bridge.wrappers import BlockingReset
-from tests.support import assert_identical, until
+from tests.support import assert_identical, server_process, until
 from tests.web_envs import Paddle, Paddles
 
 SECRET = "the-servers-own-secret"
@@ -193,6 +195,30 @@ def test_a_client_that_hangs_up_in_the_midst_of_a_long_wait_leaves_the_server():
         inspector._connection.close(0.0)
         until(lambda: server.connections == 0 and gateway.connections == 0)
         assert gateway.admission.requests == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "worlds"),
+    [
+        ('{"worlds": [{"name": 3, "seats": "all", "fps": {}, "lanes": [], "more": 1}, 4]}', 1),
+        ('{"worlds": [], "fps": "fast"}', 1),  # what is to be made
+        ('{"worlds": 5}', 0),
+        ("[]", 0),
+        ("nothing", 0),
+        ("[" * 100_000, 0),
+    ],
+)
+def test_a_server_that_says_nonsense_of_its_worlds_breaks_nothing(said, worlds, monkeypatch):
+    monkeypatch.setattr(Registry, "_overview", lambda registry: said)
+    with gateway_to(serve_gym(CountingEnv)) as gateway:
+        found = overview(gateway)
+        assert len(found["worlds"]) == worlds
+        for world in found["worlds"]:
+            assert world["seats"] == {}
+            assert world["fps"] is None
+            assert world["lanes"] is None
+        assert bool(found["servers"][0]["problem"]) == (worlds == 0)
+        assert found["servers"][0]["fps"] is None
 
 
 def test_a_lost_server_is_told_the_others_go_on_and_it_is_found_again():
@@ -435,3 +461,27 @@ def test_a_lobby_that_is_gone_is_told_and_found_again():
         assert overview(gateway)["worlds"] == []
         with serve_perlert(Guess, fps=20, port=port, name="guess"):
             until(lambda: overview(gateway)["servers"][0]["problem"] == "")
+
+
+BRIDGE = "import sys; from bridge.cli.program import main; sys.exit(main(sys.argv[1:]))"
+
+
+def test_the_command_serves_with_the_servers_token_of_a_file_until_its_input_ends(tmp_path):
+    file = tmp_path / "token"
+    file.write_text(f"{SECRET}\n")
+    with serve_gym(CountingEnv, token=SECRET) as server:
+        options = (server.url, "--port", "0", "--upstream-token-file", str(file), "--exit-on-eof")
+        with server_process(BRIDGE, "web", *options) as (process, line):
+            assert line.startswith("In a browser: http://127.0.0.1:")
+            port = line.rstrip("/").rpartition(":")[2]
+            with make_remote(f"ws://127.0.0.1:{port}") as env:
+                env.reset()
+            process.stdin.close()
+            assert process.wait(30) == 0
+
+
+def test_the_command_says_what_is_wrong_with_its_urls(capsys):
+    assert main(["web", "http://localhost:1", "--port", "0"]) == 2
+    assert "the scheme 'http' is none of" in capsys.readouterr().err
+    assert main(["web", "grpc://localhost:1", "perlert://localhost:1", "--port", "0"]) == 2
+    assert "it names no environment" in capsys.readouterr().err

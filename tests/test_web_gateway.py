@@ -15,7 +15,7 @@ from bridge.gateway import serve_gateway
 from bridge.perlert.server import serve_perlert
 from bridge.testing import CountingEnv
 from bridge.worlds.watching import pictures
-from tests.support import server_process, until
+from tests.support import server_process, until, world_of
 from tests.test_web_page import (  # noqa: F401 - fixtures
     PADDLE,
     browser,
@@ -241,6 +241,21 @@ def test_a_perlert_lobby_is_joined_played_and_its_result_shown_on_the_page(opene
         ann.keyboard.press("Escape")  # leaves the slot
         says(bob, "#worlds", "○ agent0")
         says(ann, "#panel", "Register")
+
+
+def test_who_goes_to_a_lobby_gives_up_the_seat_elsewhere(opened):  # noqa: F811
+    with (
+        serve_gym(Paddle, fps=30, env_kwargs={"render_mode": "rgb_array"}) as server,
+        serve_perlert(Guess, fps=20, port=0) as lobby,
+        serve_gateway([server.url, lobby.url]) as gateway,
+    ):
+        page = opened(gateway.web_url)
+        page.click("#begin")
+        says(page, "#badge", "playing")
+        page.click('#worlds button[data-world*="guess:0"]')
+        says(page, "#panel", "Register")
+        shows(page, "() => document.getElementById('play').hidden")
+        until(lambda: not any(world_of(server).seats.values()))
 
 
 def test_a_name_that_a_lobby_cannot_have_is_told(opened):  # noqa: F811

@@ -595,6 +595,7 @@ def test_a_server_that_stops_says_so_to_each_client(server):
         public.send(LEAVE)
         public.recv(20)
         server.stop()
+        assert hand.frame() == (Opcode.PONG, b"draining")
         assert hand.closed()[0] == 4014
 
 

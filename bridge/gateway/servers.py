@@ -164,7 +164,7 @@ class EnvServer:
             "kind": "dm_env_rpc",
             "problem": self._problem,
             "realtime": known.get("realtime") is True,
-            "fps": known.get("fps"),
+            "fps": known.get("fps") if isinstance(known.get("fps"), (int, float)) else None,
         }
 
     def worlds(self) -> list[dict[str, Any]]:
@@ -172,7 +172,7 @@ class EnvServer:
         if self._problem:
             return []
         wanted = self._request.address.world
-        listed = [world for world in self._known.get("worlds", []) if isinstance(world, dict)]
+        listed = [_checked(world) for world in self._known.get("worlds", []) if isinstance(world, dict)]
         found = [world for world in listed if wanted in (None, world.get("name"))]
         return found or [world_entry(wanted or "", self._title, waiting=wanted is None)]
 
@@ -181,3 +181,16 @@ class EnvServer:
         if self._relay is not None:
             self._relay.hang_up()
             self._relay = None
+
+
+def _checked(world: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a server says of a world, with the parts that every page needs: one server is not to break it."""
+    seats = world.get("seats")
+    numbers = {name: world.get(name) for name in ("viewers", "fps", "lanes")}
+    return {
+        **world,
+        "name": str(world.get("name", "")),
+        "title": str(world.get("title", "")),
+        "seats": {str(seat): bool(taken) for seat, taken in seats.items()} if isinstance(seats, dict) else {},
+        **{name: value if isinstance(value, (int, float)) else None for name, value in numbers.items()},
+    }

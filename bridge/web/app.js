@@ -410,6 +410,11 @@ async function observe(name, stream) {
 // A lobby of PERLERT, in place of a picture.
 async function visit(name) {
   $("empty").hidden = true;
+  if (playing) { // somewhere else
+    wantsToPlay = false;
+    playing.stream.close();
+    stopped();
+  }
   const lobby = (watching = new Lobby(name, {
     token, badge, announce, tell,
     panel: $("panel"),
