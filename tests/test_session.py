@@ -740,7 +740,7 @@ def test_a_seed_is_kept_when_the_reset_of_the_environment_fails():
         ({"seed": pack_tensor(-1)}, "non-negative integer scalar"),
         ({"seed": pack_tensor(1.0)}, "non-negative integer scalar"),
         ({"seed": pack_tensor([1])}, "non-negative integer scalar"),
-        ({"seed": pack_tensor("1")}, "non-negative integer scalar"),
+        ({"seed": pack_tensor("one")}, "non-negative integer scalar"),
         ({"seed": pb.Tensor()}, "'seed' holds nothing"),
         ({"options": pack_tensor(1)}, "'options' as uint8 bytes"),
         ({"options": pack_tensor(np.uint8([255]))}, "expected an encoded value"),

@@ -70,10 +70,12 @@ def unpack_seeds(array: Array, lanes: int) -> int | list[int | None]:
     found = _integers(array)
     if array.shape not in ((), (lanes,)) or found is None:
         raise TensorError(f"expected an integer seed, or one for each of {lanes} lanes, got {array!r:.80}")
-    if min(found) < (0 if array.shape == () else NO_SEED):
-        raise TensorError(f"expected non-negative seeds, or {NO_SEED} for none, got {array!r:.80}")
     if array.shape == ():
+        if found[0] < 0:
+            raise TensorError(f"expected a non-negative seed, got {found[0]}")
         return found[0]
+    if min(found) < NO_SEED:
+        raise TensorError(f"expected non-negative seeds, or {NO_SEED} for none, got {array!r:.80}")
     return [None if seed == NO_SEED else seed for seed in found]
 
 

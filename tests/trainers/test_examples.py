@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 def run(name: str, *arguments: str) -> str:
     """Run an example in a process of its own, and return its output."""
     command = [sys.executable, EXAMPLES / name, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
