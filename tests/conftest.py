@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -37,6 +38,12 @@ def no_thread_is_left_behind() -> Iterator[None]:
     while (left := ours() - before) and time.monotonic() < deadline:
         next(iter(left)).join(0.1)
     assert not left, f"threads left behind: {left}"
+
+
+@pytest.fixture
+def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a test in a folder of its own: MuJoCo writes its log into the current one."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

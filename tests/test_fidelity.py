@@ -41,6 +41,7 @@ SHAPES = [(1, 1), (3, 1), (8, 1), (8, 4), (8, 8)]
 
 
 pytestmark = [
+    pytest.mark.usefixtures("in_tmp_path"),
     pytest.mark.filterwarnings("ignore::UserWarning"),  # Gymnasium's remarks about its own environments
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]

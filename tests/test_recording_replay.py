@@ -77,6 +77,7 @@ def check_all(folder: Path, env: Any = None, least: int = 1) -> list[Episode]:
 
 
 @pytest.mark.parametrize("env_id", sampled(SINGLE, 4))
+@pytest.mark.usefixtures("in_tmp_path")
 def test_what_an_environment_did_is_verified(tmp_path, env_id):
     with serve_gym(env_id, record=tmp_path) as server:
         play(server.url, 120)
