@@ -48,8 +48,17 @@ class LoopPoller(Poller[Any]):
         connection.flush()
         return True
 
-    def watch(self, sock: socket.socket, events: int, ready: Callable[[int], None]) -> None:
-        """Call `ready` with the events whenever one of `events` is there; replaces what was watched."""
+    def watch(
+        self,
+        sock: socket.socket,
+        events: int,
+        ready: Callable[[int], None],
+        alone: Callable[[], None] | None = None,
+    ) -> None:
+        """Call `ready` with the events whenever one of `events` is there; replaces what was watched.
+
+        The event loop has other sockets too, so nothing waits in `alone`.
+        """
         self._loop.modify(sock, events, ready)
 
     def forget(self, sock: socket.socket) -> None:
