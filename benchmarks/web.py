@@ -1,7 +1,7 @@
 """`python -m benchmarks.web`: what the page costs, and how long a key takes to its picture.
 
 A server in a process of its own publishes CartPole (600×400 pixels) at 60 frames a second. Chromium presses keys, and
-the page tells the time from each to the picture that shows its effect. Then viewers without a browser look on, in a
+the page tells the time from each to the picture that shows its effect. Then viewers without a browser watch, in a
 process of their own: pictures and data of each, and the frames that the world dropped. Last, a trainer steps a
 lock-step world as fast as it can, in turns without and with viewers: its steps, and the server's processor time for
 each of them, which other programs of the machine disturb less.
@@ -91,7 +91,7 @@ def keys(url: str, presses: int) -> list[float]:
 
 
 async def _look(port: int, seconds: float, started: asyncio.Event) -> tuple[int, int]:
-    """Look on; return how many pictures came, and their bytes."""
+    """Watch; return how many pictures came, and their bytes."""
     names = [SUBPROTOCOL]  # type: ignore[list-item]
     async with connect(f"ws://127.0.0.1:{port}{PATH}", subprotocols=names, max_size=None) as socket:  # type: ignore[arg-type]
         settings = {"frame": pack_tensor("jpeg"), "role": pack_tensor("spectator")}
@@ -122,7 +122,7 @@ async def _look_all(port: int, viewers: int, seconds: float) -> list[tuple[int, 
 
 @contextmanager
 def looking(port: int, viewers: int, seconds: float) -> Iterator[subprocess.Popen[str]]:
-    """Look on in a process of its own, which prints what each viewer had."""
+    """Watch in a process of its own, which prints what each viewer had."""
     command = [sys.executable, "-m", "benchmarks.web", "--look", str(port), str(viewers), str(seconds)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         yield process
@@ -130,7 +130,7 @@ def looking(port: int, viewers: int, seconds: float) -> Iterator[subprocess.Pope
 
 
 def watched(port: int, viewers: int, seconds: float) -> dict[str, Any]:
-    """Have viewers look on a real-time world; return what they had, and what the world dropped."""
+    """Have viewers watch a real-time world; return what they had, and what the world dropped."""
     env = make_remote(f"grpc://127.0.0.1:{port}?world=", wait="next_frame")
     env.reset()
 

@@ -1,4 +1,4 @@
-"""`python docs/web_pictures.py`: the screenshots of docs/play.md, taken of the page in Chromium.
+"""`python docs/web_pictures.py`: the screenshots of docs/play.md and the README's animation, taken in Chromium.
 
 Needs the extra `test`, and Chromium: `apt-get install --no-install-recommends chromium`.
 """
@@ -6,6 +6,7 @@ Needs the extra `test`, and Chromium: `apt-get install --no-install-recommends c
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shutil
 import sys
@@ -22,6 +23,7 @@ import ale_py
 import gymnasium
 import numpy as np
 from mpe2 import simple_tag_v3
+from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from bridge import make_remote, make_vec_remote, serve_gym, serve_parallel
@@ -175,8 +177,58 @@ def replay(browser: Browser) -> None:
         page.screenshot(path=DOCS / "play-replay.png")
 
 
+def follow_ball(frame: np.ndarray) -> int:
+    """Play Breakout: have the paddle follow the ball, and fire where there is none."""
+    red = (frame == (200, 72, 72)).all(axis=-1)
+    ball, paddle = np.argwhere(red[95:188])[:, 1], np.argwhere(red[189:193, 8:152])[:, 1] + 8
+    if not ball.size or not paddle.size:
+        return 1
+    aside = ball.mean() - paddle.mean()
+    return 0 if abs(aside) < 4 else 2 if aside > 0 else 3
+
+
+def takeover(browser: Browser) -> None:
+    """A person takes over from an agent that plays Breakout, and gives back: an animation."""
+    gymnasium.register_envs(ale_py)
+    settings: dict[str, Any] = {"env_kwargs": {"repeat_action_probability": 0.0}, "fps": 12}
+    with serve_gym("ALE/Breakout-v5", web=True, **settings) as server:
+        agent = make_remote(f"{server.url}?world=", player="agent:PPO", wait="next_frame")
+        newest = [agent.reset(seed=3)[0]]
+
+        def step() -> None:
+            newest[0], _, terminated, truncated, _ = agent.step(follow_ball(newest[0]))
+            if terminated or truncated:
+                newest[0] = agent.reset()[0]
+
+        with running(step):
+            page = opened(browser, server.web_url or "", 1280, 760, color_scheme="dark")
+            page.wait_for_function("() => document.getElementById('canvas').dataset.pictures > 150")
+            acts = {
+                14: lambda: page.click("#play"),
+                20: lambda: page.keyboard.down("ArrowLeft"),
+                27: lambda: page.keyboard.up("ArrowLeft"),
+                28: lambda: page.keyboard.down("ArrowRight"),
+                38: lambda: page.keyboard.up("ArrowRight"),
+            }
+            frames = []
+            for number in range(64):
+                acts.get(number, lambda: None)()
+                picture = Image.open(io.BytesIO(page.screenshot()))
+                frames.append(picture.convert("RGB").resize((960, 570), Image.Resampling.LANCZOS))
+        agent.close()
+    sample = Image.new("RGB", (960, 570 * 3))
+    for row, frame in enumerate((frames[4], frames[24], frames[-1])):
+        sample.paste(frame, (0, 570 * row))
+    palette = sample.quantize(160, method=Image.Quantize.MEDIANCUT, kmeans=2)
+    few = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
+    few[0].save(DOCS / "takeover.gif", save_all=True, append_images=few[1:], duration=140, loop=0, optimize=True)
+
+
+PICTURES = {"match": match, "mosaic": mosaic, "phone": phone, "replay": replay, "takeover": takeover}
+
+
 def main() -> int:
-    """Take all of them."""
+    """Take those that are named, or all of them."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         print("chromium is not installed: apt-get install --no-install-recommends chromium", file=sys.stderr)
@@ -184,8 +236,8 @@ def main() -> int:
     warnings.simplefilter("ignore")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        for take in (match, mosaic, phone, replay):
-            take(browser)
+        for name in sys.argv[1:] or PICTURES:
+            PICTURES[name](browser)
         browser.close()
     return 0
 

@@ -311,7 +311,7 @@ def test_a_server_process_that_fails_says_what_it_said() -> None:
         (["tests.parallel_envs:Relay", "--fps", "5", "--agent-timeout", "3"], "--agent-timeout are of lock-step"),
         (["CartPole-v1", "--env-kwargs", "gravity"], "expected --env-kwargs to be KEY=VALUE, e.g. gravity=9.8"),
         (["CartPole-v1", "--port", "70000"], "expected a port from 0 to 65535, got 70000"),
-        (["CartPole-v1", "--max-worlds", "0"], "expected --max-worlds to be a positive integer, got 0"),
+        (["CartPole-v1", "--max-lanes", "0"], "expected --max-lanes to be a positive integer, got 0"),
         (["CartPole-v1", "--vectorization-mode", "magic"], "expected --vectorization-mode to be one of sync"),
     ],
 )

@@ -148,7 +148,11 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
         ),
         Block({}, SERVE + "urls = [server.url]\n", RESET),
     ],
-    "robot.md": [Block({}, "", "server.stop()\n")],
+    "robot.md": [
+        Block({}, "", "server.stop()\n"),
+        Block({}, "server = serve_gym('Pendulum-v1', fps=50)\n", "env.close()\nserver.stop()\n"),
+    ],
+    "play.md": [Block({"    server.wait()\n": "    pass\n"})],
     "trainers.md": [Elsewhere("tests/test_lost_slots.py"), Elsewhere("tests/test_lost_slots.py")],
     "trust.md": [
         Block(SHORT, SECURE + "server.stop()\n"),

@@ -305,15 +305,15 @@ def test_a_token_for_looking_on_does_that_alone():
         env.step(1)
         assert seen.step(0)[0].tolist() == [102]
         for keywords in ({}, {"role": "takeover"}):
-            with pytest.raises((errors.RefusedError, errors.SettingError), match="this token is for looking on"):
+            with pytest.raises((errors.RefusedError, errors.SettingError), match="this token is for watching"):
                 make_remote(through(gateway, server), token="for-watchers", **keywords)
-        with pytest.raises(errors.RefusedError, match="this token is for looking on"):
+        with pytest.raises(errors.RefusedError, match="this token is for watching"):
             make_remote(gateway.url, token="for-watchers")
         with Inspector(gateway.url, 20.0, ClientCredentials.of(token="for-watchers")) as inspector:
             for key in ("world.attributes.place", "world.controls", "world.frame"):
-                with pytest.raises(errors.RefusedError, match="this token is for looking on"):
+                with pytest.raises(errors.RefusedError, match="this token is for watching"):
                     inspector.read_property(key)
-            with pytest.raises(errors.RefusedError, match="this token is for looking on"):
+            with pytest.raises(errors.RefusedError, match="this token is for watching"):
                 inspector.ask("destroy_world", pb.DestroyWorldRequest(world_name=f"{place(server)}/"))
         seen.close()
         env.close()

@@ -29,7 +29,7 @@ FRAME = 1 / FPS
 
 
 class Client(Stream):
-    """A stream that sits in a seat, or looks on."""
+    """A stream that sits in a seat, or watches."""
 
     def sit(self, seat: str | None, player: str = "", **settings: Any) -> Client:
         given = {"player": player} if player else {}

@@ -194,7 +194,7 @@ def test_a_token_for_looking_on_neither_switches_nor_shows_nor_steers(page, tmp_
         assert player.worlds()[0]["recording"] is True
         world = player.show(episode).create_world.world_name
         other = page(server, "for-watchers").join(world, role="spectator")
-        assert json.loads(other.read("world.replay"))["episode"] == episode, "but it may look on"
+        assert json.loads(other.read("world.replay"))["episode"] == episode, "but it may watch"
         refusals.append(other.write("world.replay", "{}"))
         assert [error.code for error in refusals] == [Code.PERMISSION_DENIED] * 3
 
@@ -258,7 +258,7 @@ def test_a_folder_that_cannot_be_listed_is_said_and_the_list_ends_with_the_serve
 
 @pytest.fixture
 def shown(page, tmp_path):
-    """A server that shows an episode of 40 steps; the page that looks on, and the world's name."""
+    """A server that shows an episode of 40 steps; the page that watches, and the world's name."""
     with serve_gym(Paddle, record=tmp_path, web=True) as server:
         play(server.url, 40)
         one = page(server)

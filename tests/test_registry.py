@@ -1,5 +1,6 @@
 """`bridge.server.registry`: whose worlds there are, from any connection, up to the limits, and that they go."""
 
+import contextlib
 import threading
 
 import pytest
@@ -8,7 +9,7 @@ from gymnasium import spaces
 from bridge import make_remote, serve_gym
 from bridge.encoding import values
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
-from bridge.errors import Code, RequestError, SettingError
+from bridge.errors import Code, RefusedError, RequestError, SettingError
 from bridge.server import serving
 from bridge.server.limits import Limits
 from bridge.testing import CountingEnv
@@ -236,8 +237,22 @@ def test_properties_say_what_the_server_is_and_gives():
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "8", None])
 def test_limits_are_positive_integers(value):
-    with pytest.raises(SettingError, match=f"expected max_worlds to be a positive integer, got {value!r}"):
+    with pytest.raises(SettingError, match=f"expected max_lanes to be a positive integer, got {value!r}"):
+        Limits(max_lanes=value)
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, "8", None])
+def test_the_limit_of_worlds_is_an_integer(value):
+    with pytest.raises(SettingError, match=f"expected max_worlds to be a non-negative integer, got {value!r}"):
         Limits(max_worlds=value)
+
+
+def test_without_worlds_of_their_own_clients_join_the_default_one():
+    with serve_gym("CartPole-v1", limits=Limits(max_worlds=0)) as server:
+        with pytest.raises(RefusedError, match=r"default world alone \(max_worlds=0\): join that, with `\?world=`"):
+            make_remote(server.url)
+        with contextlib.closing(make_remote(server.url + "?world=")) as env:
+            env.reset(seed=0)
 
 
 def test_a_default_world_of_many_ids_asks_for_a_name():

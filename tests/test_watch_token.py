@@ -1,4 +1,4 @@
-"""A second token, for those who may look on and do nothing else."""
+"""A second token, for those who may watch and do nothing else."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def test_with_it_a_client_looks_on_and_with_the_other_it_plays(server):
     env.step(1)
     assert seen.step(0)[0].tolist() == [102]
     for keywords in ({}, {"role": "player"}, {"role": "takeover"}):
-        with pytest.raises((errors.RefusedError, errors.SettingError), match="this token is for looking on") as caught:
+        with pytest.raises((errors.RefusedError, errors.SettingError), match="this token is for watching") as caught:
             make_remote(url(server), token="for-watchers", **keywords)
         assert caught.value.code == Code.PERMISSION_DENIED
-    with pytest.raises(errors.RefusedError, match="this token is for looking on"):
+    with pytest.raises(errors.RefusedError, match="this token is for watching"):
         make_remote(url(server).partition("?")[0], token="for-watchers")
     with pytest.raises(errors.RefusedError, match="the token is wrong"):
         make_remote(url(server), token="for-nobody")
@@ -57,7 +57,7 @@ def test_with_it_a_client_looks_on_and_with_the_other_it_plays(server):
 
 
 def requests():
-    """What a client that looks on may not ask for."""
+    """What a client that watches may not ask for."""
     yield pb.EnvironmentRequest(create_world=pb.CreateWorldRequest())
     yield pb.EnvironmentRequest(destroy_world=pb.DestroyWorldRequest())
     yield pb.EnvironmentRequest(reset_world=pb.ResetWorldRequest())

@@ -66,7 +66,7 @@ def no_picture_is_drawn_yet(monkeypatch):
 
 
 class Viewer(Stream):
-    """A stream that looks on, or plays with pictures."""
+    """A stream that watches, or plays with pictures."""
 
     def join(self, world="", **settings):
         super().join(world, **{"frame": "jpeg", "role": "spectator", **settings})
@@ -175,7 +175,7 @@ def test_a_grey_picture_is_a_picture():
     assert np.asarray(Image.open(io.BytesIO(data))).tolist() == [[[7, 7, 7]] * 5] * 4
 
 
-# Looking on in lock-step
+# Watching in lock-step
 
 
 @everywhere

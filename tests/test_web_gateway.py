@@ -153,7 +153,7 @@ def test_a_world_without_pictures_shows_its_numbers_and_can_be_played(opened):  
         page.keyboard.press("Escape")
         env = make_remote(f"{server.url}?world=")
         env.reset()
-        says(page, "#badge", "looking on")
+        says(page, "#badge", "watching")
         says(page, "#panel", "draws no pictures")
         for _ in range(5):
             env.step(env.action_space.sample())
@@ -187,7 +187,7 @@ def test_the_servers_token_never_reaches_the_browser_and_the_gateway_asks_for_it
         page.keyboard.press("Enter")
         says(page, "#status", "connected")
         page.click("#begin")
-        says(page, "#message", "this token is for looking on")
+        says(page, "#message", "this token is for watching")
         page = opened(f"{gateway.web_url}#token=gateway")
         page.on("websocket", lambda socket: socket.on("framereceived", lambda data: came.append(data)))
         page.click("#begin")

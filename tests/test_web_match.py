@@ -95,7 +95,7 @@ def test_who_leaves_and_who_comes_in_a_round(opened, server):  # noqa: F811
     says(ann, "#announcement", "Round 1 has begun.")
     says(ben, "#announcement", "Round 1 has begun.")
     ben.keyboard.press("Escape")
-    says(ben, "#badge", "looking on")
+    says(ben, "#badge", "watching")
     says(ann, "#announcement", "Ben leaves lower.")
     cyd = enter(opened, server, "Cyd", "lower")
     says(cyd, "#match-hint", "This round goes on.")

@@ -133,7 +133,7 @@ def test_a_held_key_moves_the_paddle_and_its_release_stops_it(opened):
         page.evaluate("window.dispatchEvent(new Event('blur'))")  # the window loses the keyboard: no key is held
         until(stands)
         page.keyboard.press("Escape")
-        says(page, "#badge", "looking on")
+        says(page, "#badge", "watching")
         until(lambda: not any(world.seats.values()))
 
 
@@ -211,7 +211,7 @@ def test_a_held_key_takes_over_from_the_agent_and_its_release_gives_back(opened)
         says(page, "#badge", "agent acts")
         assert "intervention" not in env.step(1)[4]
         page.click("#play")
-        says(page, "#badge", "looking on")
+        says(page, "#badge", "watching")
         env.close()
 
 
@@ -240,11 +240,11 @@ def test_a_token_for_looking_on_does_not_play(opened):
         page = opened(f"{server.web_url}#token=for-watchers")
         shows(page, "() => document.getElementById('canvas').dataset.pictures > 0")
         page.click("#play")
-        says(page, "#message", "this token is for looking on")
+        says(page, "#message", "this token is for watching")
         env.close()
         says(page, "#play", "Play")
         page.click("#play")
-        says(page, "#message", "this token is for looking on")
+        says(page, "#message", "this token is for watching")
 
 
 def test_the_page_of_another_server_is_refused_in_words(opened, tmp_path):

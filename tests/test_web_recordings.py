@@ -143,12 +143,12 @@ def test_a_token_for_looking_on_switches_nothing_and_shows_nothing(opened, tmp_p
         page = opened(f"{server.web_url}#token=for-watchers")
         says(page, "#record-text", "Recording")
         page.click("#record")
-        says(page, "#message", "this token is for looking on")
+        says(page, "#message", "this token is for watching")
         assert world_of(server).env.recording is True
         until(lambda: recorded(tmp_path))
         page.click("#replays")
         page.click("#recordings-list button")
-        says(page, "#recordings-hint", "this token is for looking on")
+        says(page, "#recordings-hint", "this token is for watching")
         env.close()
 
 

@@ -61,7 +61,7 @@ def serve_gateway(
         token: The secret that each client of the gateway must send; None: the one in `token_file`, else in the
             environment variable `BRIDGE_TOKEN`; if there is none, see `host`.
         token_file: A file that contains the token.
-        watch_token: A second secret, for clients that may look on and do nothing else; None: there are none.
+        watch_token: A second secret, for clients that may watch and do nothing else; None: there are none.
         watch_token_file: A file that contains `watch_token`.
         tls: The gateway's certificate and key, with which the port speaks TLS only, and the CA of its clients'
             certificates; None: no TLS.

@@ -24,7 +24,7 @@ OVERVIEW = "server.web"
 # How a Step's request begins: its field's number, and that a message follows.
 _STEP = bytes([pb.EnvironmentRequest.DESCRIPTOR.fields_by_name["step"].number << 3 | 2])
 _NAMED = ("join_world", "reset_world", "destroy_world")
-# Properties of a world that no code of its environment is run for, so that those may read them who look on.
+# Properties of a world that no code of its environment is run for, so that those may read them who watch.
 _KNOWN = (
     "observation_space",
     "action_space",
@@ -61,7 +61,7 @@ class GatewaySession:
         servers: The servers.
         own: Answers what is for no server.
         version: The version that a client of this package says it has; "" for others.
-        may_act: Whether the client may do more than look on.
+        may_act: Whether the client may do more than watch.
     """
 
     def __init__(self, servers: Servers, own: ServedSession, version: str, may_act: bool) -> None:

@@ -279,7 +279,7 @@ def _log_failure(result: None, error: BaseException | None) -> None:
 
 
 class ReplayWorld(RealtimeWorld):
-    """A world that shows a recorded episode. It has no seat: any number of spectators look on, and steer.
+    """A world that shows a recorded episode. It has no seat: any number of spectators watch, and steer.
 
     Args:
         name: The world's name.
@@ -308,7 +308,7 @@ class ReplayWorld(RealtimeWorld):
 
     @property
     def has_players(self) -> bool:
-        """Whether somebody looks on, which keeps it alive."""
+        """Whether somebody watches, which keeps it alive."""
         return self.agents > 0
 
     @property

@@ -23,7 +23,7 @@ class Security:
     token: Token | None = None
     """The secret that each client must send; None: anyone who reaches the port is let in."""
     watch_token: Token | None = dataclasses.field(default=None, kw_only=True)
-    """The secret of clients that may look on, and do nothing else; None: there are none."""
+    """The secret of clients that may watch, and do nothing else; None: there are none."""
     tls_certificate: bytes | None = dataclasses.field(default=None, repr=False)
     """PEM: the server's certificate and those between it and its authority; None: no TLS."""
     tls_key: bytes | None = dataclasses.field(default=None, repr=False)
@@ -95,12 +95,12 @@ class Security:
             insecure: Whether it goes without a token though others reach it.
 
         Raises:
-            SettingError: There is a token for looking on, and no other one.
+            SettingError: There is a token for watching, and no other one.
         """
         if insecure or is_loopback(host) or self.authenticates:
             if self.watch_token is not None and self.token in (None, self.watch_token):
                 raise SettingError(
-                    "watch_token lets clients in that may look on alone: expected another token for the others, got "
+                    "watch_token lets clients in that may only watch: expected another token for the others, got "
                     f"{'none' if self.token is None else 'the same'}; give token or token_file"
                 )
             return self
@@ -128,7 +128,7 @@ class Gate:
 
     Args:
         token: What clients have to show; None: they are let in without.
-        watch_token: What clients show that may look on alone; None: there are none.
+        watch_token: What clients show that may only watch; None: there are none.
     """
 
     def __init__(self, token: Token | None, watch_token: Token | None = None) -> None:
@@ -137,7 +137,7 @@ class Gate:
         self._log = LimitedLog(__name__)
 
     def check(self, shown: str | None, peer: str) -> bool:
-        """Let a client in, or log and raise; return whether it may do more than look on.
+        """Let a client in, or log and raise; return whether it may do more than watch.
 
         Args:
             shown: The token that it showed; None: none.

@@ -177,7 +177,7 @@ class Calls:
     # What clients do
 
     def open(self, client: Client, version: str, *, may_act: bool = True) -> Call:
-        """Admit a call, of a client that says it has this version, and that may act or look on alone.
+        """Admit a call, of a client that says it has this version, and that may act or only watch.
 
         Raises:
             RequestError: RESOURCE_EXHAUSTED: there are as many as there may be; UNAVAILABLE: the server is stopping.

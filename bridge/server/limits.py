@@ -26,7 +26,7 @@ class Limits:
 
     Args:
         max_connections: The most connections at a time.
-        max_worlds: The most worlds at a time, the default world apart.
+        max_worlds: The most worlds at a time, the default world apart; 0: clients can join that one only.
         max_lanes: The most lanes in a world that a client may ask for.
         max_message_bytes: The largest request or response, in bytes.
         max_requests_in_flight: The most requests served at a time, over all connections.
@@ -62,14 +62,12 @@ class Limits:
             value, kind = getattr(self, field.name), str(field.type)
             if field.name == "drain_timeout" or ("None" in kind and value is None):
                 continue
-            wanted = "integer" if kind.startswith("int") else "number of seconds"
-            if not isinstance(value, int if wanted == "integer" else (int, float)) or isinstance(value, bool):
-                fits = False
-            else:
-                fits = value > 0
-            if not fits:
+            wanted, types = ("integer", int) if kind.startswith("int") else ("number of seconds", (int, float))
+            fits = isinstance(value, types) and not isinstance(value, bool)  # type: ignore[arg-type]
+            if not fits or (value <= 0 and (field.name != "max_worlds" or value < 0)):
+                sign = "non-negative" if field.name == "max_worlds" else "positive"
                 or_none = ", or None" if "None" in kind else ""
-                raise SettingError(f"expected {field.name} to be a positive {wanted}{or_none}, got {value!r}")
+                raise SettingError(f"expected {field.name} to be a {sign} {wanted}{or_none}, got {value!r}")
 
     def counts(self) -> dict[str, int]:
         """Return those that every server has, by name: what clients can read of them."""

@@ -86,7 +86,7 @@ class Registry:
 
     def __init__(self, source: WorldSource, limits: Limits, runtime: Runtime) -> None:
         self.gallery: Gallery | None = None
-        """Draws worlds for those who look on; None: nobody may."""
+        """Draws worlds for those who watch; None: nobody may."""
         self.lists_worlds = False
         """Whether clients may see the worlds that others made, and who is in them: for the page."""
         self.unix_path: str | None = None
@@ -150,10 +150,10 @@ class Registry:
         self.check_open()
         count = sum(other != DEFAULT_WORLD for other in self._entries)
         if count >= self._limits.max_worlds:
-            raise RequestError(
-                Code.RESOURCE_EXHAUSTED,
-                f"this server has max_worlds={self._limits.max_worlds} worlds already; destroy one first",
-            )
+            text = f"this server has max_worlds={self._limits.max_worlds} worlds already; destroy one first"
+            if not self._limits.max_worlds:
+                text = "this server has its default world alone (max_worlds=0): join that, with `?world=` in the URL"
+            raise RequestError(Code.RESOURCE_EXHAUSTED, text)
         name = f"world-{secrets.token_hex(8)}"
         self._entries[name] = None  # holds the place while the environment is built
         try:

@@ -94,7 +94,7 @@ def serve_gym(
         token: The secret that each client must send; None: the one in `token_file`, else in the environment variable
             `BRIDGE_TOKEN`; if there is none, see `host`.
         token_file: A file that contains the token.
-        watch_token: A second secret, for clients that may look on and do nothing else; None: there are none.
+        watch_token: A second secret, for clients that may watch and do nothing else; None: there are none.
         watch_token_file: A file that contains `watch_token`.
         tls: The server's certificate and key, with which the port speaks TLS only; None: no TLS.
         insecure: Make no token beyond loopback: whoever reaches the port is let in, with a warning.

@@ -65,7 +65,7 @@ def serve_parallel(
 
     A client joins as the agent that its JoinWorld setting `agent` names, or as the first that is free. In lock-step the
     environment steps once all agents' actions are in. With `fps` it does not wait for them: each agent's last action
-    goes on, and spectators may look on.
+    goes on, and spectators may watch.
 
     Args:
         env: An id of PettingZoo's registry, a callable that returns a ParallelEnv or AECEnv, a PettingZoo module, or
@@ -91,7 +91,7 @@ def serve_parallel(
         thread_safe: Run each world in a thread of its own, as for `serve_gym`.
         token: The secret that each client must send, as for `serve_gym`.
         token_file: A file that contains the token.
-        watch_token: A second secret, for clients that may look on and do nothing else; None: there are none.
+        watch_token: A second secret, for clients that may watch and do nothing else; None: there are none.
         watch_token_file: A file that contains `watch_token`.
         tls: The server's certificate and key, with which the port speaks TLS only; None: no TLS.
         insecure: Make no token beyond loopback, as for `serve_gym`.

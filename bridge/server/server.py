@@ -59,7 +59,7 @@ class Sessions(Protocol):
         Args:
             hub: The server's worlds.
             version: The version that a client of this package says it has; "" for others.
-            may_act: Whether the client may do more than look on.
+            may_act: Whether the client may do more than watch.
         """
 
 

@@ -128,7 +128,7 @@ class Hub(Protocol):
     """What a session asks of the server that it is part of: the worlds, and the properties that all of them share."""
 
     gallery: Gallery | None
-    """Draws worlds for those who look on; None: nobody may."""
+    """Draws worlds for those who watch; None: nobody may."""
 
     def check_open(self) -> None:
         """Raise RequestError: UNAVAILABLE where the server is stopping, and takes no further calls and worlds."""
@@ -170,7 +170,7 @@ class Session:
     Args:
         hub: The server's worlds.
         client_version: The version that a client of this package says it has; "" for others.
-        may_act: Whether the client may do more than look on.
+        may_act: Whether the client may do more than watch.
     """
 
     def __init__(self, hub: Hub, client_version: str = "", *, may_act: bool = True) -> None:
@@ -308,7 +308,7 @@ class Session:
         return response
 
     def _refuse_acting(self, kind: str, request: pb.EnvironmentRequest) -> None:
-        """Raise where a request does more than look on."""
+        """Raise where a request does more than watch."""
         agent = self._agent
         refuse_acting(kind, request, lambda asked: agent is not None and agent.properties().runs_environment(asked))
 
@@ -515,7 +515,7 @@ class Session:
 def refuse_acting(
     kind: str, request: pb.EnvironmentRequest, runs_environment: Callable[[properties_pb2.PropertyRequest], bool]
 ) -> None:
-    """Raise PERMISSION_DENIED where a request does more than look on; the Steps of a spectator change nothing.
+    """Raise PERMISSION_DENIED where a request does more than watch; the Steps of a spectator change nothing.
 
     Args:
         kind: Of the request.
@@ -532,7 +532,7 @@ def refuse_acting(
     if not allowed:
         raise RequestError(
             Code.PERMISSION_DENIED,
-            "this token is for looking on; to play, or to make or change anything, ask for the other token",
+            "this token is for watching; to play, or to make or change anything, ask for the other token",
         )
 
 

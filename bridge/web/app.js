@@ -256,7 +256,7 @@ function showWorlds() {
     if (world.recording) who.append(chip("● rec", false));
     const named = Object.fromEntries(world.match?.seats.map((one) => [one.seat, one.taken_by]) ?? []);
     who.append(...Object.entries(world.seats).map(([seat, taken]) => chip(taken ? `● ${named[seat] || seat}` : `○ ${seat}`, taken)));
-    if (world.viewers) who.append(chip(`${world.viewers} looking on`, false));
+    if (world.viewers) who.append(chip(`${world.viewers} watching`, false));
     button.append(name, about, who);
     button.onclick = () => select(world.name);
     const item = document.createElement("li");
@@ -322,7 +322,7 @@ function select(name) {
   watch(name);
 }
 
-// Looking on
+// Watching
 
 const MOST_AHEAD = 8;
 
@@ -350,7 +350,7 @@ async function watch(name) {
   const stream = (watching = new Stream(token));
   frames = {arrived: [], bytes: 0, skipped: 0, newest: null, steps: []};
   returns.length = 0;
-  if (!playing) badge(worldOf(name)?.replay ? "replay" : "looking on", false);
+  if (!playing) badge(worldOf(name)?.replay ? "replay" : "watching", false);
   if (blind.has(name)) return observe(name, stream);
   const given = {role: textTensor("spectator"), frame: textTensor(kindOf(name))};
   const lanes = lanesWanted();
@@ -386,7 +386,7 @@ async function watch(name) {
   }
 }
 
-// Looking on where there are no pictures.
+// Watching where there are no pictures.
 async function observe(name, stream) {
   try {
     const joined = await stream.ask(request.join(name, {role: textTensor("spectator"), wait: textTensor("next_frame")}));
@@ -531,7 +531,7 @@ async function takeOver() {
       const answer = await stream.ask(request.step(actions, wanted));
       const acting = values(answer.observations.get(wanted[0]))[0] === 1;
       $("trip").textContent = `${(performance.now() - sent).toFixed(1)} ms`;
-      badge(acting ? `you act for ${seat}` : `${seat} acts: hold a key to take over`, acting);
+      badge(acting ? `you act for ${seat}` : `${seat} acts: hold a key`, acting);
       if (changed !== null) waitingKeys.push({at: changed, frame: values(answer.observations.get(wanted[1]))[0] + 1});
       if (play.changed === null) await Promise.race([pause(100), new Promise((resolve) => (play.wake = resolve))]);
     }
@@ -694,7 +694,7 @@ function stopped() {
   $("pad").hidden = true;
   waitingKeys.length = 0;
   if (selected === null) $("badge").hidden = true;
-  else badge(worldOf(selected)?.replay ? "replay" : "looking on", false);
+  else badge(worldOf(selected)?.replay ? "replay" : "watching", false);
   showSeats();
 }
 

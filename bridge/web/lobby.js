@@ -123,7 +123,7 @@ export class Lobby {
     }
     this.#over = run.over;
     if (!run.over) this.#told = -1;
-    this.#page.badge(runs ? `playing ${state.mine}` : state.mine !== null ? `you are ${state.mine}` : "looking on", runs);
+    this.#page.badge(runs ? `playing ${state.mine}` : state.mine !== null ? `you are ${state.mine}` : "watching", runs);
     const shown = JSON.stringify([state.slots, state.state, state.mine, state.said, state.waits, run.over && run.total]);
     if (shown !== this.#shown) {
       this.#shown = shown;

@@ -59,7 +59,7 @@ export class MatchView {
     return this.#match ? PACE[this.#match.state] ?? 300 : 1000;
   }
 
-  // What the server says: null where there is no match. `seat`: the person's own, null while looking on.
+  // What the server says: null where there is no match. `seat`: the person's own, null while watching.
   show(match, seat) {
     const before = this.#seat === seat ? this.#match : null;
     this.#match = match;
@@ -203,7 +203,7 @@ export class MatchView {
     if (match.state === "starting") return ["Go", ""];
     if (match.state === "countdown") return ["", "Get ready"];
     if (result) return [this.#outcome(), result.error ?? (own && !own.ready ? `${urged}${press("for a rematch")}`.trim() : waits)];
-    if (!own) return [match.seats.some((seat) => seat.taken_by) ? "A round is about to begin" : "Nobody is here yet", `${waits} Take a seat, or look on.`.trim()];
+    if (!own) return [match.seats.some((seat) => seat.taken_by) ? "A round is about to begin" : "Nobody is here yet", `${waits} Take a seat, or watch.`.trim()];
     if (own.ready) return ["You are ready", waits];
     const free = match.seats.some((seat) => !seat.taken_by) ? "Agents play the seats that stay free. " : "";
     return [`You are ${own.seat}`, `${urged || free}${press("when you are ready")}`.trim()];

@@ -81,7 +81,7 @@ export class Observations {
     const note = document.createElement("p");
     note.className = "note";
     note.textContent = this.image ? `${NO_PICTURES} Its observations are shown.`
-      : this.#specs.length ? `${NO_PICTURES} Here are the numbers that the agent sees.` : `${NO_PICTURES} It tells nothing else to those who look on.`;
+      : this.#specs.length ? `${NO_PICTURES} Here are the numbers that the agent sees.` : `${NO_PICTURES} It tells nothing else to those who watch.`;
     const box = document.createElement("div");
     box.className = "numbers";
     panel.className = this.image ? "bare" : "";

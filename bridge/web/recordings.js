@@ -224,7 +224,7 @@ export class Recordings {
       await stream.ask(request.write("world.replay", textTensor(JSON.stringify(wanted))));
     } catch (error) {
       if (!stream.open) throw error;
-      this.#page.tell(error.message.split("\n")[0]); // this token may look on alone
+      this.#page.tell(error.message.split("\n")[0]); // this token may only watch
     }
   }
 

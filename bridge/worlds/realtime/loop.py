@@ -110,7 +110,7 @@ class Lane:
     action_delay: float = 0.0
     """Seconds from the arrival of the last applied action to the frame that applied it."""
     buffers: list[LaneBuffer] = dataclasses.field(default_factory=list)
-    """What those who look on are to be told of it."""
+    """What those who watch are to be told of it."""
 
     def move(self, event: Event) -> None:
         """Follow the table."""
@@ -118,7 +118,7 @@ class Lane:
 
 
 class Observer:
-    """An agent that looks on, or plays.
+    """An agent that watches, or plays.
 
     Args:
         lanes: What it sees of the world.

@@ -29,7 +29,7 @@ __all__ = ["MatchWorld"]
 
 
 class _SeatedAgent(RealtimeMultiAgent):
-    """A client in a seat, or one that looks on."""
+    """A client in a seat, or one that watches."""
 
     _real: MatchWorld
 

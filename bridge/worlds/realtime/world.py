@@ -22,7 +22,7 @@ __all__ = ["RealtimeWorld"]
 class RealtimeWorld(ClockedWorld):
     """The world of one environment, or of lanes that are stepped one by one, that a clock drives.
 
-    One agent plays, any number of others look on.
+    One agent plays, any number of others watch.
 
     Args:
         name: The world's name.

@@ -1,1 +1,1 @@
-"""Pictures of worlds for people who look on or play: rendered, encoded, and given out as an observation."""
+"""Pictures of worlds for people who watch or play: rendered, encoded, and given out as an observation."""

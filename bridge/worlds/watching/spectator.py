@@ -28,7 +28,7 @@ STEP_TIMEOUT = 10.0
 
 
 class _MirroredWorld:
-    """Stands for a world to an agent that looks on.
+    """Stands for a world to an agent that watches.
 
     Args:
         world: The world.

@@ -48,7 +48,7 @@ def join_takeover(
     refuse_unknown(settings, known, "JoinWorld")
     world.refuse_if_over()
     if not world.allows_takeover:
-        text = "nobody takes over in a match: take a free seat, or look on with the setting role=spectator"
+        text = "nobody takes over in a match: take a free seat, or watch with the setting role=spectator"
         raise RequestError(Code.FAILED_PRECONDITION, text)
     who = str(_read(settings, "name", str) or "somebody")[:_MAX_NAME]
     key: Any = 0

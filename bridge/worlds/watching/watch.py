@@ -1,4 +1,4 @@
-"""Renders a world while somebody looks on: at most once a step, and for a share of the environment's time.
+"""Renders a world while somebody watches: at most once a step, and for a share of the environment's time.
 
 A `Watch` puts itself between a world and its environment while there are viewers, so that a world without any costs
 nothing. Viewers ask for a picture that is newer than the one they have; the newest one is for all of them.
