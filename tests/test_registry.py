@@ -250,7 +250,7 @@ def test_the_limit_of_worlds_is_an_integer(value):
 def test_without_worlds_of_their_own_clients_join_the_default_one():
     with serve_gym("CartPole-v1", limits=Limits(max_worlds=0)) as server:
         with pytest.raises(RefusedError, match=r"default world alone \(max_worlds=0\): join that, with `\?world=`"):
-            make_remote(server.url)
+            make_remote(server.url, env_kwargs={"sutton_barto_reward": True})
         with contextlib.closing(make_remote(server.url + "?world=")) as env:
             env.reset(seed=0)
 
