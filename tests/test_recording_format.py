@@ -229,8 +229,11 @@ def test_a_file_of_something_else_is_refused(tmp_path):
     path.write_bytes(b"something else, and long enough")
     with pytest.raises(RecordingError, match=r"expected .*x\.rec to be a recording of format version 1"):
         list(read_records(path))
-    with pytest.raises(RecordingError, match="which has none"):
+    with pytest.raises(RecordingError, match="which does not exist"):
         read_folder(tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RecordingError, match="which has none"):
+        read_folder(tmp_path / "empty")
 
 
 def test_the_page_has_the_marks_of_the_code():

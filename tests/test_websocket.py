@@ -693,13 +693,11 @@ def test_without_the_package_the_extra_is_named():
 
 
 def test_the_conformance_checks_pass_over_websocket_with_a_token_and_tls(certs):
-    with serve_gym(
-        "CartPole-v1", web=True, token=SECRET, tls_certificate=certs["server.pem"], tls_key=certs["server.key"]
-    ) as server:
-        report = check_server(f"wss://localhost:{server.port}", token=SECRET, tls_ca=certs["ca.pem"], strict=True)
+    with serve_gym("CartPole-v1", web=True, token=SECRET, tls=TLS(certs["server.pem"], certs["server.key"])) as server:
+        report = check_server(f"wss://localhost:{server.port}", token=SECRET, tls=TLS(ca=certs["ca.pem"]), strict=True)
         assert report.ok, str(report)
         with pytest.raises(errors.ConnectError, match="the token is wrong"):
-            check_server(f"wss://localhost:{server.port}", token="wrong", tls_ca=certs["ca.pem"])
+            check_server(f"wss://localhost:{server.port}", token="wrong", tls=TLS(ca=certs["ca.pem"]))
     until(lambda: server.connections == 0)
 
 
