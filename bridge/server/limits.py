@@ -63,9 +63,10 @@ class Limits:
             if field.name == "drain_timeout" or ("None" in kind and value is None):
                 continue
             wanted, types = ("integer", int) if kind.startswith("int") else ("number of seconds", (int, float))
-            fits = isinstance(value, types) and not isinstance(value, bool)  # type: ignore[arg-type]
-            if not fits or (value <= 0 and (field.name != "max_worlds" or value < 0)):
-                sign = "non-negative" if field.name == "max_worlds" else "positive"
+            fits = isinstance(value, types) and not isinstance(value, bool)
+            may_be_zero = field.name == "max_worlds"  # no worlds beside the default one
+            if not fits or not (value > 0 or (may_be_zero and value == 0)):
+                sign = "non-negative" if may_be_zero else "positive"
                 or_none = ", or None" if "None" in kind else ""
                 raise SettingError(f"expected {field.name} to be a {sign} {wanted}{or_none}, got {value!r}")
 
