@@ -236,8 +236,8 @@ class Watch:
 
     @property
     def viewers(self) -> int:
-        """How many there are."""
-        return len(self._viewers)
+        """How many watch, without those who take over: the page has a stream of its own for pictures."""
+        return len(self._viewers) - len(self.takeovers)
 
     async def picture(self, viewer: object, view: View, after: int, *, now: bool = False) -> Picture | None:
         """Return a picture with a number above `after`; None: there was none within `PATIENCE` seconds.
