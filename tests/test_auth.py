@@ -149,9 +149,9 @@ def test_a_public_client_without_a_token_gets_one_answer_and_touches_nothing(mad
 @pytest.mark.parametrize(
     ("server_files", "clients", "keywords", "said"),
     [
-        ("foreign", False, {"ca": "certs"}, "of no authority that is trusted here"),
+        ("foreign", False, {"ca": "certs"}, "not signed by a CA that is trusted here"),
         ("expired", False, {"ca": "expired"}, "has expired"),
-        ("certs", False, {}, "of no authority that is trusted here"),
+        ("certs", False, {}, "not signed by a CA that is trusted here"),
         ("certs", True, {"ca": "certs"}, "asks for a client's certificate"),
         ("certs", True, {"ca": "certs", "own": "foreign"}, "asks for a client's certificate"),
         ("certs", True, {"ca": "certs", "own": "expired"}, "asks for a client's certificate"),

@@ -237,7 +237,7 @@ def test_tls_with_a_token_and_a_certificate_of_the_client(tmp_path: Path) -> Non
         env.close()
         with pytest.raises(errors.ConnectError, match="no connection"):
             by_grpcio(server.url, token="secret", tls=TLS(ca=files["ca.pem"]))
-        with pytest.raises(errors.ConnectError, match="of no authority that is trusted here"):
+        with pytest.raises(errors.ConnectError, match="not signed by a CA that is trusted here"):
             by_grpcio(server.url, token="secret")
         with pytest.raises(errors.SettingError, match=r"ca=…\) cannot be used"):
             by_grpcio(server.url, tls=TLS(ca=files["server.key"]))

@@ -108,6 +108,21 @@ def test_the_canvas_shows_the_environment_s_pixels(opened):
         env.close()
 
 
+@pytest.mark.parametrize("fps", [None, 20])
+def test_one_of_several_environments_is_chosen_and_played(opened, fps):
+    with serve_gym(["CartPole-v1", "MountainCar-v0"], web=True, fps=fps) as server:
+        page = opened(server.web_url)
+        page.select_option("#env", "MountainCar-v0")
+        page.click("#play")
+        says(page, "#badge", "playing")
+        says(page, "#stage-title", "MountainCar-v0")
+        shows(page, "() => document.getElementById('canvas').dataset.pictures > 3")
+        assert json.loads(server._registry._overview())["worlds"][0]["title"] == "MountainCar-v0"
+        page.keyboard.press("Escape")
+        until(lambda: not server.worlds)
+        page.wait_for_function("() => !document.getElementById('env-label').hidden")
+
+
 def test_a_held_key_moves_the_paddle_and_its_release_stops_it(opened):
     with serve_gym(Paddle, web=True, fps=30) as server:
         page = opened(server.web_url)

@@ -26,6 +26,9 @@ __all__ = ["Registry", "WorldSource"]
 _log = SafeLog(__name__)
 DEFAULT_WORLD = ""
 
+_MOST_LISTED = 200
+"""Environments that the page lets people choose among."""
+
 
 class WorldSource(Protocol):
     """Makes the worlds of a server."""
@@ -360,6 +363,7 @@ class Registry:
                 "fps": self._source.fps,
                 "records": getattr(self._source, "journal", None) is not None,
                 "match": bool(getattr(self._source, "match", False)),
+                "environments": self._source.env_ids[:_MOST_LISTED],
                 "draining": self._closed,
                 "worlds": [
                     self._describe(world) for world in self.worlds if self.lists_worlds or world.name == DEFAULT_WORLD

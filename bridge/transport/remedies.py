@@ -36,7 +36,8 @@ _REMEDIES = (
     ),
     (
         ("certificate_verify_failed",),
-        "The server's certificate is of no authority that is trusted here: pass its as tls=TLS(ca=…)",
+        "The server's certificate is not signed by a CA that is trusted here: pass that CA's certificate as "
+        "tls=TLS(ca=…)",
     ),
     (
         ("alert certificate", "alert bad certificate", "alert unknown ca", "alert unsupported certificate"),

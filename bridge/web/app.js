@@ -300,10 +300,31 @@ function laneSeats(world) {
   return Array.from({length: Math.min(world.lanes, 1024)}, (_, lane) => [`lane ${lane}`, true]);
 }
 
+// The environments of a server of several; the first choice is to play in the world that is shown, where there is one.
+function showEnvironments() {
+  const ids = server.environments ?? [];
+  const list = selected === null ? ids : ["", ...ids];
+  $("env-label").hidden = ids.length < 2 || playing !== null;
+  if ($("env").dataset.shown === JSON.stringify(list)) return;
+  $("env").dataset.shown = JSON.stringify(list);
+  $("env").replaceChildren(...list.map((id) => new Option(id ? short(id) : "this world", id)));
+}
+
+// The environment of which Play makes a world; none: it joins the one that is shown.
+function chosenEnvironment() {
+  return (server.environments ?? []).length > 1 ? $("env").value : "";
+}
+
 // What the button does: it takes a free seat, or takes over from whoever has it. Lanes have an agent, or are looked at.
 function offer() {
   recordings.update();
+  showEnvironments();
   if (playing) return;
+  if (chosenEnvironment()) {
+    $("play").textContent = "Play";
+    $("play").hidden = $("play").disabled = false;
+    return;
+  }
   const world = worldOf(selected);
   const lanes = (world?.lanes ?? 0) > 1;
   const taken = lanes || world?.seats[$("seat").value] === true;
@@ -571,18 +592,22 @@ async function play(chosen) {
   const home = serverOf(world);
   const own = !home.realtime; // a world that waits for its agent: one of our own
   const sees = !blind.has(home.name ?? "");
+  let env = chosenEnvironment();
+  if (own && !env && (server.environments ?? []).length > 1) env = server.environments.find((id) => id === world?.title) ?? server.environments[0];
   try {
     let name = selected ?? "";
-    if (own) name = (await stream.ask(request.create(home === server ? {} : {server: textTensor(home.name)}))).world;
+    const wanted = {...(env && {env_id: textTensor(env)}), ...(env && sees && {render_mode: textTensor("rgb_array")}), ...(home !== server && {server: textTensor(home.name)})};
+    if (own || env) name = (await stream.ask(request.create(wanted))).world;
     const given = !own ? {role: textTensor("player")} : sees ? {frame: textTensor(kindOf(home.name ?? ""))} : {};
     let seat = chosen ?? $("seat").value;
-    if (!own && Object.keys(world?.seats ?? {}).length > 1 && seat) given.agent = textTensor(seat);
+    if (!own && !env && Object.keys(world?.seats ?? {}).length > 1 && seat) given.agent = textTensor(seat);
     given.player = textTensor(`person:${myName()}`);
     const joined = await stream.ask(request.join(name, given));
     // A recording of what begins with a seed can be replayed.
-    if (!home.match && (own || !(world?.begun ?? false))) await stream.ask(request.reset({seed: tensor([seed()], 5, [])}));
+    if (!home.match && (own || env || !(world?.begun ?? false))) await stream.ask(request.reset({seed: tensor([seed()], 5, [])}));
     const keyboard = new Keyboard(JSON.parse(await stream.property("world.controls")));
-    const fps = (own ? home.fps : world?.fps ?? home.fps) || 30;
+    const fps = (own || env ? home.fps : world?.fps ?? home.fps) || 30;
+    if (env) await refresh(stream);
     if (home.match) {
       seat = await stream.property("world.agent");
       await refresh(stream);
@@ -597,12 +622,12 @@ async function play(chosen) {
     showSeats();
     $("stage").focus();
     $("empty").hidden = true;
-    if (own) $("stage-title").textContent = short(home.title);
+    if (own) $("stage-title").textContent = short(env || home.title);
     if (own) {
       watching?.close();
       watching = null;
       $("panel").hidden = true;
-    } else if (!watching) select(name);
+    } else if (!watching || env) select(name);
     await (home.match ? rounds : steps)(playing, joined, fps);
   } catch (error) {
     if (own && sees && (drawsNothing(error) || lacksJpeg(error))) {
@@ -776,7 +801,7 @@ document.addEventListener("keydown", (event) => {
 document.addEventListener("keyup", (event) => playing && hold(playing.keyboard.meant(nameOf(event)), false));
 window.addEventListener("blur", () => playing && [...playing.keyboard.held].forEach((name) => hold(name, false)));
 $("play").onclick = () => (playing ? stop() : $("play").textContent === "Take over" ? takeOver() : play());
-$("seat").onchange = offer;
+$("seat").onchange = $("env").onchange = offer;
 $("begin").onclick = () => play();
 $("lanes").onchange = () => selected !== null && watch(selected);
 

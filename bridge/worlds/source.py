@@ -388,9 +388,12 @@ class EnvSource:
             env = await self._make_env(name, recipe, request, factory, runtime)
         try:
             if self._realtime is not None:
-                return RealtimeWorld(name, env, runtime.scheduler, self._realtime)
-            world = GymWorld if getattr(env, "num_envs", None) is None else VectorWorld
-            return world(name, env, runtime.scheduler)
+                world: World = RealtimeWorld(name, env, runtime.scheduler, self._realtime)
+            else:
+                kind = GymWorld if getattr(env, "num_envs", None) is None else VectorWorld
+                world = kind(name, env, runtime.scheduler)
+            world.title = request.env_id
+            return world
         except SettingError as error:
             await env.close()
             raise RequestError(Code.FAILED_PRECONDITION, str(error)) from error

@@ -18,7 +18,8 @@ def drawing_kwargs(env: Any, env_kwargs: Mapping[str, Any] | None) -> dict[str, 
     """Return `env_kwargs` with `render_mode="rgb_array"`, where they name no mode and the environment has that one.
 
     Args:
-        env: What `serve_gym` and `serve_parallel` take. Of several ids, and of an object, nothing is known.
+        env: What `serve_gym` and `serve_parallel` take. Of several ids, and of an object, nothing is known; the
+            page asks for the mode when it makes a world.
         env_kwargs: What its constructor is given.
     """
     given = dict(env_kwargs or {})
