@@ -10,13 +10,10 @@ from ray.cluster_utils import Cluster
 
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
 CHANGES = {
-    "servers=100": "servers=2",
     "num_envs=64,": "num_envs=2,",
-    "num_envs=6400": "num_envs=4",
-    "cpus_per_server=1": "cpus_per_server=0.1",
+    "num_envs=128": "num_envs=4",
+    "cpus_per_server=0.5": "cpus_per_server=0.1",
     "    ...  # train\n": "    envs.reset(seed=0)\n    envs.close()\n",
-    "scale(150)": "scale(3)",
-    "scale(110)": "scale(2)",
 }
 
 
