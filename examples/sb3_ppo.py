@@ -23,12 +23,13 @@ def main() -> None:
     """Train, and evaluate."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--urls", nargs="+", metavar="URL", help="servers of CartPole; none: one is started here")
+    parser.add_argument("--num-envs", type=int, metavar="N", help="slots; none: one for each URL, or its lanes")
     parser.add_argument("--steps", type=int, default=50_000)
     parser.add_argument("--episodes", type=int, default=16, help="to evaluate on at the end")
     arguments = parser.parse_args()
     with contextlib.ExitStack() as stack:
         urls = arguments.urls or [stack.enter_context(serve_gym("CartPole-v1", num_envs=8)).url]
-        envs = VecMonitor(SB3VecEnv(make_vec_remote(urls)))
+        envs = VecMonitor(SB3VecEnv(make_vec_remote(urls, num_envs=arguments.num_envs)))
         model = PPO("MlpPolicy", envs, n_steps=128, batch_size=256, verbose=1, seed=1, device="cpu")
         model.learn(arguments.steps)
         mean, _ = evaluate_policy(model, envs, n_eval_episodes=arguments.episodes)

@@ -88,6 +88,7 @@ def test_slots_follow_a_name_whose_addresses_change(dns: Dns, lanes: int) -> Non
         dns.zone.addresses = ["127.0.0.2"]
         directory = DnsDirectory(f"grpc+dns://{NAME}:{port}", dns.look_up)
         envs = BlockingReset(make_vec_remote(directory, num_envs=4, timeout=DEADLINE))
+        stack.callback(envs.close)
         episodes = Episodes(envs)
         assert set(envs.env.urls) == {f"grpc://127.0.0.2:{port}"}
         # A rolling update: the next one is named, and the first one is not any more.
@@ -112,7 +113,8 @@ def test_slots_follow_a_name_whose_addresses_change(dns: Dns, lanes: int) -> Non
         for _ in range(50):
             episodes.step()
         episodes.check_counts()
-        assert episodes.lost.tolist() == [1] * 4
+        # A slot whose episode had just ended, and whose next one had not begun, has lost none.
+        assert episodes.lost.max() == 1
         envs.close()
 
 

@@ -482,7 +482,7 @@ function show(pictureBytes, figureBytes) {
     returns.episodes = episodes;
     if (returns.length > 200) returns.shift();
     $("last-return").textContent = last.toFixed(Math.abs(last) < 100 ? 2 : 0);
-    $("episodes").textContent = `${episodes} episodes, mean ${mean.toFixed(2)}`;
+    $("episodes").textContent = `${episodes} episode${episodes === 1 ? "" : "s"}, mean ${mean.toFixed(2)}`;
   }
   if (!data.length) return;
   const now = performance.now();
