@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from bridge import make_remote, serve_gym
+from bridge import make_remote, serve_gym, serve_parallel
 from bridge.gateway import serve_gateway
 from bridge.perlert.server import serve_perlert
 from bridge.testing import CountingEnv
@@ -25,7 +25,7 @@ from tests.test_web_page import (  # noqa: F401 - fixtures
     says,
     shows,
 )
-from tests.web_envs import Paddle
+from tests.web_envs import Paddle, Race
 
 BRIDGE = "import sys; from bridge.cli.program import main; sys.exit(main(sys.argv[1:]))"
 DRAWN = "() => Number(document.getElementById('canvas').dataset.pictures ?? 0)"
@@ -101,6 +101,30 @@ def test_an_agent_of_a_server_without_a_page_is_watched_and_taken_over_from_thro
         assert observation[0] < 60
         assert info["intervened_by"] == page.evaluate("() => localStorage.getItem('name')")
         env.close()
+
+
+def test_a_match_is_played_through_the_gateway(opened):  # noqa: F811
+    served = serve_parallel(Race, web=True, fps=30, match=True, countdown=0.0, agents=lambda observation: 0)
+    with served as server, serve_gateway(server.url) as gateway:
+        page = opened(gateway.web_url)
+        says(page, "#status", "connected")
+        page.click("#play")
+        says(page, "#badge", "you are upper")
+        page.keyboard.press("Enter")
+        says(page, "#announcement", "Round 1 has begun.")
+        page.keyboard.down("ArrowRight")
+        says(page, "#match-title", "You win")
+
+
+def test_one_of_several_environments_is_chosen_through_the_gateway(opened):  # noqa: F811
+    with serve_gym(["CartPole-v1", "MountainCar-v0"], web=True) as server, serve_gateway(server.url) as gateway:
+        page = opened(gateway.web_url)
+        says(page, "#worlds", place(server.url))
+        page.select_option("#env", "MountainCar-v0")
+        page.click("#play")
+        says(page, "#badge", "playing")
+        says(page, "#stage-title", "MountainCar-v0")
+        until(lambda: len(server.worlds) == 1)
 
 
 def test_a_lock_step_server_is_played_through_the_gateway_in_a_world_of_one_s_own(opened):  # noqa: F811

@@ -40,6 +40,7 @@ __all__ = [
     "ENDED_CODES",
     "ONLINE",
     "TRANSITIONS",
+    "WORLD_PROPERTIES",
     "ClientSession",
     "Kind",
     "Pending",
@@ -50,7 +51,7 @@ __all__ = [
 ENDED_CODES = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
 """With what a Step or Reset is refused where the world is gone."""
 _MAX_RENUMBERED = 3
-_PROPERTIES = (
+WORLD_PROPERTIES = (
     "observation_space",
     "action_space",
     "reward_space",
@@ -60,6 +61,7 @@ _PROPERTIES = (
     "render_mode",
     "spec",
 )
+"""What a client reads of a world that it has joined, below `world`."""
 # Those that are of the values codec.
 _ENCODED = ("metadata", "spec", "fps")
 # Of a world whose Steps are to be in flight; older servers do not know them.
@@ -480,7 +482,7 @@ class ClientSession:
         found.may_wait = "wait" not in self.request.join_settings
         if self.server_version is None:
             return self._become_ready()
-        found.unread = [*_PROPERTIES]
+        found.unread = [*WORLD_PROPERTIES]
         if any(spec.name == "frames" for spec in found.specs.observations.values()):
             found.unread.append("fps")
         self._move(Trigger.DESCRIBE)

@@ -19,9 +19,10 @@ from bridge.pb import properties_pb2
 from bridge.server.calls import ServedSession
 from bridge.worlds.scheduling import Pending, Scheduler
 
-__all__ = ["EnvServer", "PublishedServer", "world_entry"]
+__all__ = ["OVERVIEW", "EnvServer", "PublishedServer", "world_entry"]
 
-_OVERVIEW = "server.web"
+OVERVIEW = "server.web"
+"""The property with a server's worlds. A gateway answers it by itself: all worlds of all servers."""
 _EVERY = 0.5
 _TIMEOUT = 5.0
 
@@ -122,7 +123,7 @@ class EnvServer:
                 self._read(answer)
             self.settled.set_result(None)
 
-        request = property_request(_OVERVIEW)
+        request = property_request(OVERVIEW)
         self._scheduler.start(relay.ask(request.SerializeToString()), answered)
 
     def _lost(self, error: BaseException | None) -> None:
@@ -143,7 +144,7 @@ class EnvServer:
             known = {}
             if response.WhichOneof("payload") == "extension":
                 read = properties_pb2.PropertyResponse.FromString(response.extension.value).read_property
-                known = json.loads(str(unpack_tensor(read.value, _OVERVIEW)[()]))
+                known = json.loads(str(unpack_tensor(read.value, OVERVIEW)[()]))
             if not isinstance(known, dict) or not isinstance(known.get("worlds", []), list):
                 raise ValueError(f"expected worlds, got {known!r:.80}")
         except (DecodeError, TensorError, ValueError, RecursionError) as error:
@@ -165,6 +166,8 @@ class EnvServer:
             "problem": self._problem,
             "realtime": known.get("realtime") is True,
             "fps": known.get("fps") if isinstance(known.get("fps"), (int, float)) else None,
+            "match": known.get("match") is True,
+            "environments": _texts(known.get("environments")),
         }
 
     def worlds(self) -> list[dict[str, Any]]:
@@ -181,6 +184,11 @@ class EnvServer:
         if self._relay is not None:
             self._relay.hang_up()
             self._relay = None
+
+
+def _texts(value: Any) -> list[str]:
+    """Return the texts of a list that a server tells; none where it tells something else."""
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 
 def _checked(world: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,36 +6,25 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
+from bridge.client.session import WORLD_PROPERTIES
 from bridge.encoding.names import PROPERTY_REQUEST_URL, PROPERTY_RESPONSE_URL
 from bridge.encoding.properties import TEXT, Property, PropertyTree
 from bridge.encoding.tensors import unpack_tensor
 from bridge.errors import Code, RequestError, TensorError
-from bridge.gateway.servers import PublishedServer
+from bridge.gateway.servers import OVERVIEW, PublishedServer
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
 from bridge.server.calls import Request, ServedSession
 from bridge.server.session import error_response, refuse_acting
 from bridge.worlds.base import Agent, World
 
-__all__ = ["OVERVIEW", "GatewaySession", "Servers"]
+__all__ = ["GatewaySession", "Servers"]
 
-OVERVIEW = "server.web"
-"""The property that a gateway answers by itself: all worlds of all servers."""
 # How a Step's request begins: its field's number, and that a message follows.
 _STEP = bytes([pb.EnvironmentRequest.DESCRIPTOR.fields_by_name["step"].number << 3 | 2])
 _NAMED = ("join_world", "reset_world", "destroy_world")
-# Properties of a world that no code of its environment is run for, so that those may read them who watch.
-_KNOWN = (
-    "observation_space",
-    "action_space",
-    "reward_space",
-    "num_envs",
-    "env_id",
-    "metadata",
-    "render_mode",
-    "spec",
-    "fps",
-)
+# Properties that no code of an environment is run for: those that a client reads when it joins. Spectators may too.
+_KNOWN = (*WORLD_PROPERTIES, "fps")
 
 
 class Servers(Protocol):

@@ -302,8 +302,9 @@ function laneSeats(world) {
 
 // The environments of a server of several; the first choice is to play in the world that is shown, where there is one.
 function showEnvironments() {
-  const ids = server.environments ?? [];
-  const list = selected === null ? ids : ["", ...ids];
+  const world = worldOf(selected);
+  const ids = serverOf(world).environments ?? [];
+  const list = !world || world.waiting ? ids : ["", ...ids];
   $("env-label").hidden = ids.length < 2 || playing !== null;
   if ($("env").dataset.shown === JSON.stringify(list)) return;
   $("env").dataset.shown = JSON.stringify(list);
@@ -312,7 +313,7 @@ function showEnvironments() {
 
 // The environment of which Play makes a world; none: it joins the one that is shown.
 function chosenEnvironment() {
-  return (server.environments ?? []).length > 1 ? $("env").value : "";
+  return (serverOf(worldOf(selected)).environments ?? []).length > 1 ? $("env").value : "";
 }
 
 // What the button does: it takes a free seat, or takes over from whoever has it. Lanes have an agent, or are looked at.
@@ -593,7 +594,8 @@ async function play(chosen) {
   const own = !home.realtime; // a world that waits for its agent: one of our own
   const sees = !blind.has(home.name ?? "");
   let env = chosenEnvironment();
-  if (own && !env && (server.environments ?? []).length > 1) env = server.environments.find((id) => id === world?.title) ?? server.environments[0];
+  const ids = home.environments ?? [];
+  if (own && !env && ids.length > 1) env = ids.find((id) => id === world?.title) ?? ids[0];
   try {
     let name = selected ?? "";
     const wanted = {...(env && {env_id: textTensor(env)}), ...(env && sees && {render_mode: textTensor("rgb_array")}), ...(home !== server && {server: textTensor(home.name)})};
