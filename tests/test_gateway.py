@@ -97,6 +97,15 @@ def test_the_overview_has_every_server_and_of_one_without_a_page_the_default_wor
             assert worlds[2]["fps"] == 20
 
 
+def test_what_a_client_of_the_gateway_changes_is_in_the_next_overview():
+    with gateway_to(serve_gym(Paddle, fps=20)) as gateway:
+        for _ in range(3):  # a list that is some tenths of a second old would miss some of these
+            assert overview(gateway)["worlds"][0].get("seats", {}).get("agent", False) is False
+            with make_remote(f"{gateway.url}?world={overview(gateway)['worlds'][0]['name']}"):
+                assert overview(gateway)["worlds"][0]["seats"] == {"agent": True}
+            until(lambda: not overview(gateway)["worlds"][0]["seats"].get("agent"))
+
+
 def test_a_url_with_the_name_of_a_world_shows_that_one():
     with serve_gym(CountingEnv) as server, Inspector(server.url, 20.0) as owner:
         name = owner.ask("create_world", pb.CreateWorldRequest()).world_name

@@ -359,6 +359,9 @@ class LobbyServer:
             self._client = self._make_client()
             self._client.on_turn = self._turned
 
+    def changed(self) -> None:
+        """Do nothing: the lobby tells its changes by itself."""
+
     def _turned(self) -> None:
         client = self._client
         if client is None:

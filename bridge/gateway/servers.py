@@ -23,7 +23,9 @@ __all__ = ["OVERVIEW", "EnvServer", "PublishedServer", "world_entry"]
 
 OVERVIEW = "server.web"
 """The property with a server's worlds. A gateway answers it by itself: all worlds of all servers."""
+# Seconds after which an answer is old; people in a match watch a countdown.
 _EVERY = 0.5
+_EVERY_IN_MATCH = 0.1
 _TIMEOUT = 5.0
 
 
@@ -33,10 +35,13 @@ class PublishedServer(Protocol):
     name: str
     """What its worlds' names begin with."""
     settled: Pending[None]
-    """Done once it has answered, or failed to, for the first time."""
+    """Done once it has answered, or failed to, since it was begun or changed."""
 
     def look(self, now: float) -> None:
         """Ask the server what there is, where the last answer is old; does not wait."""
+
+    def changed(self) -> None:
+        """Take note that a client of the gateway changed something there: the last answer is old."""
 
     def describe(self) -> dict[str, Any]:
         """Return what the page shows of the server itself."""
@@ -88,6 +93,7 @@ class EnvServer:
         self._relay: Relay | None = None
         self._asked_at = -float("inf")
         self._asking = False
+        self._outdated = False
         self._problem = ""
         self._known: dict[str, Any] = {}
 
@@ -106,9 +112,10 @@ class EnvServer:
 
     def look(self, now: float) -> None:
         """Ask the server what there is, where the last answer is old."""
-        if self._asking or now - self._asked_at < _EVERY:
+        every = _EVERY_IN_MATCH if self._known.get("match") is True else _EVERY
+        if self._asking or (now - self._asked_at < every and not self._outdated):
             return
-        self._asked_at, self._asking = now, True
+        self._asked_at, self._asking, self._outdated = now, True, False
         if self._relay is None:
             self._relay = self.open("", True)
         relay = self._relay
@@ -121,10 +128,19 @@ class EnvServer:
                 self._lost(error)
             else:
                 self._read(answer)
-            self.settled.set_result(None)
+            if self._outdated:  # something was changed while it answered
+                self.look(self._scheduler.now())
+            else:
+                self.settled.set_result(None)
 
         request = property_request(OVERVIEW)
         self._scheduler.start(relay.ask(request.SerializeToString()), answered)
+
+    def changed(self) -> None:
+        """Take note that the last answer is old; who asks next waits for a new one."""
+        self._outdated = True
+        if self.settled.done:
+            self.settled = Pending()
 
     def _lost(self, error: BaseException | None) -> None:
         if self._relay is not None:

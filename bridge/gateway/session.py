@@ -22,6 +22,8 @@ __all__ = ["GatewaySession", "Servers"]
 
 # How a Step's request begins: its field's number, and that a message follows.
 _STEP = bytes([pb.EnvironmentRequest.DESCRIPTOR.fields_by_name["step"].number << 3 | 2])
+# Requests that change what the list of worlds shows, beside those with a name; so does a property that is written.
+_CHANGING = ("leave_world", "reset")
 _NAMED = ("join_world", "reset_world", "destroy_world")
 # Properties that no code of an environment is run for: those that a client reads when it joins. Spectators may too.
 _KNOWN = (*WORLD_PROPERTIES, "fps")
@@ -93,12 +95,14 @@ class GatewaySession:
             kind = request.WhichOneof("payload")
             if kind is None:
                 return await self._own.handle(data)
+            changing = kind in _CHANGING
             if not self._may_act:
                 refuse_acting(kind, request, _runs_environment)
             if kind == "extension" and request.extension.type_url == PROPERTY_REQUEST_URL:
                 asked = properties_pb2.PropertyRequest.FromString(request.extension.value)
                 if asked.read_property.key == OVERVIEW:
                     return [await self._answer_overview(asked)]
+                changing = asked.HasField("write_property")
         except (DecodeError, ValueError) as error:
             raise RequestError(Code.INVALID_ARGUMENT, f"the request cannot be read: {error}") from error
         if kind == "create_world":
@@ -106,8 +110,16 @@ class GatewaySession:
         if kind in _NAMED:
             body = getattr(request, kind)
             server, body.world_name = self._servers.find(body.world_name)
-            return await self._bind(server).handle(request.SerializeToString())
+            return await self._change(server, request)
+        if self._server is not None and changing:
+            return await self._change(self._server, request)
         return await (self._inner or self._own).handle(data)
+
+    async def _change(self, server: PublishedServer, request: pb.EnvironmentRequest) -> list[bytes | memoryview]:
+        """Hand on a request after which the server's list of worlds is old."""
+        answer = await self._bind(server).handle(request.SerializeToString())
+        server.changed()
+        return answer
 
     async def _answer_overview(self, asked: properties_pb2.PropertyRequest) -> bytes:
         text = await self._servers.overview()
@@ -148,6 +160,7 @@ class GatewaySession:
             answer = b"".join(await inner.handle(attempt.SerializeToString()))
             response = pb.EnvironmentResponse.FromString(answer)
             if response.WhichOneof("payload") != "error":
+                server.changed()
                 break
         if response.WhichOneof("payload") == "create_world":
             response.create_world.world_name = f"{server.name}/{response.create_world.world_name}"
