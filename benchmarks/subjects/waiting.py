@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from unittest.mock import patch
@@ -49,6 +51,31 @@ while True:
         else:
             sock.shutdown(socket.SHUT_WR)
 """
+# The same environments behind bare sockets: 46 bytes ask for a step, 130 bytes answer.
+ECHO = """
+import os, selectors, socket, sys, threading
+import gymnasium
+env_id, count = sys.argv[1], int(sys.argv[2])
+listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+print(listener.getsockname()[1], flush=True)
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+selector = selectors.DefaultSelector()
+for _ in range(count):
+    connection = listener.accept()[0]
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    env = gymnasium.make(env_id)
+    env.reset(seed=0)
+    selector.register(connection, selectors.EVENT_READ, env)
+answer = bytes(130)
+while True:
+    for key, _ in selector.select():
+        if not key.fileobj.recv(46):
+            os._exit(0)
+        _, _, terminated, truncated, _ = key.data.step(0)
+        if terminated or truncated:
+            key.data.reset()
+        key.fileobj.sendall(answer)
+"""
 
 
 @subject(
@@ -69,6 +96,40 @@ def far_worlds() -> Iterator[Measure]:
         ):
             steps = vector_stepping(envs)
             yield lambda seconds: 1000.0 * LANES / steps(seconds)
+
+
+@subject(
+    "floor-far",
+    f"floor: {LANES} CartPoles and an echo each behind links of {DELAY_MS:g} ms",
+    group="far",
+    unit="ms",
+    higher_is_better=False,
+    kind="floor",
+)
+def floor_of_far_worlds() -> Iterator[Measure]:
+    with (
+        Script(ECHO, ENV_ID, str(LANES)) as port,
+        Script(PROXY, "127.0.0.1", port, str(DELAY_MS / 2000.0)) as near,
+        ExitStack() as stack,
+    ):
+        ends = [stack.enter_context(socket.create_connection(("127.0.0.1", int(near)))) for _ in range(LANES)]
+        for end in ends:
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        request = bytes(46)
+
+        def measure(seconds: float) -> float:
+            steps = 0
+            start = time.perf_counter()
+            until = start + seconds
+            while (now := time.perf_counter()) < until:
+                for end in ends:
+                    end.sendall(request)
+                for end in ends:
+                    end.recv(130, socket.MSG_WAITALL)
+                steps += 1
+            return 1000.0 * (now - start) / steps
+
+        yield measure
 
 
 goal("B-9", "far-64", against=DELAY_MS, at_most=1.25)
