@@ -6,10 +6,12 @@ Nothing is encoded, checked or reset by itself.
 
 from __future__ import annotations
 
+import selectors
 import socket
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 from benchmarks.registry import Measure, goal, subject
 from benchmarks.serving import Script
@@ -85,6 +87,34 @@ def floor_of_one() -> Iterator[Measure]:
 @subject("floor-64", f"floor: {LANES} CartPoles and an echo over a Unix socket", group="cartpole", kind="floor")
 def floor_of_lanes() -> Iterator[Measure]:
     yield from floor("CartPole-v1", LANES, 120, 1_800)
+
+
+@subject("floor-2-processes", f"floor: {LANES} CartPoles in two processes, and echoes", group="cartpole", kind="floor")
+def floor_of_two_processes() -> Iterator[Measure]:
+    lanes, request, answer = LANES // 2, 90, 920
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        selector = stack.enter_context(selectors.DefaultSelector())
+        for path in (f"{folder}/0", f"{folder}/1"):
+            stack.enter_context(Script(ECHO, path, "CartPole-v1", "sync", str(lanes), str(request), str(answer)))
+            end = stack.enter_context(socket.socket(socket.AF_UNIX))
+            end.connect(path)
+            end.sendall(bytes(request))
+            selector.register(end, selectors.EVENT_READ, end)
+        came = bytearray(answer)
+
+        def measure(seconds: float) -> float:
+            steps = 0
+            start = time.perf_counter()
+            until = start + seconds
+            while (now := time.perf_counter()) < until:
+                for key, _ in selector.select():
+                    key.data.recv_into(came, answer, socket.MSG_WAITALL)
+                    key.data.sendall(bytes(request))
+                    steps += lanes
+            return steps / (now - start)
+
+        yield measure
 
 
 @subject("floor-worlds", f"floor: {LANES} CartPoles and an echo of {LANES} messages", group="worlds", kind="floor")
