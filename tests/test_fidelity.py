@@ -103,7 +103,7 @@ def test_slots_equal_the_environments_of_sync_vector_env(name: str, shape: tuple
     compare_many(function, *shape, steps)
 
 
-@pytest.mark.parametrize("name", sampled(EVERY_SPACE, 6))
+@pytest.mark.parametrize("name", sampled(EVERY_SPACE, 6, 3))
 def test_every_observation_space_arrives_exactly(name: str) -> None:
     compare_one(lambda: SpaceEnv(EVERY_SPACE[name]()), 60)
 
