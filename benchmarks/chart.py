@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,10 @@ PANELS: dict[str, dict[str, str]] = {
 }
 """The subjects of each panel, and what they are called there; one without a name is the floor."""
 
-OURS, PEER, FLOOR = "#3f51b5", "#b4b9c6", "#c2410c"
+OURS, PEER, FLOOR = "#5c6bc0", "#9aa1b3", "#d9480f"
+INK = "#1f2430"
+"""Of text, axes and whiskers; light where the reader's page is dark."""
+STYLE = f"svg {{ color: {INK} }} @media (prefers-color-scheme: dark) {{ svg {{ color: #e4e7ef }} }}"
 
 
 def draw(path: Path, results: Sequence[Result], title: str) -> bool:
@@ -66,18 +70,25 @@ def draw(path: Path, results: Sequence[Result], title: str) -> bool:
     from matplotlib import pyplot
 
     sizes = [sum(bool(label) for _, label in rows) + 1.2 for rows in panels.values()]
-    figure: Any = pyplot.figure(figsize=(8.0, 0.34 * sum(sizes) + 0.9), layout="constrained")
-    axes: Any = figure.subplots(len(panels), 1, height_ratios=sizes, squeeze=False)
-    for (name, rows), (axis,) in zip(panels.items(), axes, strict=True):
-        _panel(axis, name, rows)
-    handles = [pyplot.Rectangle((0, 0), 1, 1, color=color) for color in (OURS, PEER)]
-    handles.append(pyplot.Line2D([0], [0], color=FLOOR, linestyle="--"))
-    labels = ["Gymnasium Bridge", "others", "floor: the environments and a bare echo of the bytes"]
-    figure.legend(handles, labels, loc="outside lower left", ncols=3, frameon=False, fontsize=8)
-    figure.text(0.995, 0.003, title, fontsize=4.5, color="#666666", ha="right", va="bottom")
+    ink = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK)
+    with matplotlib.rc_context({**ink, "svg.hashsalt": "chart"}):
+        figure: Any = pyplot.figure(figsize=(8.0, 0.36 * sum(sizes) + 1.3), layout="constrained")
+        figure.get_layout_engine().set(hspace=0.08)
+        axes: Any = figure.subplots(len(panels), 1, height_ratios=sizes, squeeze=False)
+        for (name, rows), (axis,) in zip(panels.items(), axes, strict=True):
+            _panel(axis, name, rows)
+        axes[-1, 0].set_xlabel("environment steps per second: median, fastest and slowest round", fontsize=8.5)
+        handles = [pyplot.Rectangle((0, 0), 1, 1, color=color) for color in (OURS, PEER)]
+        handles.append(pyplot.Line2D([0], [0], color=FLOOR, linestyle="--"))
+        labels = ["Gymnasium Bridge", "others", "floor of the cost: the environments and a bare echo of the bytes"]
+        figure.legend(handles, labels, loc="outside upper left", ncols=3, frameon=False, fontsize=8)
+        figure.supxlabel(title, fontsize=6.5, x=0.01, ha="left")
+        drawn = io.StringIO()
+        figure.savefig(drawn, format="svg", metadata={"Date": None}, transparent=True)
+        pyplot.close(figure)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
+    svg = drawn.getvalue().replace(INK, "currentColor").replace("<defs>", f"<defs>\n  <style>{STYLE}</style>", 1)
+    path.write_text(svg, encoding="utf-8")
     return True
 
 
@@ -96,14 +107,16 @@ def _panel(axis: Any, name: str, rows: Sequence[tuple[Result, str]]) -> None:
         xerr=spread,
         color=colors,
         height=0.7,
-        error_kw={"lw": 0.8, "ecolor": "#555"},
+        error_kw={"lw": 1, "ecolor": INK, "capsize": 2.5},
     )
-    axis.bar_label(drawn, [f"  {median:,.0f}" for median in medians], fontsize=8)
+    longest = max(max(result.values) if label else result.median for result, label in rows)
+    axis.set_xlim(0, 1.17 * longest)
+    for bar, median in zip(drawn, medians, strict=True):
+        axis.text(1.16 * longest, bar.get_y() + 0.35, f"{median:,.0f}", fontsize=8, ha="right", va="center")
     for result, label in rows:
         if not label:
             axis.axvline(result.median, color=FLOOR, linestyle="--", linewidth=1.2)
-    axis.set_title(f"{name}: environment steps per second", fontsize=9, loc="left", fontweight="bold")
+    axis.set_title(name, fontsize=9, loc="left", fontweight="bold")
     axis.tick_params(labelsize=8)
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axis.spines[["top", "right"]].set_visible(False)
-    axis.margins(x=0.14)

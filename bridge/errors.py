@@ -1,29 +1,29 @@
 """Every exception of this package, and the status codes of the wire.
 
-BridgeError
-├── UsageError                    the caller misused something
-│   ├── AddressError              a URL that cannot be read                          (ValueError)
-│   ├── SettingError              a keyword, option or setting that cannot be served (ValueError)
-│   │   └── SeedError                 a seed that Gymnasium does not take            (gymnasium.error.Error)
-│   ├── InvalidActionError        an action outside of its space                     (ValueError)
-│   ├── TensorError               a value that a tensor cannot hold without loss     (ValueError)
-│   ├── UnsupportedSpaceError     a space that has no form on the wire               (TypeError)
-│   ├── ResetNeededError          `step` before `reset`                              (gymnasium.error.ResetNeeded)
-│   ├── ClosedError               use after `close`                                  (ClosedEnvironmentError)
-│   ├── AlreadyPendingError       a call while an asynchronous one is pending        (AlreadyPendingCallError)
-│   ├── NothingPendingError       `*_wait` without `*_async`                         (NoAsyncCallError)
-│   └── ConcurrentUseError        two threads in one environment                     (RuntimeError)
-├── RemoteError                   the remote end failed; has `url`
-│   ├── ConnectError              nobody there, or not willing                       (ConnectionError)
-│   ├── ConnectionLostError       it was there, and went                             (ConnectionError)
-│   ├── RemoteTimeoutError        no answer within the deadline                      (TimeoutError)
-│   ├── RefusedError              the server answered with an error; has `code`
-│   │   └── EnvironmentFailedError    the environment itself raised; has its traceback text
-│   └── PeerError                 the peer broke the protocol
-├── StartError                    a server's environment failed while it was made at the start
-├── PacketError                   a PERLERT datagram outside of its grammar                  (ValueError)
-├── RecordingError                a recording that cannot be read                            (ValueError)
-└── RequestError                  raised on the server: becomes the error answer of one request
+    BridgeError
+    ├── UsageError                      the caller misused something
+    │   ├── AddressError                a URL that cannot be read (ValueError)
+    │   ├── SettingError                a keyword, option or setting that cannot be served (ValueError)
+    │   │   └── SeedError               a seed that Gymnasium does not take (gymnasium.error.Error)
+    │   ├── InvalidActionError          an action outside of its space (ValueError)
+    │   ├── TensorError                 a value that a tensor cannot hold without loss (ValueError)
+    │   ├── UnsupportedSpaceError       a space that has no form on the wire (TypeError)
+    │   ├── ResetNeededError            `step` before `reset` (gymnasium.error.ResetNeeded)
+    │   ├── ClosedError                 use after `close` (ClosedEnvironmentError)
+    │   ├── AlreadyPendingError         a call while an asynchronous one is pending (AlreadyPendingCallError)
+    │   ├── NothingPendingError         `*_wait` without `*_async` (NoAsyncCallError)
+    │   └── ConcurrentUseError          two threads in one environment (RuntimeError)
+    ├── RemoteError                     the remote end failed; has `url`
+    │   ├── ConnectError                nobody there, or not willing (ConnectionError)
+    │   ├── ConnectionLostError         it was there, and went (ConnectionError)
+    │   ├── RemoteTimeoutError          no answer within the deadline (TimeoutError)
+    │   ├── RefusedError                the server answered with an error; has `code`
+    │   │   └── EnvironmentFailedError  the environment itself raised; has its traceback text
+    │   └── PeerError                   the peer broke the protocol
+    ├── StartError                      a server's environment failed while it was made at the start
+    ├── PacketError                     a PERLERT datagram outside of its grammar (ValueError)
+    ├── RecordingError                  a recording that cannot be read (ValueError)
+    └── RequestError                    raised on the server: becomes the error answer of one request
 
 Exceptions carry their fields, say themselves in `__str__`, and can be pickled.
 """

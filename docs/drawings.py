@@ -113,7 +113,7 @@ def architecture() -> Drawing:
                 drawing.arrow(x + 130, y, x + 130, y - 20)
     drawing.arrow(565, 264, 295, 264, "Step requests: actions", "wire")
     drawing.arrow(295, 282, 565, 282, "", "wire")
-    drawing.text(430, 304, "answers: observations", "small")
+    drawing.text(430, 304, "answers: observations,", "small")
     drawing.text(430, 322, "rewards, flags, infos", "small")
     return drawing
 
@@ -125,7 +125,7 @@ def threads() -> Drawing:
         [
             ("serving thread", "environments live here"),
             ("deputy", "stands by"),
-            ("helper", "compresses, encodes, writes"),
+            ("helper", "compresses, encodes"),
         ]
     ):
         y = 40 + row * 58
@@ -157,7 +157,7 @@ def step() -> Drawing:
     drawing.box(205, 148, 105, 40, "read, check", "5.7 µs")
     drawing.box(322, 148, 225, 40, "64 environments step", "390 µs", "user")
     drawing.box(559, 148, 105, 40, "write", "3.2 µs")
-    drawing.box(700, 38, 140, 40, "read: NumPy views", "4.3 µs")
+    drawing.box(700, 38, 140, 40, "read, no copy", "4.3 µs")
     drawing.arrow(197, 78, 197, 148, "", "wire")
     drawing.text(192, 118, "one request, 120 bytes", "small", "end")
     drawing.arrow(682, 148, 682, 78, "", "wire")

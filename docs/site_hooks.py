@@ -1,7 +1,8 @@
 """Hooks of MkDocs: pages that are made from other files, and links that lead out of `docs/`.
 
 `PAGES` are files elsewhere in the repository: the home page is the README. `reference-cli.md` has the help texts of the
-command `bridge`. A link to a file outside of `docs/` leads to a copy of that file in the site.
+command `bridge`. A link to a file outside of `docs/` leads to a copy of that file in the site. Diagrams
+that are written for Mermaid are drawn by `state_charts.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import state_charts
 from mkdocs.structure.files import File, Files
 
 from bridge.cli.program import COMMANDS, make_parser
@@ -32,6 +34,13 @@ PAGES = {
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 
 
+def on_config(config: Any) -> Any:
+    """Draw Mermaid's diagrams here, so that no page loads anything from another host."""
+    fence = {"name": "mermaid", "class": "mermaid", "format": state_charts.fence}
+    config.mdx_configs["pymdownx.superfences"] = {"custom_fences": [fence]}
+    return config
+
+
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages made here, and the files outside of `docs/` that pages link to."""
     for name, source in PAGES.items():
@@ -43,7 +52,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Lead links out of `docs/` to the site's copies."""
+    """Lead links out of `docs/` to the site's copies; give the home page, which has no neighbours, their room."""
+    if page.is_homepage:
+        page.meta["hide"] = ["navigation"]
     return LINK.sub(lambda link: link[1] + _in_site(link[2]) + (link[3] or "") + link[4], markdown)
 
 
@@ -100,7 +111,7 @@ def _command_line() -> str:
         with (
             contextlib.redirect_stdout(printed),
             contextlib.suppress(SystemExit),
-            patch.dict(os.environ, COLUMNS="100"),
+            patch.dict(os.environ, COLUMNS="84"),
         ):
             make_parser(name).parse_args([name, "--help"])
         parts.append(f"## bridge {name}\n\n```text\n{printed.getvalue().rstrip()}\n```\n")

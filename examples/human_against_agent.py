@@ -54,21 +54,22 @@ def main() -> None:
     arguments = parser.parse_args()
     with serve_parallel(simple_tag_v3, env_kwargs={"max_cycles": 200}, fps=arguments.fps, web=True) as server:
         print(f"play at {server.web_url}", flush=True)
+        print(f"the agents chase agent_0 for {arguments.seconds:g} s", flush=True)
         stop, url = threading.Event(), f"{server.url}?world="
         runner = threading.Thread(target=flee, args=(url, stop))
         if arguments.bot:
             runner.start()
         envs = BlockingReset(make_vec_remote(url, agent=CHASERS, wait="next_frame"))
         observations, _ = envs.reset()
-        caught = 0
-        for _ in range(int(arguments.seconds * arguments.fps)):
+        caught, frames = 0, int(arguments.seconds * arguments.fps)
+        for _ in range(frames):
             observations, rewards, _, _, _ = envs.step(chase(observations))
             caught += int(rewards[0] > 0)  # 10 for each touch, to all of them
         stop.set()
         if arguments.bot:
             runner.join()
         envs.close()
-        print(f"caught in {caught} frames")
+        print(f"agent_0 was caught in {caught} of {frames} frames")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
     python examples/minimal.py
 
-Prints the server's URL, and the return of each of three episodes of CartPole under a random policy.
+Prints the server's URL, and the return of each of three episodes of CartPole under a random policy: the steps that the
+pole stayed up.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ parser.add_argument("--episodes", type=int, default=3)
 arguments = parser.parse_args()
 
 with serve_gym("CartPole-v1") as server:
-    print(f"serving {server.url}")
+    print(f"serving CartPole-v1 at {server.url}")
     env = make_remote(server.url)  # from here on as with any gymnasium.Env
     env.action_space.seed(0)
     for episode in range(arguments.episodes):
@@ -28,3 +29,4 @@ with serve_gym("CartPole-v1") as server:
             over = terminated or truncated
         print(f"episode {episode}: return {total:g}")
     env.close()
+print(f"{arguments.episodes} episodes were played over the network; the server has stopped")

@@ -1,10 +1,10 @@
-"""An environment of several agents (PettingZoo), served once and played from two programs' worth of connections.
+"""An environment of several agents (PettingZoo), played by one client, and then by a client for each agent.
 
     python examples/multi_agent.py
 
 First one client plays all agents, as a PettingZoo ParallelEnv. Then two clients share a world: each is one agent, and
-a step waits until both have acted. Prints the agents and what each of them earned. Needs the extra `pettingzoo`, and
-`pip install mpe2` for the environment.
+a step waits until both have acted. Prints what each agent earned: the same for both, since the speaker and the listener
+share their reward. Needs the extra `pettingzoo`, and `pip install mpe2` for the environment.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ def play_all(url: str, steps: int) -> None:
         for agent, reward in rewards.items():
             totals[agent] += reward
     env.close()
+    print(f"one client played {len(totals)} agents for {steps} steps")
     for agent, total in totals.items():
-        print(f"{agent}: return {total:.2f}, all agents by one client")
+        print(f"  {agent}: return {total:.2f}")
 
 
 def play_one(url: str, agent: str, steps: int) -> str:
@@ -44,7 +45,7 @@ def play_one(url: str, agent: str, steps: int) -> str:
         if terminated or truncated:
             env.reset()
     env.close()
-    return f"{agent}: return {total:.2f}, a client for each agent"
+    return f"  {agent}: return {total:.2f}"
 
 
 def main() -> None:
@@ -56,8 +57,8 @@ def main() -> None:
         play_all(server.url, arguments.steps)
         with ThreadPoolExecutor() as threads:
             agents = ["speaker_0", "listener_0"]
-            for line in threads.map(lambda agent: play_one(f"{server.url}?world=", agent, arguments.steps), agents):
-                print(line)
+            lines = list(threads.map(lambda agent: play_one(f"{server.url}?world=", agent, arguments.steps), agents))
+        print(f"{len(agents)} clients played an agent each for {arguments.steps} steps", *lines, sep="\n")
 
 
 if __name__ == "__main__":

@@ -60,10 +60,12 @@ def main() -> None:
     arguments = parser.parse_args()
     with serve_gym("CartPole-v1", record=arguments.folder, record_observations=True) as server:
         mean = play(server.url, expert, arguments.episodes, "agent:expert")
-    print(f"the expert: mean return {mean:.1f}")
+    print(f"recorded {arguments.episodes} episodes in {arguments.folder}/; `bridge runs {arguments.folder}` lists them")
+    print(f"the expert: mean return {mean:.1f} of at most 500")
     policy = clone(arguments.folder)
     with serve_gym("CartPole-v1") as server:
-        print(f"its clone:  mean return {play(server.url, policy, arguments.episodes, 'agent:clone'):.1f}")
+        mean = play(server.url, policy, arguments.episodes, "agent:clone")
+    print(f"its clone:  mean return {mean:.1f} of at most 500")
 
 
 if __name__ == "__main__":

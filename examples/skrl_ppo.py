@@ -45,7 +45,7 @@ def train(url: str, steps: int) -> None:
         trainer.train()
         returns = np.array(envs.return_queue)
         score = f"{returns.mean():.1f}" if len(returns) else "none yet"
-        print(f"{number * quarter['timesteps'] * ENVS:8,} steps  mean return {score}", flush=True)
+        print(f"{number * quarter['timesteps'] * ENVS:8,} steps  mean return {score} of at most 500", flush=True)
     env.close()
 
 

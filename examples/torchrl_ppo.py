@@ -48,7 +48,8 @@ def train(url: str, steps: int) -> None:
                 optimizer.step()
         ended = batch["next", "episode_reward"][batch["next", "done"]]
         score = f"{ended.mean():.1f}" if len(ended) else "none yet"
-        print(f"batch {number}: mean return {score} of {len(ended)} episodes", flush=True)
+        done = min((number + 1) * BATCH, steps)
+        print(f"{done:8,} steps  mean return {score} of {len(ended)} episodes, at most 500", flush=True)
     collector.shutdown()
 
 

@@ -8,7 +8,7 @@ Copy `secrets/token` and `secrets/ca.pem` to the machine that trains, and there:
 
     python examples/two_machines.py play grpcs://127.0.0.2:50051 --folder secrets
 
-The server prints its URL; the client prints the return of an episode. A client without the token, or with another
+The server prints its URL, the client prints the return of an episode. A client without the token, or with another
 server's certificate, is refused. Needs the extra `cert`, which makes the certificates.
 """
 
@@ -31,7 +31,7 @@ def serve(host: str, port: int, folder: Path) -> None:
         (folder / "token").write_text(secrets.token_urlsafe(32))
     tls = TLS(certificate=folder / "server.pem", key=folder / "server.key")
     server = serve_gym("CartPole-v1", host=host, port=port, token_file=folder / "token", tls=tls)
-    print(f"serving {server.url}", flush=True)
+    print(f"the token and certificates are in {folder}/; serving until Ctrl-C at {server.url}", flush=True)
     server.wait()
 
 
@@ -45,7 +45,7 @@ def play(url: str, folder: Path) -> None:
         total += reward
         over = terminated or truncated
     env.close()
-    print(f"return {total:g} at {url}")
+    print(f"played an episode with the token over TLS: return {total:g} at {url}")
 
 
 def main() -> None:

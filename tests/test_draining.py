@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from bridge import Limits, errors, make_remote, serve_gym
 from bridge.cli.launch import ServerProcess
 from bridge.testing import CountingEnv
-from tests.support import until
+from tests.support import sampled, until
 
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 TRANSPORTS = pytest.mark.parametrize("transport", ["http2", "grpcio"])
@@ -152,7 +152,7 @@ print("ended", flush=True)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
-@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("again", sampled([False, True], 2))
 def test_sigterm_drains_server_processes_and_a_second_one_stops_them(again: bool) -> None:
     root = Path(__file__).resolve().parent.parent
     parent = subprocess.Popen([sys.executable, "-c", GROUP], stdout=subprocess.PIPE, text=True, cwd=root)

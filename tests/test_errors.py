@@ -31,7 +31,9 @@ every_class = pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name
 
 
 def test_the_tree_in_the_docstring_is_that_of_the_classes():
-    lines = [line for line in (errors.__doc__ or "").splitlines() if re.match(r"(BridgeError|[│ ]*[├└]──)", line)]
+    tree = re.findall(r"^ {4}(\S.*)$", errors.__doc__ or "", re.MULTILINE)  # indented, so that it is shown as it stands
+    lines = [line for line in tree if re.match(r"(BridgeError|[│ ]*[├└]──)", line)]
+    assert lines == tree
     parents, drawn = {}, {}
     for line in lines:
         name = re.search(r"\w+", line)

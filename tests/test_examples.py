@@ -32,8 +32,9 @@ def run(name: str, *arguments: str | Path) -> str:
 
 def test_minimal_plays_episodes() -> None:
     lines = run("minimal.py", "--episodes", "2").splitlines()
-    assert re.fullmatch(r"serving grpc://127\.0\.0\.1:\d+", lines[0])
-    assert [re.sub(r"\d+$", "N", line) for line in lines[1:]] == ["episode 0: return N", "episode 1: return N"]
+    assert re.fullmatch(r"serving CartPole-v1 at grpc://127\.0\.0\.1:\d+", lines[0])
+    assert [re.sub(r"\d+$", "N", line) for line in lines[1:-1]] == ["episode 0: return N", "episode 1: return N"]
+    assert lines[-1] == "2 episodes were played over the network; the server has stopped"
 
 
 def test_two_machines_play_with_a_token_and_tls_and_others_are_refused(tmp_path: Path) -> None:
@@ -45,7 +46,8 @@ def test_two_machines_play_with_a_token_and_tls_and_others_are_refused(tmp_path:
             assert server.stdout is not None
             url = server.stdout.readline().split()[-1]
             assert url.startswith("grpcs://127.0.0.2:")
-            assert re.fullmatch(rf"return \d+ at {url}\n", run("two_machines.py", "play", url, "--folder", folder))
+            played = run("two_machines.py", "play", url, "--folder", folder)
+            assert re.fullmatch(rf"played an episode with the token over TLS: return \d+ at {url}\n", played)
             other.mkdir()
             (other / "ca.pem").write_bytes((folder / "ca.pem").read_bytes())
             (other / "token").write_text("a-wrong-token")
@@ -65,6 +67,7 @@ def test_two_machines_play_with_a_token_and_tls_and_others_are_refused(tmp_path:
 
 def test_real_time_tells_how_old_observations_are() -> None:
     out = run("real_time.py", "--seconds", "2")
+    assert re.search(r"\d+ frames passed while the agent decided 30 times", out)
     assert re.search(r"episodes ended after \[[\d, ]*\] frames; the running one has \d+", out)
     assert re.search(r"observations were \d+\.\d ms old", out)
 
@@ -72,18 +75,19 @@ def test_real_time_tells_how_old_observations_are() -> None:
 def test_several_agents_are_played_by_one_client_and_by_one_each() -> None:
     pytest.importorskip("mpe2")
     lines = run("multi_agent.py", "--steps", "6").splitlines()
-    assert [line.partition(": return ")[0] for line in lines] == ["speaker_0", "listener_0"] * 2
-    assert [line.partition(", ")[2] for line in lines] == [
-        *["all agents by one client"] * 2,
-        *["a client for each agent"] * 2,
-    ]
+    heads = ["one client played 2 agents for 6 steps", "2 clients played an agent each for 6 steps"]
+    assert [lines[0], lines[3]] == heads
+    for first in (1, 4):
+        (speaker, one), (listener, other) = (line.split(": return ") for line in lines[first : first + 2])
+        assert (speaker, listener) == ("  speaker_0", "  listener_0")
+        assert float(one) == float(other) < 0.0  # they share their reward
 
 
 def test_agents_chase_a_bot_in_the_place_of_a_person() -> None:
     pytest.importorskip("mpe2")
     pytest.importorskip("websockets")
     out = run("human_against_agent.py", "--bot", "--seconds", "3", "--fps", "30")
-    assert re.fullmatch(r"play at http://127\.0\.0\.1:\d+/\ncaught in \d+ frames\n", out)
+    assert re.fullmatch(r"play at http://127\.0\.0\.1:\d+/\n.*for 3 s\nagent_0 was caught in \d+ of 90 frames\n", out)
 
 
 def test_a_clone_of_a_recorded_expert_plays_as_well(tmp_path: Path) -> None:

@@ -440,6 +440,7 @@ def built(tmp_path_factory):
     return wheel_names, sdist_names, metadata
 
 
+@pytest.mark.slow
 def test_the_wheel_installs_bridge_and_nothing_else(built):
     names, _, _ = built
     tops = {name.split("/")[0] for name in names}
@@ -450,6 +451,7 @@ def test_the_wheel_installs_bridge_and_nothing_else(built):
     assert "bridge/pb/dm_env_rpc_pb2.pyi" in names
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_module(built):
     names, _, _ = built
     for module in MODULES:
@@ -458,6 +460,7 @@ def test_the_wheel_holds_every_module(built):
         assert expected in names, module
 
 
+@pytest.mark.slow
 def test_the_source_archive_can_be_built_from(built):
     _, names, metadata = built
     assert {"pyproject.toml", "README.md", "LICENSE", "bridge/py.typed", "wrappers/__init__.py"} <= set(names)

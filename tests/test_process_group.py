@@ -23,7 +23,7 @@ from bridge import make_remote, make_vec_remote, serve_gym
 from bridge.errors import RemoteTimeoutError, SettingError, StartError
 from bridge.server.process_group import ServerGroup
 from bridge.wrappers import BlockingReset
-from tests.support import assert_identical
+from tests.support import assert_identical, sampled
 
 
 class WhoAmI(gymnasium.Env[Any, Any]):
@@ -125,6 +125,7 @@ def test_the_first_process_makes_the_environment_of_its_first_world_at_the_start
     assert not running.is_alive()
 
 
+@pytest.mark.slow
 def test_processes_of_start_false_serve_once_they_are_told_to() -> None:
     with serve_gym("CartPole-v1", processes=2, start=False) as server:
         with pytest.raises(RemoteTimeoutError, match="no answer"):
@@ -170,7 +171,7 @@ print("drained", flush=True)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", sampled([signal.SIGKILL, signal.SIGTERM, signal.SIGINT], 3))
 def test_processes_end_with_their_parent_whatever_ends_it(number: signal.Signals) -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
@@ -274,6 +275,7 @@ def test_a_process_of_multiprocessing_leaves_the_servers_to_its_parent() -> None
             env.close()
 
 
+@pytest.mark.slow
 def test_the_metrics_ports_of_all_servers_are_known() -> None:
     with serve_gym("CartPole-v1", processes=2, metrics_port=0) as server:
         assert isinstance(server, ServerGroup)

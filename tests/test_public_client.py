@@ -11,7 +11,7 @@ from gymnasium import spaces
 from bridge import serve_gym
 from bridge.testing import CountingEnv
 from tests.peers import PublicClient
-from tests.support import assert_identical
+from tests.support import assert_identical, sampled
 
 ALL = dm_env_adaptor.AutoObservations.REQUEST_ALL_OBSERVATIONS
 
@@ -70,12 +70,15 @@ def played(env, adaptor, connection, steps, seed, action_name="action"):
 
 @pytest.mark.parametrize(
     ("env_id", "limit", "expected"),
-    [
-        ("CartPole-v1", 500, {"terminated"}),
-        ("CartPole-v1", 15, {"terminated", "truncated"}),
-        ("Pendulum-v1", 200, {"truncated"}),
-        ("Taxi-v4", 200, {"truncated"}),
-    ],
+    sampled(
+        [
+            ("CartPole-v1", 15, {"terminated", "truncated"}),
+            ("CartPole-v1", 500, {"terminated"}),
+            ("Pendulum-v1", 200, {"truncated"}),
+            ("Taxi-v4", 200, {"truncated"}),
+        ],
+        3,
+    ),
 )
 def test_the_public_client_plays_as_the_environment_plays_locally(server, client, env_id, limit, expected):
     local = gymnasium.make(env_id, max_episode_steps=limit)

@@ -360,11 +360,11 @@ def test_the_script_of_a_server_is_not_run_again_for_a_replay(page, tmp_path):
         process.stderr.close()
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"pause": true}', '{"paused": 1}', '{"position": true}', '{"speed": 0}'])
-def test_what_does_not_steer_is_refused(shown, text):
+def test_what_does_not_steer_is_refused(shown):
     _, one, _ = shown
-    error = one.write("world.replay", text)
-    assert (error.code, "expected world.replay" in error.message) == (Code.INVALID_ARGUMENT, True)
+    for text in ["", "[]", '{"pause": true}', '{"paused": 1}', '{"position": true}', '{"speed": 0}']:
+        error = one.write("world.replay", text)
+        assert (error.code, "expected world.replay" in error.message) == (Code.INVALID_ARGUMENT, True), text
 
 
 def test_a_replay_goes_when_nobody_looks_at_it_and_there_are_only_so_many(shown, page, monkeypatch):

@@ -130,7 +130,7 @@ def test_lanes_that_are_reset_one_by_one_are_verified(tmp_path):
     check_all(tmp_path, least=4)
 
 
-@pytest.mark.parametrize("fps", [None, 30.0], ids=["lock-step", "real time"])
+@pytest.mark.parametrize("fps", sampled([30.0, None], 2), ids=["real time", "lock-step"])
 def test_environments_of_several_agents_are_verified(tmp_path, fps):
     clock = VirtualClock() if fps else None
     realtime = None if clock is None else RealTime(clock=clock)

@@ -7,6 +7,7 @@ Each is tried with `bridge serve` and `Server.run()`, whose environments live in
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import selectors
@@ -23,7 +24,7 @@ import pytest
 
 from bridge import make_remote
 from bridge.errors import RemoteError
-from tests.support import server_process, until
+from tests.support import sampled, server_process, until
 from tests.thread_envs import BLOCKED, read_log
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
@@ -160,8 +161,9 @@ def wait_until_refused(server: Served) -> None:
     until(refused, STOP)
 
 
-@every_way
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("how", "number"), sampled(itertools.product(["serve", "run", "wait"], [signal.SIGINT, signal.SIGTERM]), 3)
+)
 def test_a_signal_stops_a_server_that_has_no_clients(served: Any, how: str, number: int) -> None:
     server = served(how)
     with client(server):

@@ -6,6 +6,7 @@ The expectations come from environments that are stepped one by one in this proc
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -260,8 +261,7 @@ def play(make: Make, name: str, mode: AutoresetMode) -> None:
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
-@pytest.mark.parametrize("maker", MAKERS)
-@pytest.mark.parametrize("name", sampled(ENVIRONMENTS, 4))
+@pytest.mark.parametrize(("name", "maker"), sampled(itertools.product(ENVIRONMENTS, MAKERS), 9))
 def test_the_contract_is_gymnasiums(name: str, maker: str, mode: AutoresetMode) -> None:
     play(MAKERS[maker], name, mode)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import gymnasium
 import numpy as np
+import pytest
 from gymnasium import spaces
 
 from bridge import make_remote, serve_gym, serve_parallel
@@ -103,6 +104,7 @@ def test_an_agent_of_a_server_without_a_page_is_watched_and_taken_over_from_thro
         env.close()
 
 
+@pytest.mark.slow
 def test_a_match_is_played_through_the_gateway(opened):  # noqa: F811
     served = serve_parallel(Race, web=True, fps=30, match=True, countdown=0.0, agents=lambda observation: 0)
     with served as server, serve_gateway(server.url) as gateway:
@@ -116,6 +118,7 @@ def test_a_match_is_played_through_the_gateway(opened):  # noqa: F811
         says(page, "#match-title", "You win")
 
 
+@pytest.mark.slow
 def test_one_of_several_environments_is_chosen_through_the_gateway(opened):  # noqa: F811
     with serve_gym(["CartPole-v1", "MountainCar-v0"], web=True) as server, serve_gateway(server.url) as gateway:
         page = opened(gateway.web_url)
@@ -127,6 +130,7 @@ def test_one_of_several_environments_is_chosen_through_the_gateway(opened):  # n
         until(lambda: len(server.worlds) == 1)
 
 
+@pytest.mark.slow
 def test_a_lock_step_server_is_played_through_the_gateway_in_a_world_of_one_s_own(opened):  # noqa: F811
     with serve_gym(Paddle) as server, serve_gateway(server.url) as gateway:  # the world is made with its pictures
         page = opened(gateway.web_url)

@@ -87,6 +87,7 @@ def test_two_browsers_and_an_agent_play_a_match_to_its_end_and_again(opened, ser
     ben.keyboard.up("ArrowRight")
 
 
+@pytest.mark.slow
 def test_who_leaves_and_who_comes_in_a_round(opened, server):  # noqa: F811
     """The server's agent plays on in the seat of whoever leaves; whoever comes plays in the next round."""
     ann, ben = enter(opened, server, "Ann"), enter(opened, server, "Ben", "lower")
@@ -116,6 +117,7 @@ def test_who_leaves_and_who_comes_in_a_round(opened, server):  # noqa: F811
     until(lambda: not any(world_of(server).seats.values()))
 
 
+@pytest.mark.slow
 def test_a_person_changes_their_mind_and_plays_with_a_program(opened, server):  # noqa: F811
     ann = enter(opened, server, "Ann")
     env = make_remote(f"{server.url}?world=", agent="lower", player="agent:PPO", timeout=20)

@@ -167,6 +167,7 @@ def test_a_lock_step_server_is_played_in_a_world_of_one_s_own_by_the_keyboard_al
         until(lambda: server.worlds == [])
 
 
+@pytest.mark.slow
 def test_two_browsers_and_an_agent_play_a_match_to_its_end(opened):
     with serve_parallel(Paddles, web=True, fps=30) as server:
         agent = make_remote(f"{server.url}?world=", agent="third")

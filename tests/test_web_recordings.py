@@ -133,6 +133,7 @@ def test_a_server_that_records_nothing_says_how_to_have_it_record(opened):  # no
         env.close()
 
 
+@pytest.mark.slow
 def test_a_token_for_looking_on_switches_nothing_and_shows_nothing(opened, tmp_path):  # noqa: F811
     tokens = {"token": "for-players", "watch_token": "for-watchers"}
     with serve_gym(Paddle, web=True, record=tmp_path, **tokens) as server:
@@ -152,6 +153,7 @@ def test_a_token_for_looking_on_switches_nothing_and_shows_nothing(opened, tmp_p
         env.close()
 
 
+@pytest.mark.slow
 def test_one_lane_of_a_mosaic_is_taken_over_and_recorded_so(opened, tmp_path):  # noqa: F811
     with serve_gym(Paddle, web=True, num_envs=4, record=tmp_path) as server:
         envs = BlockingReset(make_vec_remote(f"{server.url}?world=", player="agent:PPO"))

@@ -27,7 +27,7 @@ class SB3VecEnv(VecEnv):
     `TimeLimit.truncated`, `reset_infos` holds the info of the reset. Rewards are float32. For the episode statistics
     that Stable-Baselines3 logs, wrap it in `VecMonitor`, or serve environments that are wrapped in `Monitor`.
 
-    Example:
+    Examples:
         >>> from bridge import make_vec_remote, serve_gym
         >>> from bridge.wrappers import SB3VecEnv
         >>> from stable_baselines3 import PPO

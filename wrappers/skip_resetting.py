@@ -44,7 +44,7 @@ class SkipResetting:
     No slot waits for another, and batches contain no placeholders. It is not a `VectorEnv`, because the number of ready
     slots changes from step to step.
 
-    Example:
+    Examples:
         >>> from bridge import make_vec_remote, serve_gym
         >>> from bridge.wrappers import SkipResetting
         >>> with serve_gym("CartPole-v1", fps=30) as server:

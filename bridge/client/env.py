@@ -477,7 +477,7 @@ def make_remote(
 ) -> RemoteEnv:
     """Connect to one remote environment.
 
-    Example:
+    Examples:
         >>> from bridge import make_remote, serve_gym
         >>> with serve_gym("CartPole-v1") as server:
         ...     env = make_remote(server.url)

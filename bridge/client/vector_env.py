@@ -504,7 +504,7 @@ def make_vec_remote(
 ) -> RemoteVectorEnv:
     """Connect to many remote environments as one vector environment.
 
-    Example:
+    Examples:
         >>> from bridge import make_vec_remote, serve_gym
         >>> from bridge.wrappers import BlockingReset
         >>> with serve_gym("CartPole-v1") as server:

@@ -68,7 +68,7 @@ def launch(
     Ray is connected to, or started on this machine, as `ray.init()` does, where the program has not done so. The
     servers outlive this program, unless the fleet is used as a context manager, which shuts it down.
 
-    Example:
+    Examples:
         with launch("CartPole-v1", servers=100, num_envs=64, name="cart") as fleet:
             envs = BlockingReset(make_vec_remote(fleet, num_envs=6400))
 

@@ -45,7 +45,7 @@ def serve_gateway(
 ) -> Server:
     """Show the worlds of other servers on one page, at one port that speaks HTTP, WebSocket and gRPC.
 
-    Example:
+    Examples:
         >>> from bridge import serve_gym
         >>> from bridge.gateway import serve_gateway
         >>> with serve_gym("CartPole-v1") as server, serve_gateway(server.url) as gateway:

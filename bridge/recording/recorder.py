@@ -46,7 +46,7 @@ class Recorder(VectorWrapper[Any, Any, Any, Any, Array]):
     Each slot is an environment of the recording. Where a server can record itself (`serve_gym(record=…)`), that sees
     more: what other clients do, and in real time every frame.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from bridge import Recorder, make_vec_remote, serve_gym
         >>> from bridge.wrappers import BlockingReset

@@ -18,7 +18,7 @@ class Limits:
 
     A request beyond a limit is refused with an error that names the limit; nothing else is changed by it.
 
-    Example:
+    Examples:
         >>> from bridge import Limits, serve_gym
         >>> with serve_gym("CartPole-v1", limits=Limits(max_worlds=8, idle_timeout=600.0)) as server:
         ...     print(server.worlds)

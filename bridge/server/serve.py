@@ -62,7 +62,7 @@ def serve_gym(
 
     Each client may create worlds of its own. Clients that create none join the default world, whose name is empty.
 
-    Example:
+    Examples:
         >>> from bridge import serve_gym
         >>> with serve_gym("CartPole-v1") as server:
         ...     print(server.url.startswith("grpc://127.0.0.1:"))

@@ -17,7 +17,7 @@ class VirtualClock:
     (`serve_gym(…, fps=30, realtime=RealTime(clock=clock))`) run their frames meanwhile: when `advance` returns, all
     frames that were due are done.
 
-    Example:
+    Examples:
         >>> clock = VirtualClock()
         >>> clock.advance(0.5)
         0.5

@@ -95,7 +95,7 @@ def check_server(
 
     Checks of optional parts of the protocol that the server does not have are skipped, with the reason.
 
-    Example:
+    Examples:
         >>> report = check_server("grpc://localhost:50051")  # doctest: +SKIP
         >>> assert report.ok, str(report)                    # doctest: +SKIP
 

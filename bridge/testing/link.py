@@ -3,7 +3,7 @@
 It does no I/O and has no clock: every call says what time it is (`now`, seconds, never going back), and a seeded NumPy
 Generator decides each packet's fate. So a test with minutes of bad network runs in no time, and always alike.
 
-Example:
+Examples:
     >>> import numpy as np
     >>> from bridge.testing import Conditions, Link, VirtualClock
     >>> clock = VirtualClock()

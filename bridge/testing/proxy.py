@@ -2,7 +2,7 @@
 
 `Link` is for protocols that do no I/O; this is for whole clients and servers in their own threads or processes.
 
-Example:
+Examples:
     >>> from bridge import make_remote, serve_gym
     >>> from bridge.testing import Proxy
     >>> with serve_gym("CartPole-v1") as server, Proxy(server.port) as proxy:

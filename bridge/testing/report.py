@@ -37,7 +37,7 @@ class CheckResult:
 class Report:
     """Everything that a conformance run found. `str(report)` is for people to read, `as_dict()` for programs.
 
-    Example:
+    Examples:
         >>> results = (CheckResult("D-8", "Step is refused", Status.FAILED, "expected an error, got a step answer"),)
         >>> print(Report("grpc://localhost:50051", {"D-8": "not joined: no Step, no Reset"}, results))
         dm_env_rpc conformance of grpc://localhost:50051

@@ -153,7 +153,7 @@ class TLS:
 
     Each is a PEM file: its path, or its content as bytes. `bridge cert` makes a set of them.
 
-    Example:
+    Examples:
         >>> from bridge import TLS
         >>> of_a_server = TLS(certificate="certs/server.pem", key="certs/server.key")
         >>> of_a_client = TLS(ca="certs/ca.pem")

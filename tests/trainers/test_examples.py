@@ -22,7 +22,7 @@ def run(name: str, *arguments: str) -> str:
 
 def test_stable_baselines3_trains() -> None:
     out = run("sb3_ppo.py", "--steps", "4000", "--episodes", "8")
-    assert float(re.findall(r"^mean return ([\d.]+)$", out, re.MULTILINE)[-1]) > 25.0  # 22 is random
+    assert float(re.findall(r"^mean return ([\d.]+) of at most 500", out, re.MULTILINE)[-1]) > 25.0  # 22 is random
 
 
 @pytest.mark.parametrize(("name", "steps"), [("torchrl_ppo.py", "6144"), ("skrl_ppo.py", "6000")])

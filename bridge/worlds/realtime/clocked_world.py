@@ -39,7 +39,7 @@ ROLES = ("player", "spectator")
 class RealTime:
     """How a real-time world runs: `realtime=` of `serve_gym` and `serve_parallel`, beside `fps=`.
 
-    Example:
+    Examples:
         >>> from bridge import RealTime, serve_gym
         >>> with serve_gym("CartPole-v1", fps=30, default_action=0, realtime=RealTime(max_action_age=0.5)) as server:
         ...     pass
