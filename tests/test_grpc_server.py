@@ -1557,7 +1557,9 @@ def test_a_connection_that_floods_is_read_later_and_in_smaller_pieces(server):
             return share.waiting == 1
 
         until(flood)
-        assert not any(connection.productive for connection in server._connections.all.values() if not connection.calls)
+        assert not any(
+            connection.account.productive for connection in server._connections.all.values() if not connection.calls
+        )
     until(lambda: share.waiting == 0)
 
 
