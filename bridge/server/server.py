@@ -110,7 +110,7 @@ class Server:
         self._registry = Registry(source, limits, runtime, unix_path=self._unix_path, lists_worlds=web is not None)
         self._services = Services()
         self._count = ConnectionCount(limits.max_connections)
-        self.admission = Admission(limits)
+        self._admission = Admission(limits)
         """What is being served."""
         self._web = web
         try:
@@ -177,7 +177,7 @@ class Server:
             speak_web = _web_protocol(lambda: self._connections, limits, gate, web)
             speak = lambda connection: FirstBytes(connection, speak_grpc, speak_web)  # noqa: E731
             names.insert(0, "http/1.1")  # browsers offer both, gRPC clients h2 alone
-        return Connections(self._loop, limits, self.admission, speak, security.context(*names), self._unix_path)
+        return Connections(self._loop, limits, self._admission, speak, security.context(*names), self._unix_path)
 
     def _make_calls(
         self, limits: Limits, open_session: Callable[[Hub, str, bool], ServedSession] | None = None
@@ -187,7 +187,7 @@ class Server:
             self._registry,
             limits,
             count=self._count,
-            admission=self.admission,
+            admission=self._admission,
             scheduler=self._loop.scheduler,
             flush=self._connections.flush,
             cut=self._connections.close,
