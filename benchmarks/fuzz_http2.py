@@ -198,16 +198,40 @@ def connection(path: str, rng: random.Random, frames: int, pool: Sequence[bytes]
     Raises:
         TimeoutError: The server neither takes nor sends anything.
     """
-    count, stream = 0, 1
+    stream = 1
+
+    def next_frame() -> bytes:
+        nonlocal stream
+        found = any_frame(rng, stream, pool)
+        if found[3] == 1:
+            stream = max(stream, int.from_bytes(found[5:9], "big") & 0xFFFF | 1)
+        return found
+
+    first = PREFACE + frame(4, 0, 0, b"") + frame(1, 4, 1, encode(_FIELDS))
+    return exchange(path, rng, frames, first, next_frame)
+
+
+def exchange(
+    path: str, rng: random.Random, frames: int, first: bytes, next_frame: Callable[[], bytes]
+) -> tuple[int, str]:
+    """Send frames over one connection, and read what comes; return how many, and how it ended.
+
+    Args:
+        path: The server's Unix socket.
+        rng: Says how many frames are sent at a time, and in which pieces.
+        frames: How many.
+        first: Sent before them.
+        next_frame: Makes a frame.
+
+    Raises:
+        TimeoutError: The server neither takes nor sends anything.
+    """
+    count = 0
     with opened(path) as sock:
         try:
-            sent(sock, PREFACE + frame(4, 0, 0, b"") + frame(1, 4, 1, encode(_FIELDS)), rng)
+            sent(sock, first, rng)
             while count < frames:
-                batch = []
-                for _ in range(rng.randint(1, _BATCH)):
-                    batch.append(any_frame(rng, stream, pool))
-                    if batch[-1][3] == 1:
-                        stream = max(stream, int.from_bytes(batch[-1][5:9], "big") & 0xFFFF | 1)
+                batch = [next_frame() for _ in range(rng.randint(1, _BATCH))]
                 sent(sock, b"".join(batch), rng)
                 count += len(batch)
                 while select.select([sock], [], [], 0)[0]:

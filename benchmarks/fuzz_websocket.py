@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import argparse
 import random
-import select
 import struct
 import sys
 from collections.abc import Sequence
 
 from benchmarks.fuzz import garbled
-from benchmarks.fuzz_http2 import MAX_MESSAGE_BYTES, opened, run, sent
+from benchmarks.fuzz_http2 import MAX_MESSAGE_BYTES, exchange, run
 from bridge.transport.service import METHOD, SERVICE
 
-_BATCH = 32
 _HEAD = (
     f"GET /{SERVICE}/{METHOD} HTTP/1.1",
     "Host: localhost",
@@ -87,20 +85,7 @@ def connection(path: str, rng: random.Random, frames: int, pool: Sequence[bytes]
     Raises:
         TimeoutError: The server neither takes nor sends anything.
     """
-    count = 0
-    with opened(path) as sock:
-        try:
-            sent(sock, head(rng), rng)
-            while count < frames:
-                batch = [any_frame(rng, pool) for _ in range(rng.randint(1, _BATCH))]
-                sent(sock, b"".join(batch), rng)
-                count += len(batch)
-                while select.select([sock], [], [], 0)[0]:
-                    if not sock.recv(1 << 18):
-                        return count, "ended by the server"
-            return count, "closed"
-        except ConnectionError:
-            return count, "reset"
+    return exchange(path, rng, frames, head(rng), lambda: any_frame(rng, pool))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

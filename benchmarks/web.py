@@ -28,8 +28,10 @@ import psutil
 from websockets.asyncio.client import connect
 
 from bridge import make_remote
+from bridge.cli.launch import ServerProcess
 from bridge.encoding.tensors import pack_tensor
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.transport.address import parse_address
 from bridge.transport.websocket import PATH, SUBPROTOCOL
 
 WARM_UP = 1.0
@@ -40,28 +42,10 @@ SETTLE = 0.4
 @contextmanager
 def server(*options: str) -> Iterator[tuple[str, int, psutil.Process]]:
     """Run `bridge serve CartPole-v1 --web`; give the URL of the page, the port and the process."""
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "bridge",
-        "serve",
-        "CartPole-v1",
-        "--web",
-        "--exit-on-eof",
-        *options,
-    ]
-    environment = {**os.environ, "SDL_VIDEODRIVER": "dummy"}
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        if process.stdout is None or process.stdin is None:
-            raise RuntimeError("the server has no pipes")
-        lines = iter(process.stdout.readline, "")
-        url = next(line for line in lines if line.startswith("In a browser: ")).removeprefix("In a browser: ").strip()
-        yield url, int(url.rstrip("/").rpartition(":")[2]), psutil.Process(process.pid)
-        process.stdin.close()
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    with ServerProcess("CartPole-v1", "--web", *options) as process:
+        port = parse_address(process.url).port
+        yield f"http://127.0.0.1:{port}/", port, psutil.Process(process.pid)
 
 
 def keys(url: str, presses: int) -> list[float]:

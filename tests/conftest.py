@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,22 @@ def no_thread_is_left_behind() -> Iterator[None]:
 def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a test in a folder of its own: MuJoCo writes its log into the current one."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def streams() -> Iterator[Callable[[Any], Any]]:
+    """Open a `tests.peers.Stream` to a server; all are closed in the end."""
+    from tests.peers import Stream
+
+    made: list[Any] = []
+
+    def make(server: Any) -> Any:
+        made.append(Stream(server))
+        return made[-1]
+
+    yield make
+    for stream in made:
+        stream.close()
 
 
 @pytest.fixture

@@ -123,6 +123,20 @@ class SmallNumbers(gymnasium.Wrapper[Any, Any, Any, Any]):
         return (*rest, {key: value for key, value in info.items() if key != "big"})
 
 
+class LargeArrays(gymnasium.Env[Any, Any]):
+    """Gives observations of 700 KB, and takes actions as large; the reward is the sum of an action."""
+
+    observation_space = spaces.Box(0, 255, (700, 1000), np.uint8)
+    action_space = spaces.Box(0, 255, (700, 1000), np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros((700, 1000), np.uint8), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return action + np.uint8(1), float(action.sum(dtype=np.int64)), False, False, {}
+
+
 @contextmanager
 def server_process(*arguments: str, deadline: float = 60.0) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run a server in a process of its own: a script that prints its URL in a line; yield the process and the URL.
@@ -247,6 +261,15 @@ def stable_id(value: Any) -> str:
     if isinstance(value, (set, frozenset)):
         return f"{{{', '.join(sorted(map(stable_id, value)))}}}"
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def play_vector(envs: Any, steps: int, seed: int) -> None:
+    """Reset a vector environment, step it with random actions, and close it."""
+    envs.action_space.seed(seed)
+    envs.reset(seed=seed)
+    for _ in range(steps):
+        envs.step(envs.action_space.sample())
+    envs.close()
 
 
 def until(condition: Any, deadline: float = 10.0) -> None:

@@ -80,15 +80,36 @@ def compare_many(function: EnvFn, slots: int, lanes: int, steps: int, seed: int 
             assert_same_space(remote.observation_space, local.observation_space)
             assert_same_space(remote.action_space, local.action_space)
             assert_same_space(remote.single_observation_space, local.single_observation_space)
-            local.action_space.seed(seed)
-            assert_identical(remote.reset(seed=seed), local.reset(seed=seed), "reset")
-            for step in range(steps):
-                actions = local.action_space.sample()
-                assert_identical(remote.step(actions), local.step(actions), f"step {step}")
+            step_together(remote, local, steps, seed)
             assert_identical(remote.reset(), local.reset(), "the second reset")
             remote.close()
     finally:
         local.close()
+
+
+def step_together(remote: Any, local: Any, steps: int, seed: int) -> None:
+    """Reset and step two vector environments with the same actions, and compare what they give."""
+    local.action_space.seed(seed)
+    assert_identical(remote.reset(seed=seed), local.reset(seed=seed), "reset")
+    for step in range(steps):
+        actions = local.action_space.sample()
+        assert_identical(remote.step(actions), local.step(actions), f"step {step}")
+
+
+def compare_briefly(name: str) -> None:
+    """Compare an environment of `ZOO`, alone, in slots and in lanes, in fewer steps: for the other transports."""
+    function, steps, vector_steps = ZOO[name]
+    slow = name == "Pong"
+    compare_one(function, min(steps, 40 if slow else 150))
+    compare_many(function, 3, 1, min(vector_steps, 8 if slow else 25))
+    compare_many(function, 4, 2, min(vector_steps, 8 if slow else 25))
+
+
+def compare_space(name: str) -> None:
+    """Compare an environment with a space of `EVERY_SPACE` for observations and actions, in few steps."""
+    actions = None if name == "dict_empty" else EVERY_SPACE[name]()
+    compare_one(lambda: SpaceEnv(EVERY_SPACE[name](), actions), 12)
+    compare_many(lambda: SmallNumbers(SpaceEnv(EVERY_SPACE[name](), actions)), 2, 2, 8)
 
 
 @pytest.mark.parametrize("name", sampled(ZOO, 3))
@@ -127,11 +148,7 @@ def test_worlds_of_one_and_of_several_lanes_mix_in_one_vector() -> None:
     local = SyncVectorEnv([function] * 6)
     with serve_gym(function, num_envs=3) as many, serve_gym(function) as one:
         remote = BlockingReset(make_vec_remote([one.url, many.url, one.url, one.url]))
-        local.action_space.seed(1)
-        assert_identical(remote.reset(seed=3), local.reset(seed=3), "reset")
-        for step in range(400):
-            actions = local.action_space.sample()
-            assert_identical(remote.step(actions), local.step(actions), f"step {step}")
+        step_together(remote, local, 400, seed=3)
         remote.close()
     local.close()
 
@@ -142,11 +159,7 @@ def test_three_drawn_worlds_on_one_server_keep_their_own_pixels() -> None:
     local = SyncVectorEnv([function] * 3)
     with serve_gym(function) as server:
         remote = BlockingReset(make_vec_remote(server.url, num_envs=3))
-        local.action_space.seed(2)
-        assert_identical(remote.reset(seed=4), local.reset(seed=4), "reset")
-        for step in range(40):
-            actions = local.action_space.sample()
-            assert_identical(remote.step(actions), local.step(actions), f"step {step}")
+        step_together(remote, local, 40, seed=4)
         remote.close()
     local.close()
 

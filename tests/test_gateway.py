@@ -200,10 +200,10 @@ def test_a_client_that_hangs_up_in_the_midst_of_a_long_wait_leaves_the_server():
         inspector.ask("join_world", pb.JoinWorldRequest(world_name=f"{place(server)}/", settings=settings))
         step = pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=[1]))
         inspector._connection.send(step.SerializeToString())  # nobody plays: it waits for an episode
-        until(lambda: server.admission.requests == 1)
+        until(lambda: server._admission.requests == 1)
         inspector._connection.close(0.0)
         until(lambda: server.connections == 0 and gateway.connections == 0)
-        assert gateway.admission.requests == 0
+        assert gateway._admission.requests == 0
 
 
 @pytest.mark.parametrize(

@@ -334,7 +334,7 @@ def server():
     with serve_gym(long) as server:
         yield server
         until(lambda: server.connections == 0)
-        flight = server.admission
+        flight = server._admission
         until(lambda: (flight.requests, flight.bytes) == (0, 0))
 
 
@@ -468,7 +468,7 @@ def test_an_answer_for_which_there_is_no_room_waits_alone_and_arrives_whole():
         small, large = hand.play(), hand.play()
         hand.say(large, BEGIN, STEP)
         hand.until(lambda: len(hand.bodies[large]) > 5000)
-        until(lambda: server.admission.bytes > 290_000)
+        until(lambda: server._admission.bytes > 290_000)
         for _ in range(3):
             assert hand.ask(small, LEAVE).WhichOneof("payload") == "leave_world"
         hand.credits = True
@@ -477,7 +477,7 @@ def test_an_answer_for_which_there_is_no_room_waits_alone_and_arrives_whole():
         answers = [hand.response(large).step for _ in range(2)]
         for answer in answers:
             assert answer.observations[1].uint8s.array == bytes([7]) * 300_000
-        until(lambda: server.admission.bytes == 0)
+        until(lambda: server._admission.bytes == 0)
 
 
 def test_the_room_that_is_left_may_shrink_below_nothing_and_grow_again():
@@ -500,9 +500,9 @@ def test_a_client_that_cuts_a_call_whose_answer_waits_frees_everything():
         hand.credits = False
         number = hand.play()
         hand.say(number, BEGIN, STEP, STEP)
-        until(lambda: server.admission.bytes > 290_000)
+        until(lambda: server._admission.bytes > 290_000)
         hand.cut(number)
-        until(lambda: (server.admission.bytes, server.connections) == (0, 0))
+        until(lambda: (server._admission.bytes, server.connections) == (0, 0))
         assert hand.ask(hand.open(), LEAVE).WhichOneof("payload") == "leave_world"
 
 
@@ -511,7 +511,7 @@ def test_requests_that_waited_are_served_before_those_that_come_with_the_room():
         hand.credits = False
         number = hand.play()
         hand.say(number, BEGIN, STEP, LEAVE)
-        until(lambda: server.admission.bytes > 290_000)
+        until(lambda: server._admission.bytes > 290_000)
         hand.h2.increment_flow_control_window(1 << 24)
         hand.h2.increment_flow_control_window(1 << 24, number)
         hand.h2.send_data(number, message(CREATE), end_stream=True)
@@ -531,16 +531,16 @@ def test_a_large_request_goes_beyond_the_streams_window_and_others_are_served_me
         hand.raw(large, body[4_500_000:], pad=pad)
         assert hand.response(large).error.code == Code.INVALID_ARGUMENT
         assert hand.ask(large, LEAVE).WhichOneof("payload") == "leave_world"
-        until(lambda: server.admission.bytes == 0)
+        until(lambda: server._admission.bytes == 0)
 
 
 def test_a_large_request_that_is_cut_off_gives_its_room_back(server):
     with Hand(server) as hand:
         number = hand.open()
         hand.raw(number, message(bytes(1_000_000))[:70_000])
-        until(lambda: 69_000 < server.admission.bytes < 200_000)  # what came, not what was announced
+        until(lambda: 69_000 < server._admission.bytes < 200_000)  # what came, not what was announced
         hand.cut(number)
-        until(lambda: (server.admission.bytes, server.connections) == (0, 0))
+        until(lambda: (server._admission.bytes, server.connections) == (0, 0))
 
 
 @pytest.mark.parametrize("path", [CHECK, WATCH, REFLECT])
@@ -549,7 +549,7 @@ def test_a_large_request_to_grpcs_own_services_is_refused_and_gives_its_room_bac
         number = hand.open(path)
         hand.say(number, bytes(100_000))
         assert hand.status(number)[0] == Code.RESOURCE_EXHAUSTED
-        until(lambda: server.admission.bytes == 0)
+        until(lambda: server._admission.bytes == 0)
 
 
 @pytest.mark.parametrize("path", [WATCH, REFLECT])
@@ -571,10 +571,10 @@ def test_an_ended_calls_answers_that_nobody_takes_are_dropped():
         hand.credits = False
         number = hand.play()
         hand.say(number, BEGIN)
-        until(lambda: server.admission.bytes > 270_000)
+        until(lambda: server._admission.bytes > 270_000)
         hand.raw(number, b"\7\0\0\0\0")
         assert hand.status(number)[0] == Code.INTERNAL
-        until(lambda: (server.admission.bytes, server.connections) == (0, 0))
+        until(lambda: (server._admission.bytes, server.connections) == (0, 0))
 
 
 # Compression
@@ -627,7 +627,7 @@ def test_a_request_that_grows_too_much_ends_its_call(server):
         code, details = hand.status(number)
         assert code == Code.RESOURCE_EXHAUSTED
         assert "50 times" in details
-        until(lambda: server.admission.bytes == 0)
+        until(lambda: server._admission.bytes == 0)
 
 
 def test_nothing_is_inflated_for_who_has_shown_no_token():
@@ -653,7 +653,7 @@ def test_requests_behind_one_that_is_inflated_keep_their_order_and_a_reset_frees
         number = hand.open(grpc_encoding="gzip")
         hand.raw(number, message(gzip.compress(random.Random(0).randbytes(3_000_000)), flag=1) + message(LEAVE))
         hand.cut(number)
-        until(lambda: (server.admission.bytes, server.connections) == (0, 0))
+        until(lambda: (server._admission.bytes, server.connections) == (0, 0))
 
 
 def test_compressed_requests_that_wait_are_counted_as_large_as_they_are():
@@ -662,13 +662,13 @@ def test_compressed_requests_that_wait_are_counted_as_large_as_they_are():
         number = hand.play(grpc_encoding="gzip")
         bomb = message(gzip.compress(b"\xff" * 1_000_000), flag=1)
         hand.raw(number, message(BEGIN) + bomb * 10)
-        until(lambda: server.admission.bytes > 10_000_000)
+        until(lambda: server._admission.bytes > 10_000_000)
         hand.room(1 << 24)
         hand.room(1 << 24, number)
         assert hand.response(number).step.state == pb.RUNNING
         for _ in range(10):
             assert hand.response(number).error.code == Code.INVALID_ARGUMENT
-        until(lambda: server.admission.bytes == 0)
+        until(lambda: server._admission.bytes == 0)
 
 
 # What is refused
@@ -1070,13 +1070,13 @@ def test_requests_for_which_there_is_no_room_end_the_connection_and_its_calls(do
         door.shut.set()
         hand.say(number, STEP, STEP)
         until(lambda: door.waiting == 1)
-        until(lambda: server.admission.requests == 1)
+        until(lambda: server._admission.requests == 1)
         stream = frame(DATA, 0, number, requests) * (2_000_000 // len(requests))
         sent_all(hand.sock, stream)
         assert farewell_of(hand.sock) == Codes.FLOW_CONTROL_ERROR
         door.open.set()
         until(lambda: (server.connections, door.closed) == (0, 1))
-        flight = server.admission
+        flight = server._admission
         until(lambda: (flight.requests, flight.bytes) == (0, 0))
 
 
@@ -1088,13 +1088,13 @@ def test_tiny_requests_that_wait_are_counted_and_too_many_of_them_end_their_call
         hand.say(number, STEP)
         until(lambda: door.waiting == 1)
         hand.raw(number, bytes(5) * 900)
-        until(lambda: server.admission.bytes >= 900 * 100)
+        until(lambda: server._admission.bytes >= 900 * 100)
         hand.raw(number, bytes(5) * 200)
         code, details = hand.status(number)
         assert code == Code.RESOURCE_EXHAUSTED
         assert "1000 requests" in details
         door.open.set()
-        until(lambda: server.admission.bytes == 0)
+        until(lambda: server._admission.bytes == 0)
         other = hand.play()
         assert hand.step(other, BEGIN).state == pb.RUNNING
 
@@ -1113,7 +1113,7 @@ def test_floods_of_a_client_that_does_not_read_hold_up_nobody_and_take_no_memory
         with Hand(server) as other:
             number = other.play()
             assert other.step(number, BEGIN).state == pb.RUNNING
-        assert server.admission.bytes < 1_000_000
+        assert server._admission.bytes < 1_000_000
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -1273,7 +1273,7 @@ def test_a_client_that_goes_during_a_slow_step_frees_its_world_afterwards(door, 
         door.shut.set()
         hand.say(number, STEP, b"\xff" * 100_000)
         until(lambda: door.waiting == 1)
-        until(lambda: server.admission.requests == 1)
+        until(lambda: server._admission.requests == 1)
         if how == "cut":
             hand.cut(number)
         elif how == "half-close":
@@ -1288,7 +1288,7 @@ def test_a_client_that_goes_during_a_slow_step_frees_its_world_afterwards(door, 
             assert hand.response(number).step.state == pb.RUNNING
             assert hand.response(number).error.code == Code.INVALID_ARGUMENT
             assert hand.status(number) == (0, "")
-        until(lambda: (server.admission.requests, server.admission.bytes) == (0, 0))
+        until(lambda: (server._admission.requests, server._admission.bytes) == (0, 0))
 
 
 def test_the_server_stops_during_a_slow_step_once_that_is_over(door):
@@ -1345,7 +1345,7 @@ def test_many_slow_calls_at_once_are_all_answered_and_leave_no_thread(door):
         for number in numbers:
             hand.cut(number)
         until(lambda: server.connections == 1)
-        until(lambda: server.admission.requests == 0)
+        until(lambda: server._admission.requests == 0)
         until(lambda: sum(t.name.startswith("bridge-world") for t in threading.enumerate()) <= 1)
 
 
@@ -1497,7 +1497,7 @@ def test_everything_of_a_connection_is_freed_when_it_closes_without_the_garbage_
             half = hand.open(grpc_timeout="1H")
             hand.raw(half, message(bytes(1_000_000))[:300_000])  # a request that is not complete
             hand.open(WATCH)
-            until(lambda: server.admission.bytes > 500_000)
+            until(lambda: server._admission.bytes > 500_000)
             (connection,) = server._connections.all.values()
             held = [connection, connection.protocol, connection.protocol.http, *connection.calls]
             assert len(held) == 5
@@ -1506,7 +1506,7 @@ def test_everything_of_a_connection_is_freed_when_it_closes_without_the_garbage_
             gc.collect()
             gc.disable()
         try:
-            until(lambda: (server.connections, server.admission.bytes) == (0, 0))
+            until(lambda: (server.connections, server._admission.bytes) == (0, 0))
             until(lambda: [ref() for ref in alive] == [None] * len(alive))
         finally:
             gc.enable()
@@ -1519,7 +1519,7 @@ def test_memory_is_taken_for_what_came_and_not_for_what_was_announced():
             hand.raw(number, message(b"")[:1] + struct.pack(">I", 512 << 20) + bytes(1000))
         other = hand.play()  # by which the server has seen the others
         assert hand.step(other, BEGIN).state == pb.RUNNING
-        assert 0 < server.admission.bytes < 50_000
+        assert 0 < server._admission.bytes < 50_000
 
 
 def test_a_message_that_is_cut_off_by_the_end_of_its_stream_is_an_error(server):
@@ -1557,7 +1557,9 @@ def test_a_connection_that_floods_is_read_later_and_in_smaller_pieces(server):
             return share.waiting == 1
 
         until(flood)
-        assert not any(connection.productive for connection in server._connections.all.values() if not connection.calls)
+        assert not any(
+            connection.account.productive for connection in server._connections.all.values() if not connection.calls
+        )
     until(lambda: share.waiting == 0)
 
 

@@ -15,12 +15,12 @@ from bridge import TLS, Limits, errors, make_remote, make_vec_remote, serve_gym
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.testing import EVERY_SPACE, CountingEnv, SpaceEnv
+from bridge.testing import EVERY_SPACE, CountingEnv
 from bridge.transport.certificates import make_certificates
 from bridge.wrappers import BlockingReset
 from tests import test_fidelity
 from tests.peers import Stream
-from tests.support import SmallNumbers, sampled, until
+from tests.support import sampled, until
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),  # Gymnasium's remarks about its own environments
@@ -41,19 +41,13 @@ def fidelity(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("fidelity")
 @pytest.mark.parametrize("name", sampled(["CartPole", "Taxi", "Blackjack", "Pong", "MiniGrid"], 5, 0))
 def test_remote_equals_local(name: str) -> None:
-    function, steps, vector_steps = test_fidelity.ZOO[name]
-    slow = name == "Pong"
-    test_fidelity.compare_one(function, min(steps, 40 if slow else 150))
-    test_fidelity.compare_many(function, 3, 1, min(vector_steps, 8 if slow else 25))
-    test_fidelity.compare_many(function, 4, 2, min(vector_steps, 8 if slow else 25))
+    test_fidelity.compare_briefly(name)
 
 
 @pytest.mark.usefixtures("fidelity")
 @pytest.mark.parametrize("name", sampled([name for name in EVERY_SPACE if name.startswith(("dict", "box"))], 6, 1))
 def test_spaces_arrive_exactly(name: str) -> None:
-    actions = None if name == "dict_empty" else EVERY_SPACE[name]()
-    test_fidelity.compare_one(lambda: SpaceEnv(EVERY_SPACE[name](), actions), 12)
-    test_fidelity.compare_many(lambda: SmallNumbers(SpaceEnv(EVERY_SPACE[name](), actions)), 2, 2, 8)
+    test_fidelity.compare_space(name)
 
 
 def test_a_unix_socket_and_the_port_are_the_users_own(tmp_path: Path) -> None:

@@ -18,11 +18,11 @@ import pytest
 
 from bridge import TLS, errors, make_remote, make_vec_remote, serve_gym
 from bridge.client.poller import Poller
-from bridge.testing import EVERY_SPACE, CountingEnv, Proxy, SpaceEnv
+from bridge.testing import EVERY_SPACE, CountingEnv, Proxy
 from bridge.transport.certificates import make_certificates
 from bridge.wrappers import BlockingReset
 from tests import test_fidelity
-from tests.support import SmallNumbers, sampled, until
+from tests.support import LargeArrays, sampled, until
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),  # Gymnasium's remarks about its own environments
@@ -60,37 +60,17 @@ def fidelity(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("fidelity")
 @pytest.mark.parametrize("name", sampled(["CartPole", "Taxi", "Blackjack", "Pong", "MiniGrid"], 5, 0))
 def test_remote_equals_local(name: str) -> None:
-    function, steps, vector_steps = test_fidelity.ZOO[name]
-    slow = name == "Pong"
-    test_fidelity.compare_one(function, min(steps, 40 if slow else 150))
-    test_fidelity.compare_many(function, 3, 1, min(vector_steps, 8 if slow else 25))
-    test_fidelity.compare_many(function, 4, 2, min(vector_steps, 8 if slow else 25))
+    test_fidelity.compare_briefly(name)
 
 
 @pytest.mark.usefixtures("fidelity")
 @pytest.mark.parametrize("name", sampled([name for name in EVERY_SPACE if name.startswith(("dict", "box"))], 6, 0))
 def test_spaces_arrive_exactly(name: str) -> None:
-    actions = None if name == "dict_empty" else EVERY_SPACE[name]()
-    test_fidelity.compare_one(lambda: SpaceEnv(EVERY_SPACE[name](), actions), 12)
-    test_fidelity.compare_many(lambda: SmallNumbers(SpaceEnv(EVERY_SPACE[name](), actions)), 2, 2, 8)
-
-
-class Pixels(gymnasium.Env[Any, Any]):
-    """Gives large observations, and takes large actions."""
-
-    observation_space = gymnasium.spaces.Box(0, 255, (700, 1000), np.uint8)
-    action_space = gymnasium.spaces.Box(0, 255, (700, 1000), np.uint8)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        return np.zeros((700, 1000), np.uint8), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return action + np.uint8(1), 0.0, False, False, {}
+    test_fidelity.compare_space(name)
 
 
 def test_large_arrays_are_the_users_own_and_writable() -> None:
-    with serve_gym(Pixels) as server:
+    with serve_gym(LargeArrays) as server:
         env = by_grpcio(server.url)
         env.reset(seed=0)
         first, *_ = env.step(np.full((700, 1000), 3, np.uint8))
@@ -196,7 +176,7 @@ def test_slots_whose_connections_are_cut_are_truncated_and_come_back() -> None:
 
 
 def test_messages_that_are_too_large_are_refused_at_both_ends() -> None:
-    with serve_gym(Pixels) as server:
+    with serve_gym(LargeArrays) as server:
         env = by_grpcio(server.url, max_message_bytes=100_000)
         with pytest.raises(errors.SettingError, match="larger than max_message_bytes=100000"):
             env.call("reset", "x" * 200_000)

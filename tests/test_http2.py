@@ -19,6 +19,7 @@ from bridge.errors import Code
 from bridge.transport.address import parse_address
 from bridge.transport.frames import HeadersReceived, Http2Error
 from bridge.transport.header_fields import HeaderReader, HeaderWriter
+from bridge.transport.http2 import Http2
 from bridge.transport.messages import MessageReader, message_parts
 
 HEADERS = [(":status", "200"), ("content-type", "application/grpc"), ("gymnasium-bridge", "1")]
@@ -294,6 +295,13 @@ def test_pings_go_both_ways():
     peer.to_server(peer.call.ping())
     peer.settle()
     assert peer.call.http.pongs == 1
+
+
+def test_a_server_may_widen_the_window_of_the_connection_before_the_first_call():
+    http = Http2(client=True)
+    assert http.receive_data(SETTINGS + frame(8, 0, 0, (1 << 20).to_bytes(4, "big"))) == []
+    with pytest.raises(Http2Error, match="stream 1, which was never opened"):
+        http.receive_data(frame(8, 0, 1, (1 << 20).to_bytes(4, "big")))
 
 
 def test_long_header_blocks_go_on_in_further_frames():

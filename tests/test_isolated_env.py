@@ -36,7 +36,8 @@ from bridge.testing import EVERY_SPACE, CountingEnv, SpaceEnv, VirtualClock
 from bridge.wrappers import BlockingReset
 from tests.parallel_envs import NAMES, Relay
 from tests.peers import Stream
-from tests.support import SmallNumbers, assert_identical, sampled, until, world_of
+from tests.support import SmallNumbers, sampled, until, world_of
+from tests.test_fidelity import step_together
 from tests.trick_envs import PatientEnv, TrickEnv, TrickRelay, gone, pid_of
 
 FAILURES = [
@@ -84,11 +85,7 @@ def test_every_space_passes_through_a_process_exactly(isolated: Any, lanes: int)
 
     local = SyncVectorEnv([make] * lanes)
     remote = BlockingReset(make_vec_remote(isolated(make, num_envs=lanes).url))
-    local.action_space.seed(4)
-    assert_identical(remote.reset(seed=2), local.reset(seed=2), "reset")
-    for step in range(5):
-        actions = local.action_space.sample()
-        assert_identical(remote.step(actions), local.step(actions), f"step {step}")
+    step_together(remote, local, 5, seed=2)
     remote.close()
     local.close()
 

@@ -19,7 +19,7 @@ from bridge.recording.reader import read_folder
 from bridge.recording.selection import Selection
 from bridge.testing import FailingEnv
 from tests.parallel_envs import Relay
-from tests.support import assert_identical, minigrid, sampled
+from tests.support import assert_identical, minigrid, play_vector, sampled
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # where its warnings are errors, the import of Box2D crashes the process
@@ -126,11 +126,7 @@ def test_lanes_are_episodes_of_their_own(tmp_path, datasets):
 
     with serve_gym("CartPole-v1", num_envs=2, record=tmp_path / "runs", record_observations=True) as server:
         envs = BlockingReset(make_vec_remote(server.url))
-        envs.action_space.seed(1)
-        envs.reset(seed=1)
-        for _ in range(80):
-            envs.step(envs.action_space.sample())
-        envs.close()
+        play_vector(envs, 80, seed=1)
     episodes = Selection().of(read_folder(tmp_path / "runs").episodes())
     export_minari(episodes, "test/lanes-v0")
     dataset = datasets.load_dataset("test/lanes-v0")

@@ -13,16 +13,13 @@ from bridge.recording.replay import verify
 from bridge.testing import VirtualClock
 from bridge.wrappers import BlockingReset
 from tests.recording_reader import episodes_of, hash_of, read_run
+from tests.support import play_vector
 
 
 def test_slots_of_a_bare_remote_are_recorded_and_verified(tmp_path):
     with serve_gym("CartPole-v1") as server:
         envs = Recorder(make_vec_remote(server.url, num_envs=2), tmp_path, player="agent:PPO")
-        envs.action_space.seed(1)
-        envs.reset(seed=5)
-        for _ in range(150):
-            envs.step(envs.action_space.sample())
-        envs.close()
+        play_vector(envs, 150, seed=5)
     found = read_folder(tmp_path)
     assert [stream.header["recorded_by"] for stream in found.streams] == ["client", "client"]
     episodes = found.episodes()

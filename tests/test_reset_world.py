@@ -12,7 +12,6 @@ from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from tests.parallel_envs import NAMES, Relay
-from tests.peers import Stream
 from tests.support import everywhere, until, world_of
 
 STEP = {"step": pb.StepRequest(actions={1: pack_tensor(0)}, requested_observations=[1])}
@@ -38,20 +37,6 @@ class Answer(threading.Thread):
 
     def kind(self):
         return self.result().WhichOneof("payload")
-
-
-@pytest.fixture
-def streams():
-    """Make streams, and close them."""
-    made = []
-
-    def make(server):
-        made.append(Stream(server))
-        return made[-1]
-
-    yield make
-    for stream in made:
-        stream.close()
 
 
 @pytest.fixture

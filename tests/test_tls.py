@@ -33,8 +33,8 @@ from bridge.transport.frames import PREFACE
 from bridge.transport.tls import Tls, client_context, server_context
 from bridge.wrappers import BlockingReset
 from tests import test_fidelity
-from tests.support import until
-from tests.test_unix import Frames, step_large_frames
+from tests.support import LargeArrays, until
+from tests.test_unix import step_large_frames
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_remote_equals_local(tls: dict[str, Any], certs: dict[str, Path], monkey
 
 
 def test_large_frames_go_both_ways(tls: dict[str, Any], certs: dict[str, Path]) -> None:
-    with serve_gym(Frames, **tls) as server:
+    with serve_gym(LargeArrays, **tls) as server:
         step_large_frames(server.url, tls=TLS(ca=certs["ca.pem"]))
         until(lambda: server.connections == 0)
 

@@ -32,27 +32,13 @@ from bridge.errors import (
 from bridge.wrappers import BlockingReset
 from tests import test_fidelity
 from tests.peers import PublicClient
-from tests.support import sampled, until
+from tests.support import LargeArrays, sampled, until
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="this platform has no Unix sockets"),
     pytest.mark.filterwarnings("ignore::UserWarning"),  # Gymnasium's remarks about its own environments
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-
-
-class Frames(gymnasium.Env[Any, Any]):
-    """Gives large observations, and takes large actions."""
-
-    observation_space = gymnasium.spaces.Box(0, 255, (700, 1000), np.uint8)
-    action_space = gymnasium.spaces.Box(0, 255, (700, 1000), np.uint8)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        return np.zeros((700, 1000), np.uint8), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return action + np.uint8(1), float(action.sum(dtype=np.int64)), False, False, {}
 
 
 @pytest.fixture
@@ -80,11 +66,7 @@ def over_unix(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
 @pytest.mark.parametrize("name", sampled(["CartPole", "Taxi", "Blackjack", "Pong", "MiniGrid"], 5))
 @pytest.mark.usefixtures("over_unix")
 def test_remote_equals_local(name: str) -> None:
-    function, steps, vector_steps = test_fidelity.ZOO[name]
-    slow = name == "Pong"
-    test_fidelity.compare_one(function, min(steps, 40 if slow else 150))
-    test_fidelity.compare_many(function, 3, 1, min(vector_steps, 8 if slow else 25))
-    test_fidelity.compare_many(function, 4, 2, min(vector_steps, 8 if slow else 25))
+    test_fidelity.compare_briefly(name)
 
 
 def step_large_frames(url: str, **keywords: Any) -> None:
@@ -99,7 +81,7 @@ def step_large_frames(url: str, **keywords: Any) -> None:
 
 
 def test_large_frames_go_both_ways(path: str) -> None:
-    with serve_gym(Frames, unix_path=path) as server:
+    with serve_gym(LargeArrays, unix_path=path) as server:
         step_large_frames(server.urls[1])
 
 
@@ -218,7 +200,7 @@ def test_a_token_is_asked_for(path: str) -> None:
 
 
 def test_a_response_beyond_the_limit_is_an_error_and_the_stream_goes_on(path: str) -> None:
-    with serve_gym(Frames, unix_path=path, limits=Limits(max_message_bytes=600_000)) as server:
+    with serve_gym(LargeArrays, unix_path=path, limits=Limits(max_message_bytes=600_000)) as server:
         env = make_remote(server.urls[1], timeout=10.0)
         for _ in range(2):
             with pytest.raises(RefusedError, match="max_message_bytes=600000"):

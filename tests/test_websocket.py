@@ -36,8 +36,8 @@ from bridge.transport.websocket import PATH, SUBPROTOCOL, token_subprotocol
 from bridge.wrappers import BlockingReset
 from tests import test_fidelity
 from tests.parallel_envs import Relay
-from tests.support import SERVE, sampled, server_process, until
-from tests.test_unix import Frames, step_large_frames
+from tests.support import SERVE, LargeArrays, sampled, server_process, until
+from tests.test_unix import step_large_frames
 from tests.websocket_tools import KEY, Hand, frame, handshake, request
 
 SECRET = "correct-horse/battery+staple"
@@ -98,9 +98,9 @@ def test_remote_equals_local(name):
 
 
 def test_large_frames_go_both_ways_with_and_without_tls(certs):
-    with serve_gym(Frames, web=True) as server:
+    with serve_gym(LargeArrays, web=True) as server:
         step_large_frames(ws(server))
-    with serve_gym(Frames, web=True, tls=TLS(certificate=certs["server.pem"], key=certs["server.key"])) as server:
+    with serve_gym(LargeArrays, web=True, tls=TLS(certificate=certs["server.pem"], key=certs["server.key"])) as server:
         assert ws(server).startswith("wss://")
         step_large_frames(ws(server), tls=TLS(ca=certs["ca.pem"]))
         until(lambda: server.connections == 0)
@@ -499,8 +499,8 @@ def test_memory_is_counted_for_what_came_and_given_back():
     with serve_gym(long, web=True, limits=Limits(max_queued_bytes=1_000_000)) as server:
         with Hand(server).open() as hand:
             hand.send(frame(Opcode.BINARY, bytes(900_000))[:500_000])
-            until(lambda: server.admission.bytes > 400_000)
-        until(lambda: server.admission.bytes == 0)
+            until(lambda: server._admission.bytes > 400_000)
+        until(lambda: server._admission.bytes == 0)
         with Hand(server).open() as hand:
             hand.send(frame(Opcode.BINARY, bytes(700_000), fin=False))
             with contextlib.suppress(ConnectionError):
@@ -508,12 +508,12 @@ def test_memory_is_counted_for_what_came_and_given_back():
             code, reason = hand.closed()
             assert code == 4008
             assert "max_queued_bytes=1000000"[:20] in reason or "requests and answers would take" in reason
-        until(lambda: server.admission.bytes == 0)
+        until(lambda: server._admission.bytes == 0)
         with Hand(server).open() as hand:
             hand.send(b"\x82\xff" + (900_000).to_bytes(8, "big"))
             hand.send(b"mask" + bytes(1000))
             make_remote(ws(server)).close()
-            assert server.admission.bytes == 0
+            assert server._admission.bytes == 0
 
 
 def test_of_a_client_of_which_much_waits_nothing_more_is_read(monkeypatch):
@@ -534,16 +534,16 @@ def test_of_a_client_of_which_much_waits_nothing_more_is_read(monkeypatch):
 
 
 def test_a_client_that_sends_and_does_not_read_costs_no_more_than_its_buffers():
-    with serve_gym(Frames, web=True) as server, Hand(server).open() as hand:
+    with serve_gym(LargeArrays, web=True) as server, Hand(server).open() as hand:
         hand.ask(join_world=pb.JoinWorldRequest())
         sending = threading.Thread(target=hand.send, args=(AGAIN * 30,))
         sending.start()
-        until(lambda: server.admission.bytes > 0)  # an answer that the socket does not take
-        assert server.admission.bytes < 10_000_000
+        until(lambda: server._admission.bytes > 0)  # an answer that the socket does not take
+        assert server._admission.bytes < 10_000_000
         sending.join(20)
         kinds = [hand.answer().WhichOneof("payload") for _ in range(90)]
         assert kinds == ["step", "leave_world", "join_world"] * 30
-        until(lambda: server.admission.bytes == 0)
+        until(lambda: server._admission.bytes == 0)
 
 
 def test_beyond_the_connections_a_client_is_told():
@@ -608,12 +608,12 @@ def test_a_client_that_goes_without_a_word_leaves_its_world(server):
 
 
 def test_everything_of_a_connection_is_freed_when_it_closes_without_the_garbage_collector():
-    with serve_gym(Frames, web=True) as server:
+    with serve_gym(LargeArrays, web=True) as server:
         with Hand(server).open() as hand, Hand(server) as half:
             half.send(b"GET / HTTP/1.1\r\n")
             hand.ask(join_world=pb.JoinWorldRequest())
             hand.send(AGAIN * 20)  # answers that wait
-            until(lambda: server.admission.bytes > 0)
+            until(lambda: server._admission.bytes > 0)
             held = [item for c in server._connections.all.values() for item in (c, c.protocol, *c.calls)]
             assert len(held) == 5
             alive = [weakref.ref(item) for item in held]
@@ -621,7 +621,7 @@ def test_everything_of_a_connection_is_freed_when_it_closes_without_the_garbage_
             gc.collect()
             gc.disable()
         try:
-            until(lambda: (server.connections, server.admission.bytes) == (0, 0))
+            until(lambda: (server.connections, server._admission.bytes) == (0, 0))
             until(lambda: [ref() for ref in alive] == [None] * len(alive))
         finally:
             gc.enable()

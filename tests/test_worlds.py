@@ -32,19 +32,6 @@ def destroy(stream, name):
 
 
 @pytest.fixture
-def streams():
-    made = []
-
-    def make(server):
-        made.append(Stream(server))
-        return made[-1]
-
-    yield make
-    for stream in made:
-        stream.close()
-
-
-@pytest.fixture
 def server():
     with bridge.serve_gym(lambda length=100: CountingEnv(length)) as server:
         yield server

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator
 
 import gymnasium
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from gymnasium.vector import SyncVectorEnv
 
-from benchmarks.loops import vector_stepping
+from benchmarks.loops import async_stepping, vector_stepping
 from benchmarks.registry import Measure, goal, subject
 from bridge import make_vec_remote
 from bridge.cli.launch import ServerProcess
@@ -34,14 +33,7 @@ def sync_vector() -> Iterator[Measure]:
 
 @subject("async-64", f"in process: AsyncVectorEnv, {LANES} envs", group="cartpole", kind="peer")
 def async_vector() -> Iterator[Measure]:
-    # Not by a fork of this process, which runs gRPC's threads.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["gymnasium.envs.classic_control", "gymnasium.vector"])
-    envs = AsyncVectorEnv([make_cartpole] * LANES, shared_memory=True, context="forkserver")
-    try:
-        yield vector_stepping(envs)
-    finally:
-        envs.close(terminate=True)
+    yield from async_stepping(make_cartpole, LANES, "gymnasium.envs.classic_control")
 
 
 @subject("lanes-64-grpc", f"gRPC: {LANES} lanes in one world", group="cartpole")

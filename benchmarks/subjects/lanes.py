@@ -8,7 +8,7 @@ from typing import Any
 
 import gymnasium
 
-from benchmarks.loops import vector_stepping
+from benchmarks.loops import sampled_actions, stepping, vector_stepping
 from benchmarks.registry import Measure, goal, subject
 from benchmarks.serving import Script, joined, server_on
 from benchmarks.subjects.cartpole import ENV_ID, LANES
@@ -60,28 +60,21 @@ server.shutdown()
 """
 
 
+def cartpole_actions(num_envs: int) -> gymnasium.Space[Any]:
+    """Return the action space of so many CartPoles."""
+    return gymnasium.vector.utils.batch_space(gymnasium.make(ENV_ID).action_space, num_envs)
+
+
 @subject("rlmesh-64", f"rlmesh: {LANES} lanes of one endpoint", group="cartpole", kind="peer")
 def rlmesh_lanes() -> Iterator[Measure]:
     from rlmesh.numpy import RemoteVectorEnv
 
     with Script(RLMESH, str(LANES)) as address:
         envs = RemoteVectorEnv(address)
-        space = gymnasium.vector.utils.batch_space(gymnasium.make(ENV_ID).action_space, LANES)
-        space.seed(0)
-        actions = [space.sample() for _ in range(64)]
+        actions = sampled_actions(cartpole_actions(LANES))
         envs.reset(seed=0)
-
-        def measure(seconds: float) -> float:
-            count = 0
-            start = time.perf_counter()
-            end = start + seconds
-            while (now := time.perf_counter()) < end:
-                envs.step(actions[count % 64])
-                count += 1
-            return count * LANES / (now - start)
-
         try:
-            yield measure
+            yield stepping(envs.step, actions, LANES)
         finally:
             envs.close()
 
@@ -107,19 +100,12 @@ def ray_actors() -> Iterator[Measure]:
                 return self.envs.step(actions)
 
         actors = [Actor.remote() for _ in range(2)]
-        space = gymnasium.vector.utils.batch_space(gymnasium.make(ENV_ID).action_space, LANES // 2)
-        actions = space.sample()
+        actions = sampled_actions(cartpole_actions(LANES // 2))
 
-        def measure(seconds: float) -> float:
-            count = 0
-            start = time.perf_counter()
-            end = start + seconds
-            while (now := time.perf_counter()) < end:
-                ray.get([actor.step.remote(actions) for actor in actors])
-                count += LANES
-            return count / (now - start)
+        def step(actions: Any) -> None:
+            ray.get([actor.step.remote(actions) for actor in actors])
 
-        yield measure
+        yield stepping(step, actions, LANES)
     finally:
         ray.shutdown()
 
@@ -140,21 +126,9 @@ def by_envpool(num_envs: int) -> Iterator[Measure]:
     import envpool
 
     envs = envpool.make_gymnasium(ENV_ID, num_envs=num_envs)
-    space = gymnasium.vector.utils.batch_space(gymnasium.make(ENV_ID).action_space, num_envs)
-    space.seed(0)
-    actions = [space.sample() for _ in range(64)]
+    actions = sampled_actions(cartpole_actions(num_envs))
     envs.reset()
-
-    def measure(seconds: float) -> float:
-        count = 0
-        start = time.perf_counter()
-        end = start + seconds
-        while (now := time.perf_counter()) < end:
-            envs.step(actions[count % 64])
-            count += 1
-        return count * num_envs / (now - start)
-
-    yield measure
+    yield stepping(envs.step, actions, num_envs)
     envs.close()
 
 

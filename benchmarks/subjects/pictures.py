@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator
 
 import gymnasium
-from gymnasium.vector import AsyncVectorEnv
 
 import benchmarks.envs  # noqa: F401 - registers them
-from benchmarks.loops import vector_stepping
+from benchmarks.loops import async_stepping, vector_stepping
 from benchmarks.registry import Measure, goal, subject
 from benchmarks.serving import joined, server_on
 
@@ -26,13 +24,7 @@ def make_frames() -> gymnasium.Env:
     "frames-async", f"in process: AsyncVectorEnv with shared memory, {FRAMES} × 210×160×3", group="frames", kind="peer"
 )
 def frames_async() -> Iterator[Measure]:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.envs", "gymnasium.vector"])
-    envs = AsyncVectorEnv([make_frames] * FRAMES, shared_memory=True, context="forkserver")
-    try:
-        yield vector_stepping(envs)
-    finally:
-        envs.close(terminate=True)
+    yield from async_stepping(make_frames, FRAMES, "benchmarks.envs")
 
 
 def lanes(transport: str, env_id: str, count: int) -> Iterator[Measure]:

@@ -9,8 +9,7 @@ from benchmarks.loops import vector_stepping
 from benchmarks.registry import Measure, goal, subject
 from benchmarks.serving import joined, server_on
 from benchmarks.subjects.cartpole import ENV_ID, LANES
-from benchmarks.subjects.transports import single_stepping
-from bridge import make_remote
+from benchmarks.subjects.transports import one_over
 
 
 @subject("lanes-64-recorded", f"gRPC: {LANES} lanes in one world, recorded", group="cartpole")
@@ -24,12 +23,8 @@ def recorded_lanes() -> Iterator[Measure]:
 
 
 def one_recorded(transport: str) -> Iterator[Measure]:
-    with tempfile.TemporaryDirectory() as folder, server_on(transport, ENV_ID, "--record", folder) as url:
-        env = make_remote(url)
-        try:
-            yield single_stepping(env)
-        finally:
-            env.close()
+    with tempfile.TemporaryDirectory() as folder:
+        yield from one_over(transport, "--record", folder)
 
 
 @subject("one-recorded", "gRPC: one CartPole, recorded", group="one")

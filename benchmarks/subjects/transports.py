@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import queue
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import grpc
-from gymnasium.vector import AsyncVectorEnv
 
-from benchmarks.loops import vector_stepping
+from benchmarks.loops import async_stepping, vector_stepping
 from benchmarks.registry import Measure, goal, subject
 from benchmarks.serving import Script, joined, server_on
 from benchmarks.subjects.cartpole import ENV_ID, LANES, make_cartpole
@@ -74,8 +72,9 @@ def bare_echo() -> Iterator[Measure]:
         requests.put(None)
 
 
-def one_over(transport: str) -> Iterator[Measure]:
-    with server_on(transport, ENV_ID) as url:
+def one_over(transport: str, *options: str) -> Iterator[Measure]:
+    """Give a measure of one CartPole of `bridge serve`, with further options of the command."""
+    with server_on(transport, ENV_ID, *options) as url:
         env = make_remote(url)
         try:
             yield single_stepping(env)
@@ -106,13 +105,7 @@ goal("B-5", "one-unix", against="dm-one", at_least=3.0)
 
 @subject("async-worlds", f"in process: AsyncVectorEnv, {LANES} envs", group="worlds", kind="peer")
 def async_vector() -> Iterator[Measure]:
-    context = multiprocessing.get_context("forkserver")  # not by a fork of this process, which runs gRPC's threads
-    context.set_forkserver_preload(["gymnasium.envs.classic_control", "gymnasium.vector"])
-    envs = AsyncVectorEnv([make_cartpole] * LANES, shared_memory=True, context="forkserver")
-    try:
-        yield vector_stepping(envs)
-    finally:
-        envs.close(terminate=True)
+    yield from async_stepping(make_cartpole, LANES, "gymnasium.envs.classic_control")
 
 
 def worlds_over(transport: str) -> Iterator[Measure]:

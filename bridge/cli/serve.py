@@ -9,20 +9,16 @@ import argparse
 import ast
 import dataclasses
 import inspect
-import logging
 import os
 import re
-import signal
-import sys
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, MappingProxyType
+from types import MappingProxyType
 from typing import Any
 
 from bridge.cli.lobby import read_key
 from bridge.cli.program import OK, say
+from bridge.cli.running import add_running_options, run_server, server_logging, sigterm_as_interrupt
 from bridge.cli.target import Target, find_policies, find_target
 from bridge.errors import SettingError
 from bridge.keywords import flat_names
@@ -30,7 +26,7 @@ from bridge.server.limits import Limits
 from bridge.server.process_group import ServerGroup
 from bridge.server.serve import serve_gym
 from bridge.server.serve_parallel import serve_parallel
-from bridge.server.server import SWITCH_INTERVAL, Server
+from bridge.server.server import Server
 from bridge.transport.credentials import TLS, TOKEN_VARIABLE
 from bridge.worlds.realtime.clocked_world import RealTime
 
@@ -42,9 +38,6 @@ __all__ = [
     "read_pairs",
     "register",
     "serve_options",
-    "server_logging",
-    "sigterm_as_interrupt",
-    "stop_on_eof",
 ]
 
 SERVED_AT = " served at "
@@ -103,14 +96,7 @@ def register(commands: Any) -> None:
         metavar="KEY",
         help="with --perlert: slots that a random policy plays while nobody holds them; without keys all",
     )
-    parser.add_argument(
-        "--exit-on-eof",
-        action="store_true",
-        help="stop when standard input ends, so that no server outlives the program that started it",
-    )
-    parser.add_argument(
-        "-v", "--verbose", action="count", default=0, help="log connections and refusals too; twice: everything"
-    )
+    add_running_options(parser)
     parser.add_argument("-q", "--quiet", action="store_true", help="log nothing, also not what environments raise")
     parser.set_defaults(run=run)
 
@@ -265,24 +251,6 @@ def run(arguments: argparse.Namespace) -> int:
         return _serve(arguments, keywords)
 
 
-@contextmanager
-def server_logging(verbose: int, quiet: bool) -> Iterator[None]:
-    """Write what the package logs to standard error: failures; `verbose` more, `quiet` nothing."""
-    log, handler = logging.getLogger("bridge"), logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    before, propagate = log.level, log.propagate
-    levels = (logging.WARNING, logging.INFO, logging.DEBUG)
-    log.setLevel(logging.CRITICAL if quiet else levels[min(verbose, 2)])
-    log.addHandler(handler)
-    log.propagate = False
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(before)
-        log.propagate = propagate
-
-
 def _serve(arguments: argparse.Namespace, keywords: dict[str, Any]) -> int:
     target = find_target(arguments.env)
     if arguments.perlert is not None:
@@ -292,23 +260,15 @@ def _serve(arguments: argparse.Namespace, keywords: dict[str, Any]) -> int:
             raise SettingError(f"--{name.replace('_', '-')} is for --perlert PORT: give that too")
     serve: Callable[..., Server] = serve_parallel if target.several_agents else serve_gym
     _refuse(keywords, _keywords(serve), f"for {arguments.env[0]}, {_KIND[target.several_agents]}")
-    sys.setswitchinterval(SWITCH_INTERVAL)
-    with sigterm_as_interrupt():
-        server = serve(target.env, start=False, **grouped_keywords(keywords, serve))
-
-        def started() -> None:
-            announce(server, arguments.env, kind, credentials)
-            if arguments.exit_on_eof:
-                threading.Thread(target=stop_on_eof, args=(server,), daemon=True).start()
-
-        try:
-            lanes = keywords.get("num_envs", 1) > 1 or keywords.get("vectorization_mode", "sync") != "sync"
-            credentials = client_credentials(keywords)
-            kind = "agents" if target.several_agents else "lanes" if lanes else "one"
-            server.run(started=started)
-        except KeyboardInterrupt:  # a signal before `run` took over
-            server.stop()
-        say("stopped: connections and environments are closed")
+    lanes = keywords.get("num_envs", 1) > 1 or keywords.get("vectorization_mode", "sync") != "sync"
+    kind = "agents" if target.several_agents else "lanes" if lanes else "one"
+    credentials = client_credentials(keywords)
+    run_server(
+        lambda: serve(target.env, start=False, **grouped_keywords(keywords, serve)),
+        lambda server: announce(server, arguments.env, kind, credentials),
+        exit_on_eof=arguments.exit_on_eof,
+    )
+    say("stopped: connections and environments are closed")
     return OK
 
 
@@ -421,28 +381,3 @@ def connecting_lines(
         where = f"[{', '.join(quoted)}]" if len(urls) > 1 else quoted[0]
         return [f"from bridge import {names}make_vec_remote", f"envs = make_vec_remote({where}{given})"]
     return [f"from bridge import {names}make_remote", f"env = make_remote({quoted[0]}{given})"]
-
-
-@contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does, also where a shell started this process with Ctrl-C ignored."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def stop_on_eof(server: Server) -> None:
-    """Stop a server once whoever started this process is gone, or has closed its end of the pipe."""
-    # os.read: a thread that waits in sys.stdin would hold a lock that the interpreter wants at its end.
-    while os.read(0, 4096):
-        pass
-    server.stop(2.0)
-    threading.main_thread().join(5.0)
-    os._exit(OK)  # an environment is in a call that does not return

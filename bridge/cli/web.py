@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 from bridge.cli.lobby import read_key
 from bridge.cli.program import OK, say
-from bridge.cli.serve import grouped_keywords, keyword_options, server_logging, sigterm_as_interrupt, stop_on_eof
+from bridge.cli.running import add_running_options, run_server, server_logging
+from bridge.cli.serve import grouped_keywords, keyword_options
 from bridge.gateway.serve import serve_gateway
-from bridge.server.server import SWITCH_INTERVAL, Server
+from bridge.server.server import Server
 from bridge.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
 
 __all__ = ["register"]
@@ -68,14 +67,7 @@ def register(commands: Any) -> None:
             }
         parser.add_argument(flag, **options)
     parser.add_argument("--perlert-key-file", type=Path, metavar="PATH", help="a file with the lobbies' pre-shared key")
-    parser.add_argument(
-        "--exit-on-eof",
-        action="store_true",
-        help="stop when standard input ends, so that no gateway outlives the program that started it",
-    )
-    parser.add_argument(
-        "-v", "--verbose", action="count", default=0, help="log connections and refusals too; twice: everything"
-    )
+    add_running_options(parser)
     add_credential_options(parser, _UPSTREAM, "what the gateway shows to the servers")
     parser.set_defaults(run=run)
 
@@ -94,19 +86,12 @@ def run(arguments: argparse.Namespace) -> int:
         upstream = dataclasses.replace(upstream, token=None)
     key = read_key(arguments.perlert_key_file)
     given = grouped_keywords(keywords, serve_gateway)
-    sys.setswitchinterval(SWITCH_INTERVAL)
-    with server_logging(arguments.verbose, False), sigterm_as_interrupt():
-        server = serve_gateway(arguments.urls, upstream=upstream, perlert_key=key, start=False, **given)
-
-        def started() -> None:
-            _announce(server, keywords)
-            if arguments.exit_on_eof:
-                threading.Thread(target=stop_on_eof, args=(server,), daemon=True).start()
-
-        try:
-            server.run(started=started)
-        except KeyboardInterrupt:  # a signal before `run` took over
-            server.stop()
+    with server_logging(arguments.verbose, False):
+        run_server(
+            lambda: serve_gateway(arguments.urls, upstream=upstream, perlert_key=key, start=False, **given),
+            lambda server: _announce(server, keywords),
+            exit_on_eof=arguments.exit_on_eof,
+        )
     say("stopped: connections are closed")
     return OK
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from bridge.encoding.tensors import Array, Spec
+from bridge.encoding.tensors import Array, Spec, pack_varint
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["StepAnswer", "StepCodec"]
@@ -43,15 +43,6 @@ _LARGE = 65536
 # From here on a regular expression is slower than bytes' own methods.
 _MANY = 32
 _SMALL = tuple(bytes([number]) for number in range(128))
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
 
 
 def _read_varint(data: bytes | bytearray, start: int) -> tuple[int, int]:
@@ -123,14 +114,14 @@ class _Template:
             field, width = _MEMBERS[spec.dtype.str[1:]]
             count = math.prod(spec.shape)
             size = count * (width or 1)
-            payload = b"\x0a" + _varint(size)
-            member = bytes([field << 3 | 2]) + _varint(len(payload) + size) + payload
-            dims = b"".join(map(_varint, spec.shape))
-            shape = b"\x7a" + _varint(len(dims)) + dims if dims else b""
-            key = b"\x08" + _varint(uid)
+            payload = b"\x0a" + pack_varint(size)
+            member = bytes([field << 3 | 2]) + pack_varint(len(payload) + size) + payload
+            dims = b"".join(map(pack_varint, spec.shape))
+            shape = b"\x7a" + pack_varint(len(dims)) + dims if dims else b""
+            key = b"\x08" + pack_varint(uid)
             tensor = len(member) + size + len(shape)
-            head = key + b"\x12" + _varint(tensor)
-            before += entry + _varint(len(head) + tensor) + head + member
+            head = key + b"\x12" + pack_varint(tensor)
+            before += entry + pack_varint(len(head) + tensor) + head + member
             offset += len(before)
             stored = spec.dtype if width or spec.dtype.kind == "b" else _BYTE
             most = 1 if spec.dtype.kind == "b" else 127
@@ -331,7 +322,7 @@ class StepCodec:
         self._actions = _template(_REQUEST_ENTRY, actions)
         self._observations = _template(_RESPONSE_ENTRY, observations)
         wants = pb.StepRequest(requested_observations=wanted).SerializeToString()
-        self._request_head = b"\x1a" + _varint(len(wants) + self._actions.size) + wants
+        self._request_head = b"\x1a" + pack_varint(len(wants) + self._actions.size) + wants
         self._request_size = len(self._request_head) + self._actions.size
         self._blank_request: Array = np.frombuffer(self._request_head + self._actions.blank(), _BYTE)
         self.form: object = (self._request_head, self._actions)
@@ -386,7 +377,7 @@ class StepCodec:
         if info != known:
             entry = self._write_info(info or b"") if self.has_info else b""
             size = 2 + self._observations.size + len(entry)
-            head = b"\x1a" + _varint(size) + b"\x08"
+            head = b"\x1a" + pack_varint(size) + b"\x08"
             self._last_written = (info, entry, head)
         parts: list[bytes | memoryview] = [head + _SMALL[state]]
         if not self._observations.write(arrays, parts):
@@ -395,11 +386,11 @@ class StepCodec:
         return parts
 
     def _write_info(self, info: bytes) -> bytes:
-        payload = b"\x0a" + _varint(len(info)) + info if info else b""
-        dims = _varint(len(info))
-        tensor = b"\x32" + _varint(len(payload)) + payload + b"\x7a" + _varint(len(dims)) + dims
-        body = b"\x08" + _varint(self._info_uid) + b"\x12" + _varint(len(tensor)) + tensor
-        return _RESPONSE_ENTRY + _varint(len(body)) + body
+        payload = b"\x0a" + pack_varint(len(info)) + info if info else b""
+        dims = pack_varint(len(info))
+        tensor = b"\x32" + pack_varint(len(payload)) + payload + b"\x7a" + pack_varint(len(dims)) + dims
+        body = b"\x08" + pack_varint(self._info_uid) + b"\x12" + pack_varint(len(tensor)) + tensor
+        return _RESPONSE_ENTRY + pack_varint(len(body)) + body
 
     def read_response(self, data: bytes | bytearray) -> StepAnswer | None:
         """Match a response; None: protobuf must read it."""

@@ -24,6 +24,7 @@ __all__ = [
     "cast",
     "fill_tensor",
     "pack_tensor",
+    "pack_varint",
     "to_array",
     "unpack_tensor",
     "wire_dtype",
@@ -146,7 +147,8 @@ def to_array(value: Any) -> Array:
     return array
 
 
-def _varint(number: int) -> bytes:
+def pack_varint(number: int) -> bytes:
+    """Return a number of zero or more as Protocol Buffers write it."""
     out = bytearray()
     while number > 127:
         out.append(number & 127 | 128)
@@ -168,7 +170,7 @@ def _fill_payload(payload: Any, member: str, array: Array) -> None:
         payload.array.extend(array.ravel().tolist())
         return
     if data:
-        payload.MergeFromString(b"\x0a" + _varint(len(data)) + data)
+        payload.MergeFromString(b"\x0a" + pack_varint(len(data)) + data)
 
 
 def fill_tensor(tensor: pb.Tensor, array: Array) -> None:

@@ -106,11 +106,9 @@ def launch(
     name = f"fleet-{secrets.token_hex(4)}" if name is None else name
     if not isinstance(name, str) or not name or "/" in name:
         raise SettingError(f"expected the name of a fleet to be a text without '/', got {name!r}")
-    pieces = _pieces(env, options)
     of_actors = {"num_cpus": cpus_per_server, **(ray_options or {})}
-    return _start(
-        FleetSettings(name, num_envs, slots, token, limits.drain_timeout, of_actors), servers, pieces, timeout
-    )
+    settings = FleetSettings(name, num_envs, slots, token, limits.drain_timeout, of_actors)
+    return _start(settings, servers, _pieces(env, options), timeout)
 
 
 def _start(settings: FleetSettings, servers: int, pieces: list[bytes], timeout: float) -> Fleet:

@@ -59,51 +59,61 @@ def export_minari(
         SettingError: Minari is not installed, or there is such a dataset.
         RecordingError: The episodes are of several environments, or their observations are not to be had.
     """
-    try:
-        import minari
-        from minari.data_collector import EpisodeBuffer
-    except ImportError as error:
-        raise SettingError(f"this needs Minari: {install_command('minari')}") from error
+    minari = _minari()
     stream = _one_environment(episodes)
+    more = {} if data_format is None else {"data_format": data_format}
     names = []
     for agent in parts_of(episodes[0]):
         dataset = name if agent is None else _of_agent(name, agent)
         data = [one for one in (_loaded(episode, env, agent) for episode in episodes) if one is not None]
         if not data:
             raise RecordingError(f"there is no step{'' if agent is None else f' of {agent}'} in these episodes")
-        buffers = [
-            EpisodeBuffer(
-                id=number,
-                seed=one.episode.seed,
-                observations=stacked(one.observation_space, one.observations),
-                actions=stacked(one.action_space, one.actions),
-                rewards=list(one.rewards),
-                terminations=one.terminations.tolist(),
-                truncations=one.truncations.tolist(),
-            )
-            for number, one in enumerate(data)
-        ]
-        more = {} if data_format is None else {"data_format": data_format}
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", ".* is (set to )?None")  # an address, a link: what nobody gave
-                minari.create_dataset_from_buffers(
-                    dataset_id=dataset,
-                    buffer=buffers,
-                    env=_spec_of(stream),
-                    observation_space=data[0].observation_space,
-                    action_space=data[0].action_space,
-                    author=author,
-                    description=_describe(data),
-                    requirements=_requirements(stream),
-                    jpeg_encoding=False,  # which loses colours
-                    **more,
-                )
-        except ValueError as error:
-            raise SettingError(f"Minari does not take the dataset {dataset!r}: {error}") from error
+        _write_dataset(minari, dataset, stream, data, author=author, **more)
         names.append(dataset)
-        say(f"{dataset}: {len(buffers)} episodes, {sum(len(one.actions) for one in data)} steps")
+        say(f"{dataset}: {len(data)} episodes, {sum(len(one.actions) for one in data)} steps")
     return names
+
+
+def _minari() -> Any:
+    """Return the package, or raise SettingError where it is not installed."""
+    try:
+        import minari
+        import minari.data_collector
+    except ImportError as error:
+        raise SettingError(f"this needs Minari: {install_command('minari')}") from error
+    return minari
+
+
+def _write_dataset(minari: Any, name: str, stream: Stream, data: Sequence[EpisodeData], **more: Any) -> None:
+    """Write a dataset; `more` goes to Minari as it is. Raises SettingError where Minari does not take it."""
+    buffers = [
+        minari.data_collector.EpisodeBuffer(
+            id=number,
+            seed=one.episode.seed,
+            observations=stacked(one.observation_space, one.observations),
+            actions=stacked(one.action_space, one.actions),
+            rewards=list(one.rewards),
+            terminations=one.terminations.tolist(),
+            truncations=one.truncations.tolist(),
+        )
+        for number, one in enumerate(data)
+    ]
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".* is (set to )?None")  # an address, a link: what nobody gave
+            minari.create_dataset_from_buffers(
+                dataset_id=name,
+                buffer=buffers,
+                env=_spec_of(stream),
+                observation_space=data[0].observation_space,
+                action_space=data[0].action_space,
+                description=_describe(data),
+                requirements=_requirements(stream),
+                jpeg_encoding=False,  # which loses colours
+                **more,
+            )
+    except ValueError as error:
+        raise SettingError(f"Minari does not take the dataset {name!r}: {error}") from error
 
 
 def _loaded(episode: Episode, env: Any, agent: str | None) -> EpisodeData | None:

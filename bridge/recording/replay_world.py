@@ -18,14 +18,13 @@ import gymnasium
 
 from bridge.encoding import values
 from bridge.encoding.properties import TEXT, Property, PropertyTree
-from bridge.encoding.tensors import unpack_tensor
-from bridge.errors import Code, RecordingError, RequestError, SettingError, TensorError
+from bridge.errors import Code, RecordingError, RequestError, SettingError
 from bridge.logs import SafeLog
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.recording.player import LARGEST_SPEED, EpisodeEnv, begun
 from bridge.recording.reader import open_episode
-from bridge.worlds.base import Agent, refuse_unknown
+from bridge.worlds.base import Agent, read_text, refuse_unknown
 from bridge.worlds.isolated.env import start_isolated
 from bridge.worlds.isolated.world import Isolation
 from bridge.worlds.realtime.clocked_world import ROLES, RealtimeOptions, one_of
@@ -45,6 +44,7 @@ LINGER = 10.0
 CALL_TIMEOUT = 60.0
 """Seconds that its process may take to read the recording, or to get to a step."""
 _ID = re.compile(r"[0-9A-Za-z]+-[0-9a-f]+-\d+\.\d+\.\d+")
+_EXPECTED_ID = "the id of an episode as server.recordings lists it, such as 20261122T140501-3fa9c1-1.0.17"
 _CONTROLS: Mapping[str, tuple[type, ...]] = {"paused": (bool,), "position": (int,), "speed": (int, float)}
 
 
@@ -74,7 +74,7 @@ class Replays:
                 Code.UNIMPLEMENTED,
                 "a server on Windows shows no recorded episodes beside its worlds; use bridge replay EPISODE --serve",
             )
-        episode = _read_id(settings[REPLAY])
+        episode = read_text(settings[REPLAY], REPLAY, "CreateWorld", _ID, _EXPECTED_ID)
         if len(self._open) >= MOST_REPLAYS:
             raise RequestError(
                 Code.RESOURCE_EXHAUSTED,
@@ -110,20 +110,6 @@ class Replays:
         except BaseException:
             await env.close()
             raise
-
-
-def _read_id(tensor: pb.Tensor) -> str:
-    try:
-        text = unpack_tensor(tensor, REPLAY)[()]
-    except TensorError as error:
-        raise RequestError(Code.INVALID_ARGUMENT, f"bad CreateWorld settings: {error}") from error
-    if not isinstance(text, str) or not _ID.fullmatch(text):
-        raise RequestError(
-            Code.INVALID_ARGUMENT,
-            "expected the setting replay to be the id of an episode as server.recordings lists it, such as "
-            f"20261122T140501-3fa9c1-1.0.17, got {text!r:.80}",
-        )
-    return text
 
 
 def _show(path: Path, factory: Callable[..., Any] | None, entry_point: str, specs: Sequence[Any]) -> EpisodeEnv:

@@ -96,7 +96,6 @@ class Connection:
         self.protocol: ConnectionProtocol
         self.answer: Callable[[Call, list[bytes | memoryview], int], bool]
         """Send an answer with the next `flush`; return whether the client has room for all of it."""
-        self._http: Http2 | None = None
         self.calls: set[Call] = set()
         self.blocked_calls: set[Call] = set()
         """Those whose requests wait until the client takes their answers."""
@@ -106,8 +105,6 @@ class Connection:
         """What is to be sent with the next `flush`; the protocol appends to it."""
         self.unsent: deque[memoryview] = deque()
         """What the socket did not take."""
-        self.on_events: Callable[[int], None] = lambda events: None
-        """What the event loop calls when the socket is ready."""
         self.events = READ
         """What the event loop watches the socket for."""
         self.paused = False
@@ -124,14 +121,11 @@ class Connection:
         self._admission = admission
         self._held = 0
         self.account = account
-        self.productive = False
-        """Whether what was received last belonged to a request."""
 
     def speak(self, protocol: ConnectionProtocol) -> None:
         """Speak a protocol from now on."""
         self.protocol = protocol
         self.answer = protocol.answer
-        self._http = protocol.http
 
     # What counts for `max_queued_bytes`
 
@@ -167,21 +161,21 @@ class Connection:
             OSError: As the socket does; ssl.SSLError where TLS ends it.
             RequestError: The bytes cannot be read.
         """
-        http = self._http
+        http, account = self.protocol.http, self.account
         if http is not None and self.tls is None:
             buffer = http.get_buffer() if http.frame is not None else None
             if buffer is not None:
                 with buffer:
                     count = self.sock.recv_into(buffer)
                 self.protocol.buffer_updated(count)
-                self.productive = True
+                account.productive = True
                 return count
-        data = self.sock.recv(CHUNK if self.productive else SMALL_CHUNK)
+        data = self.sock.recv(CHUNK if account.productive else SMALL_CHUNK)
         before = self.unserved
         plain = data if self.tls is None else self.tls.receive(data)
         if plain:
             self.protocol.receive_data(plain)
-        self.productive = self.unserved > before or self.protocol.receives_large
+        account.productive = self.unserved > before or self.protocol.receives_large
         return len(data)
 
     # What goes

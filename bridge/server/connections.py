@@ -177,8 +177,7 @@ class Connections:
         self._close_after(connection, _HELLO_TIMEOUT)
         if self._keepalive is None:
             self._keepalive = self._loop.scheduler.call_later(_KEEPALIVE, self._check_keepalive)
-        connection.on_events = partial(self._on_events, connection)
-        self._loop.register(sock, READ, connection.on_events)
+        self._loop.register(sock, READ, partial(self._on_events, connection))
         connection.speak(self._speak(connection))
         if tls is None:
             self.flush(connection)
@@ -243,7 +242,7 @@ class Connections:
                 connection.drain()
             # Of a connection whose requests are still to be served nothing more is read: they would grow without end.
             if events & READ and not connection.unserved:
-                productive = connection.productive and not connection.ending
+                productive = connection.account.productive and not connection.ending
                 if not (connection.receive() if productive else self._receive(connection)):
                     self.close(connection)
             if connection.blocked_calls and not connection.unsent:
@@ -277,7 +276,7 @@ class Connections:
         try:
             return len(connection.sock.recv(CHUNK)) if connection.ending else connection.receive()
         finally:
-            if connection.ending or not connection.productive:
+            if connection.ending or not connection.account.productive:
                 self._charge(connection, time.thread_time() - began)
 
     def flush(self, connection: Connection) -> None:
@@ -312,7 +311,7 @@ class Connections:
         events = WRITE if connection.unsent else READ if reads else 0
         if events != connection.events:
             connection.events = events
-            self._loop.modify(connection.sock, events, connection.on_events)
+            self._loop.modify(connection.sock, events, partial(self._on_events, connection))
 
     # Closing
 
@@ -348,7 +347,7 @@ class Connections:
         connection.protocol.connection_lost()
         self._read_again(connection)
         connection.sock.close()
-        del connection.protocol, connection.answer, connection.on_events  # which refer to it
+        del connection.protocol, connection.answer  # which refer to it
 
     @property
     def busy(self) -> bool:

@@ -38,12 +38,14 @@ class ProcessorAccount:
         now: The time.
     """
 
-    __slots__ = ("_credit", "_seen", "_share", "timer")
+    __slots__ = ("_credit", "_seen", "_share", "productive", "timer")
 
     def __init__(self, share: FairShare, now: float) -> None:
         self._share = share
         self._credit = BURST / 4
         self._seen = now
+        self.productive = False
+        """Whether what the connection sent last belonged to a request: the time for what follows is not counted."""
         self.timer: Timer | None = None
         """Has the connection read again, where it has used more than it may; None: it is read."""
 

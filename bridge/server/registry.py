@@ -85,15 +85,23 @@ class Registry:
         source: Makes the worlds.
         limits: How many there may be, `idle_timeout` and `reset_world_timeout`.
         runtime: Runs the calls of environments, and what waits.
+        unix_path: Where this server listens on a Unix socket; None: nowhere.
+        lists_worlds: Whether clients may see the worlds that others made, and who is in them: for the page.
     """
 
-    def __init__(self, source: WorldSource, limits: Limits, runtime: Runtime) -> None:
+    def __init__(
+        self,
+        source: WorldSource,
+        limits: Limits,
+        runtime: Runtime,
+        *,
+        unix_path: str | None = None,
+        lists_worlds: bool = False,
+    ) -> None:
         self.gallery: Gallery | None = None
         """Draws worlds for those who watch; None: nobody may."""
-        self.lists_worlds = False
-        """Whether clients may see the worlds that others made, and who is in them: for the page."""
-        self.unix_path: str | None = None
-        """Where this server listens on a Unix socket."""
+        self._lists_worlds = lists_worlds
+        self._unix_path = unix_path
         self._source = source
         self._limits = limits
         self._runtime = runtime
@@ -343,7 +351,7 @@ class Registry:
                     "server.unix_path",
                     TEXT,
                     "the Unix socket that clients on the same machine may use; empty: there is none",
-                    lambda: self.unix_path or "",
+                    lambda: self._unix_path or "",
                 ),
                 Property("server.worlds", NUMBER, "the number of worlds now", lambda: len(self.names)),
                 Property("server.status", ENCODED, "what the server does and has done, a dict", self.status),
@@ -366,7 +374,7 @@ class Registry:
                 "environments": self._source.env_ids[:_MOST_LISTED],
                 "draining": self._closed,
                 "worlds": [
-                    self._describe(world) for world in self.worlds if self.lists_worlds or world.name == DEFAULT_WORLD
+                    self._describe(world) for world in self.worlds if self._lists_worlds or world.name == DEFAULT_WORLD
                 ],
             }
         )

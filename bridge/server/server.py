@@ -106,21 +106,19 @@ class Server:
         self._loop = EventLoop()
         self._serving = ServingThread(self._loop, lambda: self._calls.flush_served())
         runtime = ServerRuntime(self._loop, self._serving)
-        self._registry = Registry(source, limits, runtime)
+        self._unix_path = None if unix_path is None else os.path.abspath(unix_path)
+        self._registry = Registry(source, limits, runtime, unix_path=self._unix_path, lists_worlds=web is not None)
         self._services = Services()
         self._count = ConnectionCount(limits.max_connections)
-        self.admission = Admission(limits)
+        self._admission = Admission(limits)
         """What is being served."""
         self._web = web
-        self._unix_path = None if unix_path is None else os.path.abspath(unix_path)
-        self._registry.unix_path = self._unix_path
         try:
             self._connections = self._connect(transport, limits, security, web)
         except BaseException:
             self._loop.close()
             raise
         self._registry.gallery = Gallery(self._connections.helper)
-        self._registry.lists_worlds = web is not None
         if sessions is not None:
             sessions.attach(self._loop, runtime)
         self._calls = self._make_calls(limits, None if sessions is None else sessions.open)
@@ -142,8 +140,7 @@ class Server:
         )
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
-        if not is_loopback(host) and security.missing():
-            self._warn(security)
+        self._warn_of(security)
         atexit.register(self.stop, 0.0)
         forget_in_child(self)
 
@@ -180,7 +177,7 @@ class Server:
             speak_web = _web_protocol(lambda: self._connections, limits, gate, web)
             speak = lambda connection: FirstBytes(connection, speak_grpc, speak_web)  # noqa: E731
             names.insert(0, "http/1.1")  # browsers offer both, gRPC clients h2 alone
-        return Connections(self._loop, limits, self.admission, speak, security.context(*names), self._unix_path)
+        return Connections(self._loop, limits, self._admission, speak, security.context(*names), self._unix_path)
 
     def _make_calls(
         self, limits: Limits, open_session: Callable[[Hub, str, bool], ServedSession] | None = None
@@ -190,7 +187,7 @@ class Server:
             self._registry,
             limits,
             count=self._count,
-            admission=self.admission,
+            admission=self._admission,
             scheduler=self._loop.scheduler,
             flush=self._connections.flush,
             cut=self._connections.close,
@@ -201,7 +198,10 @@ class Server:
         self._registry.counted = counted
         return calls
 
-    def _warn(self, security: Security) -> None:
+    def _warn_of(self, security: Security) -> None:
+        """Warn where others reach the server, and it is not protected."""
+        if is_loopback(self._host) or not security.missing():
+            return
         danger = (
             f"traffic of port {self.port} can be read and changed by others on the network"
             if security.authenticates

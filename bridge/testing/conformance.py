@@ -128,24 +128,15 @@ def check_server(
             known, or a token or certificate cannot be used there.
         ConnectError: No server answered within the timeout.
     """
-    address = parse_address(url)
-    url = address.url  # which holds no token
-    given = ClientCredentials.of(token=token, token_file=token_file, tls=tls)
-    address = dataclasses.replace(address, credentials=given.with_token_of(address.credentials, address.url))
-    held = address.credentials
-    if held.has_tls and not address.tls:
-        remedy = "a Unix socket needs none, leave them out" if address.path else "write grpcs://"
-        raise SettingError(f"tls= is for URLs with TLS, but {url!r} is without: {remedy}")
+    address = _read_address(url, ClientCredentials.of(token=token, token_file=token_file, tls=tls))
     if not timeout > 0 or steps < 1:
         raise SettingError(f"expected a timeout of more than 0 s and 1 step or more, got {timeout} and {steps}")
     unknown = sorted(set(only) - set(REQUIREMENTS))
     if unknown:
         raise SettingError(f"expected requirements out of {', '.join(REQUIREMENTS)}, got {', '.join(unknown)}")
-    from_url: dict[str, Any] = {} if address.env_id is None else {"env_id": address.env_id}
-    from_url.update((name, _from_text(value)) for name, value in address.settings)
     options = Options(
         timeout=timeout,
-        create_settings=_tensors({**from_url, **(create_settings or {})}),
+        create_settings=_tensors({**_settings_in(address), **(create_settings or {})}),
         join_settings=_tensors(join_settings or {}),
         world=address.world,
         actions=dict(actions or {}),
@@ -161,7 +152,29 @@ def check_server(
         _see_that_somebody_is_there(channel, metadata, address, timeout)
         results = _Run(Bench(channel, metadata, options), strict).all(chosen)
     titles = {requirement: title for requirement, title in REQUIREMENTS.items() if not only or requirement in only}
-    return Report(url, titles, tuple(results))
+    return Report(address.url, titles, tuple(results))
+
+
+def _read_address(url: str, given: ClientCredentials) -> Address:
+    """Read a URL, with the credentials that the keywords give.
+
+    Raises:
+        AddressError: The URL cannot be read.
+        SettingError: The credentials are of no use there.
+    """
+    address = parse_address(url)
+    address = dataclasses.replace(address, credentials=given.with_token_of(address.credentials, address.url))
+    if address.credentials.has_tls and not address.tls:
+        remedy = "a Unix socket needs none, leave them out" if address.path else "write grpcs://"
+        raise SettingError(f"tls= is for URLs with TLS, but {address.url!r} is without: {remedy}")
+    return address
+
+
+def _settings_in(address: Address) -> dict[str, Any]:
+    """Return the CreateWorld settings that a URL gives."""
+    found: dict[str, Any] = {} if address.env_id is None else {"env_id": address.env_id}
+    found.update((name, _from_text(value)) for name, value in address.settings)
+    return found
 
 
 def _open(address: Address, timeout: float) -> Any:

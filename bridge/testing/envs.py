@@ -270,23 +270,23 @@ class FailingEnv(CountingEnv):
 
     def __init__(self, *, fail_in_reset: int | None = None, fail_in_step: int | None = None, length: int = 5) -> None:
         super().__init__(length)
-        self.fail_in_reset, self.fail_in_step = fail_in_reset, fail_in_step
-        self.resets_asked = self.steps_asked = 0
+        self._fail_in_reset, self._fail_in_step = fail_in_reset, fail_in_step
+        self._resets_asked = self._steps_asked = 0
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.int64], dict[str, Any]]:
         """Begin the next episode, or raise `TestFailure`."""
-        self.resets_asked += 1
-        if self.resets_asked == self.fail_in_reset:
-            raise TestFailure(f"reset {self.resets_asked} fails on purpose")
+        self._resets_asked += 1
+        if self._resets_asked == self._fail_in_reset:
+            raise TestFailure(f"reset {self._resets_asked} fails on purpose")
         return super().reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[NDArray[np.int64], SupportsFloat, bool, bool, dict[str, Any]]:
         """Count a step, or raise `TestFailure`."""
-        self.steps_asked += 1
-        if self.steps_asked == self.fail_in_step:
-            raise TestFailure(f"step {self.steps_asked} fails on purpose")
+        self._steps_asked += 1
+        if self._steps_asked == self._fail_in_step:
+            raise TestFailure(f"step {self._steps_asked} fails on purpose")
         return super().step(action)
 
 
@@ -306,9 +306,9 @@ class SlowResetEnv(CountingEnv):
         self, release: threading.Event, *, deadline: float = 10.0, free_resets: int = 0, length: int = 5
     ) -> None:
         super().__init__(length)
-        self.release, self.deadline, self.free_resets = release, deadline, free_resets
+        self._release, self._deadline, self._free_resets = release, deadline, free_resets
         self.in_reset = threading.Event()
-        self.resets_asked = 0
+        self._resets_asked = 0
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -318,11 +318,11 @@ class SlowResetEnv(CountingEnv):
         Raises:
             TestFailure: `release` was not set within the deadline.
         """
-        self.resets_asked += 1
-        if self.resets_asked > self.free_resets:
+        self._resets_asked += 1
+        if self._resets_asked > self._free_resets:
             self.in_reset.set()
-            if not self.release.wait(self.deadline):
-                raise TestFailure(f"reset {self.resets_asked} was not released within {self.deadline:g} s")
+            if not self._release.wait(self._deadline):
+                raise TestFailure(f"reset {self._resets_asked} was not released within {self._deadline:g} s")
         return super().reset(seed=seed, options=options)
 
 

@@ -125,16 +125,7 @@ def parse_address(url: str) -> Address:
         _check_host(url, parts, port)
     if parts.fragment:
         raise AddressError(url, f"the fragment #{parts.fragment} has no meaning")
-    try:
-        query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
-    except ValueError as error:
-        query_shown = urlsplit(shown_url(text)).query
-        raise AddressError(url, f"the query {query_shown!r} is not of the form name=value&…") from error
-    names = [name for name, _ in query]
-    for name in names:
-        if names.count(name) > 1:
-            raise AddressError(url, f"the query gives {name!r} twice")
-    settings = dict(query)
+    settings = _read_query(url, parts.query)
     world = settings.pop("world", None)
     try:
         compression = checked_compression(settings.pop("compression", None))
@@ -170,6 +161,19 @@ def _check_host(url: str, parts: SplitResult, port: int | None) -> None:
         raise AddressError(url, "port 0 is for servers; a client needs the port that the server printed")
     if parts.username is not None:
         raise AddressError(url.replace(parts.netloc, f"…@{parts.hostname}:{port}"), "it holds a user name")
+
+
+def _read_query(url: str, query: str) -> dict[str, str]:
+    """Return the parameters of a query, or raise AddressError where it is none."""
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError as error:
+        raise AddressError(url, f"the query {shown_url(f'?{query}')[1:]!r} is not of the form name=value&…") from error
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise AddressError(url, f"the query gives {name!r} twice")
+    return dict(pairs)
 
 
 def secret_url(url: str) -> str:

@@ -6,8 +6,11 @@ import struct
 
 from bridge.transport.frames import (
     ACK,
+    CONTINUATION,
+    ENHANCE_YOUR_CALM,
     FLOW_CONTROL_ERROR,
     FRAME_SIZE_ERROR,
+    HEADERS,
     MAX_WINDOW,
     MIN_FRAME_SIZE,
     PADDED,
@@ -24,6 +27,7 @@ __all__ = [
     "check_greeting",
     "check_length",
     "check_settings",
+    "check_size",
     "has_preface",
     "header_fragment",
     "padding_of",
@@ -63,6 +67,15 @@ def check_length(name: str, payload: bytes, expected: int) -> None:
     """Raise Http2Error unless a frame has the length that its type prescribes."""
     if len(payload) != expected:
         raise Http2Error(f"expected a {name} of {expected} bytes, got {len(payload)}", FRAME_SIZE_ERROR)
+
+
+def check_size(kind: int, length: int, most: int) -> None:
+    """Raise Http2Error where a frame, of another type than DATA, is larger than is taken."""
+    if length <= most:
+        return
+    if kind in (HEADERS, CONTINUATION):
+        raise Http2Error(f"a header block of more than {most} bytes", ENHANCE_YOUR_CALM)
+    raise Http2Error(f"a frame of {length} bytes is larger than is taken", FRAME_SIZE_ERROR)
 
 
 def check_settings(payload: bytes, client: bool) -> dict[int, int]:

@@ -46,7 +46,6 @@ __all__ = [
     "STREAM_CLOSED",
     "STREAM_FRAMES",
     "WINDOW_UPDATE",
-    "ClosedStreams",
     "DataReader",
     "Event",
     "Fields",
@@ -56,6 +55,7 @@ __all__ = [
     "StreamEnded",
     "StreamError",
     "StreamReset",
+    "StreamTable",
     "pack_frame",
 ]
 
@@ -240,14 +240,68 @@ class Stream:
             reader.close()
 
 
-class ClosedStreams(OrderedDict[int, bool]):
-    """Streams that ended lately, by number: whether this end reset them, so that frames of them are to be ignored."""
+class StreamTable(dict[int, Stream]):
+    """The open streams of a connection, by number. It remembers those that were closed lately (RFC 9113, section 5.1).
 
-    def add(self, number: int, reset: bool) -> None:
-        """Remember one, and forget the oldest where there are many."""
-        self[number] = reset
-        if len(self) > _MAX_REMEMBERED:
-            self.popitem(last=False)
+    Args:
+        client: Whether this end opens the streams.
+        max_open: Of a server: how many there may be at a time.
+    """
+
+    def __init__(self, *, client: bool, max_open: int) -> None:
+        super().__init__()
+        self.last = -1 if client else 0
+        """The largest number of a stream that was opened."""
+        self._max_open = max_open
+        self._closed: OrderedDict[int, bool] = OrderedDict()
+        """Whether this end reset a stream, so that what the peer had sent on it before it knew is to be ignored."""
+
+    def is_idle(self, number: int) -> bool:
+        """Return whether a number is of a stream that was never opened."""
+        return number > self.last or not number & 1
+
+    def check_new(self, number: int) -> None:
+        """Raise Http2Error unless a client may open a stream of this number next."""
+        if number in self._closed:
+            raise Http2Error(f"header fields came on stream {number}, which has ended", STREAM_CLOSED)
+        if not number & 1 or number <= self.last:
+            raise Http2Error(f"a client opens stream {number} after {self.last}; expected a larger, odd number")
+
+    @property
+    def full(self) -> bool:
+        """Whether the peer may open no further stream for now."""
+        return len(self) >= self._max_open
+
+    def open(self, stream: Stream) -> Stream:
+        """Add a stream, and return it."""
+        self.last = stream.number
+        self[stream.number] = stream
+        return stream
+
+    def refuse(self, number: int) -> None:
+        """Note a stream that the peer opened and this end reset at once."""
+        self.last = number
+        self.note_closed(number, reset=True)
+
+    def close(self, number: int, *, reset: bool) -> None:
+        """Take a stream out; again: nothing. `reset`: this end resets it."""
+        if self.pop(number, None) is not None:
+            self.note_closed(number, reset=reset)
+
+    def note_closed(self, number: int, *, reset: bool) -> None:
+        """Remember a stream that is closed, and forget the oldest of many."""
+        self._closed[number] = reset
+        if len(self._closed) > _MAX_REMEMBERED:
+            self._closed.popitem(last=False)
+
+    def was_reset(self, number: int) -> bool:
+        """Return whether this end reset a stream, and the peer may not know it yet."""
+        return self._closed.get(number, False)
+
+    def note_peer_reset(self, number: int) -> None:
+        """Note that the peer, too, has reset a closed stream: it sends nothing more on it."""
+        if number in self._closed:
+            self._closed[number] = False
 
 
 def pack_frame(kind: int, flags: int, number: int, payload: bytes = b"") -> bytes:

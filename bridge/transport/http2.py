@@ -88,11 +88,9 @@ class Http2(Http2Receiver):
 
     def open_stream(self, fields: Fields) -> Stream:
         """Open a stream by its header fields. Raises ValueError where they are too many."""
-        stream = Stream(self._last + 2, self._stream_window)
+        stream = Stream(self.streams.last + 2, self._stream_window)
         self._sender.send_headers(stream, fields)
-        self._last = stream.number
-        self.streams[stream.number] = stream
-        return stream
+        return self.streams.open(stream)
 
     def send_headers(self, stream: Stream, fields: Fields) -> None:
         """Send a stream's first header fields."""
@@ -116,7 +114,7 @@ class Http2(Http2Receiver):
     def go_away(self, code: int = NO_ERROR, reason: str = "") -> None:
         """Say that no further streams are taken."""
         self.goaway_sent = True
-        payload = struct.pack(">II", max(0, self._last) if not self._client else 0, code) + reason.encode()[:1000]
+        payload = struct.pack(">II", self.streams.last if not self._client else 0, code) + reason.encode()[:1000]
         self._sender.frame(GOAWAY, 0, 0, payload)
 
     def acknowledge_data(self, stream: Stream, size: int) -> None:

@@ -8,6 +8,7 @@ from bridge.transport.frame_checks import (
     check_greeting,
     check_length,
     check_settings,
+    check_size,
     has_preface,
     header_fragment,
     padding_of,
@@ -20,7 +21,6 @@ from bridge.transport.frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
-    ENHANCE_YOUR_CALM,
     FLOW_CONTROL_ERROR,
     FRAME,
     FRAME_SIZE_ERROR,
@@ -42,7 +42,6 @@ from bridge.transport.frames import (
     STREAM_CLOSED,
     STREAM_FRAMES,
     WINDOW_UPDATE,
-    ClosedStreams,
     Event,
     HeadersReceived,
     Http2Error,
@@ -50,6 +49,7 @@ from bridge.transport.frames import (
     StreamEnded,
     StreamError,
     StreamReset,
+    StreamTable,
 )
 from bridge.transport.header_fields import HeaderReader, MalformedHeadersError, check_fields
 from bridge.transport.http2_sender import Http2Sender
@@ -70,6 +70,17 @@ class _DataFrame:
     def __init__(self, stream: Stream, left: int, padding: int, end_stream: bool) -> None:
         self.stream, self.left, self.padding, self.end_stream = stream, left, padding, end_stream
 
+    def receive_data(self, data: bytes, at: int, events: list[Any]) -> int:
+        """Take what is there of it from `at` on; return where that ends."""
+        stream = self.stream
+        stop = min(len(data), at + self.left)
+        if stream.reader is not None and stop > at:
+            stream.reader.receive_data(stream, data, at, stop, events)
+        self.left -= stop - at
+        skipped = 0 if self.left else min(self.padding, len(data) - stop)
+        self.padding -= skipped
+        return stop + skipped
+
 
 class Http2Receiver:
     """Reads what the peer sends, and answers what HTTP/2 itself asks for.
@@ -87,8 +98,7 @@ class Http2Receiver:
     ) -> None:
         self._client = client
         self._stream_window = stream_window
-        self._max_streams = max_streams
-        self.streams: dict[int, Stream] = {}
+        self.streams = StreamTable(client=client, max_open=max_streams)
         """Those that are open, by number."""
         self.goaway_received: str | None = None
         """Why the peer takes no further streams, where it has said so; those it has may go on."""
@@ -107,9 +117,6 @@ class Http2Receiver:
         self.paused = False
         """Whether `receive_data(b"")` is to be called once the events are handled: there are further bytes."""
         self._headers = HeaderReader(max_header_bytes)
-        self._last = -1 if client else 0
-        """The largest number of a stream."""
-        self._closed = ClosedStreams()
         self._preface = not client
         self._rest = b""
         """Bytes of a frame that is not complete."""
@@ -129,8 +136,7 @@ class Http2Receiver:
             self._forget(stream, reset=True)
 
     def _forget(self, stream: Stream, *, reset: bool) -> None:
-        if self.streams.pop(stream.number, None) is not None:
-            self._closed.add(stream.number, reset)
+        self.streams.close(stream.number, reset=reset)
         self._last_frame = _OTHER
         self._sender.discard_pending(stream)
         stream.remote_closed = stream.local_closed = True
@@ -171,9 +177,10 @@ class Http2Receiver:
         events: list[tuple[Stream, Event]] = []
         frame = self.frame
         if frame is not None:
+            frame.left -= count
             if frame.stream.reader is not None:
                 frame.stream.reader.buffer_updated(frame.stream, count, events)
-            self._on_data_taken(frame, count, events)
+            self._on_data_taken(frame, events)
         return events
 
     def receive_data(self, data: bytes) -> list[tuple[Stream, Event]]:
@@ -216,8 +223,10 @@ class Http2Receiver:
     def _read(self, data: bytes, events: list[tuple[Stream, Event]]) -> None:
         size, at = len(data), 0
         self._last_frame = _OTHER
-        if self.frame is not None:
-            at = self._read_data(self.frame, data, 0, events)
+        frame = self.frame
+        if frame is not None:
+            at = frame.receive_data(data, 0, events)
+            self._on_data_taken(frame, events)
         streams = self.streams
         while size - at >= 9 and not self.paused:
             high, low, kind, flags, number = FRAME.unpack_from(data, at)
@@ -246,11 +255,8 @@ class Http2Receiver:
             if not self.settings_received:
                 check_greeting(data[at:], kind, flags)
                 self.settings_received = True
-            if length > self._headers.max_bytes and kind != DATA:
-                if kind in (HEADERS, CONTINUATION):
-                    text = f"a header block of more than {self._headers.max_bytes} bytes"
-                    raise Http2Error(text, ENHANCE_YOUR_CALM)
-                raise Http2Error(f"a frame of {length} bytes is larger than is taken", FRAME_SIZE_ERROR)
+            if kind != DATA:
+                check_size(kind, length, self._headers.max_bytes)
             self._check_order(kind, number)
             try:
                 if kind == DATA:
@@ -274,11 +280,14 @@ class Http2Receiver:
         if kind in STREAM_FRAMES:
             if not number:
                 raise Http2Error("a frame of a stream names none")
-            idle = number > self._last or not number & 1
-            if idle and (self._client or kind in (DATA, RST_STREAM)):
-                raise Http2Error(f"a frame of stream {number}, which was never opened")
+            if number not in self.streams and (self._client or kind in (DATA, RST_STREAM)):
+                self._check_opened(number)
         elif number and kind in CONNECTION_FRAMES:
             raise Http2Error(f"a frame about the connection names the stream {number}")
+
+    def _check_opened(self, number: int) -> None:
+        if self.streams.is_idle(number):
+            raise Http2Error(f"a frame of stream {number}, which was never opened")
 
     def _on_stream_error(self, error: StreamError, events: list[tuple[Stream, Event]]) -> None:
         """Reset the stream on which the peer has broken a rule."""
@@ -286,7 +295,7 @@ class Http2Receiver:
         self._sender.reset_stream(error.number, error.code)
         stream = self.streams.get(error.number)
         if stream is None:
-            self._closed.add(error.number, True)
+            self.streams.note_closed(error.number, reset=True)
         else:
             self._forget(stream, reset=True)
             events.append((stream, StreamReset(error.code, str(error))))
@@ -300,7 +309,7 @@ class Http2Receiver:
         start += bool(padding)
         stream = self.streams.get(number)
         if stream is None or stream.remote_closed:
-            if not self._client and not self._closed.get(number, False):
+            if not self._client and not self.streams.was_reset(number):
                 error = StreamError(number, f"data came on stream {number}, which has ended", STREAM_CLOSED)
                 self._on_stream_error(error, events)
             stream = Stream(number, length)  # what was on its way when this end reset the stream is dropped
@@ -310,24 +319,14 @@ class Http2Receiver:
         elif stream.expected_bytes is not None:
             stream.expected_bytes -= length - padding
         stream.recv_window -= length
-        self.frame = _DataFrame(stream, length - padding, max(0, padding - 1), bool(flags & END_STREAM))
-        return self._read_data(self.frame, data, start, events)
+        frame = self.frame = _DataFrame(stream, length - padding, max(0, padding - 1), bool(flags & END_STREAM))
+        stop = frame.receive_data(data, start, events)
+        self._on_data_taken(frame, events)
+        return stop
 
-    def _read_data(self, frame: _DataFrame, data: bytes, at: int, events: list[Any]) -> int:
-        """Take of a DATA frame what is there; return where it ends, or all bytes do."""
+    def _on_data_taken(self, frame: _DataFrame, events: list[Any]) -> None:
+        """Note that bytes of a DATA frame were taken; with the last of them its stream may end."""
         stream = frame.stream
-        stop = min(len(data), at + frame.left)
-        if stream.reader is not None and stop > at:
-            stream.reader.receive_data(stream, data, at, stop, events)
-        skipped = min(frame.padding, len(data) - stop) if stop - at == frame.left else 0
-        frame.padding -= skipped
-        self._on_data_taken(frame, stop - at, events)
-        return stop + skipped
-
-    def _on_data_taken(self, frame: _DataFrame, count: int, events: list[Any]) -> None:
-        """Count bytes of a DATA frame that were taken, and end its stream with it."""
-        stream = frame.stream
-        frame.left -= count
         if stream.recv_window < self._stream_window >> 1 or self._recv_window < _CONNECTION_WINDOW >> 1:
             self._send_window_update(stream)
         if frame.left or frame.padding:
@@ -405,8 +404,8 @@ class Http2Receiver:
     def _on_window_update(self, number: int, payload: bytes) -> None:
         check_length("WINDOW_UPDATE", payload, 4)
         more = int.from_bytes(payload, "big") & MAX_WINDOW
-        if number > self._last or (number and not number & 1):
-            raise Http2Error(f"a frame of stream {number}, which was never opened")
+        if number:
+            self._check_opened(number)
         if not more:
             self._fail(number, "a window is widened by nothing")
         stream = self.streams.get(number)
@@ -423,8 +422,8 @@ class Http2Receiver:
         if stream is not None:
             self._forget(stream, reset=False)
             events.append((stream, StreamReset(int.from_bytes(payload, "big"))))
-        elif number in self._closed:
-            self._closed[number] = False  # the peer knows that it has ended
+        else:
+            self.streams.note_peer_reset(number)
 
     def _on_goaway(self, payload: bytes, events: list[Any]) -> None:
         last, self.goaway_received = read_goaway(payload)
@@ -446,7 +445,7 @@ class Http2Receiver:
 
     def _on_fields(self, number: int, fields: list[tuple[str, str]], last: bool, events: list[Any]) -> None:
         stream = self.streams.get(number)
-        was_reset = self._closed.get(number, False)
+        was_reset = self.streams.was_reset(number)
         if stream is None and self._client:
             return  # it has ended
         if stream is None and not was_reset:
@@ -475,14 +474,10 @@ class Http2Receiver:
 
     def _accept(self, number: int) -> Stream | None:
         """Begin a stream that the client opens; None: it is refused."""
-        if number in self._closed:
-            raise Http2Error(f"header fields came on stream {number}, which has ended", STREAM_CLOSED)
-        if not number & 1 or number <= self._last:
-            raise Http2Error(f"a client opens stream {number} after {self._last}; expected a larger, odd number")
-        self._last = number
-        if self.goaway_sent or len(self.streams) >= self._max_streams:
+        streams = self.streams
+        streams.check_new(number)
+        if self.goaway_sent or streams.full:
             self._sender.reset_stream(number, REFUSED_STREAM)
-            self._closed.add(number, True)
+            streams.refuse(number)
             return None
-        stream = self.streams[number] = Stream(number, self._stream_window)
-        return stream
+        return streams.open(Stream(number, self._stream_window))

@@ -38,6 +38,7 @@ T = TypeVar("T")
 DEFAULT_PLAYER = "agent"
 """Who acts where the client does not say."""
 _PLAYER = re.compile(r"(agent|person)(:[^\x00-\x1f\x7f]{1,64})?")
+_EXPECTED_PLAYER = "agent or person, or one of them with a name of at most 64 characters as in person:Ann"
 
 
 class Agent(abc.ABC):
@@ -187,7 +188,7 @@ class World(abc.ABC):
         agent = (join or self.join)({name: tensor for name, tensor in settings.items() if name != "player"})
         if "player" in settings:
             try:
-                agent.unwrapped.player = _read_player(settings["player"])
+                agent.unwrapped.player = read_text(settings["player"], "player", "JoinWorld", _PLAYER, _EXPECTED_PLAYER)
             except RequestError:
                 agent.leave()
                 raise
@@ -370,17 +371,25 @@ def read_bytes(settings: Mapping[str, pb.Tensor], name: str) -> Any:
     return values.decode(tensor.uint8s.array)
 
 
-def _read_player(tensor: pb.Tensor) -> str:
+def read_text(tensor: pb.Tensor, name: str, request: str, pattern: re.Pattern[str], expected: str) -> str:
+    """Return a setting that is a text.
+
+    Args:
+        tensor: Its value.
+        name: Its name, for the message.
+        request: What it came with, for the message.
+        pattern: What it must match as a whole.
+        expected: The same in words.
+
+    Raises:
+        RequestError: INVALID_ARGUMENT: it is no text, or another one.
+    """
     try:
-        text = unpack_tensor(tensor, "player")[()]
+        text = unpack_tensor(tensor, name)[()]
     except TensorError as error:
-        raise RequestError(Code.INVALID_ARGUMENT, f"bad JoinWorld settings: {error}") from error
-    if not isinstance(text, str) or not _PLAYER.fullmatch(text):
-        raise RequestError(
-            Code.INVALID_ARGUMENT,
-            "expected the setting player to be agent or person, or one of them with a name of at most 64 characters as "
-            f"in person:Ann, got {text!r:.100}",
-        )
+        raise RequestError(Code.INVALID_ARGUMENT, f"bad {request} settings: {error}") from error
+    if not isinstance(text, str) or not pattern.fullmatch(text):
+        raise RequestError(Code.INVALID_ARGUMENT, f"expected the setting {name} to be {expected}, got {text!r:.100}")
     return text
 
 

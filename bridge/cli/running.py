@@ -1,0 +1,96 @@
+"""What the commands have in common that serve until they are stopped: options, logging, signals."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from bridge.cli.program import OK
+from bridge.server.server import SWITCH_INTERVAL, Server
+
+__all__ = ["add_running_options", "run_server", "server_logging", "sigterm_as_interrupt"]
+
+
+def add_running_options(parser: argparse.ArgumentParser) -> None:
+    """Add `--exit-on-eof` and `--verbose`."""
+    parser.add_argument(
+        "--exit-on-eof",
+        action="store_true",
+        help="stop when standard input ends, so that no server outlives the program that started it",
+    )
+    parser.add_argument(
+        "-v", "--verbose", action="count", default=0, help="log connections and refusals too; twice: everything"
+    )
+
+
+def run_server(make: Callable[[], Server], announce: Callable[[Server], None], *, exit_on_eof: bool) -> None:
+    """Serve in this thread, in a process that does nothing else, until a signal.
+
+    Args:
+        make: Makes the server, which is not started.
+        announce: Called once the first environment was made.
+        exit_on_eof: Stop when standard input ends.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    with sigterm_as_interrupt():
+        server = make()
+
+        def started() -> None:
+            announce(server)
+            if exit_on_eof:
+                threading.Thread(target=_stop_on_eof, args=(server,), daemon=True).start()
+
+        try:
+            server.run(started=started)
+        except KeyboardInterrupt:  # a signal before `run` took over
+            server.stop()
+
+
+@contextmanager
+def server_logging(verbose: int, quiet: bool) -> Iterator[None]:
+    """Write what the package logs to standard error: failures; `verbose` more, `quiet` nothing."""
+    log, handler = logging.getLogger("bridge"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    before, propagate = log.level, log.propagate
+    levels = (logging.WARNING, logging.INFO, logging.DEBUG)
+    log.setLevel(logging.CRITICAL if quiet else levels[min(verbose, 2)])
+    log.addHandler(handler)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
+        log.propagate = propagate
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does, also where a shell started this process with Ctrl-C ignored."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stop_on_eof(server: Server) -> None:
+    """Stop a server once whoever started this process is gone, or has closed its end of the pipe."""
+    # os.read: a thread that waits in sys.stdin would hold a lock that the interpreter wants at its end.
+    while os.read(0, 4096):
+        pass
+    server.stop(2.0)
+    threading.main_thread().join(5.0)
+    os._exit(OK)  # an environment is in a call that does not return
