@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import hmac
 import ipaddress
+import math
 import os
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -59,19 +60,15 @@ class GuardConfig:
             value = getattr(self, field.name)
             if isinstance(value, int | float) and not value > 0:
                 raise SettingError(f"expected a positive {field.name}, got {value!r}")
-        for network in self.trusted:
-            try:
+        try:
+            for network in self.trusted:
                 ipaddress.ip_network(network)
-            except ValueError as error:
-                raise SettingError(
-                    f"expected networks such as 10.0.0.0/8 in trusted, got {network!r}: {error}"
-                ) from error
+        except ValueError as error:
+            raise SettingError(f"expected networks such as 10.0.0.0/8 in trusted: {error}") from error
 
 
 class _Bucket:
     """A rate: at most a second's worth at once."""
-
-    __slots__ = ("left", "rate", "time")
 
     def __init__(self, rate: float, now: float) -> None:
         self.rate, self.left, self.time = rate, rate, now
@@ -92,8 +89,6 @@ class _Bucket:
 
 class _Peer:
     """What is known of an address."""
-
-    __slots__ = ("allowance", "credit", "heard", "own", "plain")
 
     def __init__(self, config: GuardConfig, now: float) -> None:
         self.plain = _Bucket(config.datagrams_per_second, now)
@@ -134,9 +129,7 @@ class Guard:
 
     def slots_allowed(self, host: str) -> float:
         """Return how many slots clients at one IP address may hold."""
-        if self.config.max_slots_per_host is not None:
-            return self.config.max_slots_per_host
-        return float("inf") if self.trusts(host) else 4
+        return self.config.max_slots_per_host or (math.inf if self.trusts(host) else 4)
 
     def _peer(self, address: Address, now: float) -> _Peer | None:
         """Return what is known of an address; None: its host has too many that are not proven."""
@@ -165,7 +158,7 @@ class Guard:
         if peer is None:
             return True  # `answer` alone may reach it
         peer.heard = now
-        peer.credit = min(peer.credit + self.config.amplification * len(datagram), 1 << 20)
+        peer.credit += self.config.amplification * len(datagram)
         bucket = peer.own if self.token(address).encode() in datagram else peer.plain
         if not bucket.take(1, now):
             self.dropped["flood"] += 1

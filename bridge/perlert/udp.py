@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
 import select
 import socket
 import struct
@@ -32,7 +31,7 @@ _LINUX = sys.platform.startswith("linux")
 # Python names these constants of Linux only from 3.14 on.
 _TELL_ASKED = {socket.AF_INET: (socket.IPPROTO_IP, getattr(socket, "IP_PKTINFO", 8))}
 _TELL_ASKED[socket.AF_INET6] = socket.IPPROTO_IPV6, getattr(socket, "IPV6_RECVPKTINFO", 49)
-_SO_TIMESTAMPNS: int = getattr(socket, "SO_TIMESTAMPNS", 35)
+_SO_TIMESTAMPNS = getattr(socket, "SO_TIMESTAMPNS", 35)
 _MAX_PEERS = 4096
 
 _Ancillary = list[tuple[int, int, bytes]]
@@ -68,7 +67,7 @@ def _bind(host: str, port: int) -> socket.socket:
             sock = stack.enter_context(socket.socket(family, kind, protocol))
             sock.setblocking(False)
             sock.bind(address)
-            if _LINUX and ipaddress.ip_address(address[0]).is_unspecified:  # to answer from the address that was asked
+            if _LINUX and address[0] in ("0.0.0.0", "::"):  # to answer from the address that was asked
                 sock.setsockopt(*_TELL_ASKED[family], 1)
             stack.pop_all()
             return sock
@@ -250,10 +249,9 @@ class ClientPort:
 
 def _age(ancillary: _Ancillary) -> float:
     """Return how long ago a datagram arrived, as the system noted it; 0 where it did not."""
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS and len(data) >= 16:
-            seconds, nanoseconds = struct.unpack("=qq" if len(data) == 16 else "@ll", data[:16])
-            # Only a difference of two readings of the same clock is taken.
-            age: float = time.clock_gettime(time.CLOCK_REALTIME) - seconds - nanoseconds / 1e9
+    for _, _, data in ancillary:
+        if len(data) == 16:  # a `struct timespec` of the real-time clock, as `time.time` is
+            seconds, nanoseconds = struct.unpack("=qq", data)
+            age: float = time.time() - seconds - nanoseconds / 1e9
             return max(0.0, min(60.0, age))
     return 0.0

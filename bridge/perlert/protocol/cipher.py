@@ -21,7 +21,6 @@ import hashlib
 import hmac
 import os
 from collections import deque
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from bridge.errors import SettingError
@@ -96,19 +95,15 @@ class _Channel:
         self._counter += 1
         return head + bytes(self._out.encrypt(bytes(4) + head[-8:], message, head + (port or 0).to_bytes(2, "big")))
 
-    def knows(self, head: bytes) -> bool:
-        """Tell whether a datagram was opened whose head ends with this counter, or is too old to know."""
-        behind = self._highest - int.from_bytes(head[-8:], "big")
-        return behind >= _WINDOW or (behind >= 0 and bool(self._seen >> behind & 1))
-
     def open(self, head: bytes, sealed: bytes, port: int | None) -> bytes | None:
-        """Return the message; None: it is none, or was opened already."""
-        if self.knows(head):
-            return None
+        """Return the message; empty: it was opened already, or is too old to know; None: it is none."""
+        number = int.from_bytes(head[-8:], "big")
+        behind = self._highest - number
+        if behind >= _WINDOW or (behind >= 0 and self._seen >> behind & 1):
+            return b""
         message = _open(self._in, bytes(4) + head[-8:], sealed, head + (port or 0).to_bytes(2, "big"))
         if message is not None:
-            number = int.from_bytes(head[-8:], "big")
-            ahead = max(0, number - self._highest)
+            ahead = max(0, -behind)
             self._highest += ahead
             self._seen = self._seen << min(ahead, _WINDOW) & ((1 << _WINDOW) - 1) | 1 << self._highest - number
         return message
@@ -124,10 +119,9 @@ class Opened(NamedTuple):
 class ServerSeal:
     """The server's end, for all clients and all of its ports."""
 
-    def __init__(self, key: bytes, random: Callable[[int], bytes] = os.urandom) -> None:
-        self._key, self._random = key, random
-        self._first = _derive(key, b"", b"hello")
-        self._secret = random(32)
+    def __init__(self, key: bytes) -> None:
+        self._key, self._first = key, _derive(key, b"", b"hello")
+        self._secret = os.urandom(32)
         self._number = 0
         self._channels: dict[Address, tuple[bytes, _Channel]] = {}
         """The connection of each address, and its ids: the client's, and the number."""
@@ -137,7 +131,7 @@ class ServerSeal:
 
     def _challenge(self, client_id: bytes, datagram: bytes, sender: Address) -> Opened:
         self._number += 1
-        number, nonce = self._number.to_bytes(8, "big"), self._random(12)
+        number, nonce = self._number.to_bytes(8, "big"), os.urandom(12)
         text = number + self._server_id(client_id + number, sender) + datagram[-16:]
         return Opened(reply=_CHALLENGE + nonce + bytes(self._first.encrypt(nonce, text, b"challenge" + client_id)))
 
@@ -154,14 +148,14 @@ class ServerSeal:
             is_new = last[16:] < ids[16:] <= self._number.to_bytes(8, "big")
             channel = _Channel(self._key, ids + self._server_id(ids, sender), is_server=True) if is_new else None
         message = channel.open(head, datagram[_HEAD:], port) if channel is not None else None
-        if channel is None or (message is None and not channel.knows(head)):
+        if channel is None or message is None:
             return self._challenge(ids[:16], datagram, sender)
         if last != ids:
             if len(self._channels) >= _MAX_CONNECTIONS:
                 # What was recorded must not open again.
-                self._channels, self._secret = {}, self._random(32)
+                self._channels, self._secret = {}, os.urandom(32)
             self._channels[sender] = ids, channel
-        return Opened(message)
+        return Opened(message or None)
 
     def seal(self, message: bytes, address: Address, port: int | None = None) -> bytes | None:
         """Return what to send from a port; None: there is no connection with this address."""
@@ -172,10 +166,9 @@ class ServerSeal:
 class ClientSeal:
     """The client's end."""
 
-    def __init__(self, key: bytes, random: Callable[[int], bytes] = os.urandom) -> None:
-        self._key, self._random = key, random
-        self._first = _derive(key, b"", b"hello")
-        self._id = random(16)
+    def __init__(self, key: bytes) -> None:
+        self._key, self._first = key, _derive(key, b"", b"hello")
+        self._id = os.urandom(16)
         self._head = b""
         self._channel: _Channel | None = None
         self._sent: deque[bytes] = deque(maxlen=256)
@@ -183,7 +176,7 @@ class ClientSeal:
 
     def hello(self) -> bytes:
         """Return the datagram to begin with, again until there is a connection."""
-        nonce = self._random(12)
+        nonce = os.urandom(12)
         datagram = _HELLO + nonce + bytes(self._first.encrypt(nonce, self._id + bytes(32), b"hello"))
         self._sent.append(datagram[-16:])
         return datagram
@@ -197,7 +190,7 @@ class ClientSeal:
         """Return the message in a datagram that came from the lobby (None) or a rollout's port, unless it was seen."""
         kind = datagram[:1]
         if kind == _DOWN and len(datagram) >= OVERHEAD and self._channel is not None:
-            return self._channel.open(datagram[:9], datagram[9:], port)
+            return self._channel.open(datagram[:9], datagram[9:], port) or None
         if kind == _CHALLENGE:
             plain = _open(self._first, datagram[1:13], datagram[13:], b"challenge" + self._id)
             if plain is not None and plain[24:] in self._sent:

@@ -20,8 +20,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from gymnasium import spaces
 
-from bridge.encoding.spaces import Layout, Leaf, bounds_of
-from bridge.encoding.tensors import Array, cast
+from bridge.encoding.spaces import Layout, bounds_of
+from bridge.encoding.tensors import cast
 from bridge.errors import InvalidActionError, PacketError, TensorError, UnsupportedSpaceError
 
 __all__ = ["DECIMALS", "LIMIT", "Space", "TextCodec", "decimal_text", "parse_decimal"]
@@ -60,44 +60,6 @@ def _shortest(text: str) -> str:
     return "0" if text == "-0" else text
 
 
-def _texts(array: Array, decimals: int | None) -> list[str]:
-    """Write numbers; raises InvalidActionError for one that has no text."""
-    numbers = array.tolist()
-    if array.dtype.kind != "f":
-        return [str(int(number)) for number in numbers]
-    if any(map(math.isnan, numbers)) or (decimals is None and any(map(math.isinf, numbers))):
-        raise InvalidActionError(f"expected finite numbers, got NaN or infinity: {array!r:.80}")
-    if decimals is None:
-        return [_shortest(np.format_float_positional(number, unique=True, trim="-")) for number in array]
-    return [_shortest(f"{min(max(number, -LIMIT), LIMIT):.{decimals}f}") for number in numbers]
-
-
-def _number(text: str, is_float: bool) -> float:
-    if not (_DECIMAL if is_float else _INTEGER).match(text):
-        raise PacketError(f"expected {'a finite decimal' if is_float else 'an integer'}, got {text[:40]!r}")
-    return float(text) if is_float else int(text)
-
-
-def _checked(layout: Layout) -> tuple[Leaf, ...]:
-    """Return the parts of a space that has a text form, or raise UnsupportedSpaceError."""
-    if not layout.leaves or not all(math.prod(leaf.spec.shape) for leaf in layout.leaves):
-        raise UnsupportedSpaceError(f"expected a space with parts and elements, got {layout.space}")
-    for leaf in layout.leaves:
-        if leaf.kind not in ("array", "scalar") or any(isinstance(key, int) for key in leaf.path):
-            raise UnsupportedSpaceError(
-                f"expected a Box, Discrete, MultiDiscrete, MultiBinary or a Dict of these, got {layout.space}; PERLERT "
-                "carries short texts: convert the space with a wrapper, e.g. gymnasium.wrappers.FlattenObservation, or "
-                "serve it over grpc://"
-            )
-        for key in leaf.path:
-            if not isinstance(key, str) or not key or _BANNED.search(key):
-                raise UnsupportedSpaceError(
-                    f"expected names without `:` `;` `,` `=` `.` and control characters in a Dict space, got {key!r}; "
-                    "rename the key with a wrapper"
-                )
-    return layout.leaves
-
-
 class TextCodec:
     """One space's values as text and back.
 
@@ -116,8 +78,22 @@ class TextCodec:
             self._layout = Layout(space, "value")
         except TensorError as error:
             raise UnsupportedSpaceError(f"expected numbers in {space}: {error}") from error
-        self._leaves = _checked(self._layout)
+        self._leaves = self._layout.leaves
+        for leaf in self._leaves:
+            if leaf.kind not in ("array", "scalar") or any(isinstance(key, int) for key in leaf.path):
+                raise UnsupportedSpaceError(
+                    f"expected a Box, Discrete, MultiDiscrete, MultiBinary or a Dict of these, got {space}; PERLERT "
+                    "carries short texts: convert the space with a wrapper, e.g. "
+                    "gymnasium.wrappers.FlattenObservation, or serve it over grpc://"
+                )
+            if wrong := [key for key in leaf.path if not isinstance(key, str) or not key or _BANNED.search(key)]:
+                raise UnsupportedSpaceError(
+                    "expected names without `:` `;` `,` `=` `.` and control characters in a Dict space, got "
+                    f"{wrong[0]!r}; rename the key with a wrapper"
+                )
         self._sizes = [math.prod(leaf.spec.shape) for leaf in self._leaves]
+        if not all(self._sizes) or not self._sizes:
+            raise UnsupportedSpaceError(f"expected a space with parts and elements, got {space}")
         self._names = [".".join(leaf.path) for leaf in self._leaves] if named and self._leaves[0].path else []
 
     def max_bytes(self) -> int:
@@ -141,8 +117,21 @@ class TextCodec:
             arrays = self._layout.pack(value, rounding=True)
         except TensorError as error:
             raise InvalidActionError(str(error)) from error
-        narrow = (array.astype(leaf.space.dtype).ravel() for leaf, array in zip(self._leaves, arrays, strict=True))
-        texts = [",".join(_texts(array, self.decimals)) for array in narrow]
+        texts = []
+        for leaf, array in zip(self._leaves, arrays, strict=True):
+            flat = array.astype(leaf.space.dtype, copy=False).ravel()
+            numbers = flat.tolist()
+            if flat.dtype.kind != "f":
+                items = [str(int(number)) for number in numbers]
+            elif any(map(math.isnan, numbers)) or (self.decimals is None and any(map(math.isinf, numbers))):
+                raise InvalidActionError(
+                    f"expected finite numbers for {leaf.space}, got NaN or infinity: {value!r:.80}"
+                )
+            elif self.decimals is None:
+                items = [_shortest(np.format_float_positional(number, unique=True, trim="-")) for number in flat]
+            else:
+                items = [_shortest(f"{min(max(number, -LIMIT), LIMIT):.{self.decimals}f}") for number in numbers]
+            texts.append(",".join(items))
         return ",".join(map(":".join, zip(self._names, texts, strict=True)) if self._names else texts)
 
     def _items(self, text: str) -> list[list[str]]:
@@ -172,7 +161,12 @@ class TextCodec:
         arrays = []
         try:
             for leaf, items in zip(self._leaves, self._items(text), strict=True):
-                numbers = np.array([_number(item, leaf.spec.dtype.kind == "f") for item in items])
+                is_float = leaf.spec.dtype.kind == "f"
+                for item in items:
+                    if not (_DECIMAL if is_float else _INTEGER).match(item):
+                        expected = "a finite decimal" if is_float else "an integer"
+                        raise PacketError(f"expected {expected}, got {item[:40]!r}")
+                numbers = np.array([*map(float if is_float else int, items)])
                 arrays.append(cast(numbers, leaf.spec.dtype, rounding=True).reshape(leaf.spec.shape))
                 if check:
                     leaf.spec.check_range(arrays[-1])

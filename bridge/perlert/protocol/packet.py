@@ -15,8 +15,8 @@ as the same message, so that nobody's tag can forge a slot.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from functools import lru_cache, partial
+from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 from bridge.errors import PacketError
@@ -34,7 +34,7 @@ MAX_FIELD = 64
 RESERVED_KEYS = frozenset({"register", "registered", "ready", "message", "start", "action", "lobby"})
 """No agent key may be one of these: `H;message=…` would be both a slot and a message."""
 
-_BANNED_IN_LABEL = re.compile(r"[:;,=\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_BANNED_IN_LABEL = re.compile(r"[:;,=\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _NUMBER = "(0|[1-9][0-9]{0,18})"
 _STEP = re.compile(f"(.*?:.*?):{_NUMBER}:{_NUMBER};obs=([^;=]+);reward=([^;=]+);done=(true|false)(?:;(.*))?", re.DOTALL)
 
@@ -140,13 +140,6 @@ def _refusal(expected: str, came: str) -> PacketError:
     return PacketError(f"expected {expected}, got {came[:80]!r}")
 
 
-def _encode(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise _refusal("text that UTF-8 can hold", text) from error
-
-
 def check_label(text: str, what: str, *, empty: bool = False) -> str:
     """Return a NAME, KEY, KIND or TAG that may be sent.
 
@@ -158,7 +151,7 @@ def check_label(text: str, what: str, *, empty: bool = False) -> str:
         raise PacketError(f"expected a {what}, got an empty text")
     if _BANNED_IN_LABEL.search(text):
         raise _refusal(f"a {what} without `:`, `;`, `,`, `=` and control characters", text)
-    if (size := len(_encode(text))) > MAX_FIELD:
+    if (size := len(text.encode())) > MAX_FIELD:
         raise PacketError(f"expected a {what} of at most {MAX_FIELD} bytes, got {size}")
     if what == "key" and text in RESERVED_KEYS:
         raise PacketError(f"expected a key that is none of {', '.join(sorted(RESERVED_KEYS))}, got {text!r}")
@@ -178,71 +171,24 @@ def parse_header(text: str) -> Header:
     return Header(check_label(name, "name"), int(number))
 
 
-def _action(text: str) -> str:
-    if not text or set(":;=") & set(text):  # P-2
-        raise _refusal("an action without `:`, `;` and `=`", text)
-    return text
+def _fields(text: str, form: str) -> list[Any]:
+    """Read what stands between commas: labels, and bools as one of two words."""
+    parts, names = text.split(","), form.split(",")
+    if len(parts) != len(names):
+        raise _refusal(form.upper(), text)
+    fields: list[Any] = []
+    for part, name in zip(parts, names, strict=True):
+        words = name.split("|")
+        if words[1:] and part not in words:
+            raise _refusal(" or ".join(words), part)
+        fields.append(part == words[0] if words[1:] else check_label(part, name, empty=name != "key"))
+    return fields
 
 
-def _port(text: str) -> int:
-    if not re.fullmatch(_NUMBER, text) or not 1 <= int(text) <= 65535:
-        raise _refusal("a port from 1 to 65535", text)
-    return int(text)
-
-
-def _either(text: str, words: list[str]) -> bool:
-    if text not in words:
-        raise _refusal(" or ".join(words), text)
-    return text == words[0]
-
-
-_READERS: dict[str, Callable[[str], Any]] = {
-    "action": _action,
-    "header": parse_header,
-    "key": partial(check_label, what="key"),
-    "kind": partial(check_label, what="kind", empty=True),
-    "port": _port,
-    "tag": partial(check_label, what="tag", empty=True),
-    "text": str,
-}
-
-
-class _Form:
-    """How the fields of a class are written, in order; `{open:yes|no}` is a bool in these words."""
-
-    def __init__(self, kind: Callable[..., Any], template: str) -> None:
-        fields = [(name, words.split("|")) for name, words in re.findall(r"{(\w+):?(.*?)}", template)]
-        self.kind = kind
-        self._words = [words for _, words in fields]
-        self._readers = [_READERS.get(name) or partial(_either, words=words) for name, words in fields]
-        self._text = re.sub("{.*?}", "{}", template)
-        self._pattern = re.compile(self._text.replace("{}", "(.*?)"), re.DOTALL)
-        self._expected = re.sub(r"{(\w+).*?}", lambda match: match[1].upper(), template)
-
-    def read(self, text: str) -> Any:
-        if (match := self._pattern.fullmatch(text)) is None:
-            raise _refusal(self._expected, text)
-        return self.kind(*(read(part) for read, part in zip(self._readers, match.groups(), strict=True)))
-
-    def write(self, message: tuple[Any, ...]) -> str:
-        fields = zip(message, self._words, strict=True)
-        return self._text.format(*(words[not value] if words[1:] else value for value, words in fields))
-
-
-_SLOT = _Form(Slot, "{key}={open:open|close},{kind},{tag},{ready:ready|not_ready}")
-_read_slot = lru_cache(4096)(_SLOT.read)  # a lobby is told often, and its slots change seldom
-_CLIENT_FORMS = {
-    "action": _Form(Action, "{header};action={action}"),
-    "lobby": _Form(LobbyRequest, "{header};lobby"),
-    "ready": _Form(Ready, "{header};ready={key},{ready:true|false}"),
-    "register": _Form(Register, "{header};register={key},{tag}"),
-}
-_SERVER_FORMS = {
-    "message": _Form(Message, "{header};message={text}"),
-    "registered": _Form(Registered, "{header};registered={key}"),
-    "start": _Form(Start, "{header};start=port:{port}"),
-}
-_FORM_OF = {form.kind: form for form in (*_CLIENT_FORMS.values(), *_SERVER_FORMS.values())}
+@lru_cache(4096)  # a lobby is told often, and its slots change seldom
+def _read_slot(text: str) -> Slot:
+    key, _, rest = text.partition("=")
+    return Slot(check_label(key, "key"), *_fields(rest, "open|close,kind,tag,ready|not_ready"))
 
 
 def _split(datagram: bytes) -> tuple[str, str, str]:
@@ -263,12 +209,18 @@ def parse_client(datagram: bytes) -> ClientMessage:
     Raises:
         PacketError: It is none of them.
     """
-    text, _, body = _split(datagram)
-    form = _CLIENT_FORMS.get(body.partition("=")[0])
-    if form is None:
-        raise _refusal("lobby, register=, ready= or action=", body)
-    message: ClientMessage = form.read(text)
-    return message
+    _, head, body = _split(datagram)
+    header = parse_header(head)
+    match body.partition("="):
+        case "lobby", "", _:
+            return LobbyRequest(header)
+        case "register", "=", fields:
+            return Register(header, *_fields(fields, "key,tag"))
+        case "ready", "=", fields:
+            return Ready(header, *_fields(fields, "key,true|false"))
+        case "action", "=", action if action and not set(":;=") & set(action):  # P-2
+            return Action(header, action)
+    raise _refusal("lobby, register=, ready= or action= and a text without `:`, `;` and `=`", body)
 
 
 def parse_server(datagram: bytes) -> ServerMessage:
@@ -280,13 +232,20 @@ def parse_server(datagram: bytes) -> ServerMessage:
     text, head, body = _split(datagram)
     if head.count(":") > 1:
         return _read_step(text)
-    if (form := _SERVER_FORMS.get(body.partition("=")[0])) is not None:
-        message: ServerMessage = form.read(text)
-        return message
+    header = parse_header(head)
+    match body.partition("="):
+        case "message", "=", said:
+            return Message(header, said)
+        case "registered", "=", key:
+            return Registered(header, check_label(key, "key"))
+        case "start", "=", port:
+            if not re.fullmatch(f"port:{_NUMBER}", port) or not 1 <= int(port[5:]) <= 65535:
+                raise _refusal("start=port: and a port from 1 to 65535", body)
+            return Start(header, int(port[5:]))
     slots = tuple(map(_read_slot, body.removesuffix(";").split(";")))  # P-24
     if len({slot.key for slot in slots}) < len(slots):
         raise _refusal("each key once", text)
-    return LobbyInfo(parse_header(head), slots)
+    return LobbyInfo(header, slots)
 
 
 def _read_step(text: str) -> Step:
@@ -301,14 +260,33 @@ def _read_step(text: str) -> Step:
     return Step(parse_header(head), int(timestamp), int(step), observation, reward, done == "true", extra)
 
 
+def _write_slot(slot: Slot) -> str:
+    status, ready = "open" if slot.open else "close", "ready" if slot.ready else "not_ready"
+    return f"{slot.key}={status},{slot.kind},{slot.tag},{ready}"
+
+
 def _write(message: ClientMessage | ServerMessage) -> str:
-    if isinstance(message, Step):
-        header, timestamp, step, observation, reward, done, extra = message
-        text = f"{header}:{timestamp}:{step};obs={observation};reward={reward};done={'true' if done else 'false'}"
-        return text if extra is None else f"{text};extra={extra}"
-    if isinstance(message, LobbyInfo):
-        return f"{message.header};{';'.join(map(_SLOT.write, message.slots))}"
-    return _FORM_OF[type(message)].write(message)
+    match message:
+        case Step(header, timestamp, step, observation, reward, done, extra):
+            text = f"obs={observation};reward={reward};done={'true' if done else 'false'}"
+            return f"{header}:{timestamp}:{step};{text}" + (f";extra={extra}" if extra is not None else "")
+        case LobbyInfo(_, slots):
+            body = ";".join(map(_write_slot, slots))
+        case LobbyRequest():
+            body = "lobby"
+        case Register(_, key, tag):
+            body = f"register={key},{tag}"
+        case Ready(_, key, ready):
+            body = f"ready={key},{'true' if ready else 'false'}"
+        case Action(_, action):
+            body = f"action={action}"
+        case Registered(_, key):
+            body = f"registered={key}"
+        case Message(_, text):
+            body = f"message={text}"
+        case Start(_, port):
+            body = f"start=port:{port}"
+    return f"{message.header};{body}"
 
 
 def format_message(message: ClientMessage | ServerMessage) -> bytes:
@@ -318,7 +296,7 @@ def format_message(message: ClientMessage | ServerMessage) -> bytes:
         PacketError: A field holds what the grammar bans there, so that another message would be read; or the datagram
             would be longer than `MAX_MESSAGE` bytes.
     """
-    datagram = _encode(text := _write(message))
+    datagram = (text := _write(message)).encode(errors="surrogatepass")  # which reads as no UTF-8
     if len(datagram) > MAX_MESSAGE:
         raise PacketError(f"expected a message of at most {MAX_MESSAGE} bytes, got {len(datagram)}: {text[:80]!r}…")
     read = (parse_client if isinstance(message, ClientMessage) else parse_server)(datagram)
@@ -331,6 +309,6 @@ def format_lobby(header: Header, slots: Iterable[Slot], most: int) -> list[bytes
     """Write slots as S1, in several datagrams where one is longer than `most` bytes; raises PacketError as above."""
     info = LobbyInfo(header, tuple(slots))
     half = len(info.slots) // 2
-    if half and len(_encode(_write(info))) > most:
+    if half and len(_write(info).encode()) > most:
         return format_lobby(header, info.slots[:half], most) + format_lobby(header, info.slots[half:], most)
     return [format_message(info)]
