@@ -106,19 +106,18 @@ class Guard:
         self.config = config or GuardConfig()
         self.dropped: Counter[str] = Counter()
         """Datagrams that were not read, changed nothing or were not sent, by reason; lobbies and runs count here."""
-        self.token: Callable[[Address], str] = lru_cache(self.config.max_addresses)(self._token)
+        key, remember = secret if secret is not None else os.urandom(32), lru_cache(self.config.max_addresses)
+        self.token: Callable[[Address], str] = remember(
+            lambda address: hmac.digest(key, f"{address[0]} {address[1]}".encode(), hashlib.sha256).hex()[:12]
+        )
         """Returns the token of an address, which nobody else can know."""
-        self.trusts: Callable[[str], bool] = lru_cache(self.config.max_addresses)(self._trusts)
+        self.trusts: Callable[[str], bool] = remember(self._trusts)
         """Tells whether an IP address is in a trusted network."""
-        self._secret = secret if secret is not None else os.urandom(32)
         self._networks = [ipaddress.ip_network(network) for network in self.config.trusted]
         self._proven: OrderedDict[Address, _Peer] = OrderedDict()
         self._unproven: OrderedDict[str, dict[int, _Peer]] = OrderedDict()
         """Those that are not, by host and port."""
         self._strangers = _Bucket(self.config.unproven_bytes_per_second, 0.0)
-
-    def _token(self, address: Address) -> str:
-        return hmac.digest(self._secret, f"{address[0]} {address[1]}".encode(), hashlib.sha256).hex()[:12]
 
     def _trusts(self, host: str) -> bool:
         try:
@@ -182,7 +181,7 @@ class Guard:
         return self.answer(address, size, 0, now)
 
     def answer(self, address: Address, size: int, received: int, now: float) -> bool:
-        """Book a short answer to a datagram of `received` bytes, which any address may have."""
+        """Book a short answer to a datagram of `received` bytes, which any address may have; 0: what it may be sent."""
         if self.proven(address):
             return True
         allowed = float(self.config.amplification * received)

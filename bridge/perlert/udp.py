@@ -128,7 +128,12 @@ class ServerPorts:
             if datagram is None:
                 self.counts["cut"] += 1
                 continue
-            self._note(sender, ancillary)
+            for level, kind, data in ancillary:  # P-12: the answer leaves from the address that was asked
+                # IPv4's is (interface, local address, destination), of which the interface is left to the system.
+                self._asked[sender] = level, kind, bytes(4) + data[4:] if level == socket.IPPROTO_IP else data
+                self._asked.move_to_end(sender)
+                if len(self._asked) > _MAX_PEERS:
+                    self._asked.popitem(last=False)
             try:
                 if (message := self._opened(sock, port, datagram, sender)) is not None:
                     self._host.receive(port, message, sender)
@@ -149,15 +154,6 @@ class ServerPorts:
             if reply is not None and guard.answer(sender, len(reply), len(datagram), now):
                 self._put(sock, reply, sender)
         return message
-
-    def _note(self, sender: Address, ancillary: _Ancillary) -> None:
-        """Remember which of our addresses a client sent to (P-12: the answer leaves from there)."""
-        for level, kind, data in ancillary:
-            # IPv4's is (interface, local address, destination), of which the interface is left to the system.
-            self._asked[sender] = level, kind, bytes(4) + data[4:] if level == socket.IPPROTO_IP else data
-            self._asked.move_to_end(sender)
-            if len(self._asked) > _MAX_PEERS:
-                self._asked.popitem(last=False)
 
     def send(self, port: int | None, message: bytes, address: Address) -> None:
         """Send a message from a port."""
@@ -213,14 +209,11 @@ class ClientPort:
     def send(self, out: Iterable[tuple[bytes, Address]]) -> None:
         """Send; what the network does not take is as good as lost on the way."""
         for message, address in out:
-            datagram, target = message, address
-            if self._seal is not None:
-                sealed = self._seal.seal(message, self._rollout(address))
-                if sealed is None:
-                    self._held.append((message, address))
-                datagram, target = (self._seal.hello(), self.server) if sealed is None else (sealed, address)
+            if self._seal is not None and not self._seal.connected:
+                self._held.append((message, address))
+            sealed = message if self._seal is None else self._seal.seal(message, self._rollout(address))
             with contextlib.suppress(OSError):
-                self._socket.sendto(datagram, target)
+                self._socket.sendto(sealed, address)
 
     def wait(self, timeout: float) -> None:
         """Wait for a datagram, at most so many seconds."""

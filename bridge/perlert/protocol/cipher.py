@@ -169,22 +169,19 @@ class ClientSeal:
     def __init__(self, key: bytes) -> None:
         self._key, self._first = key, _derive(key, b"", b"hello")
         self._id = os.urandom(16)
+        self.connected = False
+        """Whether the server has answered."""
         self._head = b""
         self._channel: _Channel | None = None
         self._sent: deque[bytes] = deque(maxlen=256)
         """The last 16 bytes of each newest datagram, of which one challenge is taken."""
 
     def hello(self) -> bytes:
-        """Return the datagram to begin with, again until there is a connection."""
+        """Return the datagram to begin with."""
         nonce = os.urandom(12)
         datagram = _HELLO + nonce + bytes(self._first.encrypt(nonce, self._id + bytes(32), b"hello"))
         self._sent.append(datagram[-16:])
         return datagram
-
-    @property
-    def connected(self) -> bool:
-        """Whether the server has answered."""
-        return self._channel is not None
 
     def open(self, datagram: bytes, port: int | None = None) -> bytes | None:
         """Return the message in a datagram that came from the lobby (None) or a rollout's port, unless it was seen."""
@@ -197,12 +194,13 @@ class ClientSeal:
                 self._head = _UP + self._id + plain[:8]
                 self._channel = _Channel(self._key, self._id + plain[:24], is_server=False)
                 self._sent.clear()
+                self.connected = True
         return None
 
-    def seal(self, message: bytes, port: int | None = None) -> bytes | None:
-        """Return what to send; None: the server has not answered."""
+    def seal(self, message: bytes, port: int | None = None) -> bytes:
+        """Return what to send: the message, or a HELLO in its place until the server has answered."""
         if self._channel is None:
-            return None
+            return self.hello()
         sealed = self._channel.seal(self._head, message, port)
         self._sent.append(sealed[-16:])
         return sealed

@@ -21,7 +21,6 @@ import numpy as np
 from gymnasium import spaces
 
 from bridge.encoding.spaces import Layout, bounds_of
-from bridge.encoding.tensors import cast
 from bridge.errors import InvalidActionError, PacketError, TensorError, UnsupportedSpaceError
 
 __all__ = ["DECIMALS", "LIMIT", "Space", "TextCodec", "decimal_text", "parse_decimal"]
@@ -159,17 +158,20 @@ class TextCodec:
             PacketError: The text has another form, or the value is not in the space.
         """
         arrays = []
-        try:
-            for leaf, items in zip(self._leaves, self._items(text), strict=True):
-                is_float = leaf.spec.dtype.kind == "f"
-                for item in items:
-                    if not (_DECIMAL if is_float else _INTEGER).match(item):
-                        expected = "a finite decimal" if is_float else "an integer"
-                        raise PacketError(f"expected {expected}, got {item[:40]!r}")
-                numbers = np.array([*map(float if is_float else int, items)])
-                arrays.append(cast(numbers, leaf.spec.dtype, rounding=True).reshape(leaf.spec.shape))
-                if check:
-                    leaf.spec.check_range(arrays[-1])
-            return self._layout.unpack(arrays)
-        except TensorError as error:
-            raise PacketError(f"expected a value of {self.space}, got {text[:80]!r}: {error}") from error
+        for leaf, items in zip(self._leaves, self._items(text), strict=True):
+            dtype = np.dtype(leaf.space.dtype)
+            form, number = (_DECIMAL, float) if dtype.kind == "f" else (_INTEGER, int)
+            held: Any = np.finfo(dtype) if number is float else np.iinfo("i1" if dtype.kind == "b" else dtype)
+            for item in items:
+                if not form.match(item):
+                    expected = "a finite decimal" if number is float else "an integer"
+                    raise PacketError(f"expected {expected}, got {item[:40]!r}")
+            numbers = list(map(number, items))
+            if min(numbers) < number(held.min) or max(numbers) > number(held.max):
+                raise PacketError(f"expected numbers that {dtype} can hold, got {text[:80]!r}")
+            array = np.array(numbers, dtype).reshape(leaf.spec.shape)
+            low, high = bounds_of(leaf.space)
+            if check and ((array < low) | (array > high)).any():
+                raise PacketError(f"expected a value of {self.space}, got {text[:80]!r}")
+            arrays.append(array)
+        return self._layout.unpack(arrays)

@@ -102,7 +102,7 @@ def spaces_text(observation_space: Space, action_space: Space) -> str:
     return f',"observation":{space_to_json(observation_space)},"action":{space_to_json(action_space)}'
 
 
-def _check_size(data: Any) -> None:
+def _check(data: Any) -> None:
     """Refuse the JSON of a space that would take more memory than an observation of a datagram needs."""
     shape = data.get("n") if data["type"] == "MultiBinary" else data.get("shape", [])
     sizes = shape if isinstance(shape, list) else [shape]
@@ -111,14 +111,7 @@ def _check_size(data: Any) -> None:
     if not _DTYPE.fullmatch(data.get("dtype", "bool")) or len(sizes) > 8 or math.prod(sizes) > _MAX_ELEMENTS:
         raise ValueError(f"expected at most {_MAX_ELEMENTS} numbers, got {data!r:.80}")
     for _, part in data.get("spaces", []):
-        _check_size(part)
-
-
-def _space(data: Any) -> Space | None:
-    if data is None:
-        return None
-    _check_size(data)
-    return TextCodec(space_from_json(json.dumps(data))).space
+        _check(part)
 
 
 def parse_offer(text: str) -> Offer | None:
@@ -127,7 +120,11 @@ def parse_offer(text: str) -> Offer | None:
         return None
     try:
         parts = json.loads(text[len(OFFER) :])
-        spaces = [_space(parts.get(side)) for side in ("observation", "action")]
+        spaces: list[Space | None] = [None, None]
+        for index, side in enumerate(("observation", "action")):
+            if parts.get(side) is not None:
+                _check(parts[side])
+                spaces[index] = TextCodec(space_from_json(json.dumps(parts[side]))).space
     # Whatever the peer wrote, in JSON, NumPy or Gymnasium: it is the peer's text that is wrong.
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, TensorError, UnsupportedSpaceError):
         return None
