@@ -243,8 +243,8 @@ class ClientPort:
 def _age(ancillary: _Ancillary) -> float:
     """Return how long ago a datagram arrived, as the system noted it; 0 where it did not."""
     for _, _, data in ancillary:
-        if len(data) == 16:  # a `struct timespec` of the real-time clock, as `time.time` is
+        if len(data) == 16:  # Only a difference of two readings of the same clock is taken.
             seconds, nanoseconds = struct.unpack("=qq", data)
-            age: float = time.time() - seconds - nanoseconds / 1e9
+            age: float = time.clock_gettime(time.CLOCK_REALTIME) - seconds - nanoseconds / 1e9
             return max(0.0, min(60.0, age))
     return 0.0

@@ -152,20 +152,19 @@ def split_action(action: str) -> tuple[str, int, int, str] | None:
 
 
 class Extra(NamedTuple):
-    """What the profile adds to an S5."""
+    """What the profile adds to an S5.
+
+    The token is the client's, so that nobody else can end its episode. `ack` is the newest action that was applied, 0
+    for none; `got` counts the action datagrams with the token that arrived, `sent` the S5 sent to this client, this one
+    among them, where a resent one keeps its number. `ret` is the sum of all rewards, `end` tells why when done.
+    """
 
     token: str
-    """The client's, so that nobody else can end its episode."""
     ack: int
-    """The newest action that was applied; 0: none yet."""
     got: int
-    """Action datagrams with the token that arrived so far."""
     sent: int
-    """S5 sent to this client so far, this one among them; a resent one keeps its number."""
     ret: Decimal
-    """The sum of all rewards so far."""
     end: str | None = None
-    """`terminated` or `truncated`, when done."""
 
 
 def extra_text(extra: Extra) -> str:
