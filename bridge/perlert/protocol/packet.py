@@ -87,6 +87,10 @@ class Slot(NamedTuple):
     tag: str
     ready: bool
 
+    def __str__(self) -> str:
+        status, ready = "open" if self.open else "close", "ready" if self.ready else "not_ready"
+        return f"{self.key}={status},{self.kind},{self.tag},{ready}"
+
 
 class LobbyInfo(NamedTuple):
     """S1: the slots, one or more."""
@@ -260,18 +264,13 @@ def _read_step(text: str) -> Step:
     return Step(parse_header(head), int(timestamp), int(step), observation, reward, done == "true", extra)
 
 
-def _write_slot(slot: Slot) -> str:
-    status, ready = "open" if slot.open else "close", "ready" if slot.ready else "not_ready"
-    return f"{slot.key}={status},{slot.kind},{slot.tag},{ready}"
-
-
 def _write(message: ClientMessage | ServerMessage) -> str:
     match message:
         case Step(header, timestamp, step, observation, reward, done, extra):
             text = f"obs={observation};reward={reward};done={'true' if done else 'false'}"
             return f"{header}:{timestamp}:{step};{text}" + (f";extra={extra}" if extra is not None else "")
         case LobbyInfo(_, slots):
-            body = ";".join(map(_write_slot, slots))
+            body = ";".join(map(str, slots))
         case LobbyRequest():
             body = "lobby"
         case Register(_, key, tag):
