@@ -1,4 +1,3 @@
-import dataclasses
 import math
 
 import pytest
@@ -106,7 +105,7 @@ def test_a_client_leaves_its_old_slot_before_it_is_put_into_a_new_one():
     lobby.receive(b"city:7;ready=agent0,true", ANN, 1.0)
     lobby.receive(b"city:7;register=agent1,ann", ANN, 2.0)
     assert slot(lobby, "agent0").open
-    assert slot(lobby, "agent1") == dataclasses.replace(slot(lobby, "agent1"), open=False, tag="ann", ready=False)
+    assert slot(lobby, "agent1") == slot(lobby, "agent1")._replace(open=False, tag="ann", ready=False)
     assert len(lobby.clients) == 1
 
 

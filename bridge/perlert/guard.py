@@ -12,8 +12,9 @@ import dataclasses
 import hashlib
 import hmac
 import ipaddress
+import math
 import os
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from functools import lru_cache
 from typing import TypeAlias
@@ -52,26 +53,22 @@ class GuardConfig:
     unproven_bytes_per_second: float = 64_000.0
     """Bytes sent to all addresses that are not proven; a second's worth may go at once."""
     max_addresses: int = 4096
-    """Addresses that are remembered, of each sort; the one that was silent longest is forgotten."""
+    """Addresses, and hosts of those that are not proven, that are remembered; who was silent longest is forgotten."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, int | float) and not value > 0:
                 raise SettingError(f"expected a positive {field.name}, got {value!r}")
-        for network in self.trusted:
-            try:
+        try:
+            for network in self.trusted:
                 ipaddress.ip_network(network)
-            except ValueError as error:
-                raise SettingError(
-                    f"expected networks such as 10.0.0.0/8 in trusted, got {network!r}: {error}"
-                ) from error
+        except ValueError as error:
+            raise SettingError(f"expected networks such as 10.0.0.0/8 in trusted: {error}") from error
 
 
 class _Bucket:
     """A rate: at most a second's worth at once."""
-
-    __slots__ = ("left", "rate", "time")
 
     def __init__(self, rate: float, now: float) -> None:
         self.rate, self.left, self.time = rate, rate, now
@@ -82,11 +79,16 @@ class _Bucket:
             self.time = now
         return self.left
 
+    def take(self, amount: float, now: float) -> bool:
+        """Take from it, if there is as much in it."""
+        if self.level(now) < amount:
+            return False
+        self.left -= amount
+        return True
+
 
 class _Peer:
     """What is known of an address."""
-
-    __slots__ = ("allowance", "credit", "heard", "own", "plain")
 
     def __init__(self, config: GuardConfig, now: float) -> None:
         self.plain = _Bucket(config.datagrams_per_second, now)
@@ -104,20 +106,18 @@ class Guard:
         self.config = config or GuardConfig()
         self.dropped: Counter[str] = Counter()
         """Datagrams that were not read, changed nothing or were not sent, by reason; lobbies and runs count here."""
-        self.token: Callable[[Address], str] = lru_cache(self.config.max_addresses)(self._token)
+        key, remember = secret if secret is not None else os.urandom(32), lru_cache(self.config.max_addresses)
+        self.token: Callable[[Address], str] = remember(
+            lambda address: hmac.digest(key, f"{address[0]} {address[1]}".encode(), hashlib.sha256).hex()[:12]
+        )
         """Returns the token of an address, which nobody else can know."""
-        self.trusts: Callable[[str], bool] = lru_cache(self.config.max_addresses)(self._trusts)
+        self.trusts: Callable[[str], bool] = remember(self._trusts)
         """Tells whether an IP address is in a trusted network."""
-        self._secret = secret if secret is not None else os.urandom(32)
         self._networks = [ipaddress.ip_network(network) for network in self.config.trusted]
-        self._unproven: OrderedDict[Address, _Peer] = OrderedDict()
-        self._of_host: defaultdict[str, set[Address]] = defaultdict(set)
-        """Those that are not proven, by host."""
         self._proven: OrderedDict[Address, _Peer] = OrderedDict()
+        self._unproven: OrderedDict[str, dict[int, _Peer]] = OrderedDict()
+        """Those that are not, by host and port."""
         self._strangers = _Bucket(self.config.unproven_bytes_per_second, 0.0)
-
-    def _token(self, address: Address) -> str:
-        return hmac.digest(self._secret, f"{address[0]} {address[1]}".encode(), hashlib.sha256).hex()[:12]
 
     def _trusts(self, host: str) -> bool:
         try:
@@ -128,61 +128,47 @@ class Guard:
 
     def slots_allowed(self, host: str) -> float:
         """Return how many slots clients at one IP address may hold."""
-        if self.config.max_slots_per_host is not None:
-            return self.config.max_slots_per_host
-        return float("inf") if self.trusts(host) else 4
-
-    # What came
+        return self.config.max_slots_per_host or (math.inf if self.trusts(host) else 4)
 
     def _peer(self, address: Address, now: float) -> _Peer | None:
         """Return what is known of an address; None: its host has too many that are not proven."""
-        for table in (self._proven, self._unproven):
-            if address in table:
-                table.move_to_end(address)
-                return table[address]
-        if self.trusts(address[0]):
+        host, port = address
+        if self.trusts(host):
             self.prove(address)
+        if address in self._proven:
+            self._proven.move_to_end(address)
             return self._proven[address]
-        others = self._of_host[address[0]]
-        if len(others) >= self.config.unproven_per_host:
-            silent = min(others, key=lambda other: self._unproven[other].heard)
-            if now < self._unproven[silent].heard + _FORGOTTEN:
-                return None
-            self._forget(silent)
-        self._of_host[address[0]].add(address)
-        peer = self._unproven[address] = _Peer(self.config, now)
+        peers = self._unproven.setdefault(host, {})
+        self._unproven.move_to_end(host)
         if len(self._unproven) > self.config.max_addresses:
-            self._forget(next(iter(self._unproven)))
-        return peer
-
-    def _forget(self, address: Address) -> _Peer:
-        self._of_host[address[0]].discard(address)
-        if not self._of_host[address[0]]:
-            del self._of_host[address[0]]
-        return self._unproven.pop(address)
+            self._unproven.popitem(last=False)
+        if port not in peers:
+            if len(peers) >= self.config.unproven_per_host:
+                silent = min(peers, key=lambda other: peers[other].heard)
+                if now < peers[silent].heard + _FORGOTTEN:
+                    return None
+                del peers[silent]
+            peers[port] = _Peer(self.config, now)
+        return peers[port]
 
     def heard(self, address: Address, datagram: bytes, now: float) -> bool:
         """Book a datagram that came; False: the address sends too many, drop it."""
         peer = self._peer(address, now)
         if peer is None:
             return True  # `answer` alone may reach it
-        if now > peer.heard:
-            # Silence earns nothing: the kilobyte a second is for who is there.
-            peer.allowance.level(min(now, peer.heard + _LISTENS))
-            peer.allowance.time = peer.heard = now
-        peer.credit = min(peer.credit + self.config.amplification * len(datagram), 1 << 20)
+        peer.heard = now
+        peer.credit += self.config.amplification * len(datagram)
         bucket = peer.own if self.token(address).encode() in datagram else peer.plain
-        if bucket.level(now) < 1:
+        if not bucket.take(1, now):
             self.dropped["flood"] += 1
             return False
-        bucket.left -= 1
         return True
 
     def prove(self, address: Address) -> None:
         """Note that an address receives what is sent to it."""
         if address not in self._proven:
-            known = address in self._unproven
-            self._proven[address] = self._forget(address) if known else _Peer(self.config, 0.0)
+            peers = self._unproven.get(address[0], {})
+            self._proven[address] = peers.pop(address[1]) if address[1] in peers else _Peer(self.config, 0.0)
             if len(self._proven) > self.config.max_addresses:
                 self._proven.popitem(last=False)
 
@@ -190,28 +176,22 @@ class Guard:
         """Tell whether an address has been proven, or is trusted."""
         return address in self._proven or self.trusts(address[0])
 
-    # What goes
-
     def spend(self, address: Address, size: int, now: float) -> bool:
         """Book a datagram that is about to be sent; False: do not send it."""
-        peer, allowed = self._unproven.get(address), 0.0
-        if peer is not None:
-            allowed = max(peer.allowance.level(min(now, peer.heard + _LISTENS)), peer.credit)
-        return self._book(address, size, allowed, now)
+        return self.answer(address, size, 0, now)
 
     def answer(self, address: Address, size: int, received: int, now: float) -> bool:
-        """Book a short answer to one datagram, which any address may have: `size` bytes for `received` ones."""
-        return self._book(address, size, self.config.amplification * received, now)
-
-    def _book(self, address: Address, size: int, allowed: float, now: float) -> bool:
-        """Book a datagram; `allowed` bytes may go to the address, unless it is proven."""
+        """Book a short answer to a datagram of `received` bytes, which any address may have; 0: what it may be sent."""
         if self.proven(address):
             return True
-        if size > allowed or self._strangers.level(now) < size:
+        allowed = float(self.config.amplification * received)
+        peer = self._unproven.get(address[0], {}).get(address[1])
+        if peer is not None and not received:
+            allowed = max(peer.allowance.level(min(now, peer.heard + _LISTENS)), peer.credit)
+        if size > allowed or not self._strangers.take(size, now):
             self.dropped["amplification" if size > allowed else "rate"] += 1
             return False
-        self._strangers.left -= size
-        if (peer := self._unproven.get(address)) is not None:
+        if peer is not None:
             # Each byte counts against both, so that the larger of the two is the limit, and not their sum.
             peer.allowance.left -= size
             peer.credit -= size

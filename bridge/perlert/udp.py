@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
-import math
 import select
 import socket
 import struct
@@ -28,11 +26,12 @@ _log = SafeLog(__name__)
 CLIENT_BUFFER = 1472
 """Bytes; a foreign server may fill an Ethernet frame."""
 _BATCH = 64
-_UNREACHABLE = {errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EMSGSIZE}
+_UNREACHABLE = {errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH}
 _LINUX = sys.platform.startswith("linux")
 # Python names these constants of Linux only from 3.14 on.
-_IP_PKTINFO: int = getattr(socket, "IP_PKTINFO", 8)
-_SO_TIMESTAMPNS: int = getattr(socket, "SO_TIMESTAMPNS", 35)
+_TELL_ASKED = {socket.AF_INET: (socket.IPPROTO_IP, getattr(socket, "IP_PKTINFO", 8))}
+_TELL_ASKED[socket.AF_INET6] = socket.IPPROTO_IPV6, getattr(socket, "IPV6_RECVPKTINFO", 49)
+_SO_TIMESTAMPNS = getattr(socket, "SO_TIMESTAMPNS", 35)
 _MAX_PEERS = 4096
 
 _Ancillary = list[tuple[int, int, bytes]]
@@ -45,42 +44,38 @@ def receive(sock: socket.socket, size: int) -> tuple[bytes | None, Address, _Anc
         The datagram, or None where it was longer than `size` bytes; its sender; what the system tells of it. None:
         there is no datagram.
     """
-    try:
-        if hasattr(sock, "recvmsg"):
-            datagram, ancillary, flags, raw = sock.recvmsg(size, 128)
-            cut = bool(flags & socket.MSG_TRUNC)
-        else:  # Windows: a datagram that is too long is an error
-            datagram, raw = sock.recvfrom(size)
-            ancillary, cut = [], False
-    except (BlockingIOError, InterruptedError):
-        return None
-    except OSError as error:
-        if error.errno in _UNREACHABLE:  # of an earlier datagram of ours
-            return None, ("", 0), []
-        raise
-    return None if cut else datagram, (str(raw[0]), int(raw[1])), ancillary
+    while True:
+        try:
+            if hasattr(sock, "recvmsg"):
+                datagram, ancillary, flags, raw = sock.recvmsg(size, 128)
+                return None if flags & socket.MSG_TRUNC else datagram, (raw[0], raw[1]), ancillary
+            datagram, raw = sock.recvfrom(size)  # Windows: a datagram that is too long is an error
+            return datagram, (raw[0], raw[1]), []
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError as error:
+            if error.errno == errno.EMSGSIZE:
+                return None, ("", 0), []
+            if error.errno not in _UNREACHABLE:  # of an earlier datagram of ours
+                raise
 
 
 def _bind(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        sock = socket.socket(family, kind, protocol)
+        with contextlib.ExitStack() as stack:
+            sock = stack.enter_context(socket.socket(family, kind, protocol))
+            sock.setblocking(False)
+            sock.bind(address)
+            if _LINUX and address[0] in ("0.0.0.0", "::"):  # to answer from the address that was asked
+                sock.setsockopt(*_TELL_ASKED[family], 1)
+            stack.pop_all()
+            return sock
     except OSError as error:
-        raise SettingError(f"expected a host name or IP address to bind to, got {host!r}: {error}") from error
-    try:
-        sock.setblocking(False)
-        sock.bind(address)
-        if _LINUX and ipaddress.ip_address(address[0]).is_unspecified:  # to answer from the address that was asked
-            if family == socket.AF_INET:
-                sock.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
-            else:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
-    except OSError as error:
-        sock.close()
         raise SettingError(
-            f"cannot bind to {host}:{port}: {error}; choose another host or port, e.g. port=0"
+            f"cannot bind to {host}:{port}: {error}; expected a host name or IP address of this machine, and a free "
+            "port, e.g. port=0"
         ) from error
-    return sock
 
 
 class ServerPorts:
@@ -103,17 +98,14 @@ class ServerPorts:
     def attach(self, loop: Any, host: Any) -> None:
         """Have an `EventLoop` watch the ports, and a `Host` receive what comes to them."""
         self._loop, self._host = loop, host
-        self._watch(None)
-
-    def _watch(self, port: int | None) -> None:
-        self._loop.register(self._sockets[port], READ, lambda events: self._drain(port))
+        loop.register(self._sockets[None], READ, lambda events: self._drain(None))
 
     def open_port(self) -> int:
         """Open a rollout port; return its number."""
         sock = _bind(self.bind_host, 0)
         port: int = sock.getsockname()[1]
         self._sockets[port] = sock
-        self._watch(port)
+        self._loop.register(sock, READ, lambda events: self._drain(port))
         return port
 
     def close_port(self, port: int | None) -> None:
@@ -130,49 +122,38 @@ class ServerPorts:
     def _drain(self, port: int | None) -> None:
         """Hand on what has come to a port, not so much that a flood keeps the frames waiting."""
         for _ in range(_BATCH):
-            sock = self._sockets.get(port)
-            got = receive(sock, MAX_DATAGRAM) if sock is not None else None
-            if sock is None or got is None:
+            if (sock := self._sockets.get(port)) is None or (got := receive(sock, MAX_DATAGRAM)) is None:
                 return
             datagram, sender, ancillary = got
             if datagram is None:
                 self.counts["cut"] += 1
                 continue
-            self._note(sender, ancillary)
-            if self._seal is not None:
-                opened = self._seal.open(datagram, sender, port)
-                if opened.message is None:
-                    self._answer(sock, datagram, sender, opened.reply)
-                    continue
-                self._host.guard.prove(sender)  # it has the key and our challenge
-                datagram = opened.message
+            for level, kind, data in ancillary:  # P-12: the answer leaves from the address that was asked
+                # IPv4's is (interface, local address, destination), of which the interface is left to the system.
+                self._asked[sender] = level, kind, bytes(4) + data[4:] if level == socket.IPPROTO_IP else data
+                self._asked.move_to_end(sender)
+                if len(self._asked) > _MAX_PEERS:
+                    self._asked.popitem(last=False)
             try:
-                self._host.receive(port, datagram, sender)
+                if (message := self._opened(sock, port, datagram, sender)) is not None:
+                    self._host.receive(port, message, sender)
             except Exception:  # a fault of ours costs one datagram, and not the server
                 self.counts["failed"] += 1
                 _log.exception("a datagram from %s was not handled", sender)
 
-    def _answer(self, sock: socket.socket, datagram: bytes, sender: Address, reply: bytes | None) -> None:
-        """Answer what belongs to no connection, if it is one's that has the key."""
+    def _opened(self, sock: socket.socket, port: int | None, datagram: bytes, sender: Address) -> bytes | None:
+        """Return the message in a datagram; answer one of no connection, if it is one's that has the key."""
+        if self._seal is None:
+            return datagram
         guard, now = self._host.guard, self._host.now()
-        self.counts["not sealed"] += reply is None
-        heard = guard.heard(sender, datagram, now)
-        if heard and reply is not None and guard.answer(sender, len(reply), len(datagram), now):
-            self._put(sock, reply, sender)
-
-    def _note(self, sender: Address, ancillary: _Ancillary) -> None:
-        """Remember which of our addresses a client sent to (P-12: the answer leaves from there)."""
-        for level, kind, data in ancillary:
-            if level == socket.IPPROTO_IP and kind == _IP_PKTINFO:
-                # in_pktinfo: interface, local address, destination. To be sent from the local address.
-                self._asked[sender] = level, kind, struct.pack("=i4s4s", 0, data[4:8], bytes(4))
-            elif level == socket.IPPROTO_IPV6 and kind == socket.IPV6_PKTINFO:
-                self._asked[sender] = level, kind, data
-            else:
-                continue
-            self._asked.move_to_end(sender)
-            if len(self._asked) > _MAX_PEERS:
-                self._asked.popitem(last=False)
+        message, reply = self._seal.open(datagram, sender, port)
+        if message is not None:
+            guard.prove(sender)  # it has the key and our challenge
+        elif guard.heard(sender, datagram, now):
+            self.counts["not sealed"] += reply is None
+            if reply is not None and guard.answer(sender, len(reply), len(datagram), now):
+                self._put(sock, reply, sender)
+        return message
 
     def send(self, port: int | None, message: bytes, address: Address) -> None:
         """Send a message from a port."""
@@ -182,9 +163,8 @@ class ServerPorts:
             self._put(sock, sealed, address)
 
     def _put(self, sock: socket.socket, datagram: bytes, address: Address) -> None:
-        asked = self._asked.get(address)
         try:
-            if asked is not None:
+            if (asked := self._asked.get(address)) is not None:
                 sock.sendmsg([datagram], [asked], 0, address)
             else:
                 sock.sendto(datagram, address)
@@ -210,45 +190,30 @@ class ClientPort:
         self._socket.setblocking(False)
         if _LINUX:
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-        if family == socket.AF_INET6:
-            here = "::"
-        else:
-            here = "127.0.0.1" if ipaddress.ip_address(address[0]).is_loopback else "0.0.0.0"
-        self._socket.bind((here, 0))
+        self._socket.bind(("127.0.0.1" if str(address[0]).startswith("127.") else "", 0))
         self.server: Address = (str(address[0]), int(address[1]))
         self.cut = 0
         """Datagrams that were longer than the receive buffer."""
-        self._seal = seal
-        self._hello_at = -math.inf
-        self._held: deque[tuple[bytes, Address]] = deque(maxlen=4)
         self.closed = False
+        self._seal = seal
+        self._held: deque[tuple[bytes, Address]] = deque(maxlen=4)
+        """What is to be sent when the server has answered our HELLO."""
 
     def fileno(self) -> int:
         """Return the socket's number, to wait for it together with others."""
         return self._socket.fileno()
 
-    def _port(self, address: Address) -> int | None:
+    def _rollout(self, address: Address) -> int | None:
         return None if address[1] == self.server[1] else address[1]
 
     def send(self, out: Iterable[tuple[bytes, Address]]) -> None:
         """Send; what the network does not take is as good as lost on the way."""
         for message, address in out:
-            datagram: bytes | None = message
-            if self._seal is not None:
-                self._say_hello()
-                datagram = self._seal.seal(message, self._port(address))
-            if datagram is None:
-                self._held.append((message, address))  # until the server has answered
-                continue
+            if self._seal is not None and not self._seal.connected:
+                self._held.append((message, address))
+            sealed = message if self._seal is None else self._seal.seal(message, self._rollout(address))
             with contextlib.suppress(OSError):
-                self._socket.sendto(datagram, address)
-
-    def _say_hello(self) -> None:
-        # The messages themselves are repeated until they work; so is this.
-        if self._seal is not None and not self._seal.connected and (now := time.monotonic()) >= self._hello_at + 0.3:
-            self._hello_at = now
-            with contextlib.suppress(OSError):
-                self._socket.sendto(self._seal.hello(), self.server)
+                self._socket.sendto(sealed, address)
 
     def wait(self, timeout: float) -> None:
         """Wait for a datagram, at most so many seconds."""
@@ -259,18 +224,14 @@ class ClientPort:
         """Return a message that is there, its sender, and how many seconds ago it arrived; None: none is there."""
         while (got := receive(self._socket, CLIENT_BUFFER)) is not None:
             datagram, sender, ancillary = got
-            if datagram is None:
-                self.cut += bool(sender[1])
-                continue
-            if self._seal is not None:
-                message = self._seal.open(datagram, self._port(sender))
-                if message is None:
-                    if self._held and self._seal.connected:
-                        held, self._held = list(self._held), deque(maxlen=4)
-                        self.send(held)
-                    continue
-                datagram = message
-            return datagram, sender, _age(ancillary)
+            self.cut += datagram is None
+            if datagram is not None and self._seal is not None:
+                datagram = self._seal.open(datagram, self._rollout(sender))
+                if self._held and self._seal.connected:
+                    held, self._held = self._held, deque(maxlen=4)
+                    self.send(held)
+            if datagram is not None:
+                return datagram, sender, _age(ancillary)
         return None
 
     def close(self) -> None:
@@ -281,10 +242,9 @@ class ClientPort:
 
 def _age(ancillary: _Ancillary) -> float:
     """Return how long ago a datagram arrived, as the system noted it; 0 where it did not."""
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS and len(data) >= 16:
-            seconds, nanoseconds = struct.unpack("=qq" if len(data) == 16 else "@ll", data[:16])
-            # Only a difference of two readings of the same clock is taken.
+    for _, _, data in ancillary:
+        if len(data) == 16:  # Only a difference of two readings of the same clock is taken.
+            seconds, nanoseconds = struct.unpack("=qq", data)
             age: float = time.clock_gettime(time.CLOCK_REALTIME) - seconds - nanoseconds / 1e9
             return max(0.0, min(60.0, age))
     return 0.0

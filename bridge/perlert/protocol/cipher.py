@@ -10,21 +10,18 @@ is the rollout's, 0 for the lobby's: a run's datagrams open in no other run. Wit
 refuses what has been seen.
 
 The server keeps nothing for a HELLO: the server id is a MAC of the client's address and id and of the challenge's
-number, by a secret of this server, so UP alone opens a connection, and only one whose number is above the last
-one's. So HELLOs that are replayed change nothing, and what was recorded opens nothing. An UP that opens nowhere is
-answered with a CHALLENGE as a HELLO is: after a restart, clients go on by it. A client takes the first CHALLENGE that
-answers what it has said in the connection at hand, and no other one.
+number, by a secret of this server, so UP alone opens a connection, and only one whose number is above the last one's.
+An UP that opens nowhere is answered with a CHALLENGE as a HELLO is: after a restart, clients go on by it. A client
+takes the first CHALLENGE that answers what it has said in the connection at hand, and no other one.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import hmac
 import os
-from collections import OrderedDict, deque
-from collections.abc import Callable
-from typing import Any
+from collections import deque
+from typing import Any, NamedTuple
 
 from bridge.errors import SettingError
 from bridge.extras import install_command
@@ -41,6 +38,7 @@ _HELLO, _CHALLENGE, _UP, _DOWN = (bytes([kind]) for kind in range(1, 5))
 _HEAD = 33
 _WINDOW = 1024
 _MAX_CONNECTIONS = 4096
+"""When there are more the server forgets all, as after a restart."""
 
 
 def check_key(key: bytes | str) -> bytes:
@@ -82,7 +80,7 @@ def _open(cipher: Any, nonce: bytes, sealed: bytes, bound: bytes) -> bytes | Non
 
 
 class _Channel:
-    """One connection's two directions, from one end's view."""
+    """One connection's two directions, from one end's view; the port is a rollout's, or None."""
 
     def __init__(self, key: bytes, ids: bytes, *, is_server: bool) -> None:
         up, down = (_derive(key, ids, way) for way in (b"up", b"down"))
@@ -95,55 +93,45 @@ class _Channel:
         """Return `head` with a counter, and the message sealed."""
         head += self._counter.to_bytes(8, "big")
         self._counter += 1
-        bound = head + (port or 0).to_bytes(2, "big")
-        return head + bytes(self._out.encrypt(bytes(4) + head[-8:], message, bound))
-
-    def knows(self, head: bytes) -> bool:
-        """Tell whether a datagram was opened whose head ends with this counter, or is too old to know."""
-        behind = self._highest - int.from_bytes(head[-8:], "big")
-        return behind >= _WINDOW or (behind >= 0 and bool(self._seen >> behind & 1))
+        return head + bytes(self._out.encrypt(bytes(4) + head[-8:], message, head + (port or 0).to_bytes(2, "big")))
 
     def open(self, head: bytes, sealed: bytes, port: int | None) -> bytes | None:
-        """Return the message; None: it is none, or was opened already."""
-        if self.knows(head):
-            return None
+        """Return the message; empty: it was opened already, or is too old to know; None: it is none."""
+        number = int.from_bytes(head[-8:], "big")
+        behind = self._highest - number
+        if behind >= _WINDOW or (behind >= 0 and self._seen >> behind & 1):
+            return b""
         message = _open(self._in, bytes(4) + head[-8:], sealed, head + (port or 0).to_bytes(2, "big"))
         if message is not None:
-            number = int.from_bytes(head[-8:], "big")
-            ahead = max(0, number - self._highest)
+            ahead = max(0, -behind)
             self._highest += ahead
             self._seen = self._seen << min(ahead, _WINDOW) & ((1 << _WINDOW) - 1) | 1 << self._highest - number
         return message
 
 
-@dataclasses.dataclass(frozen=True)
-class Opened:
-    """What became of a datagram."""
+class Opened(NamedTuple):
+    """What became of a datagram: the message in it, or what to send back."""
 
     message: bytes | None = None
-    """The message in it."""
     reply: bytes | None = None
-    """What to send back."""
 
 
 class ServerSeal:
     """The server's end, for all clients and all of its ports."""
 
-    def __init__(self, key: bytes, random: Callable[[int], bytes] = os.urandom) -> None:
-        self._key, self._random = key, random
-        self._first = _derive(key, b"", b"hello")
-        self._secret = random(32)
+    def __init__(self, key: bytes) -> None:
+        self._key, self._first = key, _derive(key, b"", b"hello")
+        self._secret = os.urandom(32)
         self._number = 0
-        self._forgotten = 0
-        """The highest number of a connection that was forgotten: none up to it is taken again."""
-        self._channels: OrderedDict[Address, tuple[bytes, _Channel]] = OrderedDict()
+        self._channels: dict[Address, tuple[bytes, _Channel]] = {}
+        """The connection of each address, and its ids: the client's, and the number."""
 
     def _server_id(self, ids: bytes, sender: Address) -> bytes:
         return hmac.digest(self._secret, ids + repr(sender).encode(), hashlib.sha256)[:16]
 
     def _challenge(self, client_id: bytes, datagram: bytes, sender: Address) -> Opened:
         self._number += 1
-        number, nonce = self._number.to_bytes(8, "big"), self._random(12)
+        number, nonce = self._number.to_bytes(8, "big"), os.urandom(12)
         text = number + self._server_id(client_id + number, sender) + datagram[-16:]
         return Opened(reply=_CHALLENGE + nonce + bytes(self._first.encrypt(nonce, text, b"challenge" + client_id)))
 
@@ -151,75 +139,68 @@ class ServerSeal:
         """Take a datagram that came to the lobby (None) or to a rollout's port."""
         if datagram[:1] == _HELLO:
             plain = _open(self._first, datagram[1:13], datagram[13:], b"hello")
-            if plain is None or len(plain) != 48:
-                return Opened()
-            return self._challenge(plain[:16], datagram, sender)
+            return self._challenge(plain[:16], datagram, sender) if plain else Opened()
         if datagram[:1] != _UP or len(datagram) < UP_OVERHEAD:
             return Opened()
         head, ids = datagram[:_HEAD], datagram[1:25]
-        last, channel = self._channels.get(sender, (bytes(16) + self._forgotten.to_bytes(8, "big"), None))
+        last, channel = self._channels.get(sender, (bytes(24), None))
         if last != ids:
             is_new = last[16:] < ids[16:] <= self._number.to_bytes(8, "big")
-            server_id = self._server_id(ids, sender)
-            channel = _Channel(self._key, ids + server_id, is_server=True) if is_new else None
+            channel = _Channel(self._key, ids + self._server_id(ids, sender), is_server=True) if is_new else None
         message = channel.open(head, datagram[_HEAD:], port) if channel is not None else None
-        if channel is None or (message is None and not channel.knows(head)):
+        if channel is None or message is None:
             return self._challenge(ids[:16], datagram, sender)
-        if message is not None:
+        if last != ids:
+            if len(self._channels) >= _MAX_CONNECTIONS:
+                # What was recorded must not open again.
+                self._channels, self._secret = {}, os.urandom(32)
             self._channels[sender] = ids, channel
-            self._channels.move_to_end(sender)
-            if len(self._channels) > _MAX_CONNECTIONS:
-                _, (old, _) = self._channels.popitem(last=False)
-                self._forgotten = max(self._forgotten, int.from_bytes(old[16:], "big"))
-        return Opened(message)
+        return Opened(message or None)
 
     def seal(self, message: bytes, address: Address, port: int | None = None) -> bytes | None:
         """Return what to send from a port; None: there is no connection with this address."""
-        known = self._channels.get(address)
-        return known[1].seal(_DOWN, message, port) if known is not None else None
+        _, channel = self._channels.get(address, (b"", None))
+        return channel.seal(_DOWN, message, port) if channel is not None else None
 
 
 class ClientSeal:
     """The client's end."""
 
-    def __init__(self, key: bytes, random: Callable[[int], bytes] = os.urandom) -> None:
-        self._key, self._random = key, random
-        self._first = _derive(key, b"", b"hello")
-        self._id = random(16)
+    def __init__(self, key: bytes) -> None:
+        self._key, self._first = key, _derive(key, b"", b"hello")
+        self._id = os.urandom(16)
+        self.connected = False
+        """Whether the server has answered."""
         self._head = b""
         self._channel: _Channel | None = None
         self._sent: deque[bytes] = deque(maxlen=256)
         """The last 16 bytes of each newest datagram, of which one challenge is taken."""
 
     def hello(self) -> bytes:
-        """Return the datagram to begin with, again until there is a connection."""
-        nonce = self._random(12)
+        """Return the datagram to begin with."""
+        nonce = os.urandom(12)
         datagram = _HELLO + nonce + bytes(self._first.encrypt(nonce, self._id + bytes(32), b"hello"))
         self._sent.append(datagram[-16:])
         return datagram
-
-    @property
-    def connected(self) -> bool:
-        """Whether the server has answered."""
-        return self._channel is not None
 
     def open(self, datagram: bytes, port: int | None = None) -> bytes | None:
         """Return the message in a datagram that came from the lobby (None) or a rollout's port, unless it was seen."""
         kind = datagram[:1]
         if kind == _DOWN and len(datagram) >= OVERHEAD and self._channel is not None:
-            return self._channel.open(datagram[:9], datagram[9:], port)
+            return self._channel.open(datagram[:9], datagram[9:], port) or None
         if kind == _CHALLENGE:
             plain = _open(self._first, datagram[1:13], datagram[13:], b"challenge" + self._id)
             if plain is not None and plain[24:] in self._sent:
                 self._head = _UP + self._id + plain[:8]
                 self._channel = _Channel(self._key, self._id + plain[:24], is_server=False)
                 self._sent.clear()
+                self.connected = True
         return None
 
-    def seal(self, message: bytes, port: int | None = None) -> bytes | None:
-        """Return what to send; None: the server has not answered."""
+    def seal(self, message: bytes, port: int | None = None) -> bytes:
+        """Return what to send: the message, or a HELLO in its place until the server has answered."""
         if self._channel is None:
-            return None
+            return self.hello()
         sealed = self._channel.seal(self._head, message, port)
         self._sent.append(sealed[-16:])
         return sealed

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from gymnasium import spaces
 
-from bridge.encoding.spaces import Layout, Leaf, bounds_of
+from bridge.encoding.spaces import Layout, bounds_of
 from bridge.errors import InvalidActionError, PacketError, TensorError, UnsupportedSpaceError
 
 __all__ = ["DECIMALS", "LIMIT", "Space", "TextCodec", "decimal_text", "parse_decimal"]
@@ -50,64 +50,13 @@ def parse_decimal(text: str) -> Decimal:
 
 def decimal_text(value: Decimal) -> str:
     """Write a decimal without exponent, trailing zeros or a negative zero."""
-    text = f"{value:f}"
+    return _shortest(f"{value:f}")
+
+
+def _shortest(text: str) -> str:
     if "." in text:
         text = text.rstrip("0").rstrip(".")
-    return "0" if text in ("-0", "") else text
-
-
-def _float_text(value: float, decimals: int) -> str:
-    text = f"{min(max(value, -LIMIT), LIMIT):.{decimals}f}"
-    if decimals:
-        text = text.rstrip("0").rstrip(".")
     return "0" if text == "-0" else text
-
-
-def _exact_text(value: Any) -> str:
-    """The shortest decimal that reads back as the same float."""
-    text = np.format_float_positional(value, unique=True, trim="-")
-    return "0" if text == "-0" else text
-
-
-class _Part:
-    """An array of a space: how many numbers of which type, and between which bounds."""
-
-    def __init__(self, leaf: Leaf) -> None:
-        self.space, self.shape, self.size = leaf.space, leaf.spec.shape, math.prod(leaf.spec.shape)
-        self.name = ".".join(leaf.path)
-        self.dtype = np.dtype(leaf.space.dtype)
-        self.low, self.high = bounds_of(leaf.space)
-        self.is_float = self.dtype.kind == "f"
-        info: Any = np.finfo if self.is_float else np.iinfo
-        held = info(np.int8 if self.dtype.kind == "b" else self.dtype)
-        self._number: type[float] = float if self.is_float else int
-        self.least, self.most = self._number(held.min), self._number(held.max)
-
-    def read(self, text: str) -> float:
-        """Read a number, which may be greater than the type can hold."""
-        if not (_DECIMAL if self.is_float else _INTEGER).match(text):
-            raise PacketError(f"expected {'a finite decimal' if self.is_float else 'an integer'}, got {text[:40]!r}")
-        return self._number(text)
-
-
-def _leaves(layout: Layout) -> tuple[Leaf, ...]:
-    """Return the parts of a space that has a text form, or raise UnsupportedSpaceError."""
-    for leaf in layout.leaves:
-        names = [key for key in leaf.path if not isinstance(key, str) or not key or _BANNED.search(key)]
-        if leaf.kind not in ("array", "scalar") or any(isinstance(key, int) for key in leaf.path):
-            raise UnsupportedSpaceError(
-                f"expected a Box, Discrete, MultiDiscrete, MultiBinary or a Dict of these, got {layout.space}; PERLERT "
-                "carries short texts: convert the space with a wrapper, e.g. gymnasium.wrappers.FlattenObservation, or "
-                "serve it over grpc://"
-            )
-        if names:
-            raise UnsupportedSpaceError(
-                f"expected names without `:` `;` `,` `=` `.` and control characters in a Dict space, got {names[0]!r}; "
-                "rename the key with a wrapper"
-            )
-    if not layout.leaves or not all(math.prod(leaf.spec.shape) for leaf in layout.leaves):
-        raise UnsupportedSpaceError(f"expected a space with parts and elements, got {layout.space}")
-    return layout.leaves
 
 
 class TextCodec:
@@ -128,24 +77,33 @@ class TextCodec:
             self._layout = Layout(space, "value")
         except TensorError as error:
             raise UnsupportedSpaceError(f"expected numbers in {space}: {error}") from error
-        self._parts = [_Part(leaf) for leaf in _leaves(self._layout)]
-        self._size = sum(part.size for part in self._parts)
-        self._named = named and bool(self._parts[0].name)
+        self._leaves = self._layout.leaves
+        for leaf in self._leaves:
+            if leaf.kind not in ("array", "scalar") or any(isinstance(key, int) for key in leaf.path):
+                raise UnsupportedSpaceError(
+                    f"expected a Box, Discrete, MultiDiscrete, MultiBinary or a Dict of these, got {space}; PERLERT "
+                    "carries short texts: convert the space with a wrapper, e.g. "
+                    "gymnasium.wrappers.FlattenObservation, or serve it over grpc://"
+                )
+            if wrong := [key for key in leaf.path if not isinstance(key, str) or not key or _BANNED.search(key)]:
+                raise UnsupportedSpaceError(
+                    "expected names without `:` `;` `,` `=` `.` and control characters in a Dict space, got "
+                    f"{wrong[0]!r}; rename the key with a wrapper"
+                )
+        self._sizes = [math.prod(leaf.spec.shape) for leaf in self._leaves]
+        if not all(self._sizes) or not self._sizes:
+            raise UnsupportedSpaceError(f"expected a space with parts and elements, got {space}")
+        self._names = [".".join(leaf.path) for leaf in self._leaves] if named and self._leaves[0].path else []
 
     def max_bytes(self) -> int:
-        """Return the length of the longest text that `encode` writes, in bytes."""
-        total = self._size - 1 + sum(len(part.name.encode()) + 1 for part in self._parts if self._named)
-        for part in self._parts:
-            if not part.is_float:
-                total += part.size * max(len(str(int(end))) for end in (part.low.min(), part.high.max()))
-            elif self.decimals is None:
-                info = np.finfo(part.dtype)
-                # sign, integer digits, dot, zeros of the smallest denormal and its digits
-                total += part.size * (3 + 2 * int(np.ceil(-np.log10(float(info.smallest_subnormal)))) + info.precision)
-            else:
-                most = np.maximum(abs(part.low.astype(np.float64)), abs(part.high.astype(np.float64)))
-                digits = np.floor(np.log10(np.clip(most, 1.0, LIMIT))) + 1
-                total += int(digits.sum()) + part.size * (1 + bool(self.decimals) + self.decimals)
+        """Return the length of the longest text that `encode` writes with decimal places, in bytes."""
+        total = sum(self._sizes) - 1 + sum(len(name.encode()) + 1 for name in self._names)
+        for leaf in self._leaves:
+            for ends in zip(*(bound.flat for bound in bounds_of(leaf.space)), strict=True):
+                if leaf.spec.dtype.kind == "f":
+                    total += len(f"{-min(max(map(abs, ends)), LIMIT):.{self.decimals}f}")
+                else:
+                    total += max(len(str(int(end))) for end in ends)
         return total
 
     def encode(self, value: Any) -> str:
@@ -159,48 +117,35 @@ class TextCodec:
         except TensorError as error:
             raise InvalidActionError(str(error)) from error
         texts = []
-        for part, array in zip(self._parts, arrays, strict=True):
-            flat = array.reshape(-1).astype(part.dtype, copy=False)
+        for leaf, array in zip(self._leaves, arrays, strict=True):
+            flat = array.astype(leaf.space.dtype, copy=False).ravel()
             numbers = flat.tolist()
-            if not part.is_float:
+            if flat.dtype.kind != "f":
                 items = [str(int(number)) for number in numbers]
-            elif any(map(math.isnan, numbers)):
-                raise InvalidActionError(f"expected numbers for {part.space}, got NaN: {value!r:.80}")
-            elif self.decimals is not None:
-                items = [_float_text(number, self.decimals) for number in numbers]
-            elif any(map(math.isinf, numbers)):
-                raise InvalidActionError(f"expected finite numbers for {part.space}, got infinity: {value!r:.80}")
+            elif any(map(math.isnan, numbers)) or (self.decimals is None and any(map(math.isinf, numbers))):
+                raise InvalidActionError(
+                    f"expected finite numbers for {leaf.space}, got NaN or infinity: {value!r:.80}"
+                )
+            elif self.decimals is None:
+                items = [_shortest(np.format_float_positional(number, unique=True, trim="-")) for number in flat]
             else:
-                items = [_exact_text(item) for item in flat]
-            if self._named:
-                items[0] = f"{part.name}:{items[0]}"
-            texts += items
-        return ",".join(texts)
+                items = [_shortest(f"{min(max(number, -LIMIT), LIMIT):.{self.decimals}f}") for number in numbers]
+            texts.append(",".join(items))
+        return ",".join(map(":".join, zip(self._names, texts, strict=True)) if self._names else texts)
 
-    def _items(self, text: str) -> list[str]:
-        """Return the texts of all elements, in the order of the space."""
-        items = text.split(",") if len(text) <= 64 * 1024 else []
-        if len(items) != self._size:
-            raise PacketError(f"expected {self._size} values for {self.space}, got {text[:80]!r}")
-        if not self._named:
-            return items
-        # Parts may come in any order; each begins with its name.
-        groups: dict[str, list[str]] = {}
-        name = ""
-        for item in items:
-            before, colon, after = item.rpartition(":")
-            if colon:
-                name = before
-                if name in groups:
-                    raise PacketError(f"expected each name once, got {name!r} twice")
-                groups[name] = []
-            elif not groups:
-                raise PacketError(f"expected name:value, got {item[:40]!r}")
-            groups[name].append(after)
-        for part in self._parts:
-            if len(groups.get(part.name, ())) != part.size:
-                raise PacketError(f"expected {part.size} values named {part.name!r}, got {text[:80]!r}")
-        return [item for part in self._parts for item in groups[part.name]]
+    def _items(self, text: str) -> list[list[str]]:
+        """Return the texts of each part's elements; parts with names may come in any order."""
+        if len(text) > 64 * 1024 or text.count(",") != sum(self._sizes) - 1:
+            raise PacketError(f"expected {sum(self._sizes)} values for {self.space}, got {text[:80]!r}")
+        if not self._names:
+            items = iter(text.split(","))
+            return [list(itertools.islice(items, size)) for size in self._sizes]
+        found = [part.partition(":") for part in re.split(",(?=[^,]*:)", text)]
+        values = {name: items.split(",") for name, _, items in found}
+        for name, size in zip(self._names, self._sizes, strict=True):
+            if len(values.get(name, ())) != size or len(values) < len(found):
+                raise PacketError(f"expected {size} values named {name!r}, and each name once, got {text[:80]!r}")
+        return [values[name] for name in self._names]
 
     def decode(self, text: str, *, check: bool = True) -> Any:
         """Read a value: a numpy array, an integer for Discrete, a dict for Dict.
@@ -212,13 +157,21 @@ class TextCodec:
         Raises:
             PacketError: The text has another form, or the value is not in the space.
         """
-        items, arrays = iter(self._items(text)), []
-        for part in self._parts:
-            numbers = [part.read(item) for item in itertools.islice(items, part.size)]
-            if min(numbers) < part.least or max(numbers) > part.most:
-                raise PacketError(f"expected numbers that {part.dtype} can hold, got {text[:80]!r}")
-            array = np.array(numbers, part.dtype).reshape(part.shape)
-            if check and ((array < part.low) | (array > part.high)).any():
+        arrays = []
+        for leaf, items in zip(self._leaves, self._items(text), strict=True):
+            dtype = np.dtype(leaf.space.dtype)
+            form, number = (_DECIMAL, float) if dtype.kind == "f" else (_INTEGER, int)
+            held: Any = np.finfo(dtype) if number is float else np.iinfo("i1" if dtype.kind == "b" else dtype)
+            for item in items:
+                if not form.match(item):
+                    expected = "a finite decimal" if number is float else "an integer"
+                    raise PacketError(f"expected {expected}, got {item[:40]!r}")
+            numbers = list(map(number, items))
+            if min(numbers) < number(held.min) or max(numbers) > number(held.max):
+                raise PacketError(f"expected numbers that {dtype} can hold, got {text[:80]!r}")
+            array = np.array(numbers, dtype).reshape(leaf.spec.shape)
+            low, high = bounds_of(leaf.space)
+            if check and ((array < low) | (array > high)).any():
                 raise PacketError(f"expected a value of {self.space}, got {text[:80]!r}")
             arrays.append(array)
         return self._layout.unpack(arrays)

@@ -14,31 +14,18 @@ the client had before, whose slot it takes along. PORT is the run's, so that no 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import re
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.encoding.space_json import space_from_json, space_to_json
 from bridge.errors import PacketError, TensorError, UnsupportedSpaceError
 from bridge.perlert.protocol.codec import Space, TextCodec, decimal_text, parse_decimal
 
-__all__ = [
-    "MAX_NAME",
-    "Claim",
-    "Extra",
-    "Offer",
-    "action_text",
-    "extra_text",
-    "format_tag",
-    "offer_text",
-    "parse_extra",
-    "parse_offer",
-    "parse_tag",
-    "split_action",
-]
+__all__ = ["MAX_NAME", "Claim", "Extra", "Offer", "action_text", "extra_text", "format_tag", "offer_text"]
+__all__ += ["parse_extra", "parse_offer", "parse_tag", "spaces_text", "split_action"]
 
 OFFER = "bridge/1 "
 MARK = "+b1"
@@ -46,32 +33,24 @@ MAX_NAME = 23
 """Bytes of a client's name, which leave room in a TAG for the rest."""
 _MAX_ELEMENTS = 1200
 """Of an offered space: no observation of a datagram has more, and memory is taken for what came."""
-_WIDTHS = (8, 16, 32, 64)
-_DTYPES = {"bool", "float16", "float32", "float64", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in _WIDTHS)}
 
-_TAG = re.compile(
-    r"(?P<name>.*)\+b1(?:\.(?P<token>[0-9a-f]{12})\.(?P<seq>[0-9]{1,9})\.(?P<word>[rwl])(?:\.(?P<former>[0-9a-f]{12}))?)?\Z",
-    re.DOTALL | re.ASCII,
-)
 _TOKEN, _COUNT = "[0-9a-f]{12}", "[0-9]{1,15}"
+_TAG = re.compile(rf"(.*)\+b1(?:\.({_TOKEN})\.([0-9]{{1,9}})\.([rwl])(?:\.({_TOKEN}))?)?", re.DOTALL)
 _ACTION = re.compile(f"({_TOKEN}),({_COUNT}),({_COUNT}),(.*)", re.DOTALL)
 _EXTRA = re.compile(
     f"token:({_TOKEN}),ack:({_COUNT}),got:({_COUNT}),sent:({_COUNT}),ret:([^,]*)"
     "(?:,end:(terminated|truncated))?(?:,.*)?",
     re.DOTALL,
 )
+_DTYPE = re.compile("bool|u?int(8|16|32|64)|float(16|32|64)")
 
 
-@dataclasses.dataclass(frozen=True)
-class Claim:
-    """What a TAG says."""
+class Claim(NamedTuple):
+    """What a TAG says: the name in the lobby, whether the client has the profile, and the token that it returns."""
 
     name: str
-    """What the lobby lists."""
     profiled: bool = False
-    """Whether the client has the profile."""
     token: str = ""
-    """The token that the client returns; empty: it has none yet."""
     seq: int = 0
     word: str = "w"
     former: str = ""
@@ -79,45 +58,40 @@ class Claim:
 
 def format_tag(claim: Claim) -> str:
     """Return the TAG."""
+    name, profiled, *parts = claim
     if not claim.token:
-        return claim.name + MARK if claim.profiled else claim.name
-    former = f".{claim.former}" if claim.former else ""
-    return f"{claim.name}{MARK}.{claim.token}.{claim.seq}.{claim.word}{former}"
+        return name + MARK if profiled else name
+    return ".".join([name + MARK, *map(str, parts)]).removesuffix(".")
 
 
 def parse_tag(tag: str) -> Claim:
     """Read a TAG; any text is a plain client's name."""
-    match = _TAG.match(tag)
-    if match is None:
+    if (match := _TAG.fullmatch(tag)) is None:
         return Claim(tag)
-    return Claim(
-        match["name"], True, match["token"] or "", int(match["seq"] or 0), match["word"] or "w", match["former"] or ""
-    )
+    name, token, seq, word, former = match.groups("")
+    return Claim(name, True, token, int(seq or 0), word or "w", former)
 
 
-@dataclasses.dataclass(frozen=True)
-class Offer:
-    """What the server tells a client of ours."""
+class Offer(NamedTuple):
+    """What the server tells a client of ours; without `fps` it is not yet all that it has to say."""
 
     token: str
     """Goes into every registration and action."""
-    seq: int = 0
+    seq: int
     """The newest registration of this address that the server knows."""
-    slot: str = ""
+    slot: str
     """The slot that the client holds."""
-    fps: float | None = None
-    """Frames a second; None: this is not yet all that the server has to say."""
-    observation_space: Space | None = None
-    action_space: Space | None = None
+    fps: float | None
+    """Frames a second."""
+    observation_space: Space | None
+    action_space: Space | None
 
 
 def offer_text(
     token: str, *, seq: int = 0, slot: str = "", fps: float = 0.0, decimals: int = 0, spaces: str = ""
 ) -> str:
     """Return an S3 text: the token alone, or with a frame rate everything. `spaces` is of `spaces_text`."""
-    parts: dict[str, Any] = {"token": token}
-    if seq:
-        parts["seq"] = seq
+    parts = {"token": token, **({"seq": seq} if seq else {})}
     if fps:
         parts |= {"slot": slot, "fps": fps, "decimals": decimals}
     return f"{OFFER}{json.dumps(parts, separators=(',', ':'), ensure_ascii=False)[:-1]}{spaces}}}"
@@ -128,25 +102,16 @@ def spaces_text(observation_space: Space, action_space: Space) -> str:
     return f',"observation":{space_to_json(observation_space)},"action":{space_to_json(action_space)}'
 
 
-def _checked(data: Any) -> None:
+def _check(data: Any) -> None:
     """Refuse the JSON of a space that would take more memory than an observation of a datagram needs."""
     shape = data.get("n") if data["type"] == "MultiBinary" else data.get("shape", [])
     sizes = shape if isinstance(shape, list) else [shape]
     if data["type"] not in ("Box", "Discrete", "MultiBinary", "MultiDiscrete", "Dict"):
         raise ValueError(f"expected a space with a text form, got {data['type']!r:.40}")
-    if data.get("dtype", "bool") not in _DTYPES or len(sizes) > 8 or math.prod(sizes) > _MAX_ELEMENTS:
+    if not _DTYPE.fullmatch(data.get("dtype", "bool")) or len(sizes) > 8 or math.prod(sizes) > _MAX_ELEMENTS:
         raise ValueError(f"expected at most {_MAX_ELEMENTS} numbers, got {data!r:.80}")
     for _, part in data.get("spaces", []):
-        _checked(part)
-
-
-def _space(data: Any) -> Space | None:
-    if data is None:
-        return None
-    _checked(data)
-    space = space_from_json(json.dumps(data))
-    TextCodec(space)
-    return space
+        _check(part)
 
 
 def parse_offer(text: str) -> Offer | None:
@@ -155,7 +120,11 @@ def parse_offer(text: str) -> Offer | None:
         return None
     try:
         parts = json.loads(text[len(OFFER) :])
-        observation, action = (_space(parts.get(side)) for side in ("observation", "action"))
+        spaces: list[Space | None] = [None, None]
+        for index, side in enumerate(("observation", "action")):
+            if parts.get(side) is not None:
+                _check(parts[side])
+                spaces[index] = TextCodec(space_from_json(json.dumps(parts[side]))).space
     # Whatever the peer wrote, in JSON, NumPy or Gymnasium: it is the peer's text that is wrong.
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, TensorError, UnsupportedSpaceError):
         return None
@@ -167,8 +136,7 @@ def parse_offer(text: str) -> Offer | None:
         seq if type(seq) is int and 0 <= seq < 10**9 else 0,
         slot if isinstance(slot, str) else "",
         float(fps) if type(fps) in (int, float) and 0 < fps < 1e6 else None,
-        observation,
-        action,
+        *spaces,
     )
 
 
@@ -183,22 +151,20 @@ def split_action(action: str) -> tuple[str, int, int, str] | None:
     return (match[1], int(match[2]), int(match[3]), match[4]) if match else None
 
 
-@dataclasses.dataclass(frozen=True)
-class Extra:
-    """What the profile adds to an S5."""
+class Extra(NamedTuple):
+    """What the profile adds to an S5.
+
+    The token is the client's, so that nobody else can end its episode. `ack` is the newest action that was applied, 0
+    for none; `got` counts the action datagrams with the token that arrived, `sent` the S5 sent to this client, this one
+    among them, where a resent one keeps its number. `ret` is the sum of all rewards, `end` tells why when done.
+    """
 
     token: str
-    """The client's, so that nobody else can end its episode."""
     ack: int
-    """The newest action that was applied; 0: none yet."""
     got: int
-    """Action datagrams with the token that arrived so far."""
     sent: int
-    """S5 sent to this client so far, this one among them; a resent one keeps its number."""
     ret: Decimal
-    """The sum of all rewards so far."""
     end: str | None = None
-    """`terminated` or `truncated`, when done."""
 
 
 def extra_text(extra: Extra) -> str:
@@ -211,7 +177,8 @@ def parse_extra(text: str | None) -> Extra | None:
     """Read EXTRA; None: it is not of the profile. What follows is ignored."""
     if (match := _EXTRA.fullmatch(text or "")) is None:
         return None
+    token, ack, got, sent, ret, end = match.groups()
     try:
-        return Extra(match[1], int(match[2]), int(match[3]), int(match[4]), parse_decimal(match[5]), match[6])
+        return Extra(token, int(ack), int(got), int(sent), parse_decimal(ret), end)
     except PacketError:
         return None
