@@ -199,11 +199,11 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
         deadline = begun + self._timeout
         self._client.pump()
         self._wait_while(lambda: not me.slots, deadline, "no PERLERT lobby answered", ConnectError)
-        # The lobby may come in several datagrams.
         soon = min(deadline, begun + 2.0)
-        self._wait_while(
-            lambda: me.agent is not None and me.agent not in me.slots, soon, "the slot was not listed", _unknown
-        )
+        while me.agent is not None and me.agent not in me.slots:  # the lobby may come in several datagrams
+            if time.monotonic() >= soon:
+                raise SettingError(f"{self.url}: {me.waits_for()}")
+            self._client.wait(soon)
         needed = observation_space is None or action_space is None
         self._wait_while(lambda: not me.registered or (needed and not me.settled), deadline, "no slot could be had")
         if me.offer is not None:
@@ -225,7 +225,7 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
         waits: Callable[[], object],
         deadline: float,
         problem: str,
-        error: Callable[[str, str], Exception] = RemoteTimeoutError,
+        error: type[ConnectError] | type[RemoteTimeoutError] = RemoteTimeoutError,
     ) -> None:
         """Drive the network until there is nothing to wait for, or raise what was the problem."""
         while waits():
@@ -324,10 +324,6 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
         """Leave the slot and close the socket; may be called twice."""
         self._closed = True
         self._client.close()
-
-
-def _unknown(url: str, reason: str) -> SettingError:
-    return SettingError(f"{url}: {reason}")
 
 
 def make_perlert_env(url: str, *, agent: str | None = None, **settings: Any) -> PerlertEnv:

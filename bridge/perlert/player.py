@@ -114,14 +114,14 @@ class Player:
         """The last text for people."""
         self.heard_at = -math.inf
         """When the server sent something last that can be read."""
-        self.port: int | None = None
+        self.port = 0
+        """The newest run's; 0: there was none."""
         self.seq = 0
         """The number of the newest action."""
         self._acts: str | None = None
         """The action of this run; None: the one it starts with."""
         self._run = PlayerRun(-math.inf)
         self._ports: deque[int] = deque(maxlen=16)
-        """Those of the newest runs, this one's last."""
         self._registrations = 0
         self._owned_at = -math.inf
         """When the server confirmed our slot last, or we began to ask for it."""
@@ -168,10 +168,9 @@ class Player:
         """Be ready for the next run, or no longer; where a run is over, go for the next one."""
         if self.state is State.OVER:
             self._move(Event.AGAIN)
-            self._acts, self._others_play = None, False
-            self._next_poll = self._owned_at = now
+            self._acts, self._others_play, self._next_poll = None, False, now
         self.ready = ready
-        self._claim_at(now)
+        self._begin_claim(now)
         return self.tick(now)
 
     def again(self, now: float) -> list[Outgoing]:
@@ -243,9 +242,9 @@ class Player:
     def _move(self, event: Event) -> None:
         self.state = TRANSITIONS[self.state, event]
 
-    def _claim_at(self, at: float) -> None:
-        """Say then what we want of the lobby, and until it lists us so."""
-        self._confirmed, self._next_claim = False, at
+    def _begin_claim(self, now: float, pause: float = 0.0) -> None:
+        """After a pause say what we want of the lobby, and until it lists us so."""
+        self._owned_at, self._confirmed, self._next_claim = now, False, now + pause
 
     def _is_ours(self, slot: packet.Slot) -> bool:
         """Tell whether a slot is listed with our tag, which is a hint and no proof."""
@@ -262,8 +261,7 @@ class Player:
             # The one that we had, or one that nobody plays before one that a bot plays.
             self.key = min(found, key=lambda slot: (not slot.open, slot.key != self.key, slot.ready)).key
             self._move(Event.CHOSEN)
-            self._owned_at = now
-            self._claim_at(now)
+            self._begin_claim(now)
 
     def _on_info(self, message: packet.LobbyInfo, now: float) -> None:
         for slot in message.slots:
@@ -289,8 +287,7 @@ class Player:
             if self.state is State.PLAYING:
                 self.events.append(self._run.stepped(True, truncated=True, lost=True))
             self._move(Event.GONE)
-            self._owned_at = now
-            self._claim_at(now)
+            self._begin_claim(now)
 
     def _on_confirmed(self, key: str, now: float) -> None:
         """Note what S2 says, or an offer: a slot is ours."""
@@ -301,7 +298,7 @@ class Player:
         if self.state is State.REGISTERING:
             self._move(Event.REGISTERED)
             self.former = ""
-            self._claim_at(now if self.settled else now + self._times.repeat)
+            self._begin_claim(now, 0.0 if self.settled else self._times.repeat)
 
     def _on_message(self, message: packet.Message, now: float) -> None:
         offer = profile.parse_offer(message.text) if self.use_profile else None
@@ -340,16 +337,9 @@ class Player:
         extra = profile.parse_extra(message.extra) if self.use_profile else None
         if not self.in_run:
             stats.duplicates += 1  # after the end, done=true comes again
-            return
-        if self.token and (extra is None or extra.token != self.token):
+        elif self.token and (extra is None or extra.token != self.token):
             stats.stale += 1  # whoever made it cannot see what is sent to us
-            return
-        try:
-            step = self._run.take(message, extra, now, arrived)
-        except PacketError:
-            stats.malformed += 1
-            return
-        if step is not None:
+        elif (step := self._run.take(message, extra, now, arrived)) is not None:
             self.seq = max(self.seq, step.ack or 0)  # this address had another client before
             self._move(Event.DONE if step.done else Event.STEP)
             self.events.append(step)
@@ -363,11 +353,11 @@ class Player:
             run.next_action = math.inf
             return []
         if self.token:
-            text = profile.action_text(self.token, self.port or 0, self.seq, text)
+            text = profile.action_text(self.token, self.port, self.seq, text)
         run.sends(self.seq, now)
         is_silent = now - run.heard_at > self._times.repeat or self.state is State.JOINING
         run.next_action = now + (self._times.repeat if is_silent else self._times.poll)
-        return [(packet.format_message(packet.Action(self.header, text)), (self.server[0], self.port or 0))]
+        return [(packet.format_message(packet.Action(self.header, text)), (self.server[0], self.port))]
 
     def _say(self, message: packet.ClientMessage) -> Outgoing:
         return packet.format_message(message), self.server

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from decimal import Decimal
 
+from bridge.errors import PacketError
 from bridge.perlert.protocol import packet, profile
 from bridge.perlert.protocol.codec import parse_decimal
 
@@ -96,10 +97,10 @@ class PlayerRun:
     """When an action is to be sent again."""
     stats: Stats = dataclasses.field(default_factory=Stats)
     _known: OrderedDict[tuple[int, int], None] = dataclasses.field(default_factory=OrderedDict)
-    _sent_at: OrderedDict[int, float] = dataclasses.field(default_factory=OrderedDict)
+    _unacked: deque[tuple[int, float]] = dataclasses.field(default_factory=lambda: deque(maxlen=_MOST_KNOWN))
+    """Numbers of actions, and when each was sent first."""
     _newest: packet.Step | None = None
     _taken: int = 0
-    _acked: int = 0
     _ret: Decimal = Decimal(0)
     _told: Decimal = Decimal(0)
     """The return up to the last step that was delivered."""
@@ -107,21 +108,20 @@ class PlayerRun:
     def sends(self, seq: int, now: float) -> None:
         """Note that an action is sent."""
         self.stats.sent += 1
-        self._sent_at.setdefault(seq, now)
-        if len(self._sent_at) > _MOST_KNOWN:
-            self._sent_at.popitem(last=False)
+        if not self._unacked or self._unacked[-1][0] < seq:
+            self._unacked.append((seq, now))
 
     def take(self, message: packet.Step, extra: profile.Extra | None, now: float, arrived: float) -> Stepped | None:
-        """Take a step; return it as it is delivered, or None where it came twice or after a newer one.
-
-        Raises:
-            PacketError: The reward is no number.
-        """
+        """Take a step; return it as it is delivered, or None: it came twice, or late, or its reward is no number."""
         stats, order = self.stats, (message.step, message.timestamp)
         if order in self._known:
             stats.duplicates += 1
             return None
-        reward = parse_decimal(message.reward)
+        try:
+            reward = parse_decimal(message.reward)
+        except PacketError:
+            stats.malformed += 1
+            return None
         self._known[order] = None
         if len(self._known) > _MOST_KNOWN:
             self._known.popitem(last=False)
@@ -138,10 +138,10 @@ class PlayerRun:
         self._ret = extra.ret
         stats.lost = max(0, extra.sent - self._taken)
         stats.actions_lost = max(0, stats.sent - extra.got)
-        if extra.ack > self._acked:
-            self._acked = extra.ack
-            if (sent := self._sent_at.get(extra.ack)) is not None:
-                stats.round_trip(arrived - sent)
+        while self._unacked and self._unacked[0][0] <= extra.ack:
+            seq, sent_at = self._unacked.popleft()
+            if seq == extra.ack:
+                stats.round_trip(arrived - sent_at)
         return self.stepped(message.done, truncated=extra.end == "truncated", ack=extra.ack)
 
     def stepped(self, done: bool, *, truncated: bool = False, lost: bool = False, ack: int | None = None) -> Stepped:

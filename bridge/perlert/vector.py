@@ -69,12 +69,10 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
         self._calls: dict[int, Future[Any]] = {}
         """What each slot is at: a reset, which may take several steps of the others, or a step."""
 
-    def _check_open(self) -> None:
-        if self.closed:
-            raise ClosedError("expected an open environment, got a closed one; make a new one")
-
     def _begin(self, slots: Iterable[int]) -> None:
         """Let slots go for their next runs, unless they do already."""
+        if self.closed:
+            raise ClosedError("expected an open environment, got a closed one; make a new one")
         for slot in set(slots) - self._calls.keys():
             self._states[slot] = SlotState.RESETTING
             self._calls[slot] = self._threads.submit(self.envs[slot].reset)
@@ -111,7 +109,6 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
         Returns:
             A tuple of observations, None for slots whose run has not begun; and the infos.
         """
-        self._check_open()
         options = dict(options or {})
         mask = np.asarray(options.pop("reset_mask", np.ones(self.num_envs, np.bool_)))
         if options or mask.shape != (self.num_envs,) or mask.dtype != np.bool_:
@@ -135,15 +132,14 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
             ResetNeededError: `reset` was never called.
             InvalidActionError: An action is not in its space.
         """
-        self._check_open()
         if all(state is SlotState.CONNECTING for state in self._states):
             raise ResetNeededError("expected reset() before the first step()")
-        steps = {}
-        for slot, action in enumerate(iterate(self.action_space, actions)):
-            if self._states[slot] is SlotState.RUNNING and self.envs[slot].in_episode:
-                steps[slot] = self._threads.submit(self.envs[slot].step, action)
+        running = [slot for slot, state in enumerate(self._states) if state is SlotState.RUNNING]
+        playing = {slot for slot in running if self.envs[slot].in_episode}
+        self._begin(set(range(self.num_envs)) - playing)
+        chosen = enumerate(iterate(self.action_space, actions))
+        steps = {slot: self._threads.submit(self.envs[slot].step, action) for slot, action in chosen if slot in playing}
         self._calls |= steps
-        self._begin(range(self.num_envs))
         if steps:
             wait(steps.values())
         else:
