@@ -158,9 +158,8 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
         self._closed = self.in_episode = False
         """Whether `step` may be called."""
         self._newest: Stepped | None = None
-        """The newest step that came, of this episode."""
         self._came = 0
-        """Steps that came and were not returned."""
+        """Steps that came and were not returned, the newest one last."""
         self._told = Decimal(0)
         """The return that `step` has given out."""
         self.messages: list[str] = []
@@ -195,17 +194,15 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
 
     def _settle(self, observation_space: Space | None, action_space: Space | None) -> None:
         """Take a slot, and learn the spaces."""
-        me, begun = self._client.player, time.monotonic()
-        deadline = begun + self._timeout
+        me, deadline = self._client.player, time.monotonic() + self._timeout
         self._client.pump()
-        self._wait_while(lambda: not me.slots, deadline, "no PERLERT lobby answered", ConnectError)
-        soon = min(deadline, begun + 2.0)
+        self._wait_while(lambda: not me.slots, deadline, "no PERLERT lobby answered")
+        soon = min(deadline, time.monotonic() + 2.0)
         while me.agent is not None and me.agent not in me.slots:  # the lobby may come in several datagrams
             if time.monotonic() >= soon:
                 raise SettingError(f"{self.url}: {me.waits_for()}")
             self._client.wait(soon)
-        needed = observation_space is None or action_space is None
-        self._wait_while(lambda: not me.registered or (needed and not me.settled), deadline, "no slot could be had")
+        self._wait_while(lambda: not (me.registered and me.settled), deadline, "no slot could be had")
         if me.offer is not None:
             observation_space = observation_space or me.offer.observation_space
             action_space = action_space or me.offer.action_space
@@ -220,16 +217,11 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
         self._actions = TextCodec(action_space, named=False, decimals=None)
         me.action = self._actions.encode(neutral_action(action_space))
 
-    def _wait_while(
-        self,
-        waits: Callable[[], object],
-        deadline: float,
-        problem: str,
-        error: type[ConnectError] | type[RemoteTimeoutError] = RemoteTimeoutError,
-    ) -> None:
+    def _wait_while(self, waits: Callable[[], object], deadline: float, problem: str) -> None:
         """Drive the network until there is nothing to wait for, or raise what was the problem."""
         while waits():
             if time.monotonic() >= deadline:
+                error = RemoteTimeoutError if self._client.player.slots else ConnectError
                 raise error(self.url, f"{problem} within the deadline: {self._client.player.waits_for()}")
             self._client.wait(deadline)
 

@@ -120,14 +120,15 @@ class Player:
         """The number of the newest action."""
         self._acts: str | None = None
         """The action of this run; None: the one it starts with."""
-        self._run = PlayerRun(-math.inf)
+        self._run = PlayerRun()
         self._ports: deque[int] = deque(maxlen=16)
         self._registrations = 0
         self._owned_at = -math.inf
-        """When the server confirmed our slot last, or we began to ask for it."""
+        """When the server showed last that our slot, or our part in a run, is ours, or we began to ask for it."""
         self._confirmed = self._others_play = False
         """Whether the lobby lists us as ready, or not, as we want to be; whether the last run goes on for others."""
-        self._next_poll = self._next_claim = -math.inf
+        self._next_poll = self._next_word = -math.inf
+        """When the lobby is asked again; when our claim to the slot, or in a run our action, is sent again."""
 
     @property
     def stats(self) -> Stats:
@@ -185,11 +186,9 @@ class Player:
 
     def leave(self) -> list[Outgoing]:
         """Give the slot up; a server without the profile is told that we are not ready."""
-        if self.key is None or self.state is State.ASKING:
+        if self.state is State.ASKING:
             return []
-        if not self.token:
-            return [self._say(packet.Ready(self.header, self.key, False))]
-        return [self._register(self.key, "l")] * 2  # nobody will say it again
+        return [self._claim("l")] * (2 if self.token else 1)  # nobody will say it again
 
     def waits_for(self) -> str:
         """Return what is missing, for an error or a display."""
@@ -244,7 +243,7 @@ class Player:
 
     def _begin_claim(self, now: float, pause: float = 0.0) -> None:
         """After a pause say what we want of the lobby, and until it lists us so."""
-        self._owned_at, self._confirmed, self._next_claim = now, False, now + pause
+        self._owned_at, self._confirmed, self._next_word = now, False, now + pause
 
     def _is_ours(self, slot: packet.Slot) -> bool:
         """Tell whether a slot is listed with our tag, which is a hint and no proof."""
@@ -283,7 +282,7 @@ class Player:
             if not (ours and (fresh or not self.use_profile)):
                 self._move(Event.REFUSED)
         # The lobby answers with the port while the run is on, and then with nobody ready.
-        elif self.in_run and now >= self._run.heard_at + self._times.silence and not (ours and slot.ready):
+        elif self.in_run and now >= self._owned_at + self._times.silence and not (ours and slot.ready):
             if self.state is State.PLAYING:
                 self.events.append(self._run.stepped(True, truncated=True, lost=True))
             self._move(Event.GONE)
@@ -307,27 +306,27 @@ class Player:
             self.events.append(message)
             return
         is_new = offer.token != self.token
-        alive = now < max(self._owned_at + self._times.ownership, self._run.heard_at + 2 * self._times.poll)
-        if is_new and self.settled and alive:
+        if is_new and self.settled and now < self._owned_at + self._times.ownership:
             return  # a server that began anew confirms nothing by the old one
         self._registrations = max(self._registrations, offer.seq)
         if self.offer is None:
             self._owned_at = now  # from here on registrations can be confirmed
         if is_new or not self.settled:
-            self._next_claim = min(self._next_claim, now)  # return the token, or say that we are ready
+            self._next_word = min(self._next_word, now)  # return the token, or say that we are ready
         if is_new or offer.fps is not None:
             self.offer = offer
         self._on_confirmed(offer.slot, now)
 
     def _on_start(self, message: packet.Start, now: float) -> None:
+        self._owned_at = now
         if message.port in self._ports or (self.state, Event.START) not in TRANSITIONS:
-            self._run.heard_at = now
             self._others_play = self.state is State.WAITING
             return
         self._move(Event.START)
         self.port = message.port
         self._ports.append(message.port)
-        self._run = PlayerRun(now, next_action=now)  # at once: a NAT lets steps through only after we have sent
+        self._run = PlayerRun()
+        self._next_word = now  # at once: a NAT lets steps through only after we have sent there
         self.seq += 1
         self.events.append(message)
 
@@ -339,7 +338,8 @@ class Player:
             stats.duplicates += 1  # after the end, done=true comes again
         elif self.token and (extra is None or extra.token != self.token):
             stats.stale += 1  # whoever made it cannot see what is sent to us
-        elif (step := self._run.take(message, extra, now, arrived)) is not None:
+        elif (step := self._run.take(message, extra, arrived)) is not None:
+            self._owned_at = now
             self.seq = max(self.seq, step.ack or 0)  # this address had another client before
             self._move(Event.DONE if step.done else Event.STEP)
             self.events.append(step)
@@ -348,34 +348,32 @@ class Player:
 
     def _send_action(self, now: float) -> list[Outgoing]:
         """Send the action and have it sent again, sooner while no step comes; none: there is no default one."""
-        run, text = self._run, self.action if self._acts is None else self._acts
+        text = self.action if self._acts is None else self._acts
         if text is None:
-            run.next_action = math.inf
+            self._next_word = math.inf
             return []
         if self.token:
             text = profile.action_text(self.token, self.port, self.seq, text)
-        run.sends(self.seq, now)
-        is_silent = now - run.heard_at > self._times.repeat or self.state is State.JOINING
-        run.next_action = now + (self._times.repeat if is_silent else self._times.poll)
+        self._run.sends(self.seq, now)
+        is_silent = now - self._owned_at > self._times.repeat or self.state is State.JOINING
+        self._next_word = now + (self._times.repeat if is_silent else self._times.poll)
         return [(packet.format_message(packet.Action(self.header, text)), (self.server[0], self.port))]
 
     def _say(self, message: packet.ClientMessage) -> Outgoing:
         return packet.format_message(message), self.server
 
-    def _register(self, key: str, word: str) -> Outgoing:
+    def _claim(self, word: str) -> Outgoing:
+        """Return what asks for our slot, keeps it, and says that we are `r`eady, only `w`ait, or `l`eave."""
+        key = self.key or ""
+        if not self.token and (word == "l" or not (self.use_profile or self.state is State.REGISTERING)):
+            return self._say(packet.Ready(self.header, key, word == "r"))
         self._registrations += bool(self.token)
         claim = profile.Claim(self.tag, self.use_profile, self.token, self._registrations, word, self.former)
         return self._say(packet.Register(self.header, key, profile.format_tag(claim)))
 
-    def _claim(self, key: str) -> Outgoing:
-        """Return what asks for our slot, keeps it, and says whether we are ready."""
-        if not self.use_profile and self.state is not State.REGISTERING:
-            return self._say(packet.Ready(self.header, key, self.ready))
-        return self._register(key, "r" if self.ready and self.settled else "w")
-
     def _polls_at(self) -> float:
         """Return when the lobby is asked next: in a run, only without steps, because it has the port then."""
-        silent_at = self._run.heard_at + 2 * self._times.poll if self.in_run and self.settled else -math.inf
+        silent_at = self._owned_at + 2 * self._times.poll if self.in_run and self.settled else -math.inf
         return max(self._next_poll, silent_at)
 
     def tick(self, now: float) -> list[Outgoing]:
@@ -384,21 +382,19 @@ class Player:
         claims = False
         if self.state is State.OVER:
             return out
-        if self.in_run and now >= self._run.next_action:
+        if now >= self._next_word and self.in_run:
             out += self._send_action(now)
-        if not self.in_run and now >= self._next_claim:
-            self._next_claim = now + self._times.repeat
+        elif now >= self._next_word:
+            self._next_word = now + self._times.repeat
             claims = not (self._confirmed and self.settled)
         if now >= self._polls_at():
             self._next_poll = now + self._times.poll
             out.append(self._say(packet.LobbyRequest(self.header)))
             claims = claims or bool(self.token)  # the slot is kept for who shows the token
-        if claims and self.key is not None and self.state is not State.ASKING:
-            out.append(self._claim(self.key))
+        if claims and self.state is not State.ASKING:
+            out.append(self._claim("r" if self.ready and self.settled else "w"))
         return out
 
     def wake(self) -> float:
         """Return when `tick` is due next."""
-        if self.state is State.OVER:
-            return math.inf
-        return min(self._polls_at(), self._run.next_action if self.in_run else self._next_claim)
+        return math.inf if self.state is State.OVER else min(self._polls_at(), self._next_word)

@@ -91,10 +91,6 @@ class Stats:
 class PlayerRun:
     """What is known of the run at hand."""
 
-    heard_at: float
-    """When a step came, or the lobby told the run's port."""
-    next_action: float = math.inf
-    """When an action is to be sent again."""
     stats: Stats = dataclasses.field(default_factory=Stats)
     _known: OrderedDict[tuple[int, int], None] = dataclasses.field(default_factory=OrderedDict)
     _unacked: deque[tuple[int, float]] = dataclasses.field(default_factory=lambda: deque(maxlen=_MOST_KNOWN))
@@ -111,7 +107,7 @@ class PlayerRun:
         if not self._unacked or self._unacked[-1][0] < seq:
             self._unacked.append((seq, now))
 
-    def take(self, message: packet.Step, extra: profile.Extra | None, now: float, arrived: float) -> Stepped | None:
+    def take(self, message: packet.Step, extra: profile.Extra | None, arrived: float) -> Stepped | None:
         """Take a step; return it as it is delivered, or None: it came twice, or late, or its reward is no number."""
         stats, order = self.stats, (message.step, message.timestamp)
         if order in self._known:
@@ -131,7 +127,7 @@ class PlayerRun:
         if self._newest is not None and order < (self._newest.step, self._newest.timestamp):
             stats.reordered += 1
             return None
-        self._newest, self.heard_at = message, now
+        self._newest = message
         stats.arrival(message.timestamp, arrived)
         if extra is None:
             return self.stepped(message.done)
@@ -142,21 +138,12 @@ class PlayerRun:
             seq, sent_at = self._unacked.popleft()
             if seq == extra.ack:
                 stats.round_trip(arrived - sent_at)
-        return self.stepped(message.done, truncated=extra.end == "truncated", ack=extra.ack)
+        return self.stepped(message.done, truncated=message.done and extra.end == "truncated", ack=extra.ack)
 
     def stepped(self, done: bool, *, truncated: bool = False, lost: bool = False, ack: int | None = None) -> Stepped:
         """Return what is told of the newest step."""
         step, before = self._newest, self._told
         assert step is not None
         self._told = self._ret
-        return Stepped(
-            step.step,
-            step.timestamp,
-            step.observation,
-            self._ret - before,
-            self._ret,
-            done,
-            truncated and done,
-            lost,
-            ack,
-        )
+        times, rewards = (step.step, step.timestamp), (self._ret - before, self._ret)
+        return Stepped(*times, step.observation, *rewards, done, truncated, lost, ack)

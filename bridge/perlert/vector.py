@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
 from bridge.client.remote import SlotState
+from bridge.client.resets import check_mask
 from bridge.errors import ClosedError, RemoteError, ResetNeededError, SettingError
 from bridge.perlert.client import PerlertEnv
 
@@ -109,12 +110,11 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
         Returns:
             A tuple of observations, None for slots whose run has not begun; and the infos.
         """
-        options = dict(options or {})
-        mask = np.asarray(options.pop("reset_mask", np.ones(self.num_envs, np.bool_)))
-        if options or mask.shape != (self.num_envs,) or mask.dtype != np.bool_:
-            raise SettingError(
-                f"expected no options but reset_mask, a bool array ({self.num_envs},), got {options or mask!r}"
-            )
+        given = dict(options or {})
+        mask = given.pop("reset_mask", np.ones(self.num_envs, np.bool_))
+        check_mask(mask, self.num_envs)
+        if given:
+            raise SettingError(f"expected no options but reset_mask, because PERLERT carries none, got {given!r}")
         self._begin(np.flatnonzero(mask).tolist())
         observations, *_, infos = self._collect()
         return observations, infos
