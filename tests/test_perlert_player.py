@@ -85,6 +85,34 @@ def test_a_slot_that_was_lost_is_asked_for_again():
     assert "city:7;register=agent0,joe" in sent(out)
 
 
+def test_the_slot_that_was_lost_is_asked_for_again_before_another_that_is_open():
+    player = make()
+    player.receive(b"city:7;a=close,k,x,ready;b=open,k,,not_ready", SERVER, 0.0)
+    player.receive(b"city:7;registered=b", SERVER, 0.1)
+    assert player.state is State.WAITING
+    out = player.receive(b"city:7;a=open,k,,not_ready;b=open,k,,not_ready", SERVER, 20.0)
+    assert "city:7;register=b,joe" in sent(out)
+    assert player.state is State.REGISTERING
+
+
+def test_a_client_that_wants_no_slot_asks_for_the_lobby_alone():
+    player = make(agent="")
+    player.receive(OPEN, SERVER, 0.0)
+    said = [text for now in range(10) for text in sent(player.tick(float(now)))]
+    assert set(said) == {"city:7;lobby"}
+    assert len(said) >= 9
+    assert "city:7;register=agent0,joe" in sent(player.set_agent("agent0", 10.0))
+
+
+def test_a_client_may_go_for_the_next_run_without_being_ready():
+    player = playing()
+    player.receive(step(1, done="true"), ROLLOUT, 1.0)
+    assert "city:7;ready=agent0,false" in sent(player.set_ready(False, 2.0))
+    assert player.state is State.WAITING
+    player.receive(MINE % b"not_ready", SERVER, 2.1)
+    assert not any("ready=" in text for text in sent(player.tick(3.0)))
+
+
 def test_a_slot_of_somebody_else_is_not_ours_and_the_reason_is_told():
     player = make(agent="agent0")
     player.receive(OPEN, SERVER, 0.0)

@@ -18,8 +18,8 @@ from bridge.perlert.protocol import packet, profile
 
 __all__ = ["TRANSITIONS", "Event", "Player", "PlayerConfig", "State"]
 
-_MOST_SLOTS = 1024
-_MOST_EVENTS = 1024
+_MOST = 1024
+"""Slots, and events, that are kept."""
 
 
 class State(enum.Enum):
@@ -103,7 +103,7 @@ class Player:
     def __post_init__(self) -> None:
         self._times = self.config or PlayerConfig()
         self.state = State.ASKING
-        self.events: deque[packet.Message | packet.Start | Stepped] = deque(maxlen=_MOST_EVENTS)
+        self.events: deque[packet.Message | packet.Start | Stepped] = deque(maxlen=_MOST)
         """A text for people, a run's port, a step. The oldest go where nobody takes them; `Stepped.ret` still has every
         reward."""
         self.slots: dict[str, packet.Slot] = {}
@@ -264,7 +264,7 @@ class Player:
 
     def _on_info(self, message: packet.LobbyInfo, now: float) -> None:
         for slot in message.slots:
-            if slot.key in self.slots or len(self.slots) < _MOST_SLOTS:
+            if slot.key in self.slots or len(self.slots) < _MOST:
                 self.slots[slot.key] = slot
             if slot.key == self.key:
                 self._on_own_slot(slot, now)
@@ -318,15 +318,15 @@ class Player:
         self._on_confirmed(offer.slot, now)
 
     def _on_start(self, message: packet.Start, now: float) -> None:
-        self._owned_at = now
+        if message.port == self.port:
+            self._owned_at, self._others_play = now, self.state is State.WAITING
         if message.port in self._ports or (self.state, Event.START) not in TRANSITIONS:
-            self._others_play = self.state is State.WAITING
             return
         self._move(Event.START)
         self.port = message.port
         self._ports.append(message.port)
         self._run = PlayerRun()
-        self._next_word = now  # at once: a NAT lets steps through only after we have sent there
+        self._owned_at = self._next_word = now  # at once: a NAT lets steps through only after we have sent there
         self.seq += 1
         self.events.append(message)
 
