@@ -23,8 +23,8 @@ from bridge.errors import (
     ResetNeededError,
     SettingError,
 )
-from bridge.perlert import player
 from bridge.perlert.address import PerlertAddress, parse_perlert_address
+from bridge.perlert.player import Player, PlayerConfig
 from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.cipher import ClientSeal, check_key
 from bridge.perlert.protocol.codec import Space, TextCodec
@@ -62,12 +62,11 @@ class PerlertClient:
         seal = ClientSeal(check_key(key)) if key is not None else None
         self.address = address
         self.port = ClientPort(address.url, address.host, address.port, seal)
-        self.player = player.Player(address.header, self.port.server, tag=tag, agent=agent, **settings)
+        self.player = Player(address.header, self.port.server, tag=tag, agent=agent, **settings)
 
     def pump(self) -> None:
         """Read what is there and send what is due; does not wait."""
-        while (got := self.port.read()) is not None:
-            datagram, sender, age = got
+        for datagram, sender, age in iter(self.port.read, None):
             now = time.monotonic()
             self.port.send(self.player.receive(datagram, sender, now, now - age))
         now = time.monotonic()
@@ -144,7 +143,7 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
         use_profile: bool = True,
         timeout: float = 10.0,
         start_timeout: float = 60.0,
-        config: player.PlayerConfig | None = None,
+        config: PlayerConfig | None = None,
     ) -> None:
         # A copy connects anew, as another client.
         EzPickle.__init__(self, **{key: value for key, value in locals().items() if key not in ("self", "token")})
@@ -164,6 +163,7 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
         """The return that `step` has given out."""
         self.messages: list[str] = []
         """The newest texts from the server for people, at most 100."""
+        config = config or PlayerConfig()
         settings: dict[str, Any] = {"use_profile": use_profile, "former": token or "", "config": config}
         self._client = PerlertClient(parse_perlert_address(url), agent=agent, tag=tag, key=key, ready=False, **settings)
         try:
@@ -226,7 +226,7 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
             self._client.wait(deadline)
 
     @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[player.Player]:
+    def _exclusive(self) -> Iterator[Player]:
         """Let one thread in, with what has come; a second one gets an error, not a race."""
         if self._closed:
             raise ClosedError("expected an open environment, got a closed one; make a new one")

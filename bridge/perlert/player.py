@@ -13,7 +13,7 @@ from collections import deque
 
 from bridge.errors import PacketError
 from bridge.perlert.guard import Address, Outgoing
-from bridge.perlert.player_run import PlayerRun, Stats, Stepped
+from bridge.perlert.player_run import PlayerRun, Stepped
 from bridge.perlert.protocol import packet, profile
 
 __all__ = ["TRANSITIONS", "Event", "Player", "PlayerConfig", "State"]
@@ -98,10 +98,9 @@ class Player:
     """Whether we want to be ready for the next run."""
     former: str = ""
     """The token of a client whose slot we take over, ours before we had another address; until the slot is ours."""
-    config: PlayerConfig | None = None
+    config: PlayerConfig = PlayerConfig()
 
     def __post_init__(self) -> None:
-        self._times = self.config or PlayerConfig()
         self.state = State.ASKING
         self.events: deque[packet.Message | packet.Start | Stepped] = deque(maxlen=_MOST)
         """A text for people, a run's port, a step. The oldest go where nobody takes them; `Stepped.ret` still has every
@@ -120,7 +119,8 @@ class Player:
         """The number of the newest action."""
         self._acts: str | None = None
         """The action of this run; None: the one it starts with."""
-        self._run = PlayerRun()
+        self.stats = PlayerRun()
+        """What was measured in this run."""
         self._ports: deque[int] = deque(maxlen=16)
         self._registrations = 0
         self._owned_at = -math.inf
@@ -129,11 +129,6 @@ class Player:
         """Whether the lobby lists us as ready, or not, as we want to be; whether the last run goes on for others."""
         self._next_poll = self._next_word = -math.inf
         """When the lobby is asked again; when our claim to the slot, or in a run our action, is sent again."""
-
-    @property
-    def stats(self) -> Stats:
-        """What was measured in this run."""
-        return self._run.stats
 
     @property
     def token(self) -> str:
@@ -272,7 +267,7 @@ class Player:
             self._choose(now)
 
     def _on_own_slot(self, slot: packet.Slot, now: float) -> None:
-        ours, fresh = self._is_ours(slot), now <= self._owned_at + self._times.ownership
+        ours, fresh = self._is_ours(slot), now <= self._owned_at + self.config.ownership
         if self.state is State.REGISTERING:
             if not (slot.open or self.former or (ours and fresh)):
                 self._move(Event.REFUSED)
@@ -282,9 +277,9 @@ class Player:
             if not (ours and (fresh or not self.use_profile)):
                 self._move(Event.REFUSED)
         # The lobby answers with the port while the run is on, and then with nobody ready.
-        elif self.in_run and now >= self._owned_at + self._times.silence and not (ours and slot.ready):
+        elif self.in_run and now >= self._owned_at + self.config.silence and not (ours and slot.ready):
             if self.state is State.PLAYING:
-                self.events.append(self._run.stepped(True, truncated=True, lost=True))
+                self.events.append(self.stats.stepped(True, truncated=True, lost=True))
             self._move(Event.GONE)
             self._begin_claim(now)
 
@@ -297,7 +292,7 @@ class Player:
         if self.state is State.REGISTERING:
             self._move(Event.REGISTERED)
             self.former = ""
-            self._begin_claim(now, 0.0 if self.settled else self._times.repeat)
+            self._begin_claim(now, 0.0 if self.settled else self.config.repeat)
 
     def _on_message(self, message: packet.Message, now: float) -> None:
         offer = profile.parse_offer(message.text) if self.use_profile else None
@@ -306,7 +301,7 @@ class Player:
             self.events.append(message)
             return
         is_new = offer.token != self.token
-        if is_new and self.settled and now < self._owned_at + self._times.ownership:
+        if is_new and self.settled and now < self._owned_at + self.config.ownership:
             return  # a server that began anew confirms nothing by the old one
         self._registrations = max(self._registrations, offer.seq)
         if self.offer is None:
@@ -325,20 +320,19 @@ class Player:
         self._move(Event.START)
         self.port = message.port
         self._ports.append(message.port)
-        self._run = PlayerRun()
+        self.stats = PlayerRun()
         self._owned_at = self._next_word = now  # at once: a NAT lets steps through only after we have sent there
         self.seq += 1
         self.events.append(message)
 
     def _on_step(self, message: packet.Step, now: float, arrived: float) -> None:
-        stats = self.stats
-        stats.received += 1
+        self.stats.received += 1
         extra = profile.parse_extra(message.extra) if self.use_profile else None
         if not self.in_run:
-            stats.duplicates += 1  # after the end, done=true comes again
+            self.stats.duplicates += 1  # after the end, done=true comes again
         elif self.token and (extra is None or extra.token != self.token):
-            stats.stale += 1  # whoever made it cannot see what is sent to us
-        elif (step := self._run.take(message, extra, arrived)) is not None:
+            self.stats.stale += 1  # whoever made it cannot see what is sent to us
+        elif (step := self.stats.take(message, extra, arrived)) is not None:
             self._owned_at = now
             self.seq = max(self.seq, step.ack or 0)  # this address had another client before
             self._move(Event.DONE if step.done else Event.STEP)
@@ -354,9 +348,9 @@ class Player:
             return []
         if self.token:
             text = profile.action_text(self.token, self.port, self.seq, text)
-        self._run.sends(self.seq, now)
-        is_silent = now - self._owned_at > self._times.repeat or self.state is State.JOINING
-        self._next_word = now + (self._times.repeat if is_silent else self._times.poll)
+        self.stats.sends(self.seq, now)
+        is_silent = now - self._owned_at > self.config.repeat or self.state is State.JOINING
+        self._next_word = now + (self.config.repeat if is_silent else self.config.poll)
         return [(packet.format_message(packet.Action(self.header, text)), (self.server[0], self.port))]
 
     def _say(self, message: packet.ClientMessage) -> Outgoing:
@@ -373,7 +367,7 @@ class Player:
 
     def _polls_at(self) -> float:
         """Return when the lobby is asked next: in a run, only without steps, because it has the port then."""
-        silent_at = self._owned_at + 2 * self._times.poll if self.in_run and self.settled else -math.inf
+        silent_at = self._owned_at + 2 * self.config.poll if self.in_run and self.settled else -math.inf
         return max(self._next_poll, silent_at)
 
     def tick(self, now: float) -> list[Outgoing]:
@@ -385,10 +379,10 @@ class Player:
         if now >= self._next_word and self.in_run:
             out += self._send_action(now)
         elif now >= self._next_word:
-            self._next_word = now + self._times.repeat
+            self._next_word = now + self.config.repeat
             claims = not (self._confirmed and self.settled)
         if now >= self._polls_at():
-            self._next_poll = now + self._times.poll
+            self._next_poll = now + self.config.poll
             out.append(self._say(packet.LobbyRequest(self.header)))
             claims = claims or bool(self.token)  # the slot is kept for who shows the token
         if claims and self.state is not State.ASKING:

@@ -88,10 +88,9 @@ class Stats:
 
 
 @dataclasses.dataclass
-class PlayerRun:
-    """What is known of the run at hand."""
+class PlayerRun(Stats):
+    """What is known of the run at hand, and what was measured in it."""
 
-    stats: Stats = dataclasses.field(default_factory=Stats)
     _known: OrderedDict[tuple[int, int], None] = dataclasses.field(default_factory=OrderedDict)
     _unacked: deque[tuple[int, float]] = dataclasses.field(default_factory=lambda: deque(maxlen=_MOST_KNOWN))
     """Numbers of actions, and when each was sent first."""
@@ -103,20 +102,20 @@ class PlayerRun:
 
     def sends(self, seq: int, now: float) -> None:
         """Note that an action is sent."""
-        self.stats.sent += 1
+        self.sent += 1
         if not self._unacked or self._unacked[-1][0] < seq:
             self._unacked.append((seq, now))
 
     def take(self, message: packet.Step, extra: profile.Extra | None, arrived: float) -> Stepped | None:
         """Take a step; return it as it is delivered, or None: it came twice, or late, or its reward is no number."""
-        stats, order = self.stats, (message.step, message.timestamp)
+        order = message.step, message.timestamp
         if order in self._known:
-            stats.duplicates += 1
+            self.duplicates += 1
             return None
         try:
             reward = parse_decimal(message.reward)
         except PacketError:
-            stats.malformed += 1
+            self.malformed += 1
             return None
         self._known[order] = None
         if len(self._known) > _MOST_KNOWN:
@@ -125,19 +124,19 @@ class PlayerRun:
         if extra is None:
             self._ret += reward  # a late step's reward, too: it is in no other one
         if self._newest is not None and order < (self._newest.step, self._newest.timestamp):
-            stats.reordered += 1
+            self.reordered += 1
             return None
         self._newest = message
-        stats.arrival(message.timestamp, arrived)
+        self.arrival(message.timestamp, arrived)
         if extra is None:
             return self.stepped(message.done)
         self._ret = extra.ret
-        stats.lost = max(0, extra.sent - self._taken)
-        stats.actions_lost = max(0, stats.sent - extra.got)
+        self.lost = max(0, extra.sent - self._taken)
+        self.actions_lost = max(0, self.sent - extra.got)
         while self._unacked and self._unacked[0][0] <= extra.ack:
             seq, sent_at = self._unacked.popleft()
             if seq == extra.ack:
-                stats.round_trip(arrived - sent_at)
+                self.round_trip(arrived - sent_at)
         return self.stepped(message.done, truncated=message.done and extra.end == "truncated", ack=extra.ack)
 
     def stepped(self, done: bool, *, truncated: bool = False, lost: bool = False, ack: int | None = None) -> Stepped:
