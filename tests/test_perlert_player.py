@@ -6,7 +6,7 @@ import pytest
 from bridge.perlert import player as module
 from bridge.perlert.player import Player, PlayerConfig, State
 from bridge.perlert.player_run import Stepped
-from bridge.perlert.protocol.packet import Header, LobbyInfo, Message, Start, parse_client
+from bridge.perlert.protocol.packet import Header, Message, Start, parse_client
 
 H = Header("city", 7)
 SERVER = ("192.0.2.1", 32322)
@@ -47,7 +47,7 @@ def test_a_client_asks_registers_is_ready_and_acts_at_once():
     player.receive(MINE % b"ready", SERVER, 0.3)
     player.receive(b"city:7;message=Simulation will start...", SERVER, 0.3)
     assert sent(player.receive(b"city:7;start=port:32323", SERVER, 0.4), ROLLOUT) == ["city:7;action=0"]
-    assert [type(event) for event in player.events] == [LobbyInfo, Message, Start]
+    assert [type(event) for event in player.events] == [Message, Start]
 
 
 @pytest.mark.parametrize("until", ["slots", "registered", "confirmed", "started"])
@@ -83,6 +83,34 @@ def test_a_slot_that_was_lost_is_asked_for_again():
         player.receive(datagram, SERVER, 0.0)
     out = player.receive(OPEN, SERVER, 20.0)
     assert "city:7;register=agent0,joe" in sent(out)
+
+
+def test_the_slot_that_was_lost_is_asked_for_again_before_another_that_is_open():
+    player = make()
+    player.receive(b"city:7;a=close,k,x,ready;b=open,k,,not_ready", SERVER, 0.0)
+    player.receive(b"city:7;registered=b", SERVER, 0.1)
+    assert player.state is State.WAITING
+    out = player.receive(b"city:7;a=open,k,,not_ready;b=open,k,,not_ready", SERVER, 20.0)
+    assert "city:7;register=b,joe" in sent(out)
+    assert player.state is State.REGISTERING
+
+
+def test_a_client_that_wants_no_slot_asks_for_the_lobby_alone():
+    player = make(agent="")
+    player.receive(OPEN, SERVER, 0.0)
+    said = [text for now in range(10) for text in sent(player.tick(float(now)))]
+    assert set(said) == {"city:7;lobby"}
+    assert len(said) >= 9
+    assert "city:7;register=agent0,joe" in sent(player.set_agent("agent0", 10.0))
+
+
+def test_a_client_may_go_for_the_next_run_without_being_ready():
+    player = playing()
+    player.receive(step(1, done="true"), ROLLOUT, 1.0)
+    assert "city:7;ready=agent0,false" in sent(player.set_ready(False, 2.0))
+    assert player.state is State.WAITING
+    player.receive(MINE % b"not_ready", SERVER, 2.1)
+    assert not any("ready=" in text for text in sent(player.tick(3.0)))
 
 
 def test_a_slot_of_somebody_else_is_not_ours_and_the_reason_is_told():
@@ -183,7 +211,7 @@ def test_a_client_of_ours_registers_with_its_token_and_says_there_that_it_is_rea
     told = f'{{"token":"{TOKEN}","seq":1,"slot":"agent0","fps":30.0,"decimals":6}}'
     out = player.receive(f"city:7;message=bridge/1 {told}".encode(), SERVER, 0.2)
     assert sent(out) == [f"city:7;register=agent0,joe+b1.{TOKEN}.2.r"]
-    assert not player.plain
+    assert player.use_profile
     assert player.token == TOKEN
 
 
@@ -192,7 +220,7 @@ def test_a_server_that_confirms_before_it_told_a_token_is_a_plain_one():
     player.tick(0.0)
     player.receive(OPEN, SERVER, 0.0)
     out = player.receive(b"city:7;registered=agent0", SERVER, 0.1)
-    assert player.plain
+    assert not player.use_profile
     assert sent(out) == ["city:7;ready=agent0,true"]
 
 
@@ -316,10 +344,11 @@ def test_a_client_keeps_contact_until_it_has_seen_the_end():
 def test_a_run_whose_end_never_came_is_ended_when_the_lobby_knows_of_none():
     player = playing(config=PlayerConfig(silence=12.0))
     player.receive(step(3), ROLLOUT, 1.0)
-    for now in (5.0, 12.0, 14.0, 15.0):
+    player.receive(b"city:7;start=port:32323", SERVER, 3.0)
+    for now in (5.0, 12.0, 14.0):
         player.receive(MINE % b"not_ready", SERVER, now)
         assert player.state is State.PLAYING
-    player.receive(MINE % b"not_ready", SERVER, 16.0)
+    player.receive(MINE % b"not_ready", SERVER, 15.0)
     assert player.state is State.OVER
     last = stepped(player)[-1]
     assert (last.done, last.truncated, last.lost) == (True, True, True)

@@ -174,6 +174,8 @@ def test_a_slot_that_cannot_be_had_is_an_error_that_says_why():
     with serve_perlert(Counter, name="count", fps=100) as server:
         with pytest.raises(SettingError, match="there is no slot 'agent7'; the slots are agent0"):
             PerlertEnv(server.url, agent="agent7", timeout=5)
+        with pytest.raises(SettingError, match="expected a key, got an empty text"):
+            PerlertEnv(server.url, agent="")
         with PerlertEnv(server.url, tag="holder"), pytest.raises(RemoteTimeoutError, match="no slot is open"):
             PerlertEnv(server.url, timeout=2)
 

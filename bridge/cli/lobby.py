@@ -23,7 +23,7 @@ from bridge.perlert.address import parse_perlert_address
 from bridge.perlert.client import PerlertClient, check_names
 from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.codec import Space, TextCodec
-from bridge.perlert.protocol.packet import Action, LobbyInfo, Message, Start, check_label, format_message
+from bridge.perlert.protocol.packet import Action, Message, Start, check_label, format_message
 from bridge.perlert.protocol.profile import parse_tag
 from bridge.worlds.default_actions import neutral_action
 
@@ -247,13 +247,13 @@ class _Terminal:
         if self.space is not None and not self._defaulted:
             self._defaulted = True
             codec = TextCodec(self.space, named=False, decimals=None)
-            self.me.set_default(codec.encode(neutral_action(self.space)))
+            self.me.action = codec.encode(neutral_action(self.space))
         self.see_slot()
+        if self.me.slots:
+            self.show_slots()
         while self.me.events:
             event = self.me.events.popleft()
-            if isinstance(event, LobbyInfo):
-                self.show_slots()
-            elif isinstance(event, Message):
+            if isinstance(event, Message):
                 if self.me.slots or event.text != self._refusal:  # the same refusal answers each attempt to come in
                     self.say(f"server: {clean(event.text)}")
                 self._refusal = event.text
@@ -388,8 +388,7 @@ def run_lobby(
     address = parse_perlert_address(url)
     agent = agent if agent is not None else address.agent
     tag = tag if tag is not None else (address.tag or _user())
-    client = PerlertClient(address, tag=tag, key=key, ready=ready, choose=False)
-    client.player.agent = None  # taken once the lobby has told its slots
+    client = PerlertClient(address, agent="", tag=tag, key=key, ready=ready)  # a slot is taken once they are told
     terminal = _Terminal(client, _Input(source or sys.stdin), target or sys.stdout, once=once)
     try:
         with terminal.keys:

@@ -85,7 +85,7 @@ class LobbyClient:
         self, address: PerlertAddress, key: Any, runtime: Runtime, *, tag: str = "", agent: str | None = None
     ) -> None:
         tag = tag or f"guest-{secrets.token_hex(2)}"
-        self._client = PerlertClient(address, agent=agent, tag=tag, key=key, ready=False, choose=False)
+        self._client = PerlertClient(address, agent=agent or "", tag=tag, key=key, ready=False)
         self.me = self._client.player
         self._runtime = runtime
         self._timer: Timer | None = None
@@ -106,7 +106,7 @@ class LobbyClient:
         self._client.pump()
         if self._codec is None and self.space is not None:
             self._codec = TextCodec(self.space, named=False, decimals=None)
-            self.me.set_default(self._codec.encode(neutral_action(self.space)))
+            self.me.action = self._codec.encode(neutral_action(self.space))
         while self.me.events:
             event = self.me.events.popleft()
             if isinstance(event, Message):
@@ -130,9 +130,7 @@ class LobbyClient:
 
     def set_ready(self, ready: bool) -> None:
         """Be ready for the next run, or no longer."""
-        now = self._runtime.scheduler.now()
-        over = self.me.state is State.OVER
-        self._client.port.send(self.me.again(now, ready=ready) if over else self.me.set_ready(ready, now))
+        self._client.port.send(self.me.set_ready(ready, self._runtime.scheduler.now()))
         self.turn()
 
     def act(self, text: str) -> None:

@@ -16,19 +16,8 @@ if TYPE_CHECKING:
     from bridge.perlert.server import PerlertServer, serve_perlert
     from bridge.perlert.vector import PerlertVectorEnv
 
-__all__ = [
-    "GuardConfig",
-    "LobbyConfig",
-    "PerlertAddress",
-    "PerlertEnv",
-    "PerlertServer",
-    "PerlertVectorEnv",
-    "PlayerConfig",
-    "RolloutConfig",
-    "make_perlert_env",
-    "parse_perlert_address",
-    "serve_perlert",
-]
+__all__ = ["GuardConfig", "LobbyConfig", "PerlertAddress", "PerlertEnv", "PerlertServer", "PerlertVectorEnv"]
+__all__ += ["PlayerConfig", "RolloutConfig", "make_perlert_env", "parse_perlert_address", "serve_perlert"]
 
 _PLACES = {
     "GuardConfig": "bridge.perlert.guard",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,6 @@ from gymnasium.utils import EzPickle
 from bridge.client.conflict import ConflictDetector
 from bridge.errors import (
     ClosedError,
-    ConcurrentUseError,
     ConnectError,
     InvalidActionError,
     PacketError,
@@ -25,8 +23,8 @@ from bridge.errors import (
     ResetNeededError,
     SettingError,
 )
-from bridge.perlert import player
 from bridge.perlert.address import PerlertAddress, parse_perlert_address
+from bridge.perlert.player import Player, PlayerConfig
 from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.cipher import ClientSeal, check_key
 from bridge.perlert.protocol.codec import Space, TextCodec
@@ -39,14 +37,10 @@ __all__ = ["PerlertClient", "PerlertEnv", "check_names", "make_perlert_env"]
 
 
 class PerlertClient:
-    """A player on a real socket: what `PerlertEnv` and `bridge lobby` share.
+    """A player on a real socket: what `PerlertEnv`, `bridge lobby` and the gateway share.
 
-    Args:
-        address: Whom to play with.
-        agent: The slot; None: the URL's, or the first open one.
-        tag: What to be called; None: the URL's, or a random name.
-        key: The pre-shared key.
-        settings: Keywords of `player.Player`.
+    `agent` is the slot (None: the URL's, or the first open one; empty: none), `tag` what to be called (None: the URL's,
+    or a random name), `key` the pre-shared key, and `settings` are those of `player.Player`.
 
     Raises:
         ConnectError: The host has no address.
@@ -64,16 +58,15 @@ class PerlertClient:
     ) -> None:
         agent = agent if agent is not None else address.agent
         tag = tag if tag is not None else (address.tag or f"bridge-{secrets.token_hex(3)}")
-        check_names(tag, agent)
+        check_names(tag, agent or None)
         seal = ClientSeal(check_key(key)) if key is not None else None
         self.address = address
         self.port = ClientPort(address.url, address.host, address.port, seal)
-        self.player = player.Player(address.header, self.port.server, tag=tag, agent=agent, **settings)
+        self.player = Player(address.header, self.port.server, tag=tag, agent=agent, **settings)
 
     def pump(self) -> None:
         """Read what is there and send what is due; does not wait."""
-        while (got := self.port.read()) is not None:
-            datagram, sender, age = got
+        for datagram, sender, age in iter(self.port.read, None):
             now = time.monotonic()
             self.port.send(self.player.receive(datagram, sender, now, now - age))
         now = time.monotonic()
@@ -150,29 +143,29 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
         use_profile: bool = True,
         timeout: float = 10.0,
         start_timeout: float = 60.0,
-        config: player.PlayerConfig | None = None,
+        config: PlayerConfig | None = None,
     ) -> None:
         # A copy connects anew, as another client.
         EzPickle.__init__(self, **{key: value for key, value in locals().items() if key not in ("self", "token")})
         for name, value in (("timeout", timeout), ("start_timeout", start_timeout)):
             if not 0 < value < 1e9:
                 raise SettingError(f"expected a positive {name} in seconds, got {value!r}")
-        address = parse_perlert_address(url)
+        check_names(tag or "", agent)
         self.url = url
         self._timeout, self._start_timeout = timeout, start_timeout
-        self._pid = os.getpid()
         self._conflicts = ConflictDetector("environment")
         self._closed = self.in_episode = False
         """Whether `step` may be called."""
-        self._held: list[Stepped] = []
-        """Steps that came and whose rewards `step` has not returned."""
-        self._last: Stepped | None = None
+        self._newest: Stepped | None = None
+        self._came = 0
+        """Steps that came and were not returned, the newest one last."""
         self._told = Decimal(0)
         """The return that `step` has given out."""
-        settings: dict[str, Any] = {"use_profile": use_profile, "former": token or "", "config": config}
-        self._client = PerlertClient(address, agent=agent, tag=tag, key=key, ready=False, **settings)
         self.messages: list[str] = []
         """The newest texts from the server for people, at most 100."""
+        config = config or PlayerConfig()
+        settings: dict[str, Any] = {"use_profile": use_profile, "former": token or "", "config": config}
+        self._client = PerlertClient(parse_perlert_address(url), agent=agent, tag=tag, key=key, ready=False, **settings)
         try:
             self._settle(observation_space, action_space)
         except BaseException:
@@ -203,67 +196,55 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
         """Take a slot, and learn the spaces."""
         me, deadline = self._client.player, time.monotonic() + self._timeout
         self._client.pump()
-        self._wait_while(lambda: not me.slots, deadline, "no PERLERT lobby answered", ConnectError)
-        # The lobby may come in several datagrams.
+        self._wait_while(lambda: not me.slots, deadline, "no PERLERT lobby answered")
         soon = min(deadline, time.monotonic() + 2.0)
-        while me.agent is not None and me.agent not in me.slots:
+        while me.agent is not None and me.agent not in me.slots:  # the lobby may come in several datagrams
             if time.monotonic() >= soon:
                 raise SettingError(f"{self.url}: {me.waits_for()}")
             self._client.wait(soon)
-        self._wait_while(lambda: not me.registered, deadline, "no slot could be had")
-        needed = observation_space is None or action_space is None
-        self._wait_while(lambda: needed and not me.settled, deadline, "no spaces were told")
-        offer = me.offer
-        observation_space = observation_space or (offer.observation_space if offer else None)
-        action_space = action_space or (offer.action_space if offer else None)
+        self._wait_while(lambda: not (me.registered and me.settled), deadline, "no slot could be had")
+        if me.offer is not None:
+            observation_space = observation_space or me.offer.observation_space
+            action_space = action_space or me.offer.action_space
+            self.metadata = {**self.metadata, "render_fps": me.offer.fps}
         if observation_space is None or action_space is None:
             raise SettingError(
                 f"{self.url} does not tell its spaces; give them: "
                 "make_remote(url, observation_space=Box(…), action_space=Discrete(…))"
             )
         self.observation_space, self.action_space = observation_space, action_space
-        if offer is not None and offer.fps is not None:
-            self.metadata = {**type(self).metadata, "render_fps": offer.fps}
         self._observations = TextCodec(observation_space)
         self._actions = TextCodec(action_space, named=False, decimals=None)
-        me.set_default(self._actions.encode(neutral_action(action_space)))
+        me.action = self._actions.encode(neutral_action(action_space))
 
-    def _wait_while(
-        self,
-        waits: Callable[[], object],
-        deadline: float,
-        problem: str,
-        error: type[ConnectError] | type[RemoteTimeoutError] = RemoteTimeoutError,
-    ) -> None:
+    def _wait_while(self, waits: Callable[[], object], deadline: float, problem: str) -> None:
         """Drive the network until there is nothing to wait for, or raise what was the problem."""
         while waits():
             if time.monotonic() >= deadline:
+                error = RemoteTimeoutError if self._client.player.slots else ConnectError
                 raise error(self.url, f"{problem} within the deadline: {self._client.player.waits_for()}")
             self._client.wait(deadline)
 
     @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """Let one thread of one process in; a second one gets an error, not a race."""
+    def _exclusive(self) -> Iterator[Player]:
+        """Let one thread in, with what has come; a second one gets an error, not a race."""
         if self._closed:
             raise ClosedError("expected an open environment, got a closed one; make a new one")
-        if os.getpid() != self._pid:
-            raise ConcurrentUseError(
-                "this PerlertEnv was made in another process, and a client keeps one source port; make it in this one"
-            )
         with self._conflicts:
-            yield
+            self._client.pump()
+            self._take_events()
+            yield self._client.player
 
-    def _take_steps(self) -> list[Stepped]:
-        """Take the steps that have come since, and keep what the server said."""
-        came = []
-        while self._client.player.events:
-            event = self._client.player.events.popleft()
+    def _take_events(self) -> bool:
+        """Take what has come since, and return whether a step was among it."""
+        before, events = self._came, self._client.player.events
+        while events:
+            event = events.popleft()
             if isinstance(event, Stepped):
-                came.append(event)
+                self._newest, self._came = event, self._came + 1
             elif isinstance(event, Message):
                 self.messages = [*self.messages[-99:], event.text]
-        self._held += came
-        return came
+        return self._came > before
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Wait for the next run and return its first observation that comes.
@@ -280,21 +261,17 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
         super().reset(seed=seed)
         if options:
             raise SettingError(f"expected no options, because PERLERT carries none, got {options!r}")
-        with self._exclusive():
-            me, deadline = self._client.player, time.monotonic() + self._start_timeout
-            self._client.pump()
-            self._take_steps()
-            left, self._last, self.in_episode = self._last, None, False
-            if left is not None and not left.done:
-                self._wait_while(lambda: me.in_run, deadline, "the run that was left did not end")
-            self._take_steps()
-            self._held.clear()
-            now = time.monotonic()
-            self._client.port.send(me.again(now) if me.state is player.State.OVER else me.set_ready(True, now))
-            self._wait_while(lambda: not self._take_steps(), deadline, "no run started")
-            # What was rewarded before this observation, or a run that is over already, is the first step's.
-            self._last, self.in_episode, self._told = self._held[-1], True, Decimal(0)
-            return self._observation(self._last), self._info(len(self._held) - 1)
+        with self._exclusive() as me:
+            deadline = time.monotonic() + self._start_timeout
+            left, self.in_episode = self.in_episode, False
+            self._wait_while(lambda: left and me.in_run, deadline, "the run that was left did not end")
+            self._take_events()
+            # What was rewarded before the first observation, or a run that is over already, is the first step's.
+            self._came, self._told = 0, Decimal(0)
+            self._client.port.send(me.again(time.monotonic()))
+            self._wait_while(lambda: not self._take_events(), deadline, "no run started")
+            self.in_episode = True
+            return self._observed()
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Send the action, and return the next observation and everything that was rewarded since the last one.
@@ -304,57 +281,41 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
             InvalidActionError: The action is not in the action space; nothing was sent.
             RemoteTimeoutError: No step came within `timeout`.
         """
-        with self._exclusive():
-            if not self.in_episode:
+        with self._exclusive() as me:
+            if not self.in_episode or self._newest is None:
                 raise ResetNeededError("expected a running episode, got none or one that is over; call reset()")
             if not self.action_space.contains(action):
                 raise InvalidActionError(f"expected an action of {self.action_space}, got {action!r}")
             text = self._actions.encode(action)
             if len(text) > MAX_MESSAGE - 150:
                 raise InvalidActionError(f"expected an action of at most {MAX_MESSAGE - 150} bytes, got {len(text)}")
-            self._client.pump()
-            self._take_steps()
-            if not (self._held and self._held[-1].done):
-                self._client.port.send(self._client.player.act(text, time.monotonic()))
-                deadline = time.monotonic() + self._timeout
-                self._wait_while(lambda: not self._take_steps(), deadline, "no step came")
-            steps, self._held = self._held, []
+            if not self._newest.done:
+                now = time.monotonic()
+                self._client.port.send(me.act(text, now))
+                self._wait_while(lambda: not self._take_events(), now + self._timeout, "no step came")
+            step = self._newest
             # Of the returns, because the queue of steps is bounded.
-            reward, self._told = float(steps[-1].ret - self._told), steps[-1].ret
-            skipped = sum(1 for step in steps if step is not self._last) - 1
-            last = self._last = steps[-1]
-            self.in_episode = not last.done
-            terminated = last.done and not last.truncated
-            return self._observation(last), reward, terminated, last.truncated, self._info(max(skipped, 0))
+            reward, self._told = float(step.ret - self._told), step.ret
+            self.in_episode = not step.done
+            observation, info = self._observed()
+            return observation, reward, step.done and not step.truncated, step.truncated, info
 
-    def _observation(self, step: Stepped) -> Any:
+    def _observed(self) -> tuple[Any, dict[str, Any]]:
+        """Return the observation and the infos of the newest step, for those that came since the last one."""
+        step, me = self._newest, self._client.player
+        assert step is not None
+        skipped, self._came = max(self._came - 1, 0), 0
+        info = {name: getattr(step, name) for name in ("step", "timestamp", "ack", "lost")}
+        info |= {"skipped": skipped, "seq": me.seq, "return": float(step.ret), "perlert": self.stats}
         try:
-            return self._observations.decode(step.observation, check=False)
+            return self._observations.decode(step.observation, check=False), info
         except PacketError as error:
             raise PeerError(self.url, f"the observation does not fit the observation space: {error}") from error
 
-    def _info(self, skipped: int) -> dict[str, Any]:
-        assert self._last is not None
-        me = self._client.player
-        return {
-            "step": self._last.step,
-            "skipped": skipped,
-            "timestamp": self._last.timestamp,
-            "seq": me.seq,
-            "ack": self._last.ack,
-            "return": float(self._last.ret),
-            "lost": self._last.lost,
-            "perlert": self.stats,
-        }
-
     def close(self) -> None:
         """Leave the slot and close the socket; may be called twice."""
-        if not self._closed:
-            self._closed = True
-            if os.getpid() == self._pid:
-                self._client.close()
-            else:  # the parent's slot is not ours to leave
-                self._client.port.close()
+        self._closed = True
+        self._client.close()
 
 
 def make_perlert_env(url: str, *, agent: str | None = None, **settings: Any) -> PerlertEnv:

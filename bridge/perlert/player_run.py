@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from decimal import Decimal
-from typing import TypeAlias
 
+from bridge.errors import PacketError
 from bridge.perlert.protocol import packet, profile
+from bridge.perlert.protocol.codec import parse_decimal
 
-__all__ = ["PlayerEvent", "PlayerRun", "Stats", "Stepped"]
+__all__ = ["PlayerRun", "Stats", "Stepped"]
 
 _MOST_KNOWN = 1024
 
@@ -35,10 +36,6 @@ class Stepped:
     """The newest action that the server had applied; None: a plain server."""
 
 
-PlayerEvent: TypeAlias = packet.LobbyInfo | packet.Message | packet.Start | Stepped
-"""The lobby, which is in `Player.slots`, has changed; a text for people; a run's port is known; a step came."""
-
-
 @dataclasses.dataclass
 class Stats:
     """Counters and times of one client's run. Times are seconds; None: not known (yet, or from a plain peer)."""
@@ -60,8 +57,7 @@ class Stats:
     stale: int = 0
     """Datagrams of an older run, another instance or another sender: dropped."""
     rtt: float | None = None
-    """From an action to the arrival of the first step that acknowledges it, smoothed; the wait for the next frame is
-    in it."""
+    """From an action to the arrival of the first step that acknowledges it, smoothed; with the wait for the frame."""
     rtt_last: float | None = None
     rtt_min: float | None = None
     jitter: float | None = None
@@ -69,86 +65,84 @@ class Stats:
     delay: float | None = None
     """The newest step's transit time above the smallest one seen in this run."""
     _transit: float | None = dataclasses.field(default=None, repr=False)
-    _shortest: float | None = dataclasses.field(default=None, repr=False)
+    _shortest: float = dataclasses.field(default=math.inf, repr=False)
 
     def round_trip(self, seconds: float) -> None:
         """Note an action's round trip."""
         self.rtt_last = seconds
-        self.rtt_min = seconds if self.rtt_min is None else min(self.rtt_min, seconds)
+        self.rtt_min = seconds if self.rtt_min is None else min(seconds, self.rtt_min)
         self.rtt = seconds if self.rtt is None else self.rtt + (seconds - self.rtt) / 8
 
     def arrival(self, timestamp: int, arrived: float) -> None:
         """Note when a step arrived that was sent at `timestamp` (milliseconds of the server's clock)."""
         transit = arrived - timestamp / 1000
         if self._transit is not None:
-            change = abs(transit - self._transit)
-            self.jitter = (self.jitter or 0.0) + (change - (self.jitter or 0.0)) / 16
-        self._transit = transit
-        self._shortest = transit if self._shortest is None else min(self._shortest, transit)
+            before = self.jitter or 0.0
+            self.jitter = before + (abs(transit - self._transit) - before) / 16
+        self._transit, self._shortest = transit, min(transit, self._shortest)
         self.delay = transit - self._shortest
 
     def as_dict(self) -> dict[str, int | float | None]:
         """Return the values by name."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if not f.name.startswith("_")}
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
 
 @dataclasses.dataclass
-class PlayerRun:
-    """What is known of the run at hand."""
+class PlayerRun(Stats):
+    """What is known of the run at hand, and what was measured in it."""
 
-    last_step: float
-    """When the newest step came, or the run became known."""
-    stats: Stats = dataclasses.field(default_factory=Stats)
-    newest: tuple[int, int] = (-1, -1)
-    known: OrderedDict[tuple[int, int], None] = dataclasses.field(default_factory=OrderedDict)
-    sent_at: OrderedDict[int, float] = dataclasses.field(default_factory=OrderedDict)
-    acked: int = 0
-    steps: int = 0
-    ret: Decimal = Decimal(0)
-    told: Decimal = Decimal(0)
+    _known: OrderedDict[tuple[int, int], None] = dataclasses.field(default_factory=OrderedDict)
+    _unacked: deque[tuple[int, float]] = dataclasses.field(default_factory=lambda: deque(maxlen=_MOST_KNOWN))
+    """Numbers of actions, and when each was sent first."""
+    _newest: packet.Step | None = None
+    _taken: int = 0
+    _ret: Decimal = Decimal(0)
+    _told: Decimal = Decimal(0)
     """The return up to the last step that was delivered."""
-    last: packet.Step | None = None
-    next_action: float = math.inf
-    """When an action is to be sent again."""
-    gone: int = 0
-    """How often the lobby knew of no run, in a row."""
 
     def sends(self, seq: int, now: float) -> None:
         """Note that an action is sent."""
-        self.stats.sent += 1
-        if seq not in self.sent_at:
-            self.sent_at[seq] = now
-            if len(self.sent_at) > _MOST_KNOWN:
-                self.sent_at.popitem(last=False)
+        self.sent += 1
+        if not self._unacked or self._unacked[-1][0] < seq:
+            self._unacked.append((seq, now))
 
-    def take(self, message: packet.Step, extra: profile.Extra | None, reward: Decimal, arrived: float) -> bool:
-        """Take a step that was not known; return whether it is newer than all others."""
-        stats, order = self.stats, (message.step, message.timestamp)
-        self.known[order] = None
-        if len(self.known) > _MOST_KNOWN:
-            self.known.popitem(last=False)
-        self.steps += 1
+    def take(self, message: packet.Step, extra: profile.Extra | None, arrived: float) -> Stepped | None:
+        """Take a step; return it as it is delivered, or None: it came twice, or late, or its reward is no number."""
+        order = message.step, message.timestamp
+        if order in self._known:
+            self.duplicates += 1
+            return None
+        try:
+            reward = parse_decimal(message.reward)
+        except PacketError:
+            self.malformed += 1
+            return None
+        self._known[order] = None
+        if len(self._known) > _MOST_KNOWN:
+            self._known.popitem(last=False)
+        self._taken += 1
         if extra is None:
-            self.ret += reward  # a late step's reward, too: it is in no other one
-        if order < self.newest:
-            stats.reordered += 1
-            return False
-        self.newest, self.last, self.gone = order, message, 0
-        stats.arrival(message.timestamp, arrived)
-        if extra is not None:
-            self.ret = extra.ret
-            stats.lost = max(0, extra.sent - self.steps)
-            stats.actions_lost = max(0, stats.sent - extra.got)
-            if extra.ack > self.acked:
-                self.acked = extra.ack
-                if (sent := self.sent_at.get(extra.ack)) is not None:
-                    stats.round_trip(arrived - sent)
-        return True
+            self._ret += reward  # a late step's reward, too: it is in no other one
+        if self._newest is not None and order < (self._newest.step, self._newest.timestamp):
+            self.reordered += 1
+            return None
+        self._newest = message
+        self.arrival(message.timestamp, arrived)
+        if extra is None:
+            return self.stepped(message.done)
+        self._ret = extra.ret
+        self.lost = max(0, extra.sent - self._taken)
+        self.actions_lost = max(0, self.sent - extra.got)
+        while self._unacked and self._unacked[0][0] <= extra.ack:
+            seq, sent_at = self._unacked.popleft()
+            if seq == extra.ack:
+                self.round_trip(arrived - sent_at)
+        return self.stepped(message.done, truncated=message.done and extra.end == "truncated", ack=extra.ack)
 
-    def stepped(self, done: bool, truncated: bool, *, lost: bool = False, ack: int | None = None) -> Stepped:
+    def stepped(self, done: bool, *, truncated: bool = False, lost: bool = False, ack: int | None = None) -> Stepped:
         """Return what is told of the newest step."""
-        step, before = self.last, self.told
+        step, before = self._newest, self._told
         assert step is not None
-        self.told = self.ret
-        times = step.step, step.timestamp
-        return Stepped(*times, step.observation, self.ret - before, self.ret, done, truncated, lost, ack)
+        self._told = self._ret
+        times, rewards = (step.step, step.timestamp), (self._ret - before, self._ret)
+        return Stepped(*times, step.observation, *rewards, done, truncated, lost, ack)

@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
 from bridge.client.remote import SlotState
+from bridge.client.resets import check_mask
 from bridge.errors import ClosedError, RemoteError, ResetNeededError, SettingError
 from bridge.perlert.client import PerlertEnv
 
@@ -66,30 +67,40 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
         self.action_space = batch_space(first.action_space, self.num_envs)
         self.metadata = {**first.metadata, "autoreset_mode": AutoresetMode.NEXT_STEP}
         self._states = [SlotState.CONNECTING] * self.num_envs
-        self._resets: dict[int, Future[Any]] = {}
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise ClosedError("expected an open environment, got a closed one; make a new one")
+        self._calls: dict[int, Future[Any]] = {}
+        """What each slot is at: a reset, which may take several steps of the others, or a step."""
 
     def _begin(self, slots: Iterable[int]) -> None:
         """Let slots go for their next runs, unless they do already."""
-        for slot in set(slots) - self._resets.keys():
+        if self.closed:
+            raise ClosedError("expected an open environment, got a closed one; make a new one")
+        for slot in set(slots) - self._calls.keys():
             self._states[slot] = SlotState.RESETTING
-            self._resets[slot] = self._threads.submit(self.envs[slot].reset)
+            self._calls[slot] = self._threads.submit(self.envs[slot].reset)
 
-    def _collect(self, observations: list[Any]) -> dict[str, Any]:
-        """Take the first observations of slots whose runs have begun; return the infos."""
+    def _collect(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Return what `step` does, of the calls that have ended."""
+        observations: list[Any] = [None] * self.num_envs
+        rewards, flags = np.zeros(self.num_envs), np.zeros((2, self.num_envs), np.bool_)
         infos: dict[str, Any] = {}
-        for slot in [slot for slot, reset in self._resets.items() if reset.done()]:
+        ended = {slot: call for slot, call in self._calls.items() if call.done()}
+        self._calls = {slot: call for slot, call in self._calls.items() if slot not in ended}
+        for slot, call in ended.items():
+            was_reset = self._states[slot] is SlotState.RESETTING
             try:
-                observations[slot], info = self._resets.pop(slot).result()
+                observations[slot], *rest, info = call.result()
                 self._states[slot] = SlotState.RUNNING
+                if rest:
+                    rewards[slot], *flags[:, slot] = rest
             except RemoteError as error:
                 info = {"error": str(error)}
-                self._begin([slot])  # another deadline
+                if was_reset:
+                    self._begin([slot])  # another deadline
+                else:
+                    self._states[slot], flags[1, slot] = SlotState.LOST, True
             infos = self._add_info(infos, info, slot)
-        return infos
+        infos["slot_state"] = np.array(self._states, np.int64)
+        return tuple(observations), rewards, *flags, infos
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -99,17 +110,14 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
         Returns:
             A tuple of observations, None for slots whose run has not begun; and the infos.
         """
-        self._check_open()
-        options = dict(options or {})
-        mask = np.asarray(options.pop("reset_mask", np.ones(self.num_envs, np.bool_)))
-        if options or mask.shape != (self.num_envs,) or mask.dtype != np.bool_:
-            raise SettingError(
-                f"expected no options but reset_mask, a bool array ({self.num_envs},), got {options or mask!r}"
-            )
+        given = dict(options or {})
+        mask = given.pop("reset_mask", np.ones(self.num_envs, np.bool_))
+        check_mask(mask, self.num_envs)
+        if given:
+            raise SettingError(f"expected no options but reset_mask, because PERLERT carries none, got {given!r}")
         self._begin(np.flatnonzero(mask).tolist())
-        observations: list[Any] = [None] * self.num_envs
-        infos = self._collect(observations)
-        return tuple(observations), {**infos, "slot_state": np.array(self._states, np.int64)}
+        observations, *_, infos = self._collect()
+        return observations, infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Act in the slots that are in a run and wait for the next step of each; the others are looked after.
@@ -124,32 +132,19 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
             ResetNeededError: `reset` was never called.
             InvalidActionError: An action is not in its space.
         """
-        self._check_open()
         if all(state is SlotState.CONNECTING for state in self._states):
             raise ResetNeededError("expected reset() before the first step()")
-        observations: list[Any] = [None] * self.num_envs
-        rewards, flags = np.zeros(self.num_envs), np.zeros((2, self.num_envs), np.bool_)
-        playing = {
-            slot for slot, env in enumerate(self.envs) if self._states[slot] is SlotState.RUNNING and env.in_episode
-        }
+        running = [slot for slot, state in enumerate(self._states) if state is SlotState.RUNNING]
+        playing = {slot for slot in running if self.envs[slot].in_episode}
         self._begin(set(range(self.num_envs)) - playing)
         chosen = enumerate(iterate(self.action_space, actions))
-        steps = {slot: self._threads.submit(self.envs[slot].step, act) for slot, act in chosen if slot in playing}
+        steps = {slot: self._threads.submit(self.envs[slot].step, action) for slot, action in chosen if slot in playing}
+        self._calls |= steps
         if steps:
             wait(steps.values())
         else:
-            wait(self._resets.values(), _IDLE, FIRST_COMPLETED)
-        infos = self._collect(observations)
-        for slot, step in steps.items():
-            try:
-                observations[slot], rewards[slot], *ends, info = step.result()
-            except RemoteError as error:
-                ends, info = [False, True], {"error": str(error)}
-                self._states[slot] = SlotState.LOST
-            flags[:, slot] = ends
-            infos = self._add_info(infos, info, slot)
-        states = np.array(self._states, np.int64)
-        return tuple(observations), rewards, *flags, {**infos, "slot_state": states}
+            wait(self._calls.values(), _IDLE, FIRST_COMPLETED)
+        return self._collect()
 
     def close_extras(self, **kwargs: Any) -> None:
         """Leave all slots and close their sockets."""
