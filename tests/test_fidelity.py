@@ -232,7 +232,7 @@ def test_what_the_user_gets_is_theirs() -> None:
 
 @pytest.mark.parametrize("truncates", [False, True])
 def test_an_episode_ends_at_the_client_as_it_ended(truncates: bool) -> None:
-    """D-13: by termination or by truncation, of one environment, of several and of lanes."""
+    """D-13: by termination or by truncation, of one environment, of several, of lanes and of one slot."""
     ends = [(False, False)] * 2 + [(not truncates, truncates)]
     function = lambda: CountingEnv(3, truncates=truncates)  # noqa: E731
     with serve_gym(function) as single, serve_gym(function, num_envs=2) as lanes:
@@ -240,11 +240,12 @@ def test_an_episode_ends_at_the_client_as_it_ended(truncates: bool) -> None:
         remote.reset()
         assert [remote.step(0)[2:4] for _ in range(3)] == ends
         remote.close()
-        for urls in ([single.url, single.url], [lanes.url]):
+        for urls in ([single.url, single.url], [lanes.url], [single.url]):  # one slot is read in another way
             envs = BlockingReset(make_vec_remote(urls))
             envs.reset()
-            seen = [envs.step(np.zeros(2, np.int64))[2:4] for _ in range(3)]
-            assert [[(bool(t[i]), bool(u[i])) for t, u in seen] for i in range(2)] == [ends, ends]
+            seen = [envs.step(np.zeros(envs.num_envs, np.int64))[2:4] for _ in range(3)]
+            for slot in range(envs.num_envs):
+                assert [(bool(t[slot]), bool(u[slot])) for t, u in seen] == ends
             envs.close()
 
 
