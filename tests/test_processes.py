@@ -20,7 +20,8 @@ import pytest
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from bridge import Server, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
-from bridge.errors import ConnectionLostError, ResetNeededError
+from bridge.errors import ClosedError, ConnectionLostError, ResetNeededError
+from bridge.perlert import PerlertEnv, serve_perlert
 from bridge.server import serving
 from bridge.wrappers import BlockingReset
 from tests.parallel_envs import Relay
@@ -298,3 +299,15 @@ print("grpc" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "False", done.stderr
+
+
+def test_a_forked_process_leaves_the_slot_of_a_perlert_client_to_its_parent() -> None:
+    def try_it() -> None:
+        with pytest.raises(ClosedError, match="another process"):
+            env.step(0)
+        env.close()
+
+    with serve_perlert("CartPole-v1", port=0, fps=30) as server, PerlertEnv(server.url) as env:
+        env.reset()
+        in_child(try_it)
+        assert env.step(0)[0] in env.observation_space

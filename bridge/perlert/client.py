@@ -23,6 +23,7 @@ from bridge.errors import (
     ResetNeededError,
     SettingError,
 )
+from bridge.forks import forget_in_child
 from bridge.perlert.address import PerlertAddress, parse_perlert_address
 from bridge.perlert.player import Player, PlayerConfig
 from bridge.perlert.player_run import Stepped
@@ -63,6 +64,11 @@ class PerlertClient:
         self.address = address
         self.port = ClientPort(address.url, address.host, address.port, seal)
         self.player = Player(address.header, self.port.server, tag=tag, agent=agent, **settings)
+        forget_in_child(self)
+
+    def after_fork(self) -> None:
+        """In a forked process: leave slot and port to the parent process."""
+        self.port.close()
 
     def pump(self) -> None:
         """Read what is there and send what is due; does not wait."""
@@ -228,8 +234,9 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[Player]:
         """Let one thread in, with what has come; a second one gets an error, not a race."""
-        if self._closed:
-            raise ClosedError("expected an open environment, got a closed one; make a new one")
+        if self._closed or self._client.port.closed:
+            problem = "a closed one" if self._closed else "one of another process, which keeps its slot"
+            raise ClosedError(f"expected an open environment, got {problem}; make a new one")
         with self._conflicts:
             self._client.pump()
             self._take_events()
