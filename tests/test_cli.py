@@ -28,7 +28,7 @@ from bridge.cli.launch import ServerProcess
 from bridge.cli.serve import client_credentials, connecting_lines, read_pairs, serve_options
 from bridge.errors import ConnectError, EnvironmentFailedError, SettingError
 from bridge.transport.certificates import make_certificates
-from bridge.transport.credentials import TOKEN_VARIABLE
+from bridge.transport.credentials import TOKEN_VARIABLE, write_secret
 from tests.parallel_envs import Relay
 from tests.peers import PublicClient
 from tests.public_server import PublicServer
@@ -518,7 +518,7 @@ def test_the_console_shows_what_an_environment_raises_once(
 def test_the_banner_has_what_a_client_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = make_certificates(tmp_path)
     token = tmp_path / "token"
-    token.write_text("t" * 32)
+    write_secret(token, b"t" * 32)
     given = (
         "--token-file",
         str(token),

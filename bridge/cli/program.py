@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "replay": ("bridge.cli.replay", "verify a recorded episode, or watch it again"),
     "export": ("bridge.cli.export", "turn recorded episodes into a dataset, arrays or a film"),
     "cert": ("bridge.transport.certificates", "make certificates for development"),
+    "token": ("bridge.cli.token", "make a token, which a server asks its clients for"),
     "web": ("bridge.cli.web", "show other servers' worlds and PERLERT lobbies on a page for browsers"),
     "play": ("bridge.cli.play", "play a remote environment with the keyboard"),
     "demo": ("bridge.cli.demo", "watch an agent learn CartPole in other processes"),
