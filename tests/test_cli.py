@@ -23,9 +23,10 @@ import pytest
 import bridge
 from bridge import TLS, Limits, make_remote, serve_gym, serve_parallel
 from bridge.cli import main, program
+from bridge.cli.hints import connecting_lines
 from bridge.cli.info import positive
 from bridge.cli.launch import ServerProcess
-from bridge.cli.serve import client_credentials, connecting_lines, read_pairs, serve_options
+from bridge.cli.serve import client_credentials, read_pairs, serve_options
 from bridge.errors import ConnectError, EnvironmentFailedError, SettingError
 from bridge.transport.certificates import make_certificates
 from bridge.transport.credentials import TOKEN_VARIABLE, write_secret
@@ -33,6 +34,7 @@ from tests.parallel_envs import Relay
 from tests.peers import PublicClient
 from tests.public_server import PublicServer
 from tests.support import sampled, until
+from tests.web_envs import Paddles
 
 DEADLINE = 30.0
 
@@ -557,6 +559,18 @@ def test_errors_speak_in_options(text: str, expected: str) -> None:
     assert program.in_options(text, {name: f"--{name.replace('_', '-')}" for name in names}) == expected
 
 
+def test_the_banner_of_a_match_tells_people_and_programs_how_to_take_a_seat() -> None:
+    with Serving("tests.web_envs:parallel_env", "--fps", "30", "--match", "--web", "--countdown", "0.1") as serving:
+        lines = serving.printed()
+        url = lines[0].rpartition(" ")[2]
+        assert "make_parallel_remote" not in "".join(lines)
+        assert f"In a terminal: bridge play '{url}?world='" in lines
+        assert any(line.startswith("In a browser: http://") for line in lines)
+        with paste([line.partition("  #")[0] for line in lines[2:4]]) as env:
+            env.reset()
+        assert serving.end(signal.SIGTERM)[0] == 0
+
+
 def test_several_urls_are_connected_to_as_one_vector() -> None:
     lines = connecting_lines(["grpc://a:1", "grpc://b:2"], ["CartPole-v1"], "one")
     assert lines == ["from bridge import make_vec_remote", 'envs = make_vec_remote(["grpc://a:1", "grpc://b:2"])']
@@ -567,12 +581,13 @@ def test_several_urls_are_connected_to_as_one_vector() -> None:
 
 def test_info_tells_all_of_a_server_of_ours_and_leaves_nothing_behind(capsys: pytest.CaptureFixture[str]) -> None:
     with serve_gym("CartPole-v1", limits=Limits(max_worlds=7)) as server:
-        assert main(["info", server.url]) == 0
+        assert main(["info", server.url, "--all"]) == 0
         assert settled(server)
     out = capsys.readouterr().out
     for text in (
         f"gymnasium-bridge {bridge.__version__} (as this client)",
-        "max_worlds=7",
+        "0 now, at most 7",
+        "server.limits.max_lanes",
         "CartPole-v1, a single environment",
         "Box([-4.8 -inf -0.41887903 -inf], [4.8 inf 0.41887903 inf], (4,), float32)",
         "Discrete(2)",
@@ -583,6 +598,29 @@ def test_info_tells_all_of_a_server_of_ours_and_leaves_nothing_behind(capsys: py
     ):
         assert text in out
     assert re.search(r"^  world\.attributes\.gravity +rw-  \[9\.8\] ", out, re.MULTILINE)
+
+
+def test_info_says_in_a_few_lines_what_is_served_and_its_last_line_but_one_connects(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with serve_gym("CartPole-v1", limits=Limits(max_worlds=7)) as server:
+        assert main(["info", server.url]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) <= 9
+        assert "0 now, at most 7" in lines[3]
+        code = lines[-2].removeprefix("  connect").strip()
+        with paste(code.split("; ")) as env:
+            env.reset()
+
+
+def test_info_of_a_match_says_how_a_program_takes_a_seat_and_a_token_stays_unseen(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with serve_parallel(Paddles, fps=30, match=True, token="secret" * 6) as server:
+        assert main(["info", server.url, "--token", "secret" * 6]) == 0
+    out = capsys.readouterr().out
+    assert f'make_remote("{server.url}?world=", timeout=3600, token=…)' in out
+    assert "secret" not in out
 
 
 def test_info_and_bench_look_over_a_unix_socket(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -639,7 +677,7 @@ def test_check_shows_no_token_that_it_refuses(capsys: pytest.CaptureFixture[str]
 def test_info_lists_the_property_tree_whole_each_node_before_its_children(
     cartpole: bridge.Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["info", cartpole.url]) == 0
+    assert main(["info", cartpole.url, "--all"]) == 0
     section = capsys.readouterr().out.partition("\nproperties")[2].splitlines()[1:]
     keys = [line.split()[0] for line in section]
     assert len(keys) == len(set(keys))
@@ -651,7 +689,7 @@ def test_info_lists_the_property_tree_whole_each_node_before_its_children(
 
 def test_info_of_lanes_tells_their_number(capsys: pytest.CaptureFixture[str]) -> None:
     with serve_gym("Taxi-v4", num_envs=3) as server:
-        assert main(["info", server.url]) == 0
+        assert main(["info", server.url, "--all"]) == 0
     out = capsys.readouterr().out
     assert "Taxi-v4, 3 lanes" in out
     assert "observation 1  observation  int64   [3]    min 0, max 499" in out
@@ -661,7 +699,9 @@ def test_info_of_a_world_of_several_agents_tells_which_one_it_is(capsys: pytest.
     with bridge.serve_parallel(Relay) as server:
         assert main(["info", server.url]) == 0
         assert settled(server)
-    assert f"as the agent {Relay().possible_agents[0]}" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"these are the spaces of {Relay().possible_agents[0]}" in out
+    assert f'make_parallel_remote("{server.url}")' in out
 
 
 def test_info_shows_what_an_environment_raised_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -679,7 +719,7 @@ def test_info_of_a_zoo_lists_it_and_looks_at_the_one_that_is_named(capsys: pytes
     with serve_gym(["CartPole-v1", "Taxi-v4"]) as server:
         assert main(["info", server.url]) == 0
         out = capsys.readouterr().out
-        assert "environments  CartPole-v1, Taxi-v4" in out
+        assert "serves        CartPole-v1, Taxi-v4, in lock-step" in out
         assert f"name it: bridge info {server.url}/CartPole-v1" in out
         assert main(["info", f"{server.url}/Taxi-v4"]) == 0
         assert "Discrete(500)" in capsys.readouterr().out

@@ -502,6 +502,20 @@ def test_keys_are_the_environment_s_own_where_it_has_some():
     assert (found["kind"], found["neutral"], found["names"][3]) == ("discrete", 0, "JUMP")
 
 
+def test_the_action_of_no_key_is_the_environment_s_own_and_idle_where_it_does_nothing():
+    def controls(space, own=None, names=None):
+        found = json.loads(controls_of_space(space, own, names))
+        return found["neutral"], found["idle"]
+
+    assert controls(spaces.Discrete(2)) == (0, False)
+    assert controls(spaces.Discrete(6)) == (0, False)
+    assert controls(spaces.Discrete(3, start=-1)) == (0, True), "between left and right"
+    assert controls(spaces.Discrete(3), None, ["NOOP", "LEFT", "RIGHT"]) == (0, True)
+    assert controls(spaces.Discrete(3), None, ["LEFT", "RIGHT", "JUMP"]) == (0, False)
+    assert controls(spaces.Discrete(4), {(): 2, ("a",): 0}) == (2, True)
+    assert controls(spaces.Discrete(4), {("a",): 1}) == (0, False)
+
+
 @pytest.mark.parametrize(
     ("space", "kind", "keys"),
     [

@@ -12,15 +12,17 @@ import inspect
 import logging
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, MappingProxyType
+from types import FrameType
 from typing import Any
 
+from bridge.cli.hints import connecting_lines, joining_url
 from bridge.cli.lobby import read_key
 from bridge.cli.program import OK, say
 from bridge.cli.target import Target, find_policies, find_target
@@ -304,7 +306,11 @@ def _serve(arguments: argparse.Namespace, keywords: dict[str, Any]) -> int:
         try:
             lanes = keywords.get("num_envs", 1) > 1 or keywords.get("vectorization_mode", "sync") != "sync"
             credentials = client_credentials(keywords)
-            kind = "agents" if target.several_agents else "lanes" if lanes else "one"
+            kind = "one"
+            if target.several_agents:
+                kind = "match" if keywords.get("match") else "agents"
+            elif lanes:
+                kind = "lanes"
             server.run(started=started)
         except KeyboardInterrupt:  # a signal before `run` took over
             server.stop()
@@ -365,6 +371,8 @@ def announce(server: Server, ids: Sequence[str], kind: str, credentials: Mapping
     urls = server.urls if isinstance(server, ServerGroup) else [server.url]
     for line in connecting_lines(urls, server.env_ids, kind, credentials or {}):
         say(f"  {line}")
+    if kind == "match":
+        say(f"In a terminal: bridge play {shlex.quote(joining_url(server.url))}")
     if server.web_url is not None:
         asks = "#" not in server.web_url and bool({"token", "token_file"} & set(credentials or {}))
         say(f"In a browser: {server.web_url}{' (it asks for the token)' if asks else ''}")
@@ -394,33 +402,6 @@ def client_credentials(keywords: Mapping[str, Any]) -> dict[str, str]:
     if tls:
         found["tls"] = f"TLS({', '.join(f'{name}={value}' for name, value in tls.items())})"
     return found
-
-
-def connecting_lines(
-    urls: Sequence[str], ids: Sequence[str], kind: str, credentials: Mapping[str, str] = MappingProxyType({})
-) -> list[str]:
-    """Return two lines of Python that connect to what is served.
-
-    Args:
-        urls: Those of one world each.
-        ids: What a client may name.
-        kind: What a world is of: `one` environment, `lanes`, or `agents`.
-        credentials: What a client gives beside the URL.
-    """
-    if len(ids) > 1:  # a zoo: the client names one of them
-        urls = ["{0}/{3}{1}{2}".format(*url.partition("?"), ids[0]) for url in urls]
-    quoted = [f'"{url}"' for url in urls]
-    given = "".join(f", {name}={value}" for name, value in credentials.items())
-    names = "TLS, " if "tls" in credentials else ""
-    if kind == "agents":
-        return [
-            f"from bridge import {names}make_parallel_remote",
-            f"env = make_parallel_remote({quoted[0]}{given})",
-        ]
-    if len(urls) > 1 or kind == "lanes":
-        where = f"[{', '.join(quoted)}]" if len(urls) > 1 else quoted[0]
-        return [f"from bridge import {names}make_vec_remote", f"envs = make_vec_remote({where}{given})"]
-    return [f"from bridge import {names}make_remote", f"env = make_remote({quoted[0]}{given})"]
 
 
 @contextmanager

@@ -18,10 +18,13 @@ from bridge.client.poller import Poller
 from bridge.client.remote import Delivery, Remote, close_remotes
 from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.errors import RefusedError, RemoteError, RemoteTimeoutError
+from bridge.progress import tell
 from bridge.transport import keepalive
 
 __all__ = ["Pool"]
 
+# Seconds after which a person is told what is still waited for.
+_LOOK = 2.0
 _Awaited = TypeVar("_Awaited", Joined, StepAnswered, Replied)
 
 
@@ -70,9 +73,13 @@ class Pool:
         """
         deadline = time.monotonic() + self.timeout
         while True:
+            left = deadline - time.monotonic()
             try:
-                source, number, what = self.poller.get(deadline - time.monotonic())
+                source, number, what = self.poller.get(min(left, _LOOK) if kind is Joined else left)
             except queue.Empty:
+                if kind is Joined and left > _LOOK:
+                    tell(f"waiting for {remote.url}, at most {left - _LOOK:.0f} s more")
+                    continue
                 late = remote.late(purpose, self.timeout)
                 remote.give_up(late)
                 raise late from None
@@ -107,10 +114,15 @@ class Pool:
         deadline = time.monotonic() + self.timeout
         missing = dict.fromkeys(remotes)
         found: dict[Remote, _Awaited] = {}
+        count = len(missing)
         while missing:
+            left = deadline - time.monotonic()
             try:
-                source, number, what = self.poller.get(deadline - time.monotonic())
+                source, number, what = self.poller.get(min(left, _LOOK) if kind is Joined else left)
             except queue.Empty:
+                if kind is Joined and left > _LOOK:
+                    tell(f"waiting for {next(iter(missing)).url}; {len(found)} of {count} answered")
+                    continue
                 urls = ", ".join(dict.fromkeys(remote.url for remote in missing))
                 reason = next(iter(missing)).late(purpose, self.timeout).reason
                 raise RemoteTimeoutError(urls, reason) from None
