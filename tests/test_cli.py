@@ -792,7 +792,7 @@ def test_info_gives_up_on_a_server_that_does_not_answer(capsys: pytest.CaptureFi
         mute.bind(("127.0.0.1", 0))
         mute.listen()
         assert main(["info", f"127.0.0.1:{mute.getsockname()[1]}", "--timeout", "0.3"]) == 1
-    assert "no answer to extension within 0.3 s" in capsys.readouterr().err
+    assert "no answer within 0.3 s: are host and port right" in capsys.readouterr().err
 
 
 # bench
@@ -923,3 +923,12 @@ def test_another_module_adds_its_command_by_being_named(
     monkeypatch.setitem(program.COMMANDS, "greet", ("greet_command", "say hello"))
     assert main(["greet"]) == 0
     assert capsys.readouterr().out == "hello\n"
+
+
+def test_a_command_that_is_misspelt_names_the_one_that_is_near(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inf", "localhost:1"]) == 2
+    assert "there is no command 'inf'; did you mean info?" in capsys.readouterr().err
+    assert main(["x"]) == 2
+    assert "there is no command 'x'; `bridge --help` lists the commands" in capsys.readouterr().err
+    assert main([]) == 2
+    assert "serve Gymnasium environments" in capsys.readouterr().err.replace("\n", " ").replace("Serve", "serve")

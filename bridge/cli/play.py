@@ -145,16 +145,18 @@ def run(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         raise SettingError(f"bridge play needs pygame: {install_command('play')}") from error
     from bridge.worlds.default_actions import neutral_action
-    from bridge.worlds.watching.controls import default_keys
+    from bridge.worlds.watching.controls import default_keys, does_nothing, known_names
 
     env = _connect(arguments)
     try:
-        meanings = None
+        space = env.action_space
+        meanings = known_names(env.spec, space)
         with contextlib.suppress(RefusedError):  # only Atari has them
             meanings = env.call("get_action_meanings")
-        space = env.action_space
         keys = {**default_keys(space, meanings), **read_keys(arguments.keys, space)}
-        keyboard = Keyboard(space, keys, neutral_action(space))
+        idle = [position for position in range(len(meanings or ())) if does_nothing(meanings, position)]
+        neutral = space.start + idle[0] if isinstance(space, spaces.Discrete) and idle else neutral_action(space)
+        keyboard = Keyboard(space, keys, neutral)
         fps = arguments.fps or env.fps or env.metadata.get("render_fps") or 30.0
         if not fps > 0:
             raise SettingError(f"expected --fps to be a positive number, got {fps!r}")

@@ -91,11 +91,18 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     """Read a command line; raise SystemExit where that is wrong, or asked for help."""
+    import difflib
+
     parser = make_parser(next((word for word in argv if word in COMMANDS), None))
+    if not argv:
+        parser.print_help(sys.stderr)
+        raise SystemExit(USAGE)
+    if argv[0] not in COMMANDS and not argv[0].startswith("-"):
+        close = difflib.get_close_matches(argv[0], COMMANDS, 1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        parser.error(f"there is no command {argv[0]!r}; {hint}`bridge --help` lists the commands")
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
-        import difflib
-
         known = list(arguments.spelled.values())
         close = [near for word in unknown for near in difflib.get_close_matches(word.partition("=")[0], known, 1)]
         hint = f"; did you mean {' and '.join(close)}?" if close else ""

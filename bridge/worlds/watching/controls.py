@@ -9,14 +9,38 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
+from gymnasium.envs.registration import EnvSpec
 
 from bridge.worlds.default_actions import neutral_action
 
-__all__ = ["controls_of", "controls_of_space", "default_keys", "does_nothing"]
+__all__ = ["controls_of", "controls_of_space", "default_keys", "does_nothing", "known_names"]
 
 _MEANINGS = {"UP": "up", "DOWN": "down", "LEFT": "left", "RIGHT": "right", "FIRE": "space"}
-# Keys that pygame knows by numbers beyond those of characters.
-_CODES = {1073741903: "right", 1073741904: "left", 1073741905: "down", 1073741906: "up", 32: "space", 13: "return"}
+_GYMNASIUM = {
+    "Acrobot": ("LEFT", "NOOP", "RIGHT"),
+    "Blackjack": ("STICK", "HIT"),
+    "CarRacing": ("NOOP", "RIGHT", "LEFT", "UP: GAS", "DOWN: BRAKE"),
+    "CartPole": ("LEFT", "RIGHT"),
+    "CliffWalking": ("UP", "RIGHT", "DOWN", "LEFT"),
+    "FrozenLake": ("LEFT", "DOWN", "RIGHT", "UP"),
+    "LunarLander": ("NOOP", "LEFT ENGINE", "UP: MAIN ENGINE", "RIGHT ENGINE"),
+    "MountainCar": ("LEFT", "NOOP", "RIGHT"),
+    "Taxi": ("DOWN", "UP", "RIGHT", "LEFT", "TAKE IN", "DROP OFF"),
+}
+"""What the actions of Gymnasium's own environments do, as their documentation says; they do not tell themselves."""
+# Keys that pygame knows by numbers beyond those of characters; the small ones are those of pygame 1, as in MountainCar.
+_CODES = {
+    273: "up",
+    274: "down",
+    275: "right",
+    276: "left",
+    1073741903: "right",
+    1073741904: "left",
+    1073741905: "down",
+    1073741906: "up",
+    32: "space",
+    13: "return",
+}
 _WORDS = {" ": "space", "\r": "return"}
 _NO_OPS = ("NOOP", "NO-OP", "NO_OP", "NOTHING", "DO NOTHING")
 _AXES = (("left", "right"), ("down", "up"))
@@ -43,6 +67,17 @@ def default_keys(space: Space[Any], meanings: Sequence[str] | None) -> dict[froz
     return keys
 
 
+def known_names(spec: EnvSpec | None, space: Space[Any]) -> list[str] | None:
+    """Return what the actions of one of Gymnasium's own environments are called; None: it is none of them.
+
+    Args:
+        spec: The environment's.
+        space: Its action space.
+    """
+    names = _GYMNASIUM.get(spec.name) if spec is not None and spec.namespace is None else None
+    return list(names) if names is not None and isinstance(space, spaces.Discrete) and space.n == len(names) else None
+
+
 def does_nothing(names: Sequence[str] | None, position: int) -> bool:
     """Whether the name of an action says that it does nothing.
 
@@ -67,6 +102,7 @@ def controls_of(env: Any) -> str:
         own = dict(env.get_wrapper_attr("get_keys_to_action")())
     with contextlib.suppress(Exception):
         names = [str(name) for name in env.get_wrapper_attr("get_action_meanings")()]
+    names = names or known_names(getattr(env, "spec", None), env.action_space)
     return controls_of_space(env.action_space, own, names)
 
 
@@ -91,6 +127,9 @@ def controls_of_space(space: Space[Any], own: dict[Any, Any] | None = None, name
         for held, action in sorted(keys.items(), key=lambda item: (min(item[0]).isdigit(), item[1])):
             entries.setdefault(action, held)
         neutral = int(neutral_action(space)) if no_key is None else no_key
+        if no_key is None and names is not None:
+            position = next((position for position in range(len(names)) if does_nothing(names, position)), 0)
+            neutral = int(space.start) + position
         between = not found and names is None and int(space.n) == 3
         if between:  # left and right
             neutral = int(space.start) + 1
