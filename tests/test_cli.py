@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -562,7 +563,7 @@ def test_errors_speak_in_options(text: str, expected: str) -> None:
 def test_the_banner_of_a_match_tells_people_and_programs_how_to_take_a_seat() -> None:
     with Serving("tests.web_envs:parallel_env", "--fps", "30", "--match", "--web", "--countdown", "0.1") as serving:
         lines = serving.printed()
-        url = lines[0].rpartition(" ")[2]
+        url = lines[0].partition(" served at ")[2].split()[0]
         assert "make_parallel_remote" not in "".join(lines)
         assert f"In a terminal: bridge play '{url}?world='" in lines
         assert any(line.startswith("In a browser: http://") for line in lines)
@@ -626,10 +627,10 @@ def test_info_of_a_match_says_how_a_program_takes_a_seat_and_a_token_stays_unsee
 def test_info_and_bench_look_over_a_unix_socket(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serve_gym(["CartPole-v1", "Taxi-v4"], unix_path=str(tmp_path / "s")) as server:
         assert main(["info", server.urls[1]]) == 0
-        command = capsys.readouterr().out.partition("name it: bridge ")[2].splitlines()[0]
-        assert main(command.split()) == 0
+        command = shlex.split(capsys.readouterr().out.partition("name it: bridge ")[2].splitlines()[0])
+        assert main(command) == 0
         assert "CartPole-v1, a single environment" in capsys.readouterr().out
-        assert main(["bench", command.split()[1], "--seconds", "0.1"]) == 0
+        assert main(["bench", command[1], "--seconds", "0.1"]) == 0
         assert "env steps/s" in capsys.readouterr().out
         assert settled(server)
 
@@ -737,7 +738,7 @@ def test_info_joins_a_world_that_the_url_names(capsys: pytest.CaptureFixture[str
 def test_info_of_a_foreign_server_says_so_and_makes_spaces_of_its_specs(capsys: pytest.CaptureFixture[str]) -> None:
     """D-24."""
     with PublicServer() as server:
-        assert main(["info", server.url]) == 0
+        assert main(["info", server.url, "--all"]) == 0
         assert not [name for name in server.worlds if name], "a world is left behind"
     out = capsys.readouterr().out
     assert "not a Gymnasium Bridge server" in out
@@ -754,7 +755,7 @@ def test_info_of_a_foreign_server_without_properties_gives_its_specs(
 ) -> None:
     """D-4, D-18: a server may have neither properties nor CreateWorld."""
     with PublicServer(kind="bare", properties=False, **options) as server:
-        assert main(["info", server.url]) == 0
+        assert main(["info", server.url, "--all"]) == 0
     out = capsys.readouterr().out
     assert "action 3       move" in out
     assert "none: the server does not serve the property extension" in out
@@ -830,9 +831,9 @@ def test_the_help_of_each_command_has_examples_and_exit_codes(command: str, caps
     assert out.count("exit codes:") == 1
 
 
-def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_command_is_a_usage_error_that_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
-    assert "the following arguments are required: COMMAND" in capsys.readouterr().err
+    assert "publish environments until Ctrl-C" in capsys.readouterr().err
 
 
 def test_an_unknown_option_is_a_usage_error_of_its_command_that_names_a_close_one(
@@ -930,5 +931,3 @@ def test_a_command_that_is_misspelt_names_the_one_that_is_near(capsys: pytest.Ca
     assert "there is no command 'inf'; did you mean info?" in capsys.readouterr().err
     assert main(["x"]) == 2
     assert "there is no command 'x'; `bridge --help` lists the commands" in capsys.readouterr().err
-    assert main([]) == 2
-    assert "serve Gymnasium environments" in capsys.readouterr().err.replace("\n", " ").replace("Serve", "serve")
