@@ -6,7 +6,10 @@ import contextlib
 import sys
 import time
 
-__all__ = ["Progress", "tell"]
+__all__ = ["LOOK", "Progress", "tell"]
+
+LOOK = 2.0
+"""Seconds of a wait after which a person is told what is still missing."""
 
 _PERIOD = 1.5
 """Seconds of silence before the first line, and between two: most waits are over by then."""

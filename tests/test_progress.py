@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 
 from bridge import errors, make_remote, make_vec_remote, progress, serve_gym
-from bridge.client import pool
+from bridge.client import joining, pool
 from bridge.progress import Progress
 
 
@@ -54,9 +55,10 @@ def test_a_stream_that_is_no_terminal_gets_nothing(monkeypatch: pytest.MonkeyPat
     progress.tell("3 of 8")
 
 
-def test_a_client_says_which_server_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_says_which_server_it_waits_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     terminal = as_terminal(monkeypatch)
-    monkeypatch.setattr(pool, "_LOOK", 0.05)
+    monkeypatch.setattr(pool, "LOOK", 0.05)
+    monkeypatch.setattr(joining, "LOOK", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as mute, serve_gym("CartPole-v1") as server:
         url = f"grpc://127.0.0.1:{mute.getsockname()[1]}"
         with pytest.raises(errors.RemoteTimeoutError):
@@ -65,3 +67,7 @@ def test_a_client_says_which_server_it_waits_for(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(errors.RemoteTimeoutError):
             make_remote(url, timeout=0.3)
         assert f"bridge: waiting for {url}, at most 0 s more\n" in terminal.getvalue()
+        (tmp_path / "urls.txt").write_text(f"{server.url}\n{url}\n")
+        with pytest.raises(errors.RemoteTimeoutError):
+            make_vec_remote((tmp_path / "urls.txt").as_uri(), num_envs=2, timeout=0.6)
+        assert f"bridge: waiting for {url}; 0 of 1 worlds joined\n" in terminal.getvalue()

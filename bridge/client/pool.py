@@ -18,13 +18,11 @@ from bridge.client.poller import Poller
 from bridge.client.remote import Delivery, Remote, close_remotes
 from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.errors import RefusedError, RemoteError, RemoteTimeoutError
-from bridge.progress import tell
+from bridge.progress import LOOK, tell
 from bridge.transport import keepalive
 
 __all__ = ["Pool"]
 
-# Seconds after which a person is told what is still waited for.
-_LOOK = 2.0
 _Awaited = TypeVar("_Awaited", Joined, StepAnswered, Replied)
 
 
@@ -75,10 +73,10 @@ class Pool:
         while True:
             left = deadline - time.monotonic()
             try:
-                source, number, what = self.poller.get(min(left, _LOOK) if kind is Joined else left)
+                source, number, what = self.poller.get(min(left, LOOK) if kind is Joined else left)
             except queue.Empty:
-                if kind is Joined and left > _LOOK:
-                    tell(f"waiting for {remote.url}, at most {left - _LOOK:.0f} s more")
+                if kind is Joined and left > LOOK:
+                    tell(f"waiting for {remote.url}, at most {left - LOOK:.0f} s more")
                     continue
                 late = remote.late(purpose, self.timeout)
                 remote.give_up(late)
@@ -118,9 +116,9 @@ class Pool:
         while missing:
             left = deadline - time.monotonic()
             try:
-                source, number, what = self.poller.get(min(left, _LOOK) if kind is Joined else left)
+                source, number, what = self.poller.get(min(left, LOOK) if kind is Joined else left)
             except queue.Empty:
-                if kind is Joined and left > _LOOK:
+                if kind is Joined and left > LOOK:
                     tell(f"waiting for {next(iter(missing)).url}; {len(found)} of {count} answered")
                     continue
                 urls = ", ".join(dict.fromkeys(remote.url for remote in missing))
