@@ -378,6 +378,15 @@ def test_the_command_makes_a_token_that_only_its_owner_can_read_and_overwrites_n
     assert len(Token(capsys.readouterr().out.strip()).reveal()) >= 32
 
 
+def test_the_log_of_a_server_with_tls_says_that_a_client_speaks_none(
+    certs: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with serve_gym("CartPole-v1", **tls(certs)) as server:
+        with pytest.raises(errors.ConnectError, match="does it speak TLS"):
+            make_remote(server.url.replace("grpcs:", "grpc:"), timeout=20)
+        until(lambda: "The client speaks no TLS: its URL must begin with grpcs://" in caplog.text)
+
+
 def test_a_server_warns_of_a_token_that_other_users_can_read(tmp_path: Path) -> None:
     file = tmp_path / "token"
     write_secret(file, SECRET.encode())

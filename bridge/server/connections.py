@@ -254,7 +254,7 @@ class Connections:
         except ssl.SSLError as error:
             if not connection.calls and not connection.closed:
                 plain = error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST")
-                hint = ". The client speaks no TLS: its URL begins with grpcs:// here" if plain else ""
+                hint = ". The client speaks no TLS: its URL must begin with grpcs://" if plain else ""
                 _refusals.warning("refused %s: no TLS handshake: %s%s", connection.peer, explain(error), hint)
             self._linger(connection)
         except OSError:
