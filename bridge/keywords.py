@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["flat_names", "grouped"]
+from bridge.errors import ConnectError, RefusedError, RemoteTimeoutError, UsageError
+
+__all__ = ["flat_names", "grouped", "unknown_keyword"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_SELF_EXPLANATORY = (UsageError, ConnectError, RefusedError, RemoteTimeoutError)
+"""Errors whose message has all that a user needs; the frames of this package that they went through add nothing."""
 
 
 def flat_names(keyword: str, group: type) -> dict[str, dataclasses.Field[Any]]:
@@ -28,8 +33,24 @@ def flat_names(keyword: str, group: type) -> dict[str, dataclasses.Field[Any]]:
     return {f"{prefix}{field.name}": field for field in dataclasses.fields(group)}
 
 
+def unknown_keyword(function: str, name: str, known: Iterable[str]) -> TypeError:
+    """Return the error that Python raises for a keyword that a function does not have, with the nearest that it has.
+
+    Args:
+        function: The function's name.
+        name: The keyword that was given.
+        known: The keywords that there are.
+    """
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f": did you mean {near[0]}=?" if near else ""
+    return TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
+
+
 def grouped(**groups: type) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Decorate a function so that it says where the keyword is that somebody looks for.
+
+    It also shortens tracebacks: of an error that explains itself, such as a refused connection, the caller sees their
+    own frames and one of this package. Its cause stays.
 
     Args:
         groups: The dataclasses that its keywords take, by keyword.
@@ -42,6 +63,7 @@ def grouped(**groups: type) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
         known = inspect.signature(function).parameters
+        takes_more = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
         title = function.__qualname__.removesuffix(".__init__")
 
         @functools.wraps(function)
@@ -49,7 +71,12 @@ def grouped(**groups: type) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
             for name in kwargs:
                 if name in places and name not in known:
                     raise TypeError(f"{title}() got an unexpected keyword argument {name!r}: give {places[name]}")
-            return function(*args, **kwargs)
+                if name not in known and not takes_more:
+                    raise unknown_keyword(title, name, known)
+            try:
+                return function(*args, **kwargs)
+            except _SELF_EXPLANATORY as error:
+                raise error.with_traceback(None)  # noqa: B904 - it is the same error
 
         return call
 

@@ -17,12 +17,13 @@ import gymnasium
 import pytest
 
 from bridge import TLS, errors, make_remote, make_vec_remote, serve_gym
+from bridge.cli import main
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.auth import Gate, Security
 from bridge.testing import CountingEnv
 from bridge.transport.address import parse_address
 from bridge.transport.certificates import FILES, make_certificates
-from bridge.transport.credentials import TOKEN_VARIABLE, ClientCredentials, Token, read_pem, read_token
+from bridge.transport.credentials import TOKEN_VARIABLE, ClientCredentials, Token, read_pem, read_token, write_secret
 from bridge.transport.service import METHOD, SERVICE
 from tests.support import until
 
@@ -217,7 +218,7 @@ def test_a_name_that_the_certificate_does_not_hold_is_refused(certs: dict[str, P
 
 def test_the_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "token"
-    file.write_text(f"{SECRET}\n")
+    write_secret(file, f"{SECRET}\n".encode())
     with serve_gym("CartPole-v1", token_file=file) as server:
         plays(server.url, token_file=str(file))
         monkeypatch.setenv(TOKEN_VARIABLE, SECRET)
@@ -353,8 +354,47 @@ def test_the_command_makes_what_serves_and_overwrites_nothing(tmp_path: Path, ca
     assert all((files[name].stat().st_mode & 0o777 == 0o600) == name.endswith(".key") for name in FILES)
     with serve_gym("CartPole-v1", **tls(files, clients=True)) as server:
         plays(server.url, **own(files, files["ca.pem"]))
-    with pytest.raises(errors.SettingError, match="is there already"):
+    with pytest.raises(errors.SettingError, match="already exists; delete it"):
         arguments.run(arguments)
+
+
+def test_the_command_makes_a_token_that_only_its_owner_can_read_and_overwrites_nothing(
+    tmp_path: Path, capsys: Any
+) -> None:
+    file = tmp_path / "token"
+    assert main(["token", "--out", str(file)]) == 0
+    assert file.stat().st_mode & 0o777 == 0o600
+    before = file.read_bytes()
+    assert read_token(None, file) == Token(before.decode().strip())
+    with serve_gym("CartPole-v1", token_file=file) as server:  # without a warning
+        plays(server.url, token_file=str(file))
+    assert before.decode().strip() not in capsys.readouterr().out
+    assert main(["token", "--out", str(file)]) == 2
+    assert "already exists; delete it" in capsys.readouterr().err
+    assert file.read_bytes() == before
+    assert main(["token", "--out", str(tmp_path / "no folder" / "token")]) == 2
+    assert "cannot write" in capsys.readouterr().err
+    assert main(["token"]) == 0
+    assert len(Token(capsys.readouterr().out.strip()).reveal()) >= 32
+
+
+def test_the_log_of_a_server_with_tls_says_that_a_client_speaks_none(
+    certs: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with serve_gym("CartPole-v1", **tls(certs)) as server:
+        with pytest.raises(errors.ConnectError, match="does it speak TLS"):
+            make_remote(server.url.replace("grpcs:", "grpc:"), timeout=20)
+        until(lambda: "The client speaks no TLS: its URL must begin with grpcs://" in caplog.text)
+
+
+def test_a_server_warns_of_a_token_that_other_users_can_read(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    write_secret(file, SECRET.encode())
+    file.chmod(0o644)
+    with pytest.warns(RuntimeWarning, match="chmod 600") as said:
+        serve_gym("CartPole-v1", token_file=file).stop()
+    assert said[0].filename == __file__
+    assert SECRET not in str(said[0].message)
 
 
 def test_a_world_of_several_agents_asks_for_the_token_too(certs: dict[str, Path]) -> None:

@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -23,16 +24,18 @@ import pytest
 import bridge
 from bridge import TLS, Limits, make_remote, serve_gym, serve_parallel
 from bridge.cli import main, program
+from bridge.cli.hints import connecting_lines
 from bridge.cli.info import positive
 from bridge.cli.launch import ServerProcess
-from bridge.cli.serve import client_credentials, connecting_lines, read_pairs, serve_options
+from bridge.cli.serve import client_credentials, read_pairs, serve_options
 from bridge.errors import ConnectError, EnvironmentFailedError, SettingError
 from bridge.transport.certificates import make_certificates
-from bridge.transport.credentials import TOKEN_VARIABLE
+from bridge.transport.credentials import TOKEN_VARIABLE, write_secret
 from tests.parallel_envs import Relay
 from tests.peers import PublicClient
 from tests.public_server import PublicServer
 from tests.support import sampled, until
+from tests.web_envs import Paddles
 
 DEADLINE = 30.0
 
@@ -518,7 +521,7 @@ def test_the_console_shows_what_an_environment_raises_once(
 def test_the_banner_has_what_a_client_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = make_certificates(tmp_path)
     token = tmp_path / "token"
-    token.write_text("t" * 32)
+    write_secret(token, b"t" * 32)
     given = (
         "--token-file",
         str(token),
@@ -557,6 +560,18 @@ def test_errors_speak_in_options(text: str, expected: str) -> None:
     assert program.in_options(text, {name: f"--{name.replace('_', '-')}" for name in names}) == expected
 
 
+def test_the_banner_of_a_match_tells_people_and_programs_how_to_take_a_seat() -> None:
+    with Serving("tests.web_envs:parallel_env", "--fps", "30", "--match", "--web", "--countdown", "0.1") as serving:
+        lines = serving.printed()
+        url = lines[0].partition(" served at ")[2].split()[0]
+        assert "make_parallel_remote" not in "".join(lines)
+        assert f"In a terminal: bridge play '{url}?world='" in lines
+        assert any(line.startswith("In a browser: http://") for line in lines)
+        with paste([line.partition("  #")[0] for line in lines[2:4]]) as env:
+            env.reset()
+        assert serving.end(signal.SIGTERM)[0] == 0
+
+
 def test_several_urls_are_connected_to_as_one_vector() -> None:
     lines = connecting_lines(["grpc://a:1", "grpc://b:2"], ["CartPole-v1"], "one")
     assert lines == ["from bridge import make_vec_remote", 'envs = make_vec_remote(["grpc://a:1", "grpc://b:2"])']
@@ -567,12 +582,13 @@ def test_several_urls_are_connected_to_as_one_vector() -> None:
 
 def test_info_tells_all_of_a_server_of_ours_and_leaves_nothing_behind(capsys: pytest.CaptureFixture[str]) -> None:
     with serve_gym("CartPole-v1", limits=Limits(max_worlds=7)) as server:
-        assert main(["info", server.url]) == 0
+        assert main(["info", server.url, "--all"]) == 0
         assert settled(server)
     out = capsys.readouterr().out
     for text in (
         f"gymnasium-bridge {bridge.__version__} (as this client)",
-        "max_worlds=7",
+        "0 now, at most 7",
+        "server.limits.max_lanes",
         "CartPole-v1, a single environment",
         "Box([-4.8 -inf -0.41887903 -inf], [4.8 inf 0.41887903 inf], (4,), float32)",
         "Discrete(2)",
@@ -585,13 +601,36 @@ def test_info_tells_all_of_a_server_of_ours_and_leaves_nothing_behind(capsys: py
     assert re.search(r"^  world\.attributes\.gravity +rw-  \[9\.8\] ", out, re.MULTILINE)
 
 
+def test_info_says_in_a_few_lines_what_is_served_and_its_last_line_but_one_connects(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with serve_gym("CartPole-v1", limits=Limits(max_worlds=7)) as server:
+        assert main(["info", server.url]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) <= 9
+        assert "0 now, at most 7" in lines[3]
+        code = lines[-2].removeprefix("  connect").strip()
+        with paste(code.split("; ")) as env:
+            env.reset()
+
+
+def test_info_of_a_match_says_how_a_program_takes_a_seat_and_a_token_stays_unseen(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with serve_parallel(Paddles, fps=30, match=True, token="secret" * 6) as server:
+        assert main(["info", server.url, "--token", "secret" * 6]) == 0
+    out = capsys.readouterr().out
+    assert f'make_remote("{server.url}?world=", timeout=3600, token=…)' in out
+    assert "secret" not in out
+
+
 def test_info_and_bench_look_over_a_unix_socket(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serve_gym(["CartPole-v1", "Taxi-v4"], unix_path=str(tmp_path / "s")) as server:
         assert main(["info", server.urls[1]]) == 0
-        command = capsys.readouterr().out.partition("name it: bridge ")[2].splitlines()[0]
-        assert main(command.split()) == 0
+        command = shlex.split(capsys.readouterr().out.partition("name it: bridge ")[2].splitlines()[0])
+        assert main(command) == 0
         assert "CartPole-v1, a single environment" in capsys.readouterr().out
-        assert main(["bench", command.split()[1], "--seconds", "0.1"]) == 0
+        assert main(["bench", command[1], "--seconds", "0.1"]) == 0
         assert "env steps/s" in capsys.readouterr().out
         assert settled(server)
 
@@ -639,7 +678,7 @@ def test_check_shows_no_token_that_it_refuses(capsys: pytest.CaptureFixture[str]
 def test_info_lists_the_property_tree_whole_each_node_before_its_children(
     cartpole: bridge.Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["info", cartpole.url]) == 0
+    assert main(["info", cartpole.url, "--all"]) == 0
     section = capsys.readouterr().out.partition("\nproperties")[2].splitlines()[1:]
     keys = [line.split()[0] for line in section]
     assert len(keys) == len(set(keys))
@@ -651,7 +690,7 @@ def test_info_lists_the_property_tree_whole_each_node_before_its_children(
 
 def test_info_of_lanes_tells_their_number(capsys: pytest.CaptureFixture[str]) -> None:
     with serve_gym("Taxi-v4", num_envs=3) as server:
-        assert main(["info", server.url]) == 0
+        assert main(["info", server.url, "--all"]) == 0
     out = capsys.readouterr().out
     assert "Taxi-v4, 3 lanes" in out
     assert "observation 1  observation  int64   [3]    min 0, max 499" in out
@@ -661,7 +700,9 @@ def test_info_of_a_world_of_several_agents_tells_which_one_it_is(capsys: pytest.
     with bridge.serve_parallel(Relay) as server:
         assert main(["info", server.url]) == 0
         assert settled(server)
-    assert f"as the agent {Relay().possible_agents[0]}" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"these are the spaces of {Relay().possible_agents[0]}" in out
+    assert f'make_parallel_remote("{server.url}")' in out
 
 
 def test_info_shows_what_an_environment_raised_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -679,7 +720,7 @@ def test_info_of_a_zoo_lists_it_and_looks_at_the_one_that_is_named(capsys: pytes
     with serve_gym(["CartPole-v1", "Taxi-v4"]) as server:
         assert main(["info", server.url]) == 0
         out = capsys.readouterr().out
-        assert "environments  CartPole-v1, Taxi-v4" in out
+        assert "serves        CartPole-v1, Taxi-v4, in lock-step" in out
         assert f"name it: bridge info {server.url}/CartPole-v1" in out
         assert main(["info", f"{server.url}/Taxi-v4"]) == 0
         assert "Discrete(500)" in capsys.readouterr().out
@@ -697,7 +738,7 @@ def test_info_joins_a_world_that_the_url_names(capsys: pytest.CaptureFixture[str
 def test_info_of_a_foreign_server_says_so_and_makes_spaces_of_its_specs(capsys: pytest.CaptureFixture[str]) -> None:
     """D-24."""
     with PublicServer() as server:
-        assert main(["info", server.url]) == 0
+        assert main(["info", server.url, "--all"]) == 0
         assert not [name for name in server.worlds if name], "a world is left behind"
     out = capsys.readouterr().out
     assert "not a Gymnasium Bridge server" in out
@@ -714,7 +755,7 @@ def test_info_of_a_foreign_server_without_properties_gives_its_specs(
 ) -> None:
     """D-4, D-18: a server may have neither properties nor CreateWorld."""
     with PublicServer(kind="bare", properties=False, **options) as server:
-        assert main(["info", server.url]) == 0
+        assert main(["info", server.url, "--all"]) == 0
     out = capsys.readouterr().out
     assert "action 3       move" in out
     assert "none: the server does not serve the property extension" in out
@@ -752,7 +793,7 @@ def test_info_gives_up_on_a_server_that_does_not_answer(capsys: pytest.CaptureFi
         mute.bind(("127.0.0.1", 0))
         mute.listen()
         assert main(["info", f"127.0.0.1:{mute.getsockname()[1]}", "--timeout", "0.3"]) == 1
-    assert "no answer to extension within 0.3 s" in capsys.readouterr().err
+    assert "no answer within 0.3 s: are host and port right" in capsys.readouterr().err
 
 
 # bench
@@ -790,9 +831,9 @@ def test_the_help_of_each_command_has_examples_and_exit_codes(command: str, caps
     assert out.count("exit codes:") == 1
 
 
-def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_command_is_a_usage_error_that_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
-    assert "the following arguments are required: COMMAND" in capsys.readouterr().err
+    assert "publish environments until Ctrl-C" in capsys.readouterr().err
 
 
 def test_an_unknown_option_is_a_usage_error_of_its_command_that_names_a_close_one(
@@ -883,3 +924,10 @@ def test_another_module_adds_its_command_by_being_named(
     monkeypatch.setitem(program.COMMANDS, "greet", ("greet_command", "say hello"))
     assert main(["greet"]) == 0
     assert capsys.readouterr().out == "hello\n"
+
+
+def test_a_command_that_is_misspelt_names_the_one_that_is_near(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inf", "localhost:1"]) == 2
+    assert "there is no command 'inf'; did you mean info?" in capsys.readouterr().err
+    assert main(["x"]) == 2
+    assert "there is no command 'x'; `bridge --help` lists the commands" in capsys.readouterr().err

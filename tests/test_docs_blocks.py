@@ -19,6 +19,7 @@ from bridge import TLS, make_remote, make_vec_remote, serve_gym
 from bridge.client.endpoints import Endpoint
 from bridge.recording.reader import read_folder
 from bridge.transport.certificates import make_certificates
+from bridge.transport.credentials import write_secret
 from bridge.wrappers import BlockingReset
 
 ROOT = Path(__file__).parents[1]
@@ -77,7 +78,7 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
                 "num_envs=128": "num_envs=2",
                 "/run/secrets/envs/": "",
             },
-            "Path('token').write_text('secret')\nserver = serve_gym('CartPole-v1', token_file='token')\n",
+            "write_secret('token', b'secret')\nserver = serve_gym('CartPole-v1', token_file='token')\n",
             RESET,
         ),
         Block({**URLS, "num_envs=4096": "num_envs=2"}, SERVE + "file_url = write_urls(server.url)\n", RESET),
@@ -205,7 +206,7 @@ def test_a_block_runs(page: str, number: int, tmp_path: Path, monkeypatch: pytes
 def serve_secure(env: Any, **keywords: Any) -> bridge.Server:
     """Serve with TLS and a token, in whose files the pages' clients find what they need."""
     make_certificates(Path("certs"), ["127.0.0.1"])
-    Path("token").write_text("secret")
+    write_secret("token", b"secret")
     return serve_gym(env, token_file="token", tls=TLS("certs/server.pem", "certs/server.key"), **keywords)
 
 
@@ -233,6 +234,7 @@ IN_SCOPE = {
     "record_episode": record_episode,
     "serve_gym": serve_gym,
     "serve_secure": serve_secure,
+    "write_secret": write_secret,
     "write_urls": write_urls,
 }
 """What a page's reader has imported already, and what the entries use."""

@@ -102,7 +102,9 @@ def test_an_unknown_environment_is_answered_by_what_there_is() -> None:
         ) as caught:
             make_remote(server.url, env_id="Pong-v1")
         assert caught.value.code == errors.Code.NOT_FOUND
-        with pytest.raises(errors.RefusedError, match="name the environment in the setting env_id"):
+        with pytest.raises(
+            errors.RefusedError, match="name one of the environments, in the path of the URL or by env_id"
+        ):
             make_remote(f"{server.url}?num_envs=1")
         remote = make_remote(f"{server.url}/Acrobot-v1")
         assert remote.observation_space.shape == (6,)

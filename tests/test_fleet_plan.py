@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from bridge.fleet.plan import FleetStatus, ServerStatus, servers_needed, servers_to_drain, too_few
@@ -47,10 +49,20 @@ def test_a_status_tells_what_serves_and_shows_no_token() -> None:
     )
     assert not status.ready
     text = str(status)
-    assert text.splitlines()[0] == "fleet 'cart': 1 of 2 servers serve, 16 of 16 slots used"
+    assert text.splitlines()[0] == "fleet 'cart': 1 of 2 servers serve, 16 of 16 slots used, 0.0 s ago"
     assert "grpc://10.0.0.7:50051" in text
     assert "it is slow" in text
     assert "hidden" not in text + repr(status)
     both = (server("a"), server("b"))
     assert FleetStatus("cart", 2, both).ready
     assert not FleetStatus("cart", 1, both).ready
+
+
+def test_a_status_tells_how_old_its_figures_are() -> None:
+    fresh, stale = (dataclasses.replace(server(f"cart/server-{age}", 1), age=age) for age in (0.4, 42.0))
+    status = FleetStatus("cart", 2, (fresh, stale))
+    assert status.age == 42.0
+    lines = str(status).splitlines()
+    assert lines[0].endswith("slots used, 42.0 s ago")
+    assert ["as of 42 s ago" in line for line in lines[1:]] == [False, True]
+    assert FleetStatus("cart", 0, ()).age == 0.0

@@ -6,6 +6,8 @@ import dataclasses
 import inspect
 import pickle
 import re
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,48 @@ FUNCTIONS = [
     make_perlert_env,
     check_server,
 ]
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [
+        lambda: make_remote("grpc://127.0.0.1:1"),
+        lambda: make_vec_remote(["grpc://127.0.0.1:1", "grpc://127.0.0.1:1"]),
+        lambda: bridge.make_parallel_remote("grpc://127.0.0.1:1"),
+        lambda: gymnasium.make("bridge/Remote-v0", url="grpc://127.0.0.1:1"),
+        lambda: make_remote("grpc://127.0.0.1:1", token_file="/no/such/file"),
+        lambda: make_remote("http://127.0.0.1"),
+        lambda: serve_gym("NoSuchEnvironment-v0"),
+    ],
+)
+def test_an_error_that_explains_itself_has_a_traceback_of_one_frame_of_ours(fail: Callable[[], object]) -> None:
+    with pytest.raises(errors.BridgeError) as caught:
+        fail()
+    files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert [Path(file).name for file in files if Path(file).is_relative_to(Path(bridge.__file__).parent)] == [
+        "keywords.py"
+    ]
+    assert "The above exception" not in "".join(traceback.format_exception(caught.value))
+    assert "During handling" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_what_an_environment_raised_keeps_its_traceback() -> None:
+    def broken() -> gymnasium.Env[Any, Any]:
+        raise ValueError("no map")
+
+    with serve_gym(broken) as server, pytest.raises(errors.EnvironmentFailedError, match="no map") as caught:
+        make_remote(server.url)
+    assert "in broken" in str(caught.value)
+
+
+def test_a_keyword_with_a_slip_names_the_one_that_is_near() -> None:
+    with pytest.raises(
+        TypeError, match=r"serve_gym\(\) got an unexpected keyword argument 'num_env': did you mean num_envs="
+    ):
+        serve_gym("CartPole-v1", num_env=3)  # type: ignore[call-arg]
+    for make, slip, near in ((make_remote, "tokenfile", "token_file"), (make_vec_remote, "numenvs", "num_envs")):
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{slip}': did you mean {near}="):
+            make("grpc://127.0.0.1:1", **{slip: 3})
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,15 @@ def test_a_key_that_is_held_is_the_action(fps: float | None) -> None:
     assert fps is not None or 0 not in Watched.seen
 
 
+def test_without_a_key_an_environment_in_which_no_action_does_nothing_stands_still_in_lock_step() -> None:
+    Watched.seen.clear()
+    pygame.init()
+    pygame.event.clear()
+    with serve_gym(lambda: Watched(7)) as server:
+        assert main(["play", server.url, "--frames", "5", "--fps", "100"]) == 0
+    assert Watched.seen == []
+
+
 def test_escape_ends() -> None:
     pygame.init()
     pygame.event.clear()

@@ -259,7 +259,10 @@ def test_a_default_world_of_many_ids_asks_for_a_name():
     registry = direct_registry(EnvSource(["CartPole-v1", "CartPole-v0"]))
     error = refusal(registry.find_world, "")
     assert error.code == Code.INVALID_ARGUMENT
-    assert "name the environment in the setting env_id; this server has CartPole-v1, CartPole-v0" in error.message
+    assert (
+        "name one of the environments, in the path of the URL or by env_id: this server has CartPole-v1, CartPole-v0"
+        in error.message
+    )
     assert registry.find_world(registry.create_world({"env_id": pack_tensor("CartPole-v1")}, None))
     registry.close()
 

@@ -13,7 +13,7 @@ from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.transport.credentials import TOKEN_VARIABLE
+from bridge.transport.credentials import TOKEN_VARIABLE, write_secret
 from tests.peers import Stream
 from tests.web_envs import Paddle
 
@@ -120,7 +120,7 @@ def test_it_is_in_no_message(caplog):
 
 def test_the_watch_token_may_be_in_a_file_which_the_command_line_names(tmp_path):
     player, watcher = tmp_path / "token", tmp_path / "watch-token"
-    player.write_text("for-players\n")
+    write_secret(player, b"for-players\n")
     watcher.write_text("for-watchers\n")
     assert "--watch-token-file" in dict(serve_options())
     with serve_gym(Paddle, web=True, fps=30, token_file=player, watch_token_file=watcher) as server:

@@ -23,7 +23,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
 from bridge.testing import CountingEnv
 from bridge.worlds.watching import pictures, watch
-from bridge.worlds.watching.controls import controls_of, controls_of_space
+from bridge.worlds.watching.controls import _GYMNASIUM, controls_of, controls_of_space, known_names
 from bridge.worlds.watching.pictures import View, encode, mosaic
 from bridge.worlds.watching.render_mode import drawing_kwargs
 from tests.parallel_envs import Relay
@@ -500,6 +500,46 @@ def test_keys_are_the_environment_s_own_where_it_has_some():
         {"keys": ["left", "space"], "action": 3},
     ]
     assert (found["kind"], found["neutral"], found["names"][3]) == ("discrete", 0, "JUMP")
+
+
+def test_the_action_of_no_key_is_the_environment_s_own_and_idle_where_it_does_nothing():
+    def controls(space, own=None, names=None):
+        found = json.loads(controls_of_space(space, own, names))
+        return found["neutral"], found["idle"]
+
+    assert controls(spaces.Discrete(2)) == (0, False)
+    assert controls(spaces.Discrete(6)) == (0, False)
+    assert controls(spaces.Discrete(3, start=-1)) == (0, True), "between left and right"
+    assert controls(spaces.Discrete(3), None, ["NOOP", "LEFT", "RIGHT"]) == (0, True)
+    assert controls(spaces.Discrete(3), None, ["LEFT", "RIGHT", "JUMP"]) == (0, False)
+    assert controls(spaces.Discrete(4), {(): 2, ("a",): 0}) == (2, True)
+    assert controls(spaces.Discrete(4), {("a",): 1}) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "keys", "no_key"),
+    [
+        ("CartPole-v1", {"left": 0, "right": 1}, None),
+        ("MountainCar-v0", {"left": 0, "right": 2}, 1),
+        ("FrozenLake-v1", {"left": 0, "down": 1, "right": 2, "up": 3}, None),
+        ("CliffWalking-v1", {"up": 0, "right": 1, "down": 2, "left": 3}, None),
+        ("Taxi-v4", {"down": 0, "up": 1, "right": 2, "left": 3, "4": 4, "5": 5}, None),
+    ],
+)
+def test_keys_of_gymnasium_s_own_environments_are_what_the_actions_do(env_id, keys, no_key):
+    found = json.loads(controls_of(gymnasium.make(env_id)))
+    assert {entry["keys"][0]: entry["action"] for entry in found["keys"]} == keys
+    assert (found["neutral"] if found["idle"] else None) == no_key
+
+
+def test_every_action_of_gymnasium_s_own_environments_is_named():
+    for name, names in _GYMNASIUM.items():
+        spec = max((spec for spec in gymnasium.registry.values() if spec.name == name), key=lambda spec: spec.version)
+        if name in ("LunarLander", "CarRacing"):  # Box2D may be missing; their spaces are in their documentation
+            assert known_names(spec, spaces.Discrete(len(names))) == list(names)
+        else:
+            assert known_names(spec, gymnasium.make(spec).action_space) == list(names)
+    assert known_names(spec, spaces.Discrete(99)) is None
 
 
 @pytest.mark.parametrize(

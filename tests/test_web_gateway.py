@@ -177,6 +177,7 @@ def test_a_world_without_pictures_shows_its_numbers_and_can_be_played(opened):  
         page.click("#begin")
         says(page, "#badge", "playing your own world")
         says(page, "#panel", "Here are the numbers that the agent sees")
+        page.keyboard.down("ArrowRight")
         shows(page, "() => Number(document.querySelector('#panel .number:last-child output')?.textContent) > 3")
         page.keyboard.press("Escape")
         env = make_remote(f"{server.url}?world=")

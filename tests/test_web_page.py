@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 import bridge
-from bridge import make_remote, serve_gym, serve_parallel
+from bridge import make_parallel_remote, make_remote, serve_gym, serve_parallel
 from bridge.transport.credentials import TOKEN_VARIABLE
 from tests.support import server_process, until
-from tests.web_envs import Paddle, Paddles
+from tests.web_envs import Doors, Paddle, Paddles
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -165,6 +165,63 @@ def test_a_lock_step_server_is_played_in_a_world_of_one_s_own_by_the_keyboard_al
         assert page.get_attribute("#announcement", "aria-live") == "polite"
         page.keyboard.press("Escape")
         until(lambda: server.worlds == [])
+
+
+def test_a_lock_step_world_in_which_no_action_does_nothing_waits_for_a_key(opened):
+    Doors.done.clear()
+    with serve_gym(Doors, web=True) as server:
+        page = opened(server.web_url)
+        page.click("#begin")
+        says(page, "#legend", "no key: the world waits")
+        page.keyboard.down("ArrowRight")
+        until(lambda: len(Doors.done) > 5)
+        page.keyboard.up("ArrowRight")
+        assert set(Doors.done) == {1}, "only what the person did"
+        page.keyboard.press("Escape")
+        until(lambda: server.worlds == [])
+
+
+def test_the_legend_says_what_is_done_where_no_key_is_held(opened):
+    with serve_gym(Doors, web=True, fps=20) as server:
+        page = opened(server.web_url)
+        page.click("#begin")
+        says(page, "#legend", "no key: action 0")
+        page.keyboard.press("Escape")
+    with serve_gym(Paddle, web=True) as server:
+        page = opened(server.web_url)
+        page.click("#begin")
+        says(page, "#legend", "no key: action 0")
+        shows(page, "() => document.getElementById('canvas').dataset.pictures > 3")
+
+
+def test_record_is_disabled_while_there_is_no_world_to_record(opened, tmp_path):
+    with serve_gym(Paddle, web=True, record=tmp_path) as server:
+        page = opened(server.web_url)
+        shows(page, "() => !document.getElementById('replays').disabled")
+        assert page.is_disabled("#record")
+        assert "Press Play" in page.get_attribute("#record", "title")
+        page.click("#begin")
+        shows(page, "() => !document.getElementById('record').disabled")
+
+
+def test_the_page_shows_the_return_of_each_of_several_agents(opened):
+    with serve_parallel(Paddles, web=True) as server:
+        env = make_parallel_remote(f"{server.url}?world=")
+        env.reset(seed=0)
+        page = opened(server.web_url)
+        shows(page, "() => document.getElementById('canvas').dataset.pictures > 0")
+        for _ in range(2):
+            env.reset(seed=0)
+            while env.agents:
+                env.step(dict.fromkeys(env.agents, 1))
+        says(page, "#seat-returns-rows", "upper")
+        rows = page.locator("#seat-returns-rows tr").all_inner_texts()
+        assert [row.split() for row in rows] == [[seat, "1.00", "1.00"] for seat in ("upper", "lower", "third")]
+        assert page.is_hidden("#returns-graph")
+        assert page.inner_text("#last-return") == ""
+        says(page, "#episodes", "2 episodes")
+        assert "mean" not in page.inner_text("#episodes")
+        env.close()
 
 
 @pytest.mark.slow
@@ -337,7 +394,7 @@ def test_another_key_can_be_chosen_for_an_action(opened):
         page = opened(server.web_url)
         page.click("#begin")
         says(page, "#legend", "→")
-        page.click("#legend button:last-child")
+        page.click("#legend button:last-of-type")
         says(page, "#announcement", "Press a key")
         page.keyboard.press("k")
         says(page, "#legend", "K")

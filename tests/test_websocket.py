@@ -29,7 +29,7 @@ from bridge.server import fair_share, keepalive, web_protocol
 from bridge.testing import CountingEnv, SlowResetEnv, check_server
 from bridge.transport.address import parse_address
 from bridge.transport.certificates import make_certificates
-from bridge.transport.credentials import TOKEN_VARIABLE
+from bridge.transport.credentials import TOKEN_VARIABLE, write_secret
 from bridge.transport.frames import PREFACE
 from bridge.transport.service import METHOD, SERVICE
 from bridge.transport.websocket import PATH, SUBPROTOCOL, token_subprotocol
@@ -650,7 +650,7 @@ def test_our_own_protocol_s_key_is_answered_as_the_rfc_says(server):
     ],
 )
 def test_the_command_prints_the_url_of_the_page(options, said, tmp_path):
-    (tmp_path / "token").write_text("secret\n")
+    write_secret(tmp_path / "token", b"secret\n")
     command = [
         sys.executable,
         "-W",

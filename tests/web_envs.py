@@ -33,6 +33,17 @@ class Paddle(gymnasium.Env):
         return picture
 
 
+class Doors(Paddle):
+    """The same with two doors and no way to stand still; it notes what was done."""
+
+    action_space = spaces.Discrete(2)
+    done: list[int] = []  # noqa: RUF012 - of all of them
+
+    def step(self, action):
+        self.done.append(int(action))
+        return super().step(2 * int(action) - 1)
+
+
 class Paddles:
     """The same for two, one above the other, as PettingZoo has it; it ends when both are at the right."""
 
@@ -91,3 +102,8 @@ class Race(Paddles):
             self.agents = []
         rewards = {agent: there[agent] for agent in observations}
         return observations, rewards, dict.fromkeys(observations, over), truncations, infos
+
+
+def parallel_env(render_mode=None):
+    """Make `Paddles`, by the name that says to the command line what it makes."""
+    return Paddles(render_mode)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import ast
+import json
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from bridge.cli.hints import connecting_lines, naming_url
 from bridge.cli.program import OK, positive
 from bridge.client.inspector import Inspector
 from bridge.client.world_request import WorldRequest
@@ -25,13 +29,18 @@ __all__ = ["register"]
 
 _EPILOG = """examples:
   bridge info grpc://localhost:50051
-  bridge info localhost:50051/CartPole-v1?num_envs=8   one of several environments; CreateWorld settings
+  bridge info "localhost:50051/CartPole-v1?num_envs=8"   one of several environments; CreateWorld settings
+  bridge info localhost:50051 --all                      also specs and properties, limits among them
   bridge info grpcs://gpu-box.lan:50051 --token-file token --tls-ca certs/ca.pem
 
 It creates a world, joins it, steps nothing, and destroys it.
 """
 _SIGNALS = ("reward", "discount")
-_OWN_SIGNALS = (*_SIGNALS, "terminated", "truncated", "info")
+_KEYS = frozenset(
+    {f"server.{key}" for key in ("environments", "web", "worlds", "limits.max_worlds")}
+    | {f"world.{key}" for key in ("env_id", "num_envs", "observation_space", "action_space", "agent", "agents")}
+)
+"""The properties of which the short form is made."""
 
 Properties = dict[str, "tuple[properties_pb2.PropertySpec, str]"]
 
@@ -40,7 +49,7 @@ def register(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "info",
-        description="Print a dm_env_rpc server's version, environments, limits, specs, spaces and properties.",
+        description="Print what a dm_env_rpc server is and serves, and how to connect to it.",
         epilog=_EPILOG,
     )
     parser.add_argument(
@@ -49,57 +58,71 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--timeout", type=positive, default=10.0, metavar="S", help="seconds to wait for each answer (default: 10)"
     )
+    parser.add_argument("--all", action="store_true", help="show the specs and all properties too, limits among them")
     add_credential_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what there is to know."""
+    """Print what a newcomer asks, or all there is to know."""
     url, timeout = arguments.url, arguments.timeout
+    keys = None if arguments.all else _KEYS
     credentials = ClientCredentials.of(**credential_keywords(arguments))
-    properties, version, environments = _before_joining(url, timeout, credentials)
+    properties, version, environments = _before_joining(url, timeout, credentials, keys)
     request = WorldRequest.of(url)
     print(request.address.url)
-    if version is None:
-        _row("server", "not a Gymnasium Bridge server; it speaks dm_env_rpc")
-        _row("spaces", "made of the specs: bounded integers are Discrete, other numbers Box, strings Text")
+    _print_server(properties, version, environments)
+    named = request.env_id or request.address.world is not None or "env_id" in dict(request.address.settings)
+    if len(environments) > 1 and not named:
+        name = f"bridge info {shlex.quote(naming_url(request.address.url, environments[0]))}"
+        print(f"\nTo see one of the environments, name it: {name}")
     else:
-        same = "as this client" if version == __version__ else f"this client: {__version__}"
-        _row("server", f"gymnasium-bridge {version} ({same})")
-        _row("environments", ", ".join(environments) or "one, without an id")
-        _row("worlds", f"{properties['server.worlds'][1]} now, before this look")
-        limits = {key.rpartition(".")[2]: value for key, (_, value) in properties.items() if ".limits." in key}
-        _row("limits", ", ".join(f"{name}={value}" for name, value in limits.items()))
-        named = request.env_id or request.address.world is not None or "env_id" in dict(request.address.settings)
-        if len(environments) > 1 and not named:
-            print(f"\nTo see one of the environments, name it: bridge info {_named(request, environments[0])}")
-            _print_properties(properties)
-            return OK
-    with Inspector(url, timeout, credentials) as inspector:
-        specs = inspector.join()
-        if properties:
-            properties = _properties(inspector)
-        _print_world(specs, properties, version)
-    _print_properties(properties)
+        with Inspector(url, timeout, credentials) as inspector:
+            specs = inspector.join()
+            if properties:
+                properties = _properties(inspector, keys)
+        kind = _print_world(specs, properties, version)
+        lines = connecting_lines([request.address.url], [] if named else environments, kind, _given(arguments))
+        _row("connect", "; ".join(lines).partition("  #")[0])
+        if arguments.all:
+            _print_specs(specs)
+    if arguments.all:
+        _print_properties(properties)
+    else:
+        print("--all shows the specs and all properties too, limits among them.")
     return OK
 
 
-def _named(request: WorldRequest, env_id: str) -> str:
-    """The URL with an environment's id in it, for a shell."""
-    url = request.address.url
-    if request.address.scheme != "unix":
-        base, mark, query = url.partition("?")
-        return f"{base.rstrip('/')}/{env_id}{mark}{query}"
-    return f"{url}{'&' if '?' in url else '?'}env_id={env_id}"
+def _print_server(properties: Properties, version: str | None, environments: Sequence[str]) -> None:
+    """Print what a server is, and what it serves."""
+    if version is None:
+        _row("server", "not a Gymnasium Bridge server; it speaks dm_env_rpc")
+        return
+    same = "as this client" if version == __version__ else f"this client: {__version__}"
+    _row("server", f"gymnasium-bridge {version} ({same})")
+    overview = _overview(properties)
+    pace = "in lock-step: it waits for each action"
+    if overview.get("realtime"):
+        pace = f"in real time: {overview['fps']:g} frames a second"
+    _row("serves", f"{', '.join(environments) or overview.get('title') or 'an environment without an id'}, {pace}")
+    most = properties.get("server.limits.max_worlds")
+    _row("worlds", f"{properties['server.worlds'][1]} now{f', at most {most[1]}' if most else ''}")
+
+
+def _overview(properties: Properties) -> dict[str, Any]:
+    """Return what a server of ours says of itself and its default world."""
+    found = properties.get("server.web")
+    overview: dict[str, Any] = json.loads(found[1]) if found is not None else {}
+    return overview
 
 
 def _before_joining(
-    url: str, timeout: float, credentials: ClientCredentials
+    url: str, timeout: float, credentials: ClientCredentials, keys: Collection[str] | None
 ) -> tuple[Properties, str | None, list[str]]:
     """Return the properties of the server itself, and of one of ours its version and environment ids."""
     with Inspector(url, timeout, credentials) as inspector:
         try:
-            properties = _properties(inspector)
+            properties = _properties(inspector, keys)
         except (RefusedError, ConnectionLostError) as error:
             # A server that has no properties says so, or ends the stream.
             if isinstance(error, RefusedError) and error.code in (Code.RESOURCE_EXHAUSTED, Code.UNAUTHENTICATED):
@@ -110,13 +133,18 @@ def _before_joining(
         return properties, version, list(ids)
 
 
-def _properties(inspector: Inspector) -> Properties:
-    """Return all properties by key, with their values as text; what draws a frame is left unread."""
+def _properties(inspector: Inspector, keys: Collection[str] | None) -> Properties:
+    """Return all properties by key, with their values as text; what draws a frame is left unread.
+
+    Args:
+        inspector: The connection.
+        keys: Those to read; None: all.
+    """
     found: Properties = {}
     for item in inspector.list_properties():
         key = item.spec.name
         value = ""
-        if item.is_readable and not key.endswith(".frame"):
+        if item.is_readable and not key.endswith(".frame") and (keys is None or key in keys):
             try:
                 tensor = inspector.read_property(key)
                 if inspector.server_version is not None and item.spec.dtype == pb.UINT8:
@@ -129,32 +157,52 @@ def _properties(inspector: Inspector) -> Properties:
     return found
 
 
-def _print_world(specs: pb.ActionObservationSpecs, properties: Properties, version: str | None) -> None:
-    observations = {uid: Spec.from_proto(spec) for uid, spec in sorted(specs.observations.items())}
-    actions = {uid: Spec.from_proto(spec) for uid, spec in sorted(specs.actions.items())}
-    signals = _SIGNALS if version is None else _OWN_SIGNALS
+def _print_world(specs: pb.ActionObservationSpecs, properties: Properties, version: str | None) -> str:
+    """Print what a client gets; return the kind of world, as for `connecting_lines`."""
+    texts = {key: value for key, (_, value) in properties.items()}
+    agents: list[str] = ast.literal_eval(texts["world.agents"]) if texts.get("world.agents") else []
+    lanes, kind = 0, "agents" if len(agents) > 1 else "one"
     if version is None:
-        lanes = 0
-        parts = [spec for spec in observations.values() if spec.name not in signals]
+        observations = [Spec.from_proto(spec) for _, spec in sorted(specs.observations.items())]
+        parts = [spec for spec in observations if spec.name not in _SIGNALS]
         observation_space = space_from_specs(parts, "observation")
-        action_space = space_from_specs(actions.values(), "action")
-        title = "a world"
+        action_space = space_from_specs([Spec.from_proto(spec) for _, spec in sorted(specs.actions.items())], "action")
     else:
-        texts = {key: value for key, (_, value) in properties.items()}
         lanes = int(texts["world.num_envs"])
         observation_space = space_from_json(texts["world.observation_space"])
         action_space = space_from_json(texts["world.action_space"])
-        title = texts["world.env_id"] or "an environment without an id"
-    agent = properties["world.agent"][1] if version is not None and "world.agent" in properties else ""
-    seat = f"as the agent {agent}" if agent else f"{lanes} lanes" if lanes else "a single environment"
-    print(f"\n{title}, {seat}")
+    if lanes:
+        kind = "lanes"
+    elif agents and _overview(properties).get("match"):
+        kind = "match"
+    _row("world", _title(texts, agents, lanes))
     _row("observations", _shortened(observation_space, 300))
     _row("actions", _shortened(action_space, 300))
+    if version is None:
+        _row("", "spaces made of the specs: bounded integers are Discrete, other numbers Box, strings Text")
+    return kind
+
+
+def _title(texts: Mapping[str, str], agents: Sequence[str], lanes: int) -> str:
+    """Say what the world is that was joined, and who acts in it."""
+    if agents:
+        return f"{len(agents)} agents: {', '.join(agents)}; these are the spaces of {texts['world.agent']}"
+    title = texts.get("world.env_id") or "an environment without an id"
+    return f"{title}, {f'{lanes} lanes' if lanes else 'a single environment'}"
+
+
+def _given(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return the credentials of the command line as keywords in Python, without the token itself."""
+    found = credential_keywords(arguments)
+    return {name: "…" if name == "token" else repr(value) for name, value in found.items()}
+
+
+def _print_specs(specs: pb.ActionObservationSpecs) -> None:
     print("\nspecs")
     rows = [("UID", "name", "type", "shape", "range")]
-    for kind, group in (("action", actions), ("observation", observations)):
-        for uid, spec in group.items():
-            rows.append((f"{kind} {uid}", spec.name, *_described(spec)))
+    for kind, group in (("action", specs.actions), ("observation", specs.observations)):
+        for uid, spec in sorted(group.items()):
+            rows.append((f"{kind} {uid}", spec.name, *_described(Spec.from_proto(spec))))
     _table(rows)
 
 

@@ -21,8 +21,8 @@ __all__ = ["Keyboard", "add_play_parser", "describe", "read_keys", "register", "
 
 _EPILOG = """keys:
   Discrete actions: the digits 0 to 9; the arrows if there are at most four actions, or if the environment names its
-  actions (Atari); and --keys. Box actions: left and right change the first number, down and up the second. Backspace
-  resets the environment, Escape quits.
+  actions (Atari); and --keys. Box actions: left and right change the first number, down and up the second. In
+  lock-step, an environment in which no action does nothing waits for a key. Backspace resets it, Escape quits.
 
 examples:
   bridge play grpc://localhost:50051/CartPole-v1
@@ -91,6 +91,11 @@ class Keyboard:
         """The names of the keys that are down."""
         self._space, self._keys, self._neutral = space, keys, neutral
 
+    @property
+    def pressed(self) -> bool:
+        """Whether keys are held that mean an action."""
+        return any(keys <= self.held for keys in self._keys)
+
     def action(self) -> Any:
         """Return the action of the largest set of keys that is held."""
         if isinstance(self._space, spaces.Box):
@@ -145,22 +150,25 @@ def run(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         raise SettingError(f"bridge play needs pygame: {install_command('play')}") from error
     from bridge.worlds.default_actions import neutral_action
-    from bridge.worlds.watching.controls import default_keys
+    from bridge.worlds.watching.controls import default_keys, does_nothing, known_names
 
     env = _connect(arguments)
     try:
-        meanings = None
+        space = env.action_space
+        meanings = known_names(env.spec, space)
         with contextlib.suppress(RefusedError):  # only Atari has them
             meanings = env.call("get_action_meanings")
-        space = env.action_space
         keys = {**default_keys(space, meanings), **read_keys(arguments.keys, space)}
-        keyboard = Keyboard(space, keys, neutral_action(space))
+        idle = [position for position in range(len(meanings or ())) if does_nothing(meanings, position)]
+        neutral = space.start + idle[0] if isinstance(space, spaces.Discrete) and idle else neutral_action(space)
+        keyboard = Keyboard(space, keys, neutral)
         fps = arguments.fps or env.fps or env.metadata.get("render_fps") or 30.0
         if not fps > 0:
             raise SettingError(f"expected --fps to be a positive number, got {fps!r}")
         pygame.init()
         try:
-            _loop(pygame, env, keyboard, float(fps), arguments)
+            waits = env.fps is None and isinstance(space, spaces.Discrete) and not idle
+            _loop(pygame, env, keyboard, float(fps), waits, arguments)
         finally:
             pygame.quit()
     finally:
@@ -168,7 +176,10 @@ def run(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _loop(pygame: Any, env: RemoteEnv, keyboard: Keyboard, fps: float, arguments: argparse.Namespace) -> None:
+def _loop(
+    pygame: Any, env: RemoteEnv, keyboard: Keyboard, fps: float, waits: bool, arguments: argparse.Namespace
+) -> None:
+    """Step and draw, once a frame; `waits`: the environment stands still while no key is held."""
     font = pygame.font.Font(None, 20)
     clock = pygame.time.Clock()
     observation, info = env.reset()
@@ -185,12 +196,15 @@ def _loop(pygame: Any, env: RemoteEnv, keyboard: Keyboard, fps: float, arguments
         if ended:
             observation, info = env.reset()
             score, ended = 0.0, False
-        else:
+        elif not waits or keyboard.pressed:
             observation, reward, terminated, truncated, info = env.step(keyboard.action())
             score += reward
             ended = terminated or truncated
         picture = env.render() if env.render_mode == "rgb_array" else observation
-        window = _draw(pygame, window, font, picture, describe(info, score, clock.get_fps()), arguments.scale)
+        lines = describe(info, score, clock.get_fps())
+        if waits and not keyboard.pressed:
+            lines.append("no key is held: the environment waits")
+        window = _draw(pygame, window, font, picture, lines, arguments.scale)
         frames += 1
         clock.tick(fps)
         if ended:

@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "replay": ("bridge.cli.replay", "verify a recorded episode, or watch it again"),
     "export": ("bridge.cli.export", "turn recorded episodes into a dataset, arrays or a film"),
     "cert": ("bridge.transport.certificates", "make certificates for development"),
+    "token": ("bridge.cli.token", "make a token, which a server asks its clients for"),
     "web": ("bridge.cli.web", "show other servers' worlds and PERLERT lobbies on a page for browsers"),
     "play": ("bridge.cli.play", "play a remote environment with the keyboard"),
     "demo": ("bridge.cli.demo", "watch an agent learn CartPole in other processes"),
@@ -90,11 +91,18 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     """Read a command line; raise SystemExit where that is wrong, or asked for help."""
+    import difflib
+
     parser = make_parser(next((word for word in argv if word in COMMANDS), None))
+    if not argv:
+        parser.print_help(sys.stderr)
+        raise SystemExit(USAGE)
+    if argv[0] not in COMMANDS and not argv[0].startswith("-"):
+        close = difflib.get_close_matches(argv[0], COMMANDS, 1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        parser.error(f"there is no command {argv[0]!r}; {hint}`bridge --help` lists the commands")
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
-        import difflib
-
         known = list(arguments.spelled.values())
         close = [near for word in unknown for near in difflib.get_close_matches(word.partition("=")[0], known, 1)]
         hint = f"; did you mean {' and '.join(close)}?" if close else ""

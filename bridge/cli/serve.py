@@ -11,11 +11,12 @@ import dataclasses
 import inspect
 import os
 import re
+import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
+from bridge.cli.hints import connecting_lines, joining_url
 from bridge.cli.lobby import read_key
 from bridge.cli.program import OK, say
 from bridge.cli.running import add_running_options, run_server, server_logging, sigterm_as_interrupt
@@ -261,7 +262,9 @@ def _serve(arguments: argparse.Namespace, keywords: dict[str, Any]) -> int:
     serve: Callable[..., Server] = serve_parallel if target.several_agents else serve_gym
     _refuse(keywords, _keywords(serve), f"for {arguments.env[0]}, {_KIND[target.several_agents]}")
     lanes = keywords.get("num_envs", 1) > 1 or keywords.get("vectorization_mode", "sync") != "sync"
-    kind = "agents" if target.several_agents else "lanes" if lanes else "one"
+    kind = "lanes" if lanes else "one"
+    if target.several_agents:
+        kind = "match" if keywords.get("match") else "agents"
     credentials = client_credentials(keywords)
     run_server(
         lambda: serve(target.env, start=False, **grouped_keywords(keywords, serve)),
@@ -325,6 +328,8 @@ def announce(server: Server, ids: Sequence[str], kind: str, credentials: Mapping
     urls = server.urls if isinstance(server, ServerGroup) else [server.url]
     for line in connecting_lines(urls, server.env_ids, kind, credentials or {}):
         say(f"  {line}")
+    if kind == "match":
+        say(f"In a terminal: bridge play {shlex.quote(joining_url(server.url))}")
     if server.web_url is not None:
         asks = "#" not in server.web_url and bool({"token", "token_file"} & set(credentials or {}))
         say(f"In a browser: {server.web_url}{' (it asks for the token)' if asks else ''}")
@@ -354,30 +359,3 @@ def client_credentials(keywords: Mapping[str, Any]) -> dict[str, str]:
     if tls:
         found["tls"] = f"TLS({', '.join(f'{name}={value}' for name, value in tls.items())})"
     return found
-
-
-def connecting_lines(
-    urls: Sequence[str], ids: Sequence[str], kind: str, credentials: Mapping[str, str] = MappingProxyType({})
-) -> list[str]:
-    """Return two lines of Python that connect to what is served.
-
-    Args:
-        urls: Those of one world each.
-        ids: What a client may name.
-        kind: What a world is of: `one` environment, `lanes`, or `agents`.
-        credentials: What a client gives beside the URL.
-    """
-    if len(ids) > 1:  # a zoo: the client names one of them
-        urls = ["{0}/{3}{1}{2}".format(*url.partition("?"), ids[0]) for url in urls]
-    quoted = [f'"{url}"' for url in urls]
-    given = "".join(f", {name}={value}" for name, value in credentials.items())
-    names = "TLS, " if "tls" in credentials else ""
-    if kind == "agents":
-        return [
-            f"from bridge import {names}make_parallel_remote",
-            f"env = make_parallel_remote({quoted[0]}{given})",
-        ]
-    if len(urls) > 1 or kind == "lanes":
-        where = f"[{', '.join(quoted)}]" if len(urls) > 1 else quoted[0]
-        return [f"from bridge import {names}make_vec_remote", f"envs = make_vec_remote({where}{given})"]
-    return [f"from bridge import {names}make_remote", f"env = make_remote({quoted[0]}{given})"]

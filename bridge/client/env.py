@@ -522,7 +522,7 @@ def make_remote(
 
         # The declared type is that of every other URL; make_perlert_env declares this one's.
         return make_perlert_env(url, **given_options(make_remote, options), **perlert)  # type: ignore[return-value]
-    refuse_unknown_keywords("make_remote", perlert)
+    refuse_unknown_keywords(make_remote, perlert)
     return RemoteEnv(url, **options)
 
 

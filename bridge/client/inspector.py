@@ -90,7 +90,11 @@ class Inspector:
                 what = self._poller.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 self._abandoned += 1
-                raise RemoteTimeoutError(self.url, f"no answer to {kind} within {self._timeout:g} s") from None
+                reason = f"no answer to {kind} within {self._timeout:g} s"
+                if self._connection.silent:
+                    hint = "are host and port right, and does a firewall stand between?"
+                    reason = f"no answer within {self._timeout:g} s: {hint}"
+                raise RemoteTimeoutError(self.url, reason) from None
             if isinstance(what, RemoteError):
                 raise what
             if not self._abandoned:

@@ -13,6 +13,7 @@ from bridge.client.placement import Load, Placement
 from bridge.client.vector_pool import VectorPool
 from bridge.client.world_request import WorldRequest
 from bridge.errors import RemoteError, SettingError
+from bridge.progress import LOOK, tell
 
 __all__ = ["join_directory", "join_urls"]
 
@@ -84,7 +85,10 @@ def _join_endpoints(pool: VectorPool, placement: Placement, count: int) -> None:
         endpoint = _require_endpoint(pool, placement, load, lanes, None)
         missing[pool.add_member(placement.request_for(endpoint.url), lanes, endpoint.key)] = None
     while missing:
-        event, source = pool.next_event(deadline)
+        event, source = pool.next_event(min(deadline, time.monotonic() + LOOK))
+        if source is None and time.monotonic() < deadline:
+            tell(f"waiting for {next(iter(missing)).remote.url}; {count - len(missing)} of {count} worlds joined")
+            continue
         if source is None:
             raise next(iter(missing)).remote.late("to join a world", pool.timeout)
         if source not in missing:

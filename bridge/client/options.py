@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 from bridge.client.connect import Transport, checked_transport
 from bridge.client.world_request import WorldRequest
 from bridge.errors import SettingError
+from bridge.keywords import unknown_keyword
 from bridge.transport.compression import Compression, checked_compression
 from bridge.transport.credentials import TLS, ClientCredentials, TokenLike
 
@@ -133,10 +134,10 @@ def given_options(function: Callable[..., Any], options: Mapping[str, Any]) -> d
     return {key: value for key, value in options.items() if value is not parameters[key].default}
 
 
-def refuse_unknown_keywords(function: str, keywords: Mapping[str, Any]) -> None:
+def refuse_unknown_keywords(function: Callable[..., Any], keywords: Mapping[str, Any]) -> None:
     """Raise TypeError, as Python does, where there are any."""
     for name in keywords:
-        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+        raise unknown_keyword(function.__name__, name, inspect.signature(function).parameters)
 
 
 def is_perlert(url: Any) -> bool:

@@ -119,7 +119,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
             if error.code in (Code.NOT_FOUND, Code.UNIMPLEMENTED, Code.PERMISSION_DENIED) and first.info is not None:
                 raise SettingError(
                     f"{self._url} is no world of several agents (it has no property world.agents); use make_remote"
-                ) from error
+                ) from None
             raise
         except RemoteError:
             first.close(0.5)

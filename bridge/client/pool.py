@@ -18,6 +18,7 @@ from bridge.client.poller import Poller
 from bridge.client.remote import Delivery, Remote, close_remotes
 from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.errors import RefusedError, RemoteError, RemoteTimeoutError
+from bridge.progress import LOOK, tell
 from bridge.transport import keepalive
 
 __all__ = ["Pool"]
@@ -70,9 +71,13 @@ class Pool:
         """
         deadline = time.monotonic() + self.timeout
         while True:
+            left = deadline - time.monotonic()
             try:
-                source, number, what = self.poller.get(deadline - time.monotonic())
+                source, number, what = self.poller.get(min(left, LOOK) if kind is Joined else left)
             except queue.Empty:
+                if kind is Joined and left > LOOK:
+                    tell(f"waiting for {remote.url}, at most {left - LOOK:.0f} s more")
+                    continue
                 late = remote.late(purpose, self.timeout)
                 remote.give_up(late)
                 raise late from None
@@ -107,10 +112,15 @@ class Pool:
         deadline = time.monotonic() + self.timeout
         missing = dict.fromkeys(remotes)
         found: dict[Remote, _Awaited] = {}
+        count = len(missing)
         while missing:
+            left = deadline - time.monotonic()
             try:
-                source, number, what = self.poller.get(deadline - time.monotonic())
+                source, number, what = self.poller.get(min(left, LOOK) if kind is Joined else left)
             except queue.Empty:
+                if kind is Joined and left > LOOK:
+                    tell(f"waiting for {next(iter(missing)).url}; {len(found)} of {count} answered")
+                    continue
                 urls = ", ".join(dict.fromkeys(remote.url for remote in missing))
                 reason = next(iter(missing)).late(purpose, self.timeout).reason
                 raise RemoteTimeoutError(urls, reason) from None

@@ -57,7 +57,7 @@ Delivery: TypeAlias = "tuple[Remote, int, bytes | bytearray | RemoteError]"
 """What a poller holds: for whom, the number of the connection, and what came."""
 # In place of a connection's number: something is due by the clock.
 _DUE = 0
-_SILENT = "nothing has come from there at all: are host and port right, and does no firewall stand between?"
+_SILENT = "nothing has come from there at all: are host and port right, and does a firewall stand between?"
 
 
 class Remote:

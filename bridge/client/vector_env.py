@@ -557,5 +557,5 @@ def make_vec_remote(
         # The declared type is that of every other URL; PerlertVectorEnv is this one's.
         given = given_options(make_vec_remote, options)
         return PerlertVectorEnv(urls, **given, **perlert)  # type: ignore[return-value,arg-type]
-    refuse_unknown_keywords("make_vec_remote", perlert)
+    refuse_unknown_keywords(make_vec_remote, perlert)
     return RemoteVectorEnv(urls, **options)

@@ -258,7 +258,7 @@ class Layout:
                     leaf.check(item)
                 columns.append(items)
         except TensorError as error:
-            raise InvalidActionError(f"the actions are not {num_envs} of {self.space}: {error}") from error
+            raise InvalidActionError(f"the actions are not {num_envs} of {self.space}: {error}") from None
         return columns
 
     def pack_action(self, action: Any) -> list[Array]:
@@ -276,7 +276,7 @@ class Layout:
                 leaf.spec.check_range(array)
                 arrays.append(array)
         except TensorError as error:
-            raise InvalidActionError(f"the action {action!r:.80} is not in {self.space}: {error}") from error
+            raise InvalidActionError(f"the action {action!r:.80} is not in {self.space}: {error}") from None
         return arrays
 
     def pack_columns(self, columns: Sequence[Column], slot: int) -> list[Array]:

@@ -10,6 +10,10 @@ from bridge.errors import shown_url
 __all__ = ["FleetStatus", "ServerStatus", "servers_needed", "servers_to_drain", "too_few"]
 
 
+_OLD = 5.0
+"""Seconds after which a server's figures are marked as old; it is asked once a second."""
+
+
 @dataclasses.dataclass(frozen=True)
 class ServerStatus:
     """One server of a fleet."""
@@ -42,6 +46,8 @@ class ServerStatus:
     """How often it was seen to come back at another URL."""
     problem: str = ""
     """Why it is not serving, where that is known."""
+    age: float = 0.0
+    """Seconds since it said this, when the status was made; 0.0: it has said nothing yet."""
 
     @property
     def active(self) -> bool:
@@ -63,6 +69,11 @@ class FleetStatus:
     """Why the last server could not start; empty: none failed to."""
 
     @property
+    def age(self) -> float:
+        """Seconds since the servers said this: those of the one that was silent for longest; 0.0: none has yet."""
+        return max((server.age for server in self.servers), default=0.0)
+
+    @property
     def ready(self) -> bool:
         """Whether as many servers serve as are wanted, and none is left of those that are not."""
         return len(self.servers) == self.wanted and all(server.state == "serving" for server in self.servers)
@@ -80,12 +91,13 @@ class FleetStatus:
     def __str__(self) -> str:
         serving = sum(server.state == "serving" for server in self.servers)
         slots = f"{self.slots_used} of {self.slots} slots used"
-        lines = [f"fleet {self.name!r}: {serving} of {self.wanted} servers serve, {slots}"]
+        lines = [f"fleet {self.name!r}: {serving} of {self.wanted} servers serve, {slots}, {self.age:.1f} s ago"]
         for server in self.servers:
             where = shown_url(server.url) or server.node or "-"
             done = f"{server.slots_used}/{server.slots} slots, {server.steps} steps, {server.episodes} episodes"
             more = [f"{server.failures} failures"] if server.failures else []
             more += [f"{server.restarts} restarts"] if server.restarts else []
+            more += [f"as of {server.age:.0f} s ago"] if server.age > _OLD else []
             more += [server.problem] if server.problem else []
             lines.append(f"  {server.name}  {server.state:<8}  {where}  {', '.join([done, *more])}")
         if self.problem:

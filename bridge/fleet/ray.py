@@ -32,6 +32,7 @@ from bridge.errors import ConnectionLostError, RemoteError, RemoteTimeoutError, 
 from bridge.fleet.plan import FleetStatus
 from bridge.fleet.ray_actors import NAMESPACE, FleetSettings, Supervisor, actor_options, server_prefix
 from bridge.keywords import grouped
+from bridge.progress import Progress
 from bridge.server.limits import Limits
 from bridge.server.process_group import registered_specs
 from bridge.server.serve import serve_gym
@@ -172,7 +173,7 @@ class Fleet:
         return found
 
     def status(self) -> FleetStatus:
-        """Return how the servers are, as their supervisor saw them about a second ago."""
+        """Return how the servers are, as they told their supervisor; `age` says how many seconds ago."""
         found: FleetStatus = self._ask("status")
         return found
 
@@ -197,15 +198,19 @@ class Fleet:
     def wait(self, timeout: float = 120.0) -> None:
         """Wait until as many servers serve as are wanted, and those that are not have ended.
 
+        At a terminal it says what it waits for, once that takes more than a moment.
+
         Raises:
             RemoteTimeoutError: It is not so within `timeout` seconds; the message says how many serve.
             SettingError: No server can start, with the reason.
         """
         deadline = time.monotonic() + timeout
+        progress = Progress()
         while True:
             try:
                 status = self.status()
             except (ConnectionLostError, RemoteTimeoutError):  # the supervisor has no process yet, or anew
+                progress.tell(f"fleet {self.name!r}: waiting for Ray to start the process that starts the servers")
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(_POLL)
@@ -217,6 +222,8 @@ class Fleet:
                 raise SettingError(f"the servers of the fleet {self.name!r} cannot start: {status.problem}")
             if time.monotonic() >= deadline:
                 raise RemoteTimeoutError(self._url, f"{self._lack(status, serving)} within {timeout:g} s")
+            problem = f"; {status.problem}" if status.problem else ""
+            progress.tell(f"fleet {self.name!r}: waiting, {serving} of {status.wanted} servers serve{problem}")
             time.sleep(_POLL)
 
     def _lack(self, status: FleetStatus, serving: int) -> str:

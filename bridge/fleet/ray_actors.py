@@ -141,6 +141,8 @@ class _Server:
         self.state = "starting"
         self.said: dict[str, Any] = {}
         """Its last status."""
+        self.said_at = now
+        """When it came."""
         self.url = ""
         """Where it is, as long as it answers; empty: it does not."""
         self.last_url = ""
@@ -155,7 +157,7 @@ class _Server:
         self.stopping: Any = None
         self.problem = ""
 
-    def status(self) -> ServerStatus:
+    def status(self, now: float) -> ServerStatus:
         """Return what there is to tell."""
         numbers = {name: int(self.said.get(name, 0)) for name in ("pid", "worlds", "steps", "episodes", "failures")}
         return ServerStatus(
@@ -168,6 +170,7 @@ class _Server:
             checks=self.checks,
             restarts=self.restarts,
             problem=self.problem,
+            age=now - self.said_at if self.said else 0.0,
             **numbers,
         )
 
@@ -210,7 +213,8 @@ class Supervisor:
     def status(self) -> FleetStatus:
         """Return how the fleet is."""
         with self._lock:
-            servers = tuple(server.status() for server in self._servers.values())
+            now = time.monotonic()
+            servers = tuple(server.status(now) for server in self._servers.values())
             return FleetStatus(self._settings.name, self._memory["wanted"], servers, self._problem)
 
     def scale(self, wanted: int, force: bool) -> str:
@@ -354,7 +358,7 @@ class Supervisor:
                 server.last_url, server.misses, server.checks, server.checked_at = said["url"], 0, 0, now
                 if server.state in ("draining", "stopping"):  # what it had is lost, and nobody is to come
                     server.deadline = now
-            server.said = said
+            server.said, server.said_at = said, now
             server.url = "" if said["ended"] else said["url"]
             server.problem = ""
             self._failures, self._problem = 0, ""

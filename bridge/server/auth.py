@@ -10,7 +10,7 @@ import ssl
 from bridge.errors import Code, RequestError, SettingError
 from bridge.logs import LimitedLog
 from bridge.transport.address import is_loopback
-from bridge.transport.credentials import TLS, Token, TokenLike, checked_tls, read_pem, read_token
+from bridge.transport.credentials import TLS, Token, TokenLike, checked_tls, read_pem, read_token, warn_of_readers
 from bridge.transport.tls import server_context
 
 __all__ = ["Gate", "Security"]
@@ -47,6 +47,9 @@ class Security:
 
         Raises:
             SettingError: Something cannot be read, is of no use without what is missing, or is for clients.
+
+        Warns:
+            RuntimeWarning: Other users of this machine can read the token's file.
         """
         given, tls = tls is not None, checked_tls(tls)
         if tls.ca is not None or tls.server_name is not None:
@@ -59,7 +62,7 @@ class Security:
                 "a server speaks TLS with a certificate of its own, and none is given: expected "
                 "tls=TLS(certificate=…, key=…); `bridge cert` makes them"
             )
-        return cls(
+        security = cls(
             read_token(token, token_file),
             read_pem("certificate", tls.certificate),
             read_pem("key", tls.key),
@@ -68,6 +71,9 @@ class Security:
             if watch_token is None and watch_token_file is None
             else read_token(watch_token, watch_token_file, name="watch_token"),
         )
+        if token_file is not None:
+            warn_of_readers(token_file, stacklevel=4)  # of whoever called serve_gym
+        return security
 
     @property
     def tls(self) -> bool:

@@ -252,7 +252,9 @@ class Connections:
             pass
         except ssl.SSLError as error:
             if not connection.calls and not connection.closed:
-                _refusals.warning("refused %s: no TLS handshake: %s", connection.peer, explain(error))
+                plain = error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST")
+                hint = ". The client speaks no TLS: its URL must begin with grpcs://" if plain else ""
+                _refusals.warning("refused %s: no TLS handshake: %s%s", connection.peer, explain(error), hint)
             self._linger(connection)
         except OSError:
             self.close(connection)

@@ -102,7 +102,7 @@ def listen_tcp(host: str, port: int) -> list[socket.socket]:
     raise SettingError(
         f"cannot listen on port={port} of {at}: {(problem and problem.strerror) or problem}. Choose another port "
         f"(port=0: any free one), or an address of this machine"
-    ) from problem
+    ) from None
 
 
 def _listen_all(host: str, port: int) -> list[socket.socket]:

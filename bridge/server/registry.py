@@ -386,6 +386,7 @@ class Registry:
             "title": world.title or self._source.title,
             "seats": dict(world.seats),
             "viewers": self.gallery.viewers(world) if self.gallery is not None else 0,
+            "returns": self.gallery.returns(world) if self.gallery is not None else {},
             "fps": getattr(options, "fps", None),
             "lanes": getattr(env, "num_envs", None),
             "begun": getattr(world, "begun", True),

@@ -17,6 +17,7 @@ from typing import Any
 
 from bridge.errors import SettingError
 from bridge.extras import install_command
+from bridge.transport.credentials import write_secret
 
 __all__ = ["DAYS", "FILES", "add_cert_parser", "make_certificates", "register", "run"]
 
@@ -27,10 +28,9 @@ FILES = ("ca.pem", "ca.key", "server.pem", "server.key", "client.pem", "client.k
 
 _EPILOG = """examples:
   bridge cert --out certs --name gpu-box.lan --name 192.168.1.20
-  python -c "from bridge import TLS, serve_gym; serve_gym('CartPole-v1', host='0.0.0.0', port=50051,
-      tls=TLS(certificate='certs/server.pem', key='certs/server.key'), token_file='token').wait()"
-  python -c "from bridge import TLS, make_remote; make_remote('grpcs://gpu-box.lan:50051',
-      tls=TLS(ca='certs/ca.pem'), token_file='token')"
+  bridge serve CartPole-v1 --host 0.0.0.0 --port 50051 --token-file token \\
+      --tls-certificate certs/server.pem --tls-key certs/server.key
+  bridge info grpcs://gpu-box.lan:50051 --token-file token --tls-ca certs/ca.pem
 """
 
 
@@ -53,14 +53,14 @@ def make_certificates(
         The path of each of `FILES`, by its name.
 
     Raises:
-        SettingError: A file is there already, or the package `cryptography` is not installed.
+        SettingError: A file exists already, or the package `cryptography` is not installed.
     """
     if not days > 0:
         raise SettingError(f"expected days to be positive, got {days!r}")
     paths = {name: Path(folder) / name for name in FILES}
     there = [str(path) for path in paths.values() if path.exists()]
     if there:
-        raise SettingError(f"{', '.join(there)} is there already; remove it, or choose another folder")
+        raise SettingError(f"{', '.join(there)} already exists; delete it, or choose another folder")
     begin = now or datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(minutes=5)
     authority = _Authority(begin, begin + datetime.timedelta(days=days))
     Path(folder).mkdir(parents=True, exist_ok=True)
@@ -72,8 +72,7 @@ def make_certificates(
     }
     for name, (certificate, key) in made.items():
         paths[f"{name}.pem"].write_bytes(authority.certificate_pem(certificate))
-        with open(os.open(paths[f"{name}.key"], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(authority.key_pem(key))
+        write_secret(paths[f"{name}.key"], authority.key_pem(key))
     return paths
 
 
@@ -180,7 +179,7 @@ register = add_cert_parser
 def run(arguments: argparse.Namespace) -> int:
     """Make them, say where they are and what each is for."""
     paths = make_certificates(arguments.out, arguments.name, days=arguments.days)
-    print(f"made in {arguments.out}, for {arguments.days:g} days:")
+    print(f"wrote {arguments.out}, valid for {arguments.days:g} days:")
     print(f"  server: tls=TLS(certificate='{paths['server.pem']}', key='{paths['server.key']}')")
     print(f"  client: tls=TLS(ca='{paths['ca.pem']}'), and connect to grpcs://…")
     print(f"  to let in only clients with a certificate: client_ca='{paths['ca.pem']}' in the server's TLS(…),")

@@ -9,6 +9,8 @@ import argparse
 import dataclasses
 import hmac
 import os
+import stat
+import warnings
 from typing import Any, TypeAlias
 
 from bridge.errors import SettingError
@@ -25,6 +27,8 @@ __all__ = [
     "credential_keywords",
     "read_pem",
     "read_token",
+    "warn_of_readers",
+    "write_secret",
 ]
 
 TOKEN_VARIABLE = "BRIDGE_TOKEN"
@@ -50,7 +54,7 @@ class Token:
         if not 0 < len(value) <= _MAX_TOKEN or not all("!" <= character <= "~" for character in value):
             raise SettingError(
                 f"expected a token of 1 to {_MAX_TOKEN} visible ASCII characters without spaces, got {len(value)} "
-                "characters that are none; `python -c 'import secrets; print(secrets.token_urlsafe(32))'` makes one"
+                "characters that are none; `bridge token` makes one"
             )
         self._value = value
 
@@ -144,7 +148,38 @@ def _read_file(what: str, path: Any) -> bytes:
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
-        raise SettingError(f"cannot read {what}: {error.strerror}. Expected a file that this user may read") from error
+        raise SettingError(f"cannot read {what}: {error.strerror}. Expected a file that this user may read") from None
+
+
+def write_secret(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file that its owner alone may read.
+
+    Raises:
+        SettingError: It exists already, or cannot be written.
+    """
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+    except FileExistsError:
+        raise SettingError(f"{os.fspath(path)} already exists; delete it, or choose another name") from None
+    except OSError as error:
+        raise SettingError(f"cannot write {os.fspath(path)}: {error.strerror}") from None
+
+
+def warn_of_readers(path: str | os.PathLike[str], stacklevel: int) -> None:
+    """Warn where other users of this machine can read a file with a secret; Windows does not say.
+
+    Args:
+        path: The file.
+        stacklevel: As for `warnings.warn`, of the caller.
+    """
+    if os.name == "posix" and os.stat(path).st_mode & stat.S_IROTH:
+        warnings.warn(
+            f"other users of this machine can read the token in {os.fspath(path)}: run `chmod 600 {os.fspath(path)}`; "
+            "`bridge token --out FILE` makes a file that only you can read",
+            RuntimeWarning,
+            stacklevel=stacklevel + 1,
+        )
 
 
 @dataclasses.dataclass(frozen=True)

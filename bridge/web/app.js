@@ -482,8 +482,9 @@ function show(pictureBytes, figureBytes) {
     if (!returns.length || returns.episodes !== episodes) returns.push(last);
     returns.episodes = episodes;
     if (returns.length > 200) returns.shift();
-    $("last-return").textContent = last.toFixed(Math.abs(last) < 100 ? 2 : 0);
-    $("episodes").textContent = `${episodes} episode${episodes === 1 ? "" : "s"}, mean ${mean.toFixed(2)}`;
+    const several = Object.keys(worldOf(selected)?.returns ?? {}).length > 1; // each has a return of its own
+    $("last-return").textContent = several ? "" : last.toFixed(Math.abs(last) < 100 ? 2 : 0);
+    $("episodes").textContent = `${episodes} episode${episodes === 1 ? "" : "s"}${several ? "" : `, mean ${mean.toFixed(2)}`}`;
   }
   if (!data.length) return;
   const now = performance.now();
@@ -520,6 +521,23 @@ async function paint() {
   }
 }
 
+// Each seat's return, where several act: of the last episode, and the mean.
+function seatReturns() {
+  const found = Object.entries(worldOf(selected)?.returns ?? {});
+  const several = found.length > 1;
+  $("returns-graph").hidden = several;
+  $("seat-returns").hidden = !several;
+  if (!several) return;
+  $("last-return").textContent = "";
+  $("episodes").textContent = $("episodes").textContent.replace(/, mean.*/, "");
+  $("seat-returns-rows").replaceChildren(...found.map(([seat, [last, mean]]) => {
+    const row = document.createElement("tr");
+    row.append(Object.assign(document.createElement("th"), {scope: "row", textContent: seat}));
+    row.append(...[last, mean].map((value) => Object.assign(document.createElement("td"), {textContent: value.toFixed(2)})));
+    return row;
+  }));
+}
+
 // Taking over: while keys are held their action stands in for the agent's.
 
 async function takeOver() {
@@ -533,7 +551,7 @@ async function takeOver() {
     else if (Object.keys(world.seats).length > 1) given.agent = textTensor(seat);
     const joined = await stream.ask(request.join(selected, given));
     const keyboard = new Keyboard(JSON.parse(await stream.property("world.controls")));
-    playing = {stream, keyboard, own: false, name: selected, changed: null, wake: () => {}};
+    playing = {stream, keyboard, own: false, takesOver: true, name: selected, changed: null, wake: () => {}};
     recall(keyboard);
     $("play").textContent = "Give back";
     $("play").classList.add("stop");
@@ -545,8 +563,7 @@ async function takeOver() {
     const wanted = [joined.observations.get("acting").uid, joined.observations.get("steps").uid];
     await stream.ask(request.step([], wanted));
     while (playing === play) {
-      const held = keyboard.names.some((name) => keyboard.held.has(name));
-      const actions = held ? [...joined.actions.values()].map((spec) => [spec.uid, actionTensor(keyboard, spec)]) : [];
+      const actions = keyboard.holds ? [...joined.actions.values()].map((spec) => [spec.uid, actionTensor(keyboard, spec)]) : [];
       const changed = play.changed;
       play.changed = null;
       const sent = performance.now();
@@ -660,6 +677,11 @@ async function rounds(play, joined, fps) {
   }
 }
 
+// Whether a world of one's own stands still: no key is held, and no action does nothing.
+function waitsForKey(play) {
+  return play.own && play.keyboard.needsKey && !play.keyboard.holds;
+}
+
 async function steps(play, joined, fps) {
   const uids = Object.fromEntries([...joined.observations].map(([name, spec]) => [name, spec.uid]));
   const names = ["reward", "terminated", "truncated", "timing", "frame", "watch"].filter((name) => name in uids && !(name === "frame" && !play.own));
@@ -667,6 +689,8 @@ async function steps(play, joined, fps) {
   const wanted = [...names.map((name) => uids[name]), ...(seen?.uids ?? [])];
   let total = 0, running = false, episode = 0, due = performance.now();
   while (playing === play) {
+    while (running && waitsForKey(play) && playing === play) await Promise.race([pause(100), new Promise((resolve) => (play.wake = resolve))]);
+    if (playing !== play) return;
     const actions = [...joined.actions.values()].map((spec) => [spec.uid, actionTensor(play.keyboard, spec)]);
     const changed = play.changed;
     play.changed = null;
@@ -733,7 +757,7 @@ function recall(keyboard) {
 }
 
 function showLegend() {
-  const {keyboard} = playing;
+  const {keyboard, own, takesOver} = playing;
   const entries = keyboard.legend();
   $("legend").replaceChildren(...entries.map(([keys, meaning], position) => {
     const button = document.createElement("button");
@@ -760,6 +784,8 @@ function showLegend() {
     };
     return button;
   }));
+  const resting = takesOver ? "no key: the agent acts" : keyboard.resting(own && keyboard.needsKey);
+  if (entries.length && resting) $("legend").append(Object.assign(document.createElement("span"), {className: "hint", textContent: resting}));
   if (!entries.length) announce(keyboard.controls.why ?? "");
   $("pad").hidden = !entries.length;
   $("pad").replaceChildren(...keyboard.names.map((name) => {
@@ -826,6 +852,7 @@ function figures() {
   $("latency").textContent = sorted.length ? `${sorted[sorted.length >> 1].toFixed(0)} ms` : "–";
   line($("latency-graph"), latencies, {limit: 50, least: 0});
   line($("returns-graph"), returns);
+  seatReturns();
 }
 
 setInterval(figures, 1000);

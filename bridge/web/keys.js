@@ -35,6 +35,27 @@ export class Keyboard {
     return this.names.includes(name);
   }
 
+  // What happens where no key is held, in words; `waits`: whether the world waits for a key.
+  resting(waits) {
+    const {controls} = this;
+    if (waits) return "no key: the world waits";
+    if (controls.kind === "discrete") return `no key: ${this.#called(controls.neutral)}`;
+    return controls.kind === "box" ? `no key: ${controls.neutral.map((value) => Number(value.toFixed(3))).join(", ")}` : "";
+  }
+
+  // Whether an environment that can wait for a key is to: no action is known to do nothing.
+  get needsKey() {
+    return this.controls.kind === "discrete" && this.controls.idle === false;
+  }
+
+  get holds() {
+    return this.names.some((name) => this.held.has(name));
+  }
+
+  #called(action) {
+    return this.controls.names?.[action - this.controls.start]?.toLowerCase() ?? `action ${action}`;
+  }
+
   // The action of the largest set of keys that is held, as flat numbers.
   action() {
     const {controls, held} = this;
@@ -57,7 +78,7 @@ export class Keyboard {
   legend() {
     const {controls} = this;
     if (controls.kind === "discrete") {
-      return controls.keys.map((entry) => [entry.keys, controls.names?.[entry.action - controls.start]?.toLowerCase() ?? `action ${entry.action}`]);
+      return controls.keys.map((entry) => [entry.keys, this.#called(entry.action)]);
     }
     if (controls.kind === "box") {
       return controls.axes.flatMap(({index, less, more}) => [[[less], `${index}: ${controls.low[index]}`], [[more], `${index}: ${controls.high[index]}`]]);

@@ -6,6 +6,8 @@ import {request, textTensor} from "./wire.js";
 const $ = (id) => document.getElementById(id);
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 const NOTHING = "This server records nothing. Start it with --record FOLDER, in Python record=\"FOLDER\", to keep every episode.";
+const GATEWAY = "A gateway keeps no recordings. Start the server itself with --web --record FOLDER, and open its own page.";
+const NO_WORLD = "No world is shown that can be recorded. Press Play, or choose one on the left.";
 
 function element(kind, text, name = "") {
   const made = document.createElement(kind);
@@ -88,14 +90,18 @@ export class Recordings {
 
   // Show what the server said last.
   update() {
-    const {records} = this.#page.server();
+    const {records, servers} = this.#page.server();
     const world = this.#target();
     const on = world?.recording === true;
+    const nothing = records ? "" : servers ? GATEWAY : NOTHING;
+    const obstacle = nothing || (typeof world?.recording !== "boolean" ? NO_WORLD : "");
     $("record").hidden = Boolean(world?.replay);
-    $("record").disabled = Boolean(records) && typeof world?.recording !== "boolean";
+    $("record").disabled = Boolean(obstacle);
     $("record").setAttribute("aria-pressed", String(on));
     $("record-text").textContent = on ? "Recording" : "Record";
-    $("record").title = !records ? NOTHING : on ? "Episodes of this world are recorded. Press to stop." : "Record the episodes of this world that begin from now on.";
+    $("record").title = obstacle || (on ? "Episodes of this world are recorded. Press to stop." : "Record the episodes of this world that begin from now on.");
+    $("replays").disabled = Boolean(nothing);
+    $("replays").title = nothing || "Watch a recorded episode again.";
     if (this.#world(this.expected)) this.expected = null;
     const replay = this.#page.playing() ? null : this.#world(this.#page.selected())?.replay;
     const name = replay ? this.#page.selected() : null;
@@ -103,7 +109,6 @@ export class Recordings {
   }
 
   async #switch() {
-    if (!this.#page.server().records) return this.#page.tell(NOTHING);
     const {name, recording} = this.#target();
     const stream = new Stream(this.#page.token());
     try {
@@ -125,8 +130,7 @@ export class Recordings {
   async #open() {
     $("recordings").showModal();
     $("recordings-list").replaceChildren();
-    $("recordings-hint").textContent = this.#page.server().records ? "Reading the recordings…" : NOTHING;
-    if (!this.#page.server().records) return;
+    $("recordings-hint").textContent = "Reading the recordings…";
     const stream = (this.#listing = new Stream(this.#page.token()));
     try {
       for (let found = {reading: true}; found.reading && $("recordings").open; ) {

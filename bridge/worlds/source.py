@@ -159,7 +159,8 @@ class EnvRecipe:
             if len(served) > 1:
                 raise RequestError(
                     Code.INVALID_ARGUMENT,
-                    f"name the environment in the setting env_id; this server has {_some(served)}",
+                    "name one of the environments, in the path of the URL or by env_id: this server has "
+                    f"{_some(served)}",
                 )
             return served[0] if served else None
         if env_id not in served:
@@ -500,7 +501,7 @@ def _find(env_id: str) -> EnvSpec:
         remedy = "Import the package that registers it first, or write MODULE:ENV_ID"
         if env_id.startswith("ALE/"):
             remedy = f"pip install 'gymnasium[atari]', and write ale_py:{env_id}"
-        raise SettingError(f"cannot serve {env_id!r}: {error} {remedy}") from error
+        raise SettingError(f"cannot serve {env_id!r}: {error} {remedy}") from None
 
 
 def _text(settings: Mapping[str, pb.Tensor], name: str) -> str | None:

@@ -26,4 +26,4 @@ def test_the_training_loop_learns(cluster: Cluster) -> None:
     returns = [float(found) for found in re.findall(r"mean return ([\d.]+)", done.stdout)]
     assert len(returns) == 6
     assert returns[-1] > 1.5 * returns[0]
-    assert "2 of 2 servers serve, 16 of 16 slots used" in done.stdout
+    assert "2 of 2 servers serve, 16 of 16 slots used, " in done.stdout

@@ -273,6 +273,7 @@ def test_a_server_that_hangs_is_replaced(cluster: Cluster) -> None:
         victim = fleet.status().servers[0]
         os.kill(victim.pid, signal.SIGSTOP)
         try:
+            until(lambda: fleet.status().age > 2.0, 60.0)  # it says how old what that server said is
             until(lambda: fleet.status().servers[0].pid != victim.pid and fleet.status().ready, 90.0)
         finally:
             if psutil.pid_exists(victim.pid):

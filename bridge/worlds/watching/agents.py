@@ -59,6 +59,14 @@ class Gallery:
         """Return how many look at a world."""
         return self._watches[world].viewers if world in self._watches else 0
 
+    def returns(self, world: World) -> dict[str, tuple[float, float]]:
+        """Return what each of several agents of a world got since it is watched: in the last episode, and on average.
+
+        Empty: nobody looks, no episode has ended, or there is one agent.
+        """
+        found = self._watches[world].returns.of_agents if world in self._watches else {}
+        return {agent: (values[-1], sum(values) / len(values)) for agent, values in found.items()}
+
 
 def join(world: World, settings: Mapping[str, pb.Tensor], gallery: Gallery | None) -> Agent:
     """Let an agent into a world: with pictures, as a spectator, or as the world does by itself.

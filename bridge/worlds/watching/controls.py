@@ -9,15 +9,40 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
+from gymnasium.envs.registration import EnvSpec
 
 from bridge.worlds.default_actions import neutral_action
 
-__all__ = ["controls_of", "controls_of_space", "default_keys"]
+__all__ = ["controls_of", "controls_of_space", "default_keys", "does_nothing", "known_names"]
 
 _MEANINGS = {"UP": "up", "DOWN": "down", "LEFT": "left", "RIGHT": "right", "FIRE": "space"}
-# Keys that pygame knows by numbers beyond those of characters.
-_CODES = {1073741903: "right", 1073741904: "left", 1073741905: "down", 1073741906: "up", 32: "space", 13: "return"}
+_GYMNASIUM = {
+    "Acrobot": ("LEFT", "NOOP", "RIGHT"),
+    "Blackjack": ("STICK", "HIT"),
+    "CarRacing": ("NOOP", "RIGHT", "LEFT", "UP: GAS", "DOWN: BRAKE"),
+    "CartPole": ("LEFT", "RIGHT"),
+    "CliffWalking": ("UP", "RIGHT", "DOWN", "LEFT"),
+    "FrozenLake": ("LEFT", "DOWN", "RIGHT", "UP"),
+    "LunarLander": ("NOOP", "LEFT ENGINE", "UP: MAIN ENGINE", "RIGHT ENGINE"),
+    "MountainCar": ("LEFT", "NOOP", "RIGHT"),
+    "Taxi": ("DOWN", "UP", "RIGHT", "LEFT", "TAKE IN", "DROP OFF"),
+}
+"""What the actions of Gymnasium's own environments do, as their documentation says; they do not tell themselves."""
+# Keys that pygame knows by numbers beyond those of characters; the small ones are those of pygame 1, as in MountainCar.
+_CODES = {
+    273: "up",
+    274: "down",
+    275: "right",
+    276: "left",
+    1073741903: "right",
+    1073741904: "left",
+    1073741905: "down",
+    1073741906: "up",
+    32: "space",
+    13: "return",
+}
 _WORDS = {" ": "space", "\r": "return"}
+_NO_OPS = ("NOOP", "NO-OP", "NO_OP", "NOTHING", "DO NOTHING")
 _AXES = (("left", "right"), ("down", "up"))
 # Box spaces of more numbers than these are not for keys.
 _MOST_NUMBERS = 16
@@ -42,6 +67,27 @@ def default_keys(space: Space[Any], meanings: Sequence[str] | None) -> dict[froz
     return keys
 
 
+def known_names(spec: EnvSpec | None, space: Space[Any]) -> list[str] | None:
+    """Return what the actions of one of Gymnasium's own environments are called; None: it is none of them.
+
+    Args:
+        spec: The environment's.
+        space: Its action space.
+    """
+    names = _GYMNASIUM.get(spec.name) if spec is not None and spec.namespace is None else None
+    return list(names) if names is not None and isinstance(space, spaces.Discrete) and space.n == len(names) else None
+
+
+def does_nothing(names: Sequence[str] | None, position: int) -> bool:
+    """Whether the name of an action says that it does nothing.
+
+    Args:
+        names: What the actions are called; None: they have no names.
+        position: Which action, from 0.
+    """
+    return names is not None and position < len(names) and names[position].upper() in _NO_OPS
+
+
 def controls_of(env: Any) -> str:
     """Return what keys do in an environment, as JSON; a function of its own is asked.
 
@@ -56,6 +102,7 @@ def controls_of(env: Any) -> str:
         own = dict(env.get_wrapper_attr("get_keys_to_action")())
     with contextlib.suppress(Exception):
         names = [str(name) for name in env.get_wrapper_attr("get_action_meanings")()]
+    names = names or known_names(getattr(env, "spec", None), env.action_space)
     return controls_of_space(env.action_space, own, names)
 
 
@@ -63,7 +110,8 @@ def controls_of_space(space: Space[Any], own: dict[Any, Any] | None = None, name
     """Return what keys do in an action space, as JSON.
 
     `kind` is `discrete`, with `keys`, a list of `keys` that are held together and their `action`; `box`, with `axes`,
-    a list of the `index` of a number and the keys for `less` and `more` of it; or `none`, with `why`.
+    a list of the `index` of a number and the keys for `less` and `more` of it; or `none`, with `why`. `neutral` is the
+    action where no key is held, and `idle` says whether that is known to do nothing.
 
     Args:
         space: The action space.
@@ -72,17 +120,21 @@ def controls_of_space(space: Space[Any], own: dict[Any, Any] | None = None, name
     """
     if isinstance(space, spaces.Discrete):
         found = {_held(keys): int(action) for keys, action in (own or {}).items() if space.contains(int(action))}
-        found.pop(frozenset(), None)
+        no_key = found.pop(frozenset(), None)
         keys = found or default_keys(space, names)
         # Arrows come before digits, and each action needs one entry.
         entries: dict[int, frozenset[str]] = {}
         for held, action in sorted(keys.items(), key=lambda item: (min(item[0]).isdigit(), item[1])):
             entries.setdefault(action, held)
-        neutral = int(neutral_action(space))
-        if not found and names is None and int(space.n) == 3:  # between left and right
+        neutral = int(neutral_action(space)) if no_key is None else no_key
+        if no_key is None and names is not None:
+            position = next((position for position in range(len(names)) if does_nothing(names, position)), 0)
+            neutral = int(space.start) + position
+        between = not found and names is None and int(space.n) == 3
+        if between:  # left and right
             neutral = int(space.start) + 1
-        own_no_op = bool(found) and names is not None and neutral == int(space.start) and names[0] == "NOOP"
-        if neutral in entries and (own_no_op or (not found and min(entries[neutral]).isdigit())):
+        idle = no_key is not None or between or does_nothing(names, neutral - int(space.start))
+        if idle and neutral in entries and (found or min(entries[neutral]).isdigit()):
             del entries[neutral]  # no key means the same
         return _json(
             {
@@ -90,6 +142,7 @@ def controls_of_space(space: Space[Any], own: dict[Any, Any] | None = None, name
                 "start": int(space.start),
                 "n": int(space.n),
                 "neutral": neutral,
+                "idle": idle,
                 "names": names,
                 "keys": [{"keys": sorted(held), "action": action} for action, held in sorted(entries.items())],
             }

@@ -135,8 +135,11 @@ class Returns:
         self.episodes = 0
         """How many those are."""
         self.values: deque[float] = deque(maxlen=MAX_RETURNS)
-        """Those of the last ones, the oldest first."""
+        """Those of the last ones, the oldest first; of several agents the sum of theirs."""
+        self.of_agents: dict[str, deque[float]] = {}
+        """The same for each of several agents."""
         self._sums: Array = np.zeros(0)
+        self._agents: dict[str, float] = {}
 
     def add(self, result: Sequence[Any]) -> None:
         """Take what `step` returned."""
@@ -147,6 +150,8 @@ class Returns:
                 self._ended(0)
             return
         if isinstance(reward, Mapping):  # several agents: the sum of their rewards, while any of them goes on
+            for agent, value in reward.items():
+                self._agents[str(agent)] = self._agents.get(str(agent), 0.0) + float(value)
             over = not result[5] if len(result) > 5 else all(terminated.values())
             reward, terminated, truncated = sum(map(float, reward.values())), over, False
         rewards = np.atleast_1d(np.asarray(reward, np.float64))
@@ -165,6 +170,9 @@ class Returns:
         self.episodes += 1
         self.values.append(float(self._sums[lane]))
         self._sums[lane] = 0.0
+        for agent, total in self._agents.items():
+            self.of_agents.setdefault(agent, deque(maxlen=MAX_RETURNS)).append(total)
+        self._agents.clear()
 
 
 class Watch:

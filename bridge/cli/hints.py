@@ -1,0 +1,53 @@
+"""What commands tell people to type: how to connect to a server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+__all__ = ["connecting_lines", "joining_url", "naming_url"]
+
+
+def joining_url(url: str) -> str:
+    """Return the URL of a server's default world, which all share."""
+    return f"{url}{'&' if '?' in url else '?'}world="
+
+
+def naming_url(url: str, env_id: str) -> str:
+    """Return the URL of one of a server's environments."""
+    if url.startswith("unix:"):
+        return f"{url}{'&' if '?' in url else '?'}env_id={env_id}"
+    base, mark, query = url.partition("?")
+    return f"{base.rstrip('/')}/{env_id}{mark}{query}"
+
+
+def connecting_lines(
+    urls: Sequence[str], ids: Sequence[str], kind: str, credentials: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
+    """Return two lines of Python that connect to what is served.
+
+    Args:
+        urls: Those of one world each.
+        ids: What a client may name.
+        kind: What a world is of: `one` environment, `lanes`, `agents`, or a `match`, in which a program takes one seat.
+        credentials: What a client gives beside the URL.
+    """
+    if len(ids) > 1:  # a zoo: the client names one of them
+        urls = [naming_url(url, ids[0]) for url in urls]
+    quoted = [f'"{url}"' for url in urls]
+    given = "".join(f", {name}={value}" for name, value in credentials.items())
+    names = "TLS, " if "tls" in credentials else ""
+    if kind == "agents":
+        return [
+            f"from bridge import {names}make_parallel_remote",
+            f"env = make_parallel_remote({quoted[0]}{given})",
+        ]
+    if kind == "match":
+        return [
+            f"from bridge import {names}make_remote",
+            f'env = make_remote("{joining_url(urls[0])}", timeout=3600{given})  # reset() waits for the next round',
+        ]
+    if len(urls) > 1 or kind == "lanes":
+        where = f"[{', '.join(quoted)}]" if len(urls) > 1 else quoted[0]
+        return [f"from bridge import {names}make_vec_remote", f"envs = make_vec_remote({where}{given})"]
+    return [f"from bridge import {names}make_remote", f"env = make_remote({quoted[0]}{given})"]
