@@ -15,7 +15,8 @@ from bridge.perlert.player import Player
 from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.packet import Header, parse_client
 from bridge.perlert.rollout import Player as Seated
-from bridge.perlert.rollout import Result, Rollout, RolloutConfig
+from bridge.perlert.rollout import Rollout, RolloutConfig
+from bridge.worlds.realtime.joint_loop import Transition as Result
 from tests import draft_peers
 from tests.draft_peers import PlainClient, PlainServer
 
@@ -61,7 +62,7 @@ def test_the_drafts_example_session_runs_datagram_for_datagram_on_the_server():
             if lobby.state is State.STARTING:
                 out += lobby.started(32323, now)
                 acted = {}
-                run = Rollout(H, 32323, guard, acted.__setitem__, config=RolloutConfig(fps=1), now=now)
+                run = Rollout(H, 32323, guard, acted.__setitem__, config=RolloutConfig(fps=1))
                 run.join(Seated(CLIENT, "agent0"), now)
             answers = [datagram.decode() for datagram, address in out if address == CLIENT]
             if "register=" in text:

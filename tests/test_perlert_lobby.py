@@ -202,7 +202,6 @@ def test_a_silent_registration_expires_and_the_others_are_told():
     lobby.tick(1.0)
     for second in range(1, 15):
         lobby.receive(b"city:7;lobby", BOB, float(second))
-    assert lobby.wake() <= 15.0
     out = lobby.tick(14.9)
     assert len(lobby.clients) == 2
     out = lobby.tick(15.0)
@@ -222,7 +221,6 @@ def test_who_is_never_ready_holds_the_others_up_for_two_minutes_at_most():
         lobby.receive(f"city:7;register=agent1,eve{second}".encode(), EVE, float(second))
         lobby.receive(b"city:7;lobby", ANN, float(second))
     assert EVE in lobby.clients
-    assert lobby.wake() <= 120.0
     lobby.tick(120.0)
     assert list(lobby.clients) == [ANN]
 
@@ -240,7 +238,6 @@ def test_a_countdown_is_announced_and_put_off_while_somebody_is_not_ready():
     lobby.receive(b"city:7;register=agent0,ann", ANN, 0.0)
     out = lobby.receive(b"city:7;ready=agent0,true", ANN, 1.0)
     assert Message(H, "Simulation will start in 3 s") in to(out, ANN)
-    assert lobby.wake() == 2.0
     assert Message(H, "Simulation will start in 2 s") in to(lobby.tick(2.0), ANN)
     out = lobby.receive(b"city:7;ready=agent0,false", ANN, 2.5)
     assert Message(H, "The start is put off: not ready: agent0") in to(out, ANN)
@@ -287,6 +284,7 @@ def test_who_toggles_or_registers_again_holds_the_others_up_no_longer_than_who_d
     lobby.receive(b"city:7;register=agent1,bob", BOB, now + 2)
     lobby.receive(b"city:7;ready=agent1,true", BOB, now + 2)
     lobby.started(40000, now + 3)
+    arrive(lobby)
     lobby.run_ended(now + 4)
     lobby.receive(b"city:7;register=agent1,eve", EVE, now + 5)
     assert EVE in lobby.clients or lobby.holder("agent1").tag == "bob"
@@ -311,6 +309,12 @@ def start(lobby, port=40000, now=10.0):
         lobby.receive(f"city:7;ready=agent{i},true".encode(), address, now)
     assert lobby.state is State.STARTING
     return lobby.started(port, now)
+
+
+def arrive(lobby):
+    """Have all clients reach the rollout's port."""
+    for client in lobby.clients.values():
+        client.player.here = True
 
 
 def test_all_registered_clients_are_told_the_port_and_again_on_any_contact():
@@ -338,6 +342,7 @@ def test_a_run_keeps_the_registrations_and_after_it_nobody_is_ready():
     start(lobby)
     lobby.tick(100.0)
     assert len(lobby.clients) == 2
+    arrive(lobby)
     out = lobby.run_ended(100.0)
     for address in ANN, BOB:
         (info,) = to(out, address)
@@ -353,12 +358,27 @@ def test_a_client_that_missed_the_run_is_told_its_port_until_it_has_been_there()
     # P-16
     lobby = make(1)
     start(lobby)
-    lobby.run_ended(10.5, missed=[ANN])
+    player = lobby.clients[ANN].player
+    player.open_until = 20.5
+    lobby.run_ended(10.5)
     assert Start(H, 40000) in to(lobby.receive(b"city:7;lobby", ANN, 11.0), ANN)
     lobby.receive(b"city:7;ready=agent0,true", ANN, 11.5)
     assert lobby.state is State.GATHERING
-    lobby.settled(ANN, 40000)
-    lobby.receive(b"city:7;ready=agent0,true", ANN, 12.0)
+    player.here, player.heard = True, 11.7
+    lobby.receive(b"city:7;ready=agent0,true", ANN, 12.6)  # it may still ask there
+    assert lobby.state is State.GATHERING
+    lobby.receive(b"city:7;ready=agent0,true", ANN, 12.7)
+    assert lobby.state is State.STARTING
+
+
+def test_a_client_that_never_comes_to_the_runs_port_is_told_it_until_that_is_closed():
+    # P-16, P-17
+    lobby = make(1)
+    start(lobby)
+    lobby.clients[ANN].player.open_until = 20.5
+    lobby.run_ended(10.5)
+    assert to(lobby.receive(b"city:7;ready=agent0,true", ANN, 20.4), ANN)[-1] == Start(H, 40000)
+    lobby.receive(b"city:7;ready=agent0,true", ANN, 20.5)
     assert lobby.state is State.STARTING
 
 

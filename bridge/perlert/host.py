@@ -1,31 +1,28 @@
 """All instances of one server: each has a lobby, an environment that a clock steps, and its runs. No socket.
 
-`Host.receive` takes datagrams, and everything that is to be sent goes to the function `send`. What waits, waits by the
-scheduler's timers; environments and bots are called where they live, as those of real-time worlds are.
+`Host.receive` takes datagrams, and what is to be sent goes to its ports. Environments and bots are called where they
+live, as those of real-time worlds are.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from bridge.errors import PacketError, RequestError, SettingError, UnsupportedSpaceError
 from bridge.perlert.guard import Address, Guard, GuardConfig, Outgoing
 from bridge.perlert.lobby import Client, Lobby, LobbyConfig, SlotConfig
-from bridge.perlert.lobby import State as LobbyState
 from bridge.perlert.protocol import packet, profile
 from bridge.perlert.protocol.codec import TextCodec
-from bridge.perlert.rollout import Player as RunPlayer
-from bridge.perlert.rollout import Result, Rollout, RolloutConfig
-from bridge.perlert.rollout import State as RunState
+from bridge.perlert.rollout import Rollout, RolloutConfig
 from bridge.perlert.worlds import as_received, slots_of
 from bridge.server.failure_log import FailureLog
 from bridge.worlds.default_actions import default_action
 from bridge.worlds.policies import Policy, as_policy, by_name
+from bridge.worlds.realtime.joint_loop import Transition
+from bridge.worlds.realtime.match import State
 from bridge.worlds.realtime.multi_agent import Frame, Player, RealtimeMultiAgentWorld
 from bridge.worlds.scheduling import Scheduler, Timer
 
@@ -33,6 +30,8 @@ __all__ = ["Host", "Instance"]
 
 # What stands in an S5 besides header and observation: timestamp, step, reward, done, and the profile's counters.
 _AROUND = 240
+_TICK = 0.1
+"""Seconds between two looks at what is due, while there is a client or a run."""
 _MakeWorld: TypeAlias = Callable[..., Awaitable[RealtimeMultiAgentWorld]]
 
 
@@ -49,19 +48,15 @@ class _Agent:
     bot: Policy | None
     default_action: Any
     """What it does until its client's first valid action; None: the first that is allowed, or zeros."""
-    player: Player = dataclasses.field(init=False)
-    """Acts for it."""
-    taken: bool = False
-    """Whether a client plays it, so that its bot does not. The world's thread reads it."""
-    by: str = "agent"
-    """Whose its actions are, for a recording."""
+    player: Player | None = None
+    """Acts for it, in a run that its client plays in."""
 
 
 class Instance:
     """One environment with its lobby and its runs. `open` makes it ready.
 
-    `make` makes the environment's world, again where its process has ended; given a function, with that for the actions
-    of agents that have none. `seed` is the first run's.
+    `make` makes the environment's world, given what stands in where no client acts, and again where its process has
+    ended. `seed` is the first run's.
     """
 
     world: RealtimeMultiAgentWorld
@@ -106,13 +101,11 @@ class Instance:
             SettingError: What is configured does not fit the environment.
             RequestError: The environment could not be made.
         """
-        if bots is not None or default_action is not None:
-            self._make = partial(self._make, self._stand_in)
-        self.world = await self._make()
+        await self._make_world()
         try:
             kinds = slots_of(list(self.world.members), kind, slots)
             keys = list(kinds)
-            if isinstance(default_action, Mapping) and not set(default_action) & set(keys):
+            if isinstance(default_action, Mapping) and not default_action.keys() & kinds.keys():
                 default_action = dict.fromkeys(keys, default_action)  # an action of a Dict space
             policies = by_name("bots", bots, keys, "slots")
             actions = by_name("default_action", default_action, keys, "slots")
@@ -126,7 +119,10 @@ class Instance:
         except BaseException:
             await self.world.close()
             raise
-        self._enter()
+
+    async def _make_world(self) -> None:
+        self.world = await self._make(self._stand_in)
+        self.world.subscribe(self._on_frame)
 
     def _agent(self, name: str, policy: Any, action: Any) -> _Agent:
         """Return what reads, writes and stands in for an agent of the world."""
@@ -148,12 +144,6 @@ class Instance:
         default = None if action is None else as_received(action, actions)
         return _Agent(name, observations, actions, offer if fits else "", bot, default)
 
-    def _enter(self) -> None:
-        """Take all agents of the world."""
-        for agent in self._agents.values():
-            agent.player = self.world.enter(agent.name)
-        self.world.subscribe(self._on_frame)
-
     def _offer(self, token: str, seq: int, key: str) -> str:
         spaces = self._agents[self.lobby.slots[key].watches or key].spaces
         fps, decimals = self.config.fps, self.config.decimals
@@ -162,23 +152,28 @@ class Instance:
     def _stand_in(self, agent: Any, observation: Any, space: Any) -> Any:
         """Return what an agent does that no client plays, or whose client has not said. In the world's thread."""
         own = next(own for own in self._agents.values() if own.name == str(agent))
-        if own.bot is not None and not own.taken:
+        if own.bot is not None and own.player is None:
             return own.bot(observation)
         return default_action(agent, observation, space) if own.default_action is None else own.default_action
 
-    # Input
+    # Input and output
 
     def handle(self, message: packet.ClientMessage, sender: Address, size: int) -> None:
         """Take a message for the lobby."""
-        self._send(self.lobby.handle(message, sender, size, self.host.now()))
+        self.send(self.lobby.handle(message, sender, size, self.host.now()))
         if not isinstance(message, packet.LobbyRequest) or sender in self.lobby.clients:
             self.tick()
 
-    def receive(self, run: Rollout, datagram: bytes, sender: Address) -> None:
-        """Take a datagram that came to a run's port."""
-        self._send(run.receive(datagram, sender, self.host.now()), run.port)
-        if run.state is not RunState.RUNNING:
-            self.tick()
+    def send(self, out: Iterable[Outgoing], port: int | None = None) -> None:
+        """Send datagrams from a run's port, or the lobby's."""
+        for datagram, address in out:
+            self.host.ports.send(port, datagram, address)
+
+    def _act(self, key: str, text: str) -> None:
+        """Take an action of a client; raises PacketError."""
+        agent = self._agents[key]
+        if agent.player is not None:
+            agent.player.act(agent.actions.decode(text))
 
     def _moved(self, old: Address, client: Client | None) -> None:
         """Take note that a client has another address, or has left: then the server acts in its slot."""
@@ -186,18 +181,12 @@ class Instance:
             if client is not None:
                 run.move(old, client.address, client.token)
             elif (left := run.leave(old)) is not None and run is self._current:
-                agent = self._agents[left]
-                agent.player.leave()
-                agent.player, agent.taken = self.world.enter(agent.name), False
+                self._release(self._agents[left])
 
-    def _send(self, out: Sequence[Outgoing], port: int | None = None) -> None:
-        for datagram, address in out:
-            self.host.ports.send(port, datagram, address)
-
-    def _act(self, key: str, text: str) -> None:
-        """Take an action of a client; raises PacketError."""
-        agent = self._agents[key]
-        agent.player.act(agent.actions.decode(text), by=agent.by)
+    def _release(self, agent: _Agent) -> None:
+        if agent.player is not None:
+            agent.player.leave()
+            agent.player = None
 
     # The run
 
@@ -206,136 +195,111 @@ class Instance:
         try:
             if self.world.env.ended is not None:
                 await self.world.close()
-                self.world = await self._make()
-                if self._stopped:
-                    await self.world.close()
-                    return
-                self._enter()
+                await self._make_world()
+            if self._stopped:
+                await self.world.close()
+                return
             seed, self._seed = self._seed, None
             self.world.begin(seed)
         except Exception as error:
             self._break_off(error.message if isinstance(error, RequestError) else repr(error))
-            self.host.scheduler.call_soon(self.tick)
 
     def _on_frame(self, frame: Frame) -> None:
         """Take what the environment did, and tell the clients."""
-        starts = self.lobby.state is LobbyState.STARTING
-        if frame.number == 0 and frame.error is None and not starts:
-            return  # of a run that was given up
         try:
             if frame.error is not None:
                 self._break_off(frame.error)
-            elif starts:
-                self._start(frame)
+            elif self.lobby.state is State.STARTING:
+                self._start(self._seen(frame))
             elif (run := self._current) is not None:
                 self.frames += 1
-                self._send(run.frame(self._results(frame), self.host.now()), run.port)
+                self.send(run.frame(self._seen(frame), self.host.now()), run.port)
         except Exception as error:  # observations with NaN, rewards without end: the environment's fault
             self._break_off(f"the environment's {type(error).__name__}: {error}")
-        self.host.scheduler.call_soon(self.tick)
+        if self._current is None or not self._current.running:
+            self.host.scheduler.call_soon(self.tick)
 
     def _break_off(self, reason: str) -> None:
         """End the run, or the start of one, by what the environment or a bot raised."""
         now = self.host.now()
         # The traceback is for the log; the clients are told its first line.
         text = reason.partition("\n")[0]
-        if self.lobby.state is LobbyState.STARTING:
-            self._send(self.lobby.start_failed(text, now))
+        if self.lobby.state is State.STARTING:
+            self._begun = False
+            self.send(self.lobby.start_failed(text, now))
         elif (run := self._current) is not None:
-            self._send(self.lobby.say(text, now))
-            self._send(run.end(now), run.port)
+            self.send(self.lobby.say(text, now))
+            self.send(run.end(now), run.port)
         else:
             return
         self.failures += 1
-        self._begun = False
         self._log.add(str(self.header), reason)
 
-    def _results(self, frame: Frame) -> dict[str, Result]:
+    def _seen(self, frame: Frame) -> dict[str, Transition]:
+        """Return what each slot's agent saw, its observation as text."""
         return {
-            key: Result(agent.observations.encode(told.observation), told.reward, told.terminated, told.truncated)
+            key: Transition(agent.observations.encode(told.observation), told.reward, told.terminated, told.truncated)
             for key, agent in self._agents.items()
             if (told := frame.transitions.get(agent.name)) is not None
         }
 
-    def _start(self, frame: Frame) -> None:
+    def _start(self, first: Mapping[str, Transition]) -> None:
         """Open a port for the run; step 0 is the reset's observation."""
-        first, now = self._results(frame), self.host.now()
-        port = self.host.open_port()
-        self._current = run = Rollout(
-            self.header, port, self.host.guard, self._act, config=self.config, epoch=self.host.epoch, now=now
-        )
+        now, port = self.host.now(), self.host.open_port()
+        run = Rollout(self.header, port, self.host.guard, self._act, config=self.config, epoch=self.host.epoch)
+        self._current, self.host.runs[port] = run, (self, run)
         self.rollouts.append(run)
-        self.host.runs[port] = self, run
         self.runs += 1
-        self._send(self.lobby.started(port, now))
-        for agent in self._agents.values():
-            agent.taken = False
+        self.send(self.lobby.started(port, now))
+        self._let_in(run, now)
+        self.send(run.frame(first, now), port)
+
+    def _let_in(self, run: Rollout, now: float) -> None:
+        """Let the clients into the run that is on that have been told of it."""
         for client in self.lobby.clients.values():
-            if client.port == port:
-                self._join(run, client, now)
-        self._send(run.frame(first, now), port)
-        self._send(run.end(now, [key for key in self._agents if key not in first], truncated=False), port)
-
-    def _join(self, run: Rollout, client: Client, now: float) -> None:
-        watches = self.lobby.slots[client.key].watches
-        if watches is None:
-            agent = self._agents[client.key]
-            agent.taken, agent.by = True, f"agent:{client.tag}" if client.tag else "agent"
-        key = watches or client.key
-        run.join(RunPlayer(client.address, key, client.token, watches is not None, client.action_seq), now)
-
-    # Time
+            player = client.player
+            if client.port == run.port and player is not None and client.address not in run.players:
+                run.join(player, now)
+                if not player.watching:
+                    agent = self._agents[player.key]
+                    agent.player = self.world.enter(agent.name, f"agent:{client.tag}" if client.tag else "agent")
 
     def tick(self) -> None:
-        """Do what is due in the lobby and the runs, and see when there is more."""
+        """Do what is due in the lobby and the runs; again soon while there is a client or a run."""
         now = self.host.now()
-        self._send(self.lobby.tick(now))
-        if self.lobby.state is LobbyState.STARTING and not self._begun and not self._stopped:
+        self.send(self.lobby.tick(now))
+        if self.lobby.state is State.STARTING and not (self._begun or self._stopped):
             self._begun = True
             self.host.scheduler.start(self._begin(), lambda result, error: None)
-        if (run := self._current) is not None:
-            self._admit_spectators(run, now)
-            self._send(run.tick(now), run.port)
-            if run.state is not RunState.RUNNING:
-                self._run_ended(run, now)
-        for run in [run for run in self.rollouts if run is not self._current]:
-            self._send(run.tick(now), run.port)
-            closed = run.state is RunState.CLOSED
-            for player in run.players.values():
-                # While it goes on asking there, it has not seen the end, and a late `ready` must not count.
-                if closed or (player.here and now >= player.heard + 1.0):
-                    self.lobby.settled(player.address, run.port)
-            if closed:
+        for run in list(self.rollouts):
+            if run is self._current:
+                self._let_in(run, now)
+            self.send(run.tick(now), run.port)
+            if run is self._current and not run.running:
+                self._run_ended(now)
+            if run.is_closed(now):
                 self.rollouts.remove(run)
                 del self.host.runs[run.port]
                 self.host.ports.close_port(run.port)
-        # Have this called when something is due next.
         if self._timer is not None:
             self._timer.cancel()
-        at = min([self.lobby.wake(), *(run.wake() for run in self.rollouts)])
-        self._timer = self.host.scheduler.call_at(at, self.tick) if at < math.inf else None
+        due = bool(self.rollouts or self.lobby.clients)
+        self._timer = self.host.scheduler.call_later(_TICK, self.tick) if due else None
 
-    def _admit_spectators(self, run: Rollout, now: float) -> None:
-        for client in self.lobby.clients.values():
-            if client.ready and client.port is None and self.lobby.slots[client.key].watches is not None:
-                self._join(run, client, now)
-                self._send(self.lobby.let_in(client, now))
-
-    def _run_ended(self, run: Rollout, now: float) -> None:
+    def _run_ended(self, now: float) -> None:
         self._current, self._begun = None, False
         self.world.end()  # nobody is in it any more
-        for player in run.players.values():
-            if (known := self.lobby.clients.get(player.address)) is not None:
-                known.action_seq = max(known.action_seq, player.seq)
-        self._send(self.lobby.run_ended(now, [player.address for player in run.players.values() if not player.here]))
+        for agent in self._agents.values():
+            self._release(agent)
+        self.send(self.lobby.run_ended(now))
 
     def stop(self) -> None:
         """End the run that is on, with done=true for everybody, and say that the server goes."""
         now = self.host.now()
         self._stopped = True
-        self._send(self.lobby.say("The server is going away.", now))
+        self.send(self.lobby.say("The server is going away.", now))
         if (run := self._current) is not None:
-            self._send(run.end(now), run.port)
+            self.send(run.end(now), run.port)
 
     async def close(self) -> None:
         """Do nothing more, and close the environment."""
@@ -390,34 +354,28 @@ class Host:
         return port
 
     async def add(self, instance: Instance, **settings: Any) -> None:
-        """Open an instance with keywords of `Instance.open`, whose errors it raises too, and publish it.
-
-        Raises:
-            SettingError: There is one of that name and number.
-        """
-        if instance.header in self.instances:
-            raise SettingError(f"expected each name and number once, got {instance.header} twice")
+        """Open an instance with keywords of `Instance.open`, whose errors it raises too, and publish it."""
         await instance.open(**settings)
         self.instances[instance.header] = instance
 
     def receive(self, port: int | None, datagram: bytes, sender: Address) -> None:
         """Take a datagram that came to the lobby's port (None) or a rollout's; whatever it holds, nothing is raised."""
+        now = self.now()
         if port is not None:
             if port in self.runs:
                 instance, run = self.runs[port]
-                instance.receive(run, datagram, sender)
+                instance.send(run.receive(datagram, sender, now), port)
             else:
                 self.counts["closed port"] += 1
             return
-        if not self.guard.heard(sender, datagram, self.now()):
+        if not self.guard.heard(sender, datagram, now):
             return
         try:
             message = packet.parse_client(datagram)
         except PacketError:
             self.counts["malformed"] += 1
             return
-        known = self.instances.get(message.header)
-        if known is not None:
+        if (known := self.instances.get(message.header)) is not None:
             known.handle(message, sender, len(datagram))
             return
         self.counts["no such instance"] += 1
@@ -425,5 +383,5 @@ class Host:
             names = ", ".join(map(str, list(self.instances)[:8]))
             text = packet.Message(message.header, f"There is no {message.header} here; there is {names}")
             told = packet.format_message(text)
-            if self.guard.answer(sender, len(told), len(datagram), self.now()):
+            if self.guard.answer(sender, len(told), len(datagram), now):
                 self.ports.send(None, told, sender)
