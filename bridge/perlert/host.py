@@ -90,11 +90,8 @@ class Instance:
         default_action: Any = None,
         spectators: int = 0,
         lobby: LobbyConfig | None = None,
-        kind: str = "agent",
     ) -> None:
-        """Make the environment, and the lobby for its agents. Keywords as for `serve_perlert`.
-
-        `kind` is that of the one agent of a Gymnasium environment.
+        """Make the environment, and the lobby for its agents, and publish it. Keywords as for `serve_perlert`.
 
         Raises:
             UnsupportedSpaceError: A space has no text form, or an observation may be longer than a datagram.
@@ -103,7 +100,7 @@ class Instance:
         """
         await self._make_world()
         try:
-            kinds = slots_of(list(self.world.members), kind, slots)
+            kinds = slots_of(list(self.world.members), self.header.name, slots)
             keys = list(kinds)
             if isinstance(default_action, Mapping) and not default_action.keys() & kinds.keys():
                 default_action = dict.fromkeys(keys, default_action)  # an action of a Dict space
@@ -119,6 +116,7 @@ class Instance:
         except BaseException:
             await self.world.close()
             raise
+        self.host.instances[self.header] = self
 
     async def _make_world(self) -> None:
         self.world = await self._make(self._stand_in)
@@ -352,11 +350,6 @@ class Host:
             self.ports.close_port(other)
         self._recent.append(port)
         return port
-
-    async def add(self, instance: Instance, **settings: Any) -> None:
-        """Open an instance with keywords of `Instance.open`, whose errors it raises too, and publish it."""
-        await instance.open(**settings)
-        self.instances[instance.header] = instance
 
     def receive(self, port: int | None, datagram: bytes, sender: Address) -> None:
         """Take a datagram that came to the lobby's port (None) or a rollout's; whatever it holds, nothing is raised."""

@@ -40,8 +40,8 @@ class LobbyConfig:
     """The lobby is sent to a client at most once in so many seconds, however often it changes."""
 
     def __post_init__(self) -> None:
-        if self.clients is not None and not self.clients >= 1:
-            raise SettingError(f"expected a start with 1 client or more, got {self.clients!r}")
+        if self.clients is not None and (type(self.clients) is not int or self.clients < 1):
+            raise SettingError(f'expected start="all" or a number of clients, 1 or more, got {self.clients!r}')
         if not 0 <= self.countdown < math.inf:
             raise SettingError(f"expected a countdown of 0 seconds or more, got {self.countdown!r}")
 
@@ -223,8 +223,8 @@ class Lobby:
         if claim.profiled:
             token = self.guard.token(sender)
             if not hmac.compare_digest(claim.token, token):
-                text = profile.offer_text(token, seq=newest)
-                datagram = packet.format_message(packet.Message(self.header, text))
+                text = packet.Message(self.header, profile.offer_text(token, seq=newest))
+                datagram = packet.format_message(text)
                 if self.guard.answer(sender, len(datagram), size, now):
                     self._out.append((datagram, sender))
                 return ""
@@ -233,36 +233,35 @@ class Lobby:
                 self._take_out(client)
                 client = None
             client = client or self._move(claim, sender)
+            self._numbers.pop(sender, None)  # the last ones are kept
+            self._numbers[sender] = max(claim.seq, newest)
+            if len(self._numbers) > _MOST_NUMBERS:
+                del self._numbers[next(iter(self._numbers))]
         elif client is not None and client.token:
             return "no token"
         if client is not None:
             client.heard = now
-        problem = ""
         if claim.token and claim.seq <= newest:
-            problem = "old registration"
-        elif claim.word == "l":
-            self._number(sender, claim.seq)
+            if client is not None:
+                self._confirm(client, now)
+            return "old registration"
+        if claim.word == "l":
             if client is not None:
                 self._take_out(client)
             return ""
-        else:
-            if client is None or self._port(client, now) is None:
-                if problem := self._refusal(message.key, sender, client):
-                    self._inform(client or Client(sender), now)
-                    return problem
-                client = self._take_slot(client or Client(sender, claim.token, heard=now), message.key, claim)
+        if client is None or self._port(client, now) is None:
+            if problem := self._refusal(message.key, sender, client):
+                self._inform(client or Client(sender), now)
+                return problem
+            client = self.clients[sender] = client or Client(sender, claim.token, heard=now)
+            if (client.key, client.tag) != (message.key, claim.name):
+                # P-8: one slot a client; P-28: the last registration counts; P-9: it is not ready.
+                client.key, client.tag, client.ready = message.key, claim.name, False
+                self._alter()
             if claim.token:
-                self._number(sender, claim.seq)
-        if client is not None:
-            self._confirm(client, now)
-        return problem
-
-    def _number(self, sender: Address, seq: int) -> None:
-        """Note the newest registration of an address."""
-        self._numbers.pop(sender, None)  # the last ones are kept
-        self._numbers[sender] = seq
-        if len(self._numbers) > _MOST_NUMBERS:
-            del self._numbers[next(iter(self._numbers))]
+                self._set_ready(client, claim.word == "r")
+        self._confirm(client, now)
+        return ""
 
     def _move(self, claim: profile.Claim, sender: Address) -> Client | None:
         """Return the client that comes back with the token of its former address, at its new one."""
@@ -293,16 +292,6 @@ class Lobby:
         # P-10: the environment is being reset for those who are ready.
         return "starting" if self.state is State.STARTING else ""
 
-    def _take_slot(self, client: Client, key: str, claim: profile.Claim) -> Client:
-        self.clients[client.address] = client
-        if (client.key, client.tag) != (key, claim.name):
-            # P-8: one slot a client; P-28: the last registration counts; P-9: it is not ready.
-            client.key, client.tag, client.ready = key, claim.name, False
-            self._alter()
-        if claim.token:
-            self._set_ready(client, claim.word == "r")
-        return client
-
     def _set_ready(self, client: Client, ready: bool) -> None:
         if client.ready != ready:
             client.ready = ready
@@ -328,7 +317,7 @@ class Lobby:
         """Answer a registration, with the port where a run is on."""
         self._send(packet.Registered(self.header, client.key), client, now)
         if client.token:
-            text = self._offer(client.token, self._numbers[client.address], client.key)
+            text = self._offer(client.token, self._numbers.get(client.address, 0), client.key)
             self._send(packet.Message(self.header, text), client, now)
         if client.port is not None:
             self._inform(client, now)  # or it would go on to register

@@ -46,8 +46,10 @@ class RolloutConfig:
         for name in ("fps", "max_rate", "abandoned"):
             if not 0 < getattr(self, name) < math.inf:
                 raise SettingError(f"expected a positive {name}, got {getattr(self, name)!r}")
-        if min(self.linger, self.decimals) < 0:
-            raise SettingError("expected linger and decimals of 0 or more")
+        if self.linger < 0:
+            raise SettingError(f"expected a linger of 0 seconds or more, got {self.linger!r}")
+        if type(self.decimals) is not int or not 0 <= self.decimals <= 12:
+            raise SettingError(f"expected decimals from 0 to 12, got {self.decimals!r}")
 
 
 @dataclasses.dataclass(slots=True)

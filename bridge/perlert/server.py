@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 import os
 import queue
 import threading
 import time
-import types
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +17,13 @@ from functools import partial
 from typing import Any, Literal
 
 from bridge.errors import RemoteTimeoutError, RequestError, SettingError
-from bridge.perlert import lobby, rollout
 from bridge.perlert.guard import GuardConfig
 from bridge.perlert.host import Host, Instance
+from bridge.perlert.lobby import LobbyConfig
 from bridge.perlert.protocol import packet
 from bridge.perlert.protocol.cipher import ServerSeal, check_key
 from bridge.perlert.protocol.codec import DECIMALS
+from bridge.perlert.rollout import RolloutConfig
 from bridge.perlert.udp import ServerPorts
 from bridge.perlert.worlds import default_name, make_world
 from bridge.server.event_loop import EventLoop
@@ -36,8 +37,6 @@ from bridge.worlds.scheduling import Pending
 
 __all__ = ["PerlertServer", "serve_perlert"]
 
-_MOST_GRACE = 1e9
-
 
 class PerlertServer:
     """A running server: a context manager that stops it at the end.
@@ -48,8 +47,7 @@ class PerlertServer:
     def __init__(
         self, ports: ServerPorts, guard: GuardConfig, publish: Callable[[PerlertServer], Any], journal: Any = None
     ) -> None:
-        self._ports = ports
-        self._journal = journal
+        self._ports, self._journal = ports, journal
         self.port = ports.port
         """The lobby's UDP port."""
         self._loop = EventLoop()
@@ -66,6 +64,10 @@ class PerlertServer:
             self.stop()
             raise
 
+    def _serve(self) -> None:
+        self._serving.serve()
+        self._loop.close()
+
     def _do(self, work: Any, deadline: float | None) -> None:
         """Run a coroutine in the loop, and wait for its end, at most until the deadline."""
         ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
@@ -74,12 +76,6 @@ class PerlertServer:
         with contextlib.suppress(queue.Empty):
             if (problem := ended.get(timeout=deadline)) is not None:
                 raise problem
-
-    def _serve(self) -> None:
-        self._serving.serve()
-        self._loop.close()
-
-    # What there is
 
     @property
     def urls(self) -> list[str]:
@@ -99,14 +95,12 @@ class PerlertServer:
         # Copies: the loop's thread goes on counting.
         return {**found, "dropped": dict(Counter(dict(self.host.guard.dropped)) + Counter(dict(self._ports.counts)))}
 
-    # The end
-
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the server is stopped; return whether it was. `timeout` in seconds; None: for ever."""
-        end = None if timeout is None else time.monotonic() + timeout
+        end = math.inf if timeout is None else time.monotonic() + timeout
         # A wait without a timeout would keep Python from running signal handlers on some platforms.
-        while not self._serving.finished.wait(0.2 if end is None else max(0.0, min(0.2, end - time.monotonic()))):
-            if end is not None and time.monotonic() >= end:
+        while not self._serving.finished.wait(max(0.0, min(0.2, end - time.monotonic()))):
+            if time.monotonic() >= end:
                 return False
         return True
 
@@ -116,7 +110,7 @@ class PerlertServer:
         Raises:
             RemoteTimeoutError: An environment did not return within 30 seconds more.
         """
-        if not 0 <= grace < _MOST_GRACE:
+        if not 0 <= grace < 1e9:
             raise SettingError(f"expected a grace of 0 seconds or more, got {grace!r}")
         with self._stop_lock:
             if self._serving.finished.is_set():
@@ -124,10 +118,8 @@ class PerlertServer:
             self._do(self._end(grace), grace + 30.0)
             self._thread.join(30.0)
             if self._thread.is_alive():
-                raise RemoteTimeoutError(
-                    f"perlert://{self._ports.bind_host}:{self.port}",
-                    "the environment did not return from its call within 30 seconds",
-                )
+                url = f"perlert://{self._ports.bind_host}:{self.port}"
+                raise RemoteTimeoutError(url, "the environment did not return from its call within 30 seconds")
 
     async def _end(self, grace: float) -> None:
         """In the loop: end the runs, and close everything."""
@@ -150,9 +142,7 @@ class PerlertServer:
     def __enter__(self) -> PerlertServer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         self.stop()
 
 
@@ -178,8 +168,8 @@ def serve_perlert(
     isolation: Literal["process"] | None = None,
     thread_safe: bool = False,
     guard: GuardConfig | None = None,
-    lobby_config: lobby.LobbyConfig | None = None,
-    rollout_config: rollout.RolloutConfig | None = None,
+    lobby_config: LobbyConfig | None = None,
+    rollout_config: RolloutConfig | None = None,
     record: str | os.PathLike[str] | None = None,
     record_observations: bool = False,
     record_frames: bool = False,
@@ -226,24 +216,12 @@ def serve_perlert(
     """
     if not isinstance(instances, int) or instances < 1:
         raise SettingError(f"expected instances of 1 or more, got {instances!r}")
-    if not isinstance(decimals, int) or not 0 <= decimals <= 12:
-        raise SettingError(f"expected decimals from 0 to 12, got {decimals!r}")
-    if isinstance(env, Mapping):
-        if name is not None:
-            raise SettingError("expected no name together with a mapping of names to environments")
-        named = dict(env)
-    else:
-        named = {name if name is not None else default_name(env): env}
-    if not named:
-        raise SettingError("expected one environment or more, got an empty mapping")
-    runs = dataclasses.replace(
-        rollout_config or rollout.RolloutConfig(), fps=float(fps), max_rate=max_rate, decimals=decimals
-    )
-    if start != "all" and (not isinstance(start, int) or isinstance(start, bool)):
-        raise SettingError(f'expected start="all" or a number of clients, got {start!r}')
-    gathering = dataclasses.replace(
-        lobby_config or lobby.LobbyConfig(), clients=None if start == "all" else start, countdown=countdown
-    )
+    if isinstance(env, Mapping) and (name is not None or not env):
+        raise SettingError("expected one environment or more, and no name together with a mapping of names to them")
+    named = dict(env) if isinstance(env, Mapping) else {default_name(env) if name is None else name: env}
+    runs = dataclasses.replace(rollout_config or RolloutConfig(), fps=float(fps), max_rate=max_rate, decimals=decimals)
+    clients: Any = None if start == "all" else start
+    gathering = dataclasses.replace(lobby_config or LobbyConfig(), clients=clients, countdown=countdown)
     own_process = Isolation.of(isolation, CALL_TIMEOUT, None)
     guard = guard or GuardConfig(datagrams_per_second=max(200.0, 4 * fps))
     ports = ServerPorts(host, port, ServerSeal(check_key(key)) if key is not None else None)
@@ -253,33 +231,17 @@ def serve_perlert(
             "packets can act for others; give a pre-shared key, or tunnel it",
             stacklevel=2,
         )
-
     journal = open_journal(record, record_observations, record_frames, record_limit)
+    making: dict[str, Any] = {"fps": fps, "kwargs": env_kwargs, "isolation": own_process, "thread_safe": thread_safe}
+    filling = {"slots": slots, "bots": bots, "default_action": default_action, "spectators": spectators}
 
     async def publish(server: PerlertServer) -> None:
-        for label, number in itertools.product(named, range(instances)):
+        for (label, made), number in itertools.product(named.items(), range(instances)):
             header = packet.Header(packet.check_label(label, "name"), number)
-            make = partial(
-                make_world,
-                named[label],
-                server.runtime,
-                str(header),
-                fps=fps,
-                kwargs=env_kwargs,
-                isolation=own_process,
-                thread_safe=thread_safe,
-                journal=journal,
-            )
+            make = partial(make_world, made, server.runtime, str(header), journal=journal, **making)
+            instance = Instance(header, make, server.host, runs, None if seed is None else seed + number)
             try:
-                await server.host.add(
-                    Instance(header, make, server.host, runs, None if seed is None else seed + number),
-                    slots=slots,
-                    bots=bots,
-                    default_action=default_action,
-                    spectators=spectators,
-                    lobby=gathering,
-                    kind=default_name(named[label]),
-                )
+                await instance.open(**filling, lobby=gathering)
             except RequestError as error:
                 raise start_error(f"cannot make the environment of {header}", error) from error
 

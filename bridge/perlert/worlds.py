@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import gymnasium
 
@@ -17,13 +17,10 @@ from bridge.worlds.multi_agent.source import ParallelSource
 from bridge.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.worlds.scheduling import Runtime
 
-__all__ = ["DefaultAction", "as_received", "default_name", "make_world", "slots_of"]
+__all__ = ["as_received", "default_name", "make_world", "slots_of"]
 
 CATCH_UP = 0.5
 """Seconds of frames that are made up for when the server is late; later ones are left out."""
-
-DefaultAction: TypeAlias = Callable[[Any, Any, Any], Any]
-"""Given an agent, its last observation and its action space, what it does where no client says."""
 
 
 def default_name(env: Any) -> str:
@@ -43,14 +40,14 @@ def slots_of(agents: Sequence[str], name: str, slots: Mapping[str, str] | Sequen
     Raises:
         SettingError: `slots` does not fit.
     """
+    if isinstance(slots, str) or (slots is not None and len(set(slots)) != len(agents)):
+        raise SettingError(f"expected slots with {len(agents)} keys, one for each agent in order, got {slots!r}")
+    if isinstance(slots, Mapping):
+        return dict(slots)
     kinds = [re.sub(r"_?[0-9]+\Z", "", agent) or "agent" for agent in agents]
     if list(agents) == ["agent0"]:
         kinds = [name]
-    if slots is None:
-        return dict(zip(agents, kinds, strict=True))
-    if isinstance(slots, str) or len(slots) != len(agents) or len(set(slots)) < len(slots):
-        raise SettingError(f"expected slots with {len(agents)} keys, one for each agent in order, got {slots!r}")
-    return dict(slots) if isinstance(slots, Mapping) else dict(zip(slots, kinds, strict=True))
+    return dict(zip(agents if slots is None else slots, kinds, strict=True))
 
 
 def as_received(action: Any, codec: TextCodec) -> Any:
@@ -65,7 +62,7 @@ async def make_world(
     env: Any,
     runtime: Runtime,
     name: str,
-    stand_in: DefaultAction | None = None,
+    stand_in: Callable[[Any, Any, Any], Any],
     *,
     fps: float,
     kwargs: Mapping[str, Any] | None = None,
@@ -75,7 +72,7 @@ async def make_world(
 ) -> Any:
     """Make a world that begins an episode when it is told to, of an environment as `serve_perlert` takes it.
 
-    `stand_in` acts where no client does; None: with the first action that is allowed, or zeros.
+    `stand_in`, given an agent, its last observation and its action space, acts where no client does.
 
     Raises:
         SettingError: It is something else, or cannot be sent to another process.
