@@ -25,7 +25,7 @@ from bridge.perlert.player import Player
 from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.packet import Header
 from bridge.perlert.rollout import RolloutConfig
-from bridge.perlert.worlds import make_world
+from bridge.perlert.server import make_world
 from bridge.testing import Conditions, Link, LocalRuntime
 
 LOBBY_PORT = 32322

@@ -14,7 +14,6 @@ from bridge.perlert.lobby import Lobby, SlotConfig, State
 from bridge.perlert.player import Player
 from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.packet import Header, parse_client
-from bridge.perlert.rollout import Player as Seated
 from bridge.perlert.rollout import Rollout, RolloutConfig
 from bridge.worlds.realtime.joint_loop import Transition as Result
 from tests import draft_peers
@@ -60,10 +59,9 @@ def test_the_drafts_example_session_runs_datagram_for_datagram_on_the_server():
             else:
                 out = run.receive(text.encode(), CLIENT, now)
             if lobby.state is State.STARTING:
-                out += lobby.started(32323, now)
                 acted = {}
                 run = Rollout(H, 32323, guard, acted.__setitem__, config=RolloutConfig(fps=1))
-                run.join(Seated(CLIENT, "agent0"), now)
+                out += lobby.started(run, now)
             answers = [datagram.decode() for datagram, address in out if address == CLIENT]
             if "register=" in text:
                 assert answers.pop(1) == "city:7;agent0=close,citizen,patrick,not_ready"

@@ -9,6 +9,7 @@ from bridge.perlert.guard import Guard, GuardConfig
 from bridge.perlert.lobby import Lobby, LobbyConfig, SlotConfig, State
 from bridge.perlert.protocol.packet import Header, LobbyInfo, Message, Registered, Start, parse_client, parse_server
 from bridge.perlert.protocol.profile import Claim, format_tag, offer_text
+from bridge.perlert.rollout import Rollout, RolloutConfig
 
 H = Header("city", 7)
 ANN, BOB, EVE = ("127.0.0.1", 1001), ("127.0.0.1", 1002), ("127.0.0.1", 1003)
@@ -57,6 +58,18 @@ def texts(out, address):
 
 def slot(lobby, key):
     return lobby.listing()[key]
+
+
+def new_run(lobby, port=40000):
+    return Rollout(H, port, lobby.guard, lambda key, text: None, RolloutConfig())
+
+
+def end_run(lobby, now, missed=()):
+    """End the run that is on; all clients but those have been at its port."""
+    for address, player in lobby.run.players.items():
+        player.here = address not in missed
+    lobby.run.end(now)
+    return lobby.tick(now)
 
 
 def test_a_client_that_asks_is_told_the_lobby():
@@ -283,9 +296,8 @@ def test_who_toggles_or_registers_again_holds_the_others_up_no_longer_than_who_d
     # Another client takes the slot, the run starts, and the next one is open to everybody.
     lobby.receive(b"city:7;register=agent1,bob", BOB, now + 2)
     lobby.receive(b"city:7;ready=agent1,true", BOB, now + 2)
-    lobby.started(40000, now + 3)
-    arrive(lobby)
-    lobby.run_ended(now + 4)
+    lobby.started(new_run(lobby), now + 3)
+    end_run(lobby, now + 4)
     lobby.receive(b"city:7;register=agent1,eve", EVE, now + 5)
     assert EVE in lobby.clients or lobby.holder("agent1").tag == "bob"
     assert not lobby._is_out_of_patience(EVE)
@@ -298,7 +310,7 @@ def test_a_spectator_is_never_waited_for():
     lobby.receive(b"city:7;register=agent0,ann", ANN, 0.0)
     lobby.receive(b"city:7;ready=agent0,true", ANN, 1.0)
     assert lobby.state is State.STARTING
-    out = lobby.started(40000, 1.0)
+    out = lobby.started(new_run(lobby), 1.0)
     assert to(out, ANN) == [Start(H, 40000)]
     assert to(out, BOB) == []
 
@@ -308,13 +320,7 @@ def start(lobby, port=40000, now=10.0):
         lobby.receive(f"city:7;register=agent{i},x".encode(), address, now)
         lobby.receive(f"city:7;ready=agent{i},true".encode(), address, now)
     assert lobby.state is State.STARTING
-    return lobby.started(port, now)
-
-
-def arrive(lobby):
-    """Have all clients reach the rollout's port."""
-    for client in lobby.clients.values():
-        client.player.here = True
+    return lobby.started(new_run(lobby, port), now)
 
 
 def test_all_registered_clients_are_told_the_port_and_again_on_any_contact():
@@ -342,8 +348,7 @@ def test_a_run_keeps_the_registrations_and_after_it_nobody_is_ready():
     start(lobby)
     lobby.tick(100.0)
     assert len(lobby.clients) == 2
-    arrive(lobby)
-    out = lobby.run_ended(100.0)
+    out = end_run(lobby, 100.0)
     for address in ANN, BOB:
         (info,) = to(out, address)
         assert not any(s.ready for s in info.slots)
@@ -358,9 +363,8 @@ def test_a_client_that_missed_the_run_is_told_its_port_until_it_has_been_there()
     # P-16
     lobby = make(1)
     start(lobby)
+    end_run(lobby, 10.5, missed=[ANN])
     player = lobby.clients[ANN].player
-    player.open_until = 20.5
-    lobby.run_ended(10.5)
     assert Start(H, 40000) in to(lobby.receive(b"city:7;lobby", ANN, 11.0), ANN)
     lobby.receive(b"city:7;ready=agent0,true", ANN, 11.5)
     assert lobby.state is State.GATHERING
@@ -375,8 +379,7 @@ def test_a_client_that_never_comes_to_the_runs_port_is_told_it_until_that_is_clo
     # P-16, P-17
     lobby = make(1)
     start(lobby)
-    lobby.clients[ANN].player.open_until = 20.5
-    lobby.run_ended(10.5)
+    end_run(lobby, 10.5, missed=[ANN])
     assert to(lobby.receive(b"city:7;ready=agent0,true", ANN, 20.4), ANN)[-1] == Start(H, 40000)
     lobby.receive(b"city:7;ready=agent0,true", ANN, 20.5)
     assert lobby.state is State.STARTING
@@ -514,7 +517,7 @@ def test_an_address_that_is_not_proven_still_gets_its_port_when_the_run_starts(t
         out += lobby.receive(datagram, FAR, 0.0)
     assert Registered(H, "agent0") in to(out, FAR)
     assert lobby.state is State.STARTING
-    out += lobby.started(40000, 0.1)
+    out += lobby.started(new_run(lobby), 0.1)
     assert to(out, FAR)[-1] == Start(H, 40000)
 
 
@@ -685,9 +688,9 @@ def test_every_state_and_event_of_the_table_is_reached_by_the_lobby():
 def test_an_event_out_of_turn_is_an_error_of_the_owner():
     lobby = make()
     with pytest.raises(KeyError):
-        lobby.run_ended(0.0)
+        lobby.start_failed("no licence", 0.0)
     with pytest.raises(KeyError):
-        lobby.started(1, 0.0)
+        lobby.started(new_run(lobby), 0.0)
 
 
 @pytest.mark.parametrize(

@@ -6,21 +6,20 @@ live, as those of real-time worlds are.
 
 from __future__ import annotations
 
-import dataclasses
+import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from bridge.errors import PacketError, RequestError, SettingError, UnsupportedSpaceError
+from bridge.errors import InvalidActionError, PacketError, RequestError, SettingError, UnsupportedSpaceError
 from bridge.perlert.guard import Address, Guard, GuardConfig, Outgoing
-from bridge.perlert.lobby import Client, Lobby, LobbyConfig, SlotConfig
+from bridge.perlert.lobby import Lobby, SlotConfig
 from bridge.perlert.protocol import packet, profile
 from bridge.perlert.protocol.codec import TextCodec
 from bridge.perlert.rollout import Rollout, RolloutConfig
-from bridge.perlert.worlds import as_received, slots_of
 from bridge.server.failure_log import FailureLog
 from bridge.worlds.default_actions import default_action
-from bridge.worlds.policies import Policy, as_policy, by_name
+from bridge.worlds.policies import as_policy, by_name
 from bridge.worlds.realtime.joint_loop import Transition
 from bridge.worlds.realtime.match import State
 from bridge.worlds.realtime.multi_agent import Frame, Player, RealtimeMultiAgentWorld
@@ -35,21 +34,50 @@ _TICK = 0.1
 _MakeWorld: TypeAlias = Callable[..., Awaitable[RealtimeMultiAgentWorld]]
 
 
-@dataclasses.dataclass
 class _Agent:
-    """An agent of the environment, and the slot that plays it."""
+    """An agent of the environment, and what reads, writes and stands in for it."""
 
-    name: str
-    """The environment's name for it."""
-    observations: TextCodec
-    actions: TextCodec
-    spaces: str
-    """Its spaces, as they stand in an offer; empty: too long."""
-    bot: Policy | None
-    default_action: Any
-    """What it does until its client's first valid action; None: the first that is allowed, or zeros."""
-    player: Player | None = None
-    """Acts for it, in a run that its client plays in."""
+    def __init__(self, header: packet.Header, name: str, spaces: Any, decimals: int, bot: Any, action: Any) -> None:
+        self.name = name
+        """The environment's name for it."""
+        self.observations = TextCodec(spaces[0], decimals=decimals)
+        self.actions = TextCodec(spaces[1], named=False, decimals=None)
+        size = self.observations.max_bytes() + len(str(header).encode()) + _AROUND
+        if size > packet.MAX_MESSAGE:
+            raise UnsupportedSpaceError(
+                f"expected observations of {header} that fit into a datagram of {packet.MAX_MESSAGE} bytes, "
+                f"got up to {size} bytes for {spaces[0]}; use fewer decimals (decimals=2), select or "
+                "bound the elements with a wrapper (gymnasium.wrappers.TransformObservation), or serve it over grpc://"
+            )
+        told = profile.spaces_text(*spaces)
+        # Spaces too long for a message are left out; clients are given them otherwise.
+        fits = len(told.encode()) + len(str(header).encode()) + 200 <= packet.MAX_MESSAGE
+        self.spaces = told if fits else ""
+        self.bot = None if bot is None else as_policy("bots", bot, spaces[1])
+        try:
+            self.default_action = None if action is None else self.actions.decode(self.actions.encode(action))
+        except (InvalidActionError, PacketError) as error:
+            raise SettingError(f"expected a default_action of {spaces[1]}, got {action!r}") from error
+        self.player: Player | None = None
+        """Acts for it, in a run that its client plays in."""
+
+
+def _slots_of(agents: Sequence[str], name: str, slots: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
+    """Return KEY and KIND of the slot of each agent, in order: the agent's name, and that up to its trailing `_N`.
+
+    `name` is the kind of the one agent of a Gymnasium environment; `slots` are keys, or keys with kinds, instead.
+
+    Raises:
+        SettingError: `slots` does not fit.
+    """
+    if isinstance(slots, str) or (slots is not None and len(set(slots)) != len(agents)):
+        raise SettingError(f"expected slots with {len(agents)} keys, one for each agent in order, got {slots!r}")
+    if isinstance(slots, Mapping):
+        return dict(slots)
+    kinds = [re.sub(r"_?[0-9]+\Z", "", agent) or "agent" for agent in agents]
+    if list(agents) == ["agent0"]:
+        kinds = [name]
+    return dict(zip(agents if slots is None else slots, kinds, strict=True))
 
 
 class Instance:
@@ -63,35 +91,23 @@ class Instance:
     lobby: Lobby
 
     def __init__(
-        self,
-        header: packet.Header,
-        make: _MakeWorld,
-        host: Host,
-        config: RolloutConfig | None = None,
-        seed: int | None = None,
+        self, header: packet.Header, make: _MakeWorld, host: Host, config: RolloutConfig, seed: int | None = None
     ) -> None:
-        self.header, self.host, self.config = header, host, config or RolloutConfig()
+        self.header, self.host, self.config = header, host, config
         self.runs = self.frames = self.failures = 0
         self._make, self._seed = make, seed
         self._agents: dict[str, _Agent] = {}
         """By the slots' keys."""
         self._begun = self._stopped = False
-        self._current: Rollout | None = None
-        self.rollouts: list[Rollout] = []
-        """Those whose ports are open, the one that is on last."""
         self._timer: Timer | None = None
         self._log = FailureLog(host.scheduler)
 
     async def open(
-        self,
-        *,
-        slots: Mapping[str, str] | Sequence[str] | None = None,
-        bots: Any = None,
-        default_action: Any = None,
-        spectators: int = 0,
-        lobby: LobbyConfig | None = None,
+        self, *, slots: Any = None, bots: Any = None, default_action: Any = None, spectators: int = 0, lobby: Any = None
     ) -> None:
         """Make the environment, and the lobby for its agents, and publish it. Keywords as for `serve_perlert`.
+
+        `lobby` is a `LobbyConfig`.
 
         Raises:
             UnsupportedSpaceError: A space has no text form, or an observation may be longer than a datagram.
@@ -100,19 +116,20 @@ class Instance:
         """
         await self._make_world()
         try:
-            kinds = slots_of(list(self.world.members), self.header.name, slots)
+            kinds = _slots_of(list(self.world.members), self.header.name, slots)
             keys = list(kinds)
             if isinstance(default_action, Mapping) and not default_action.keys() & kinds.keys():
                 default_action = dict.fromkeys(keys, default_action)  # an action of a Dict space
             policies = by_name("bots", bots, keys, "slots")
             actions = by_name("default_action", default_action, keys, "slots")
-            for key, name in zip(keys, self.world.members, strict=True):
-                self._agents[key] = self._agent(name, policies.get(key), actions.get(key))
+            for key, (name, spaces) in zip(keys, self.world.members.spaces.items(), strict=True):
+                given = self.config.decimals, policies.get(key), actions.get(key)
+                self._agents[key] = _Agent(self.header, name, spaces, *given)
             if spectators < 0:
                 raise SettingError(f"expected 0 spectators or more, got {spectators!r}")
             found = [SlotConfig(key, kind, bot=key in policies) for key, kind in kinds.items()]
             found += [SlotConfig(f"spectator{i}", "spectator", watches=keys[0]) for i in range(spectators)]
-            self.lobby = Lobby(self.header, found, self.host.guard, config=lobby, offer=self._offer, moved=self._moved)
+            self.lobby = Lobby(self.header, found, self.host.guard, config=lobby, offer=self._offer)
         except BaseException:
             await self.world.close()
             raise
@@ -121,26 +138,6 @@ class Instance:
     async def _make_world(self) -> None:
         self.world = await self._make(self._stand_in)
         self.world.subscribe(self._on_frame)
-
-    def _agent(self, name: str, policy: Any, action: Any) -> _Agent:
-        """Return what reads, writes and stands in for an agent of the world."""
-        spaces = self.world.members.spaces[name]
-        observations = TextCodec(spaces[0], decimals=self.config.decimals)
-        actions = TextCodec(spaces[1], named=False, decimals=None)
-        header = len(str(self.header).encode())
-        size = observations.max_bytes() + header + _AROUND
-        if size > packet.MAX_MESSAGE:
-            raise UnsupportedSpaceError(
-                f"expected observations of {self.header} that fit into a datagram of {packet.MAX_MESSAGE} bytes, "
-                f"got up to {size} bytes for {spaces[0]}; use fewer decimals (decimals=2), select or "
-                "bound the elements with a wrapper (gymnasium.wrappers.TransformObservation), or serve it over grpc://"
-            )
-        offer = profile.spaces_text(*spaces)
-        # Spaces too long for a message are left out; clients are given them otherwise.
-        fits = len(offer.encode()) + header + 200 <= packet.MAX_MESSAGE
-        bot = None if policy is None else as_policy("bots", policy, spaces[1])
-        default = None if action is None else as_received(action, actions)
-        return _Agent(name, observations, actions, offer if fits else "", bot, default)
 
     def _offer(self, token: str, seq: int, key: str) -> str:
         spaces = self._agents[self.lobby.slots[key].watches or key].spaces
@@ -173,18 +170,18 @@ class Instance:
         if agent.player is not None:
             agent.player.act(agent.actions.decode(text))
 
-    def _moved(self, old: Address, client: Client | None) -> None:
-        """Take note that a client has another address, or has left: then the server acts in its slot."""
-        for run in self.rollouts:
-            if client is not None:
-                run.move(old, client.address, client.token)
-            elif (left := run.leave(old)) is not None and run is self._current:
-                self._release(self._agents[left])
-
-    def _release(self, agent: _Agent) -> None:
-        if agent.player is not None:
-            agent.player.leave()
-            agent.player = None
+    def _cast(self) -> None:
+        """Have each agent played by its client in the run that is on, or else by the server."""
+        run = self.lobby.run
+        played = {player.key for player in run.players.values() if not player.watching} if run is not None else set()
+        for key, agent in self._agents.items():
+            if agent.player is not None and key not in played:
+                agent.player.leave()
+                agent.player = None
+            elif agent.player is None and key in played:
+                holder = self.lobby.holder(key)
+                by = f"agent:{holder.tag}" if holder is not None and holder.tag else "agent"
+                agent.player = self.world.enter(agent.name, by)
 
     # The run
 
@@ -209,12 +206,12 @@ class Instance:
                 self._break_off(frame.error)
             elif self.lobby.state is State.STARTING:
                 self._start(self._seen(frame))
-            elif (run := self._current) is not None:
+            elif (run := self.lobby.run) is not None:
                 self.frames += 1
                 self.send(run.frame(self._seen(frame), self.host.now()), run.port)
         except Exception as error:  # observations with NaN, rewards without end: the environment's fault
             self._break_off(f"the environment's {type(error).__name__}: {error}")
-        if self._current is None or not self._current.running:
+        if self.lobby.run is None or not self.lobby.run.running:
             self.host.scheduler.call_soon(self.tick)
 
     def _break_off(self, reason: str) -> None:
@@ -225,7 +222,7 @@ class Instance:
         if self.lobby.state is State.STARTING:
             self._begun = False
             self.send(self.lobby.start_failed(text, now))
-        elif (run := self._current) is not None:
+        elif (run := self.lobby.run) is not None:
             self.send(self.lobby.say(text, now))
             self.send(run.end(now), run.port)
         else:
@@ -244,59 +241,41 @@ class Instance:
     def _start(self, first: Mapping[str, Transition]) -> None:
         """Open a port for the run; step 0 is the reset's observation."""
         now, port = self.host.now(), self.host.open_port()
-        run = Rollout(self.header, port, self.host.guard, self._act, config=self.config, epoch=self.host.epoch)
-        self._current, self.host.runs[port] = run, (self, run)
-        self.rollouts.append(run)
+        run = Rollout(self.header, port, self.host.guard, self._act, self.config, self.host.epoch)
+        self.host.runs[port] = self, run
         self.runs += 1
-        self.send(self.lobby.started(port, now))
-        self._let_in(run, now)
+        self.send(self.lobby.started(run, now))
+        self._cast()
         self.send(run.frame(first, now), port)
-
-    def _let_in(self, run: Rollout, now: float) -> None:
-        """Let the clients into the run that is on that have been told of it."""
-        for client in self.lobby.clients.values():
-            player = client.player
-            if client.port == run.port and player is not None and client.address not in run.players:
-                run.join(player, now)
-                if not player.watching:
-                    agent = self._agents[player.key]
-                    agent.player = self.world.enter(agent.name, f"agent:{client.tag}" if client.tag else "agent")
 
     def tick(self) -> None:
         """Do what is due in the lobby and the runs; again soon while there is a client or a run."""
         now = self.host.now()
         self.send(self.lobby.tick(now))
-        if self.lobby.state is State.STARTING and not (self._begun or self._stopped):
-            self._begun = True
+        starts, had_begun = self.lobby.state is State.STARTING, self._begun
+        self._begun = starts
+        if starts and not (had_begun or self._stopped):
             self.host.scheduler.start(self._begin(), lambda result, error: None)
-        for run in list(self.rollouts):
-            if run is self._current:
-                self._let_in(run, now)
+        for run in list(self.lobby.runs):
             self.send(run.tick(now), run.port)
-            if run is self._current and not run.running:
-                self._run_ended(now)
             if run.is_closed(now):
-                self.rollouts.remove(run)
+                self.lobby.runs.remove(run)
                 del self.host.runs[run.port]
                 self.host.ports.close_port(run.port)
+        self._cast()
+        if self.lobby.run is None:
+            self.world.end()
         if self._timer is not None:
             self._timer.cancel()
-        due = bool(self.rollouts or self.lobby.clients)
+        due = bool(self.lobby.runs or self.lobby.clients)
         self._timer = self.host.scheduler.call_later(_TICK, self.tick) if due else None
-
-    def _run_ended(self, now: float) -> None:
-        self._current, self._begun = None, False
-        self.world.end()  # nobody is in it any more
-        for agent in self._agents.values():
-            self._release(agent)
-        self.send(self.lobby.run_ended(now))
 
     def stop(self) -> None:
         """End the run that is on, with done=true for everybody, and say that the server goes."""
         now = self.host.now()
         self._stopped = True
         self.send(self.lobby.say("The server is going away.", now))
-        if (run := self._current) is not None:
+        if (run := self.lobby.run) is not None:
             self.send(run.end(now), run.port)
 
     async def close(self) -> None:
@@ -307,11 +286,6 @@ class Instance:
             await self.world.close()
         except RequestError as error:
             self._log.add(str(self.header), error.message)
-
-    @property
-    def running(self) -> bool:
-        """Whether a run is on."""
-        return self._current is not None
 
     def stats(self) -> dict[str, int]:
         """Return counters."""

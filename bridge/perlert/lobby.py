@@ -1,8 +1,7 @@
 """One instance's lobby: who is in which slot, who is ready, when the simulation starts. No clock, no socket.
 
 Messages go in with their sender and the time, datagrams to send come out; `tick` wants to be called a few times a
-second while somebody is registered. When `state` is STARTING, the owner opens a rollout and calls `started` with its
-port, lets the clients' players in that have this port, and calls `run_ended` when it is over.
+second while somebody is registered. When `state` is STARTING, the owner opens a rollout and calls `started` with it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Callable, Sequence
 from bridge.errors import SettingError
 from bridge.perlert.guard import Address, Guard, Outgoing
 from bridge.perlert.protocol import packet, profile
-from bridge.perlert.rollout import Player
+from bridge.perlert.rollout import Player, Rollout
 from bridge.worlds.realtime.match import TRANSITIONS, Event, State
 
 __all__ = ["Client", "Lobby", "LobbyConfig", "SlotConfig"]
@@ -71,9 +70,9 @@ class Client:
     heard: float = -math.inf
     """When it last said something, with its token if it has one."""
     port: int | None = None
-    """The port of the run that it is in, or has not been to the end of: told on any contact."""
+    """Of the run that it is in, or that it missed and has not seen the end of: told on any contact."""
     player: Player | None = None
-    """What is known of it in that run, or its last one."""
+    """What is known of it in that run."""
     told_at: float = -math.inf
     untold: int | None = 0
     """The first datagram of the lobby that it is still to be told; None: it was told all."""
@@ -85,16 +84,11 @@ _S1_BYTES = 900
 _MOST_NUMBERS = 4096
 
 
-def _some(keys: Sequence[str]) -> str:
-    return f"{', '.join(keys[:8])}{'…' if len(keys) > 8 else ''}"
-
-
 class Lobby:
     """The lobby of one instance.
 
     `offer`, given a token, a client's newest registration and a slot's key, returns the text that a client of ours is
-    told (frame rate, spaces). `moved` is called with the old address of a client that came back from another one and
-    the client, and with None for one that was taken out.
+    told (frame rate, spaces).
 
     Raises:
         SettingError: No slots, one key twice, or more clients needed than there are slots.
@@ -109,7 +103,6 @@ class Lobby:
         *,
         config: LobbyConfig | None = None,
         offer: Callable[[str, int, str], str] = lambda token, seq, key: profile.offer_text(token, seq=seq, slot=key),
-        moved: Callable[[Address, Client | None], None] = lambda old, client: None,
     ) -> None:
         self.header, self.guard, self.config = header, guard, config or LobbyConfig()
         self.slots = {slot.key: slot for slot in slots}
@@ -121,8 +114,13 @@ class Lobby:
         self.clients: dict[Address, Client] = {}
         self.counts = guard.dropped
         self.state = State.GATHERING
+        self.run: Rollout | None = None
+        """The run that is on."""
         self.port: int | None = None
-        self._offer, self._moved = offer, moved
+        """Its port."""
+        self.runs: list[Rollout] = []
+        """Those whose ports are open."""
+        self._offer = offer
         self._numbers: dict[Address, int] = {}
         """The newest registration of each address, of clients that left, too: one that comes late must not undo it."""
         self._out: list[Outgoing] = []
@@ -140,13 +138,12 @@ class Lobby:
 
     def listing(self) -> dict[str, packet.Slot]:
         """Return every slot as S1 lists it."""
-        held = {client.key: client for client in self.clients.values()}
-        found = {}
-        for key, slot in self.slots.items():
-            if (client := held.get(key)) is not None:
-                found[key] = packet.Slot(key, False, slot.kind, client.tag, client.ready)
-            else:
-                found[key] = packet.Slot(key, True, slot.kind, _BOT_TAG if slot.bot else "", slot.bot)
+        found = {
+            key: packet.Slot(key, True, slot.kind, _BOT_TAG if slot.bot else "", slot.bot)
+            for key, slot in self.slots.items()
+        }
+        for client in self.clients.values():
+            found[client.key] = packet.Slot(client.key, False, found[client.key].kind, client.tag, client.ready)
         return found
 
     def _agents(self) -> list[Client]:
@@ -155,19 +152,17 @@ class Lobby:
 
     def missing(self) -> str | None:
         """Return why the simulation does not start; None: it can."""
-        clients, needed, reasons = self._agents(), self.config.clients, []
-        if unready := [client.key for client in clients if not client.ready]:  # P-10
-            reasons.append(f"not ready: {_some(unready)}")
-        held = {client.key for client in clients}
+        agents, needed = self._agents(), self.config.clients
+        unready = [client.key for client in agents if not client.ready]
+        held = {client.key for client in agents}
         empty = [slot.key for slot in self.slots.values() if slot.key not in held and not (slot.bot or slot.watches)]
-        if needed is not None:
-            if len(clients) < needed:
-                reasons.append(f"{len(clients)} of {needed} clients are registered")
-        elif empty:
-            reasons.append(f"open: {_some(empty)}")
-        elif not clients:
-            reasons.append("nobody is registered")
-        return "; ".join(reasons) or None
+        if unready:  # P-10
+            return f"not ready: {', '.join(unready)}"
+        if needed is None and empty:
+            return f"open: {', '.join(empty)}"
+        if not agents:
+            return "nobody is registered"
+        return f"{len(agents)} of {needed} clients are registered" if len(agents) < (needed or 1) else None
 
     # Input
 
@@ -206,15 +201,14 @@ class Lobby:
         elif client.ready == message.ready or self.state is State.STARTING:
             self._inform(client, now)
         else:
-            self._set_ready(client, message.ready)
+            client.ready = message.ready
+            self._alter()
         return ""
 
     def _port(self, client: Client, now: float) -> int | None:
         """Return the port of the run that a client is in, or that it missed and has not seen the end of."""
-        if (player := client.player) is not None and client.port != self.port:
-            # While it goes on asking there, it has not seen the end, and a late `ready` must not count.
-            over = now >= player.open_until or (player.here and now >= player.heard + 1.0)
-            client.port = None if over else client.port
+        if client.port != self.port and client.player is not None and client.player.was_told(now):
+            client.port = None
         return client.port
 
     def _register(self, message: packet.Register, sender: Address, client: Client | None, size: int, now: float) -> str:
@@ -258,8 +252,9 @@ class Lobby:
                 # P-8: one slot a client; P-28: the last registration counts; P-9: it is not ready.
                 client.key, client.tag, client.ready = message.key, claim.name, False
                 self._alter()
-            if claim.token:
-                self._set_ready(client, claim.word == "r")
+            if claim.token and client.ready != (claim.word == "r"):
+                client.ready = not client.ready
+                self._alter()
         self._confirm(client, now)
         return ""
 
@@ -271,13 +266,15 @@ class Lobby:
                 del self.clients[old]
                 client.address, client.token, client.untold = sender, claim.token, 0
                 self.clients[sender] = client
-                self._moved(old, client)
+                for run in self.runs:
+                    run.move(old, sender, claim.token)
                 return client
         return None
 
     def _take_out(self, client: Client) -> None:
         del self.clients[client.address]
-        self._moved(client.address, None)
+        for run in self.runs:
+            run.leave(client.address)
         self._alter()
 
     def _refusal(self, key: str, sender: Address, client: Client | None) -> str:
@@ -292,11 +289,6 @@ class Lobby:
         # P-10: the environment is being reset for those who are ready.
         return "starting" if self.state is State.STARTING else ""
 
-    def _set_ready(self, client: Client, ready: bool) -> None:
-        if client.ready != ready:
-            client.ready = ready
-            self._alter()
-
     # Output
 
     def _put(self, datagram: bytes, address: Address, now: float) -> bool:
@@ -309,7 +301,6 @@ class Lobby:
         self._put(packet.format_message(message), client.address, now)
 
     def _to_send(self) -> list[Outgoing]:
-        """Return what is to be sent, once."""
         out, self._out = self._out, []
         return out
 
@@ -384,7 +375,10 @@ class Lobby:
                 self._take_out(client)
 
     def tick(self, now: float) -> list[Outgoing]:
-        """Do what is due: expire, start, tell, announce."""
+        """Do what is due: end, expire, start, tell, announce."""
+        if self.run is not None and not self.run.running:
+            self._follow(Event.ROUND_ENDED)
+            self._gather(now)
         self._expire(now)
         why = self.missing()
         if self.state is State.GATHERING and why is None:
@@ -416,10 +410,11 @@ class Lobby:
     def _follow(self, event: Event) -> None:
         self.state = TRANSITIONS[self.state, event]
 
-    def started(self, port: int, now: float) -> list[Outgoing]:
-        """Tell all clients that are ready the rollout's port."""
+    def started(self, run: Rollout, now: float) -> list[Outgoing]:
+        """Let all clients that are ready into a run, and tell them its port."""
         self._follow(Event.STARTED)
-        self.port, self._start_at = port, math.inf
+        self.run, self.port = run, run.port
+        self.runs.append(run)
         self._held_up.clear()
         for client in self.clients.values():
             if client.ready:
@@ -428,31 +423,25 @@ class Lobby:
 
     def _let_in(self, client: Client, now: float) -> None:
         """Let a client into the run that is on, unless it is in one."""
-        if client.port is None and self.port is not None:
-            watches = self.slots[client.key].watches
-            client.port = self.port
+        if client.port is None and self.run is not None:
+            client.port, watches = self.run.port, self.slots[client.key].watches
             client.player = Player(client.address, watches or client.key, client.token, watches is not None)
-            self._send(packet.Start(self.header, self.port), client, now)
+            self.run.join(client.player, now)
+            self._send(packet.Start(self.header, client.port), client, now)
 
     def start_failed(self, reason: str, now: float) -> list[Outgoing]:
-        """Go back to gathering, everybody not ready, and say why."""
+        """Go back to gathering, and say why."""
         self._follow(Event.START_FAILED)
         self._say(f"The simulation could not start: {reason}", now)
-        return self._gather(now)
+        self._gather(now)
+        return self.tick(now)
 
-    def run_ended(self, now: float) -> list[Outgoing]:
-        """Go back to gathering, everybody not ready; who has not been at the run's port is told it for a while."""
-        self._follow(Event.ROUND_ENDED)
-        self.port = None
+    def _gather(self, now: float) -> None:
+        """Begin to gather for the next run, everybody not ready; who has not been at the last one's port is told it."""
+        self.run, self.port, self._start_at = None, None, math.inf
         for client in self.clients.values():
             if client.player is None or client.player.here:
                 client.port = None
-        return self._gather(now)
-
-    def _gather(self, now: float) -> list[Outgoing]:
-        self._start_at = math.inf
-        for client in self.clients.values():
             client.ready = False
             client.heard = now  # the time to say that it is ready again
         self._alter()
-        return self.tick(now)

@@ -12,6 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from decimal import Context, Decimal
+from typing import TypeAlias
 
 from bridge.errors import PacketError, SettingError
 from bridge.perlert.guard import Address, Guard, Outgoing
@@ -22,6 +23,7 @@ from bridge.worlds.realtime.joint_loop import Transition
 __all__ = ["Player", "Rollout", "RolloutConfig"]
 
 _EXACT = Context(prec=400)
+_Act: TypeAlias = Callable[[str, str], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +87,10 @@ class Player:
         """Whether it was sent done=true."""
         return self.open_until < math.inf
 
+    def was_told(self, now: float) -> bool:
+        """Tell whether it can have seen its end; while it goes on asking at the port, it has not."""
+        return now >= self.open_until or (self.here and now >= self.heard + 1.0)
+
 
 class Rollout:
     """A run, which is named by its UDP port.
@@ -94,17 +100,9 @@ class Rollout:
     """
 
     def __init__(
-        self,
-        header: packet.Header,
-        port: int,
-        guard: Guard,
-        act: Callable[[str, str], None],
-        *,
-        config: RolloutConfig | None = None,
-        epoch: float = 0.0,
+        self, header: packet.Header, port: int, guard: Guard, act: _Act, config: RolloutConfig, epoch: float = 0.0
     ) -> None:
-        self.header, self.port, self.guard, self.epoch = header, port, guard, epoch
-        self.config = config or RolloutConfig()
+        self.header, self.port, self.guard, self.config, self.epoch = header, port, guard, config, epoch
         self.players: dict[Address, Player] = {}
         self.counts = guard.dropped
         self.step = -1
@@ -135,10 +133,9 @@ class Rollout:
             player.address, player.token, player.seq, player.here = new, token, 0, False
             self.players[new] = player
 
-    def leave(self, address: Address) -> str | None:
-        """Take a client out; return the slot that it played, which does what the server chooses."""
-        player = self.players.pop(address, None)
-        return player.key if player is not None and not player.watching else None
+    def leave(self, address: Address) -> None:
+        """Take a client out."""
+        self.players.pop(address, None)
 
     # Input
 

@@ -8,6 +8,7 @@ import itertools
 import math
 import os
 import queue
+import re
 import threading
 import time
 import warnings
@@ -15,6 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
+
+import gymnasium
 
 from bridge.errors import RemoteTimeoutError, RequestError, SettingError
 from bridge.perlert.guard import GuardConfig
@@ -25,17 +28,21 @@ from bridge.perlert.protocol.cipher import ServerSeal, check_key
 from bridge.perlert.protocol.codec import DECIMALS
 from bridge.perlert.rollout import RolloutConfig
 from bridge.perlert.udp import ServerPorts
-from bridge.perlert.worlds import default_name, make_world
 from bridge.server.event_loop import EventLoop
-from bridge.server.serve import open_journal
+from bridge.server.serve import open_journal, recorded
 from bridge.server.serving import ServerRuntime, ServingThread
 from bridge.transport.address import is_loopback
 from bridge.worlds.base import start_error
 from bridge.worlds.isolated.world import CALL_TIMEOUT, Isolation
+from bridge.worlds.multi_agent.source import ParallelSource
 from bridge.worlds.policies import Policy
-from bridge.worlds.scheduling import Pending
+from bridge.worlds.realtime.clocked_world import RealtimeOptions
+from bridge.worlds.scheduling import Pending, Runtime
 
-__all__ = ["PerlertServer", "serve_perlert"]
+__all__ = ["PerlertServer", "default_name", "make_world", "serve_perlert"]
+
+CATCH_UP = 0.5
+"""Seconds of frames that are made up for when the server is late; later ones are left out."""
 
 
 class PerlertServer:
@@ -124,7 +131,7 @@ class PerlertServer:
     async def _end(self, grace: float) -> None:
         """In the loop: end the runs, and close everything."""
         instances, end = self.host.instances.values(), self.host.now() + grace
-        while any(instance.running for instance in instances) and self.host.now() < end:
+        while any(instance.lobby.run for instance in instances) and self.host.now() < end:
             turn: Pending[None] = Pending()
             self._loop.scheduler.call_later(0.01, partial(turn.set_result, None))
             await turn
@@ -144,6 +151,42 @@ class PerlertServer:
 
     def __exit__(self, *problem: object) -> None:
         self.stop()
+
+
+def default_name(env: Any) -> str:
+    """Return the NAME that an environment gets unless told: `ALE/Pong-v5` is `pong`."""
+    text = env if isinstance(env, str) else getattr(env, "id", None) or getattr(env, "__name__", None) or "world"
+    text = re.sub(r"[-_]v[0-9]+\Z", "", re.split(r"[/:.]", str(text))[-1])
+    if text == "<lambda>":
+        return "world"
+    return re.sub(r"[^a-z0-9_.-]+", "_", text.lower()).strip("_")[:64] or "world"
+
+
+async def make_world(
+    env: Any,
+    runtime: Runtime,
+    name: str,
+    stand_in: Callable[[Any, Any, Any], Any],
+    *,
+    fps: float,
+    kwargs: Mapping[str, Any] | None = None,
+    isolation: Isolation | None = None,
+    thread_safe: bool = False,
+    journal: Any = None,
+) -> Any:
+    """Make a world that begins an episode when it is told to, of an environment as `serve_perlert` takes it.
+
+    `stand_in`, given an agent, its last observation and its action space, acts where no client does.
+
+    Raises:
+        SettingError: It is something else, or cannot be sent to another process.
+        RequestError: It could not be made.
+    """
+    if isinstance(env, str | gymnasium.envs.registration.EnvSpec):
+        env = partial(gymnasium.make, env)
+    realtime = RealtimeOptions(fps, default_action=stand_in, catch_up=CATCH_UP, autoreset=False)
+    source = ParallelSource(env, None, kwargs, isolation, realtime=realtime, thread_safe=thread_safe)
+    return await recorded(source, journal).make_world(name, {}, runtime)
 
 
 def serve_perlert(
