@@ -281,10 +281,10 @@ def test_a_contact_without_the_token_is_none():
 def test_a_client_that_leaves_ends_no_other_ones_run_and_its_slot_is_the_servers():
     run = make(Player(ANN, "agent0"), Player(BOB, "agent1"))
     begin(run)
-    run.leave(BOB)
+    run.move(BOB, None)
     assert {player.key for player in run.players.values()} == {"agent0"}
     assert run.running
-    run.leave(ANN)
+    run.move(ANN, None)
     assert not run.running
     assert run.is_closed(0.0)
 

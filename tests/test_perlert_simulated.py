@@ -319,7 +319,7 @@ def test_an_environment_that_fails_ends_its_run_and_not_the_server(caplog):
     assert simulation.run(60.0, lambda: visitor.finished)
     assert visitor.steps[0][-1].truncated
     assert not visitor.steps[1][-1].truncated
-    assert instance.failures == 1
+    assert instance.stats()["failures"] == 1
     assert "out of wheels" in caplog.text
 
 
@@ -351,7 +351,7 @@ def test_a_reset_that_fails_is_told_and_the_next_start_is_tried(caplog):
     instance = simulation.publish(H, Fails(1, 3), rollout=RolloutConfig(fps=10))
     visitor = simulation.join(H)
     assert simulation.run(60.0, lambda: visitor.finished)
-    assert instance.failures == 1
+    assert instance.stats()["failures"] == 1
 
 
 def test_a_server_that_stops_ends_the_run_for_everybody():

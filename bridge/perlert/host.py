@@ -94,7 +94,7 @@ class Instance:
         self, header: packet.Header, make: _MakeWorld, host: Host, config: RolloutConfig, seed: int | None = None
     ) -> None:
         self.header, self.host, self.config = header, host, config
-        self.runs = self.frames = self.failures = 0
+        self.runs = 0
         self._make, self._seed = make, seed
         self._agents: dict[str, _Agent] = {}
         """By the slots' keys."""
@@ -156,7 +156,7 @@ class Instance:
     def handle(self, message: packet.ClientMessage, sender: Address, size: int) -> None:
         """Take a message for the lobby."""
         self.send(self.lobby.handle(message, sender, size, self.host.now()))
-        if not isinstance(message, packet.LobbyRequest) or sender in self.lobby.clients:
+        if sender in self.lobby.clients:
             self.tick()
 
     def send(self, out: Iterable[Outgoing], port: int | None = None) -> None:
@@ -207,7 +207,6 @@ class Instance:
             elif self.lobby.state is State.STARTING:
                 self._start(self._seen(frame))
             elif (run := self.lobby.run) is not None:
-                self.frames += 1
                 self.send(run.frame(self._seen(frame), self.host.now()), run.port)
         except Exception as error:  # observations with NaN, rewards without end: the environment's fault
             self._break_off(f"the environment's {type(error).__name__}: {error}")
@@ -227,7 +226,6 @@ class Instance:
             self.send(run.end(now), run.port)
         else:
             return
-        self.failures += 1
         self._log.add(str(self.header), reason)
 
     def _seen(self, frame: Frame) -> dict[str, Transition]:
@@ -290,13 +288,9 @@ class Instance:
     def stats(self) -> dict[str, int]:
         """Return counters."""
         loop = self.world.loop
-        return {
-            "runs": self.runs,
-            "frames": self.frames,
-            "late_frames": loop.overruns + loop.dropped,
-            "failures": self.failures,
-            "clients": len(self.lobby.clients),
-        }
+        late, failures = loop.overruns + loop.dropped, self._log.total
+        counts = {"runs": self.runs, "frames": loop.frames, "late_frames": late, "failures": failures}
+        return {**counts, "clients": len(self.lobby.clients)}
 
 
 class Host:
@@ -329,11 +323,11 @@ class Host:
         """Take a datagram that came to the lobby's port (None) or a rollout's; whatever it holds, nothing is raised."""
         now = self.now()
         if port is not None:
-            if port in self.runs:
-                instance, run = self.runs[port]
-                instance.send(run.receive(datagram, sender, now), port)
-            else:
+            if port not in self.runs:
                 self.counts["closed port"] += 1
+                return
+            instance, run = self.runs[port]
+            instance.send(run.receive(datagram, sender, now), port)
             return
         if not self.guard.heard(sender, datagram, now):
             return

@@ -217,8 +217,8 @@ class Lobby:
         if claim.profiled:
             token = self.guard.token(sender)
             if not hmac.compare_digest(claim.token, token):
-                text = packet.Message(self.header, profile.offer_text(token, seq=newest))
-                datagram = packet.format_message(text)
+                told = packet.Message(self.header, profile.offer_text(token, seq=newest))
+                datagram = packet.format_message(told)
                 if self.guard.answer(sender, len(datagram), size, now):
                     self._out.append((datagram, sender))
                 return ""
@@ -274,7 +274,7 @@ class Lobby:
     def _take_out(self, client: Client) -> None:
         del self.clients[client.address]
         for run in self.runs:
-            run.leave(client.address)
+            run.move(client.address, None)
         self._alter()
 
     def _refusal(self, key: str, sender: Address, client: Client | None) -> str:
@@ -291,14 +291,12 @@ class Lobby:
 
     # Output
 
-    def _put(self, datagram: bytes, address: Address, now: float) -> bool:
-        """Send a datagram, unless the guard refuses."""
-        if allowed := self.guard.spend(address, len(datagram), now):
-            self._out.append((datagram, address))
+    def _send(self, what: packet.ServerMessage | bytes, client: Client, now: float) -> bool:
+        """Send a message, unless the guard refuses."""
+        datagram = what if isinstance(what, bytes) else packet.format_message(what)
+        if allowed := self.guard.spend(client.address, len(datagram), now):
+            self._out.append((datagram, client.address))
         return allowed
-
-    def _send(self, message: packet.ServerMessage, client: Client, now: float) -> None:
-        self._put(packet.format_message(message), client.address, now)
 
     def _to_send(self) -> list[Outgoing]:
         out, self._out = self._out, []
@@ -333,7 +331,7 @@ class Lobby:
             return
         begin, client.told_at, client.untold = client.untold or 0, now, None
         for number, datagram in enumerate(self._datagrams()[begin:], begin):
-            if not self._put(datagram, client.address, now):
+            if not self._send(datagram, client, now):
                 self.counts["partial"] += 1
                 client.untold = number
                 return

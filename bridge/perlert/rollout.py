@@ -127,15 +127,11 @@ class Rollout:
         player.heard, player.ret_sent = now, self._rounded(player.key)
         self.players[player.address] = player
 
-    def move(self, old: Address, new: Address, token: str) -> None:
-        """Take note that a client has another address."""
-        if (player := self.players.pop(old, None)) is not None:
+    def move(self, old: Address, new: Address | None, token: str = "") -> None:
+        """Take note that a client has another address, or has left."""
+        if (player := self.players.pop(old, None)) is not None and new is not None:
             player.address, player.token, player.seq, player.here = new, token, 0, False
             self.players[new] = player
-
-    def leave(self, address: Address) -> None:
-        """Take a client out."""
-        self.players.pop(address, None)
 
     # Input
 
@@ -241,23 +237,19 @@ class Rollout:
         self._out.append((player.last, player.address))
         return True
 
-    def _end(self, now: float) -> None:
+    def end(self, now: float) -> list[Outgoing]:
+        """Send done=true to every client that has not had it, with what it last saw."""
         self.step += 1  # a step of its own, or it would read as the last one again
         for player in self.players.values():
             self._show(player, now, "truncated")
-
-    def end(self, now: float) -> list[Outgoing]:
-        """Send done=true to every client that has not had it, with what it last saw."""
-        self._end(now)
         return self._to_send()
 
     def tick(self, now: float) -> list[Outgoing]:
         """Do what is due: resend done=true; end what nobody plays any more."""
         heard = [player.heard for player in self.players.values() if not (player.done or player.watching)]
-        if now >= max(heard, default=-math.inf) + self.config.abandoned:  # spectators of a slot that went on, too
-            self._end(now)
         for player in self.players.values():
             if player.resends and now >= player.resends[0]:
                 player.resends.pop(0)
                 self._send(player, now)
-        return self._to_send()
+        over = now >= max(heard, default=-math.inf) + self.config.abandoned
+        return self.end(now) if over else self._to_send()  # for spectators of a slot that went on, too

@@ -163,30 +163,18 @@ def default_name(env: Any) -> str:
 
 
 async def make_world(
-    env: Any,
-    runtime: Runtime,
-    name: str,
-    stand_in: Callable[[Any, Any, Any], Any],
-    *,
-    fps: float,
-    kwargs: Mapping[str, Any] | None = None,
-    isolation: Isolation | None = None,
-    thread_safe: bool = False,
-    journal: Any = None,
+    env: Any, runtime: Runtime, name: str, stand_in: Any, *, fps: float, journal: Any = None, **settings: Any
 ) -> Any:
     """Make a world that begins an episode when it is told to, of an environment as `serve_perlert` takes it.
 
-    `stand_in`, given an agent, its last observation and its action space, acts where no client does.
-
-    Raises:
-        SettingError: It is something else, or cannot be sent to another process.
-        RequestError: It could not be made.
+    `stand_in`, given an agent, its last observation and its action space, acts where no client does; `settings` are
+    keywords of `ParallelSource`, whose errors it raises too.
     """
     if isinstance(env, str | gymnasium.envs.registration.EnvSpec):
         env = partial(gymnasium.make, env)
     realtime = RealtimeOptions(fps, default_action=stand_in, catch_up=CATCH_UP, autoreset=False)
-    source = ParallelSource(env, None, kwargs, isolation, realtime=realtime, thread_safe=thread_safe)
-    return await recorded(source, journal).make_world(name, {}, runtime)
+    source = recorded(ParallelSource(env, realtime=realtime, **settings), journal)
+    return await source.make_world(name, {}, runtime)
 
 
 def serve_perlert(
@@ -224,8 +212,7 @@ def serve_perlert(
         env: A Gymnasium id or EnvSpec, a callable that returns a Gymnasium or PettingZoo environment, or a mapping of
             names to these.
         name: NAME in the URL; None: made from the id, `cartpole` for `CartPole-v1`.
-        instances: How many of each: `cartpole:0`, `cartpole:1`, … on one lobby port, each with an environment of its
-            own.
+        instances: How many of each: `cartpole:0`, `cartpole:1`, … on one lobby port, each with its own environment.
         env_kwargs: Keywords for the environment's maker.
         slots: Keys, or keys with kinds, of the agents in order; None: `agent0`, or the PettingZoo agents' names.
         bots: Policies (observation to action) by key that play while nobody holds the slot; one for all; or "random".
@@ -275,13 +262,13 @@ def serve_perlert(
             stacklevel=2,
         )
     journal = open_journal(record, record_observations, record_frames, record_limit)
-    making: dict[str, Any] = {"fps": fps, "kwargs": env_kwargs, "isolation": own_process, "thread_safe": thread_safe}
+    how: dict[str, Any] = {"fps": fps, "env_kwargs": env_kwargs, "isolation": own_process, "thread_safe": thread_safe}
     filling = {"slots": slots, "bots": bots, "default_action": default_action, "spectators": spectators}
 
     async def publish(server: PerlertServer) -> None:
         for (label, made), number in itertools.product(named.items(), range(instances)):
             header = packet.Header(packet.check_label(label, "name"), number)
-            make = partial(make_world, made, server.runtime, str(header), journal=journal, **making)
+            make = partial(make_world, made, server.runtime, str(header), journal=journal, **how)
             instance = Instance(header, make, server.host, runs, None if seed is None else seed + number)
             try:
                 await instance.open(**filling, lobby=gathering)
