@@ -57,7 +57,7 @@ def test_the_drafts_example_session_runs_datagram_for_datagram_on_the_server():
                 assert guard.heard(CLIENT, text.encode(), now)
                 out = lobby.handle(parse_client(text.encode()), CLIENT, len(text), now)
             else:
-                out = run.receive(text.encode(), CLIENT, now)
+                out = run.handle(parse_client(text.encode()), CLIENT, now)
             if lobby.state is State.STARTING:
                 acted = {}
                 run = Rollout(H, 32323, guard, acted.__setitem__, config=RolloutConfig(fps=1))

@@ -304,7 +304,7 @@ class Host:
         self.scheduler, self.ports, self.epoch = scheduler, ports, epoch
         self.now = scheduler.now
         self.instances: dict[packet.Header, Instance] = {}
-        self.runs: dict[int, tuple[Instance, Rollout]] = {}
+        self.runs: dict[int | None, tuple[Instance, Rollout]] = {}
         """The rollouts whose ports are open, by port."""
         self.counts = self.guard.dropped
         self._recent: deque[int] = deque(maxlen=64)
@@ -322,13 +322,6 @@ class Host:
     def receive(self, port: int | None, datagram: bytes, sender: Address) -> None:
         """Take a datagram that came to the lobby's port (None) or a rollout's; whatever it holds, nothing is raised."""
         now = self.now()
-        if port is not None:
-            if port not in self.runs:
-                self.counts["closed port"] += 1
-                return
-            instance, run = self.runs[port]
-            instance.send(run.receive(datagram, sender, now), port)
-            return
         if not self.guard.heard(sender, datagram, now):
             return
         try:
@@ -336,13 +329,18 @@ class Host:
         except PacketError:
             self.counts["malformed"] += 1
             return
-        if (known := self.instances.get(message.header)) is not None:
+        if port in self.runs:
+            instance, run = self.runs[port]
+            instance.send(run.handle(message, sender, now), port)
+        elif port is not None:
+            self.counts["closed port"] += 1
+        elif (known := self.instances.get(message.header)) is not None:
             known.handle(message, sender, len(datagram))
-            return
-        self.counts["no such instance"] += 1
-        if isinstance(message, packet.LobbyRequest):
-            names = ", ".join(map(str, list(self.instances)[:8]))
-            text = packet.Message(message.header, f"There is no {message.header} here; there is {names}")
-            told = packet.format_message(text)
-            if self.guard.answer(sender, len(told), len(datagram), now):
-                self.ports.send(None, told, sender)
+        else:
+            self.counts["no such instance"] += 1
+            if isinstance(message, packet.LobbyRequest):
+                names = ", ".join(map(str, list(self.instances)[:8]))
+                text = f"There is no {message.header} here; there is {names}"
+                told = packet.format_message(packet.Message(message.header, text))
+                if self.guard.answer(sender, len(told), len(datagram), now):
+                    self.ports.send(None, told, sender)

@@ -1,6 +1,6 @@
 """One run on its rollout port: the newest action of each agent in, steps out to each client. No clock, no socket.
 
-The owner drives the environment, and gives `frame` what each agent saw. `receive` takes what came to the port and hands
+The owner drives the environment, and gives `frame` what each agent saw. `handle` takes what came to the port and hands
 valid actions on; `tick`, called a few times a second, resends. All return datagrams to send.
 """
 
@@ -135,21 +135,17 @@ class Rollout:
 
     # Input
 
-    def receive(self, datagram: bytes, sender: Address, now: float) -> list[Outgoing]:
-        """Take a datagram that came to the rollout's port; whatever it holds, nothing is raised."""
-        if self.guard.heard(sender, datagram, now) and (problem := self._take(datagram, sender, now)):
+    def handle(self, message: packet.ClientMessage, sender: Address, now: float) -> list[Outgoing]:
+        """Take a message that came to the rollout's port, which the guard has booked."""
+        if problem := self._take(message, sender, now):
             self.counts[problem] += 1
         return self._to_send()
 
-    def _take(self, datagram: bytes, sender: Address, now: float) -> str:
-        """Take a datagram; return why it changes nothing, or nothing."""
+    def _take(self, message: packet.ClientMessage, sender: Address, now: float) -> str:
+        """Take a message; return why it changes nothing, or nothing."""
         player = self.players.get(sender)
         if player is None:
             return "not in this run"
-        try:
-            message = packet.parse_client(datagram)
-        except PacketError:
-            return "malformed"
         if message.header != self.header:
             return "other instance"
         text, seq = message.action if isinstance(message, packet.Action) else "", player.seq
