@@ -10,10 +10,10 @@ from gymnasium import spaces
 
 from bridge.perlert import LobbyConfig, PerlertEnv, serve_perlert
 from bridge.perlert.guard import Guard
-from bridge.perlert.lobby import Lobby, SlotConfig, State
+from bridge.perlert.lobby import Lobby, State
 from bridge.perlert.player import Player
 from bridge.perlert.player_run import Stepped
-from bridge.perlert.protocol.packet import Header, parse_client
+from bridge.perlert.protocol.packet import Header, Slot, parse_client
 from bridge.perlert.rollout import Rollout, RolloutConfig
 from bridge.worlds.realtime.joint_loop import Transition as Result
 from tests import draft_peers
@@ -44,7 +44,7 @@ LOBBY, ROLLOUT = ("10.0.0.2", 32322), ("10.0.0.2", 32323)
 def test_the_drafts_example_session_runs_datagram_for_datagram_on_the_server():
     # P-7 asks for one datagram that the figure leaves out: the lobby, after the registration.
     guard = Guard()
-    lobby = Lobby(H, [SlotConfig("agent0", "citizen", bot=True)], guard)
+    lobby = Lobby(H, [Slot("agent0", True, "citizen", "cpu", True)], guard)
     run = None
     answers = []
     frames = [("45", 0), ("47", 0), ("48", 1), ("49", 0), ("51", 1)]

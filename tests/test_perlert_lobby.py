@@ -6,8 +6,17 @@ import pytest
 from bridge.errors import PacketError, SettingError
 from bridge.perlert import lobby as module
 from bridge.perlert.guard import Guard, GuardConfig
-from bridge.perlert.lobby import Lobby, LobbyConfig, SlotConfig, State
-from bridge.perlert.protocol.packet import Header, LobbyInfo, Message, Registered, Start, parse_client, parse_server
+from bridge.perlert.lobby import Lobby, LobbyConfig, State
+from bridge.perlert.protocol.packet import (
+    Header,
+    LobbyInfo,
+    Message,
+    Registered,
+    Slot,
+    Start,
+    parse_client,
+    parse_server,
+)
 from bridge.perlert.protocol.profile import Claim, format_tag, offer_text
 from bridge.perlert.rollout import Rollout, RolloutConfig
 
@@ -28,12 +37,15 @@ class Heard(Lobby):
 
 
 def make(slots=2, *, bots=(), guard=None, config=None, spectators=0, **settings):
-    watching = [SlotConfig(f"spectator{i}", "spectator", watches="agent0") for i in range(spectators)]
+    watches = {f"spectator{i}": "agent0" for i in range(spectators)}
+    keys = [f"agent{i}" for i in range(slots)]
+    found = [Slot(key, True, "citizen", "cpu" if key in bots else "", key in bots) for key in keys]
     return Heard(
         H,
-        [SlotConfig(f"agent{i}", "citizen", bot=f"agent{i}" in bots) for i in range(slots)] + watching,
+        found + [Slot(key, True, "spectator", "", False) for key in watches],
         Guard(guard, SECRET),
         config=config,
+        watches=watches,
         **settings,
     )
 
@@ -707,7 +719,7 @@ def test_a_lobby_that_cannot_be_is_refused(settings, error):
 
 def test_a_key_that_the_grammar_reserves_is_refused():
     with pytest.raises(PacketError):
-        Lobby(H, [SlotConfig("message")], Guard())
+        Lobby(H, [Slot("message", True, "agent", "", False)], Guard())
 
 
 @pytest.mark.parametrize("policy", [{"clients": 0}, {"countdown": -1.0}, {"countdown": math.inf}])

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from bridge.errors import InvalidActionError, PacketError, RequestError, SettingError, UnsupportedSpaceError
 from bridge.perlert.guard import Address, Guard, GuardConfig, Outgoing
-from bridge.perlert.lobby import Lobby, SlotConfig
+from bridge.perlert.lobby import Lobby
 from bridge.perlert.protocol import packet, profile
 from bridge.perlert.protocol.codec import TextCodec
 from bridge.perlert.rollout import Rollout, RolloutConfig
@@ -127,9 +127,12 @@ class Instance:
                 self._agents[key] = _Agent(self.header, name, spaces, *given)
             if spectators < 0:
                 raise SettingError(f"expected 0 spectators or more, got {spectators!r}")
-            found = [SlotConfig(key, kind, bot=key in policies) for key, kind in kinds.items()]
-            found += [SlotConfig(f"spectator{i}", "spectator", watches=keys[0]) for i in range(spectators)]
-            self.lobby = Lobby(self.header, found, self.host.guard, config=lobby, offer=self._offer)
+            watches = {f"spectator{i}": keys[0] for i in range(spectators)}
+            tags = dict.fromkeys(policies, "cpu")
+            found = [packet.Slot(key, True, kind, tags.get(key, ""), key in tags) for key, kind in kinds.items()]
+            found += [packet.Slot(key, True, "spectator", "", False) for key in watches]
+            guard, offer = self.host.guard, self._offer
+            self.lobby = Lobby(self.header, found, guard, config=lobby, watches=watches, offer=offer)
         except BaseException:
             await self.world.close()
             raise
@@ -140,7 +143,7 @@ class Instance:
         self.world.subscribe(self._on_frame)
 
     def _offer(self, token: str, seq: int, key: str) -> str:
-        spaces = self._agents[self.lobby.slots[key].watches or key].spaces
+        spaces = self._agents[self.lobby.watches.get(key, key)].spaces
         fps, decimals = self.config.fps, self.config.decimals
         return profile.offer_text(token, seq=seq, slot=key, fps=fps, decimals=decimals, spaces=spaces)
 
@@ -248,11 +251,13 @@ class Instance:
 
     def tick(self) -> None:
         """Do what is due in the lobby and the runs; again soon while there is a client or a run."""
+        if self._stopped:
+            return
         now = self.host.now()
         self.send(self.lobby.tick(now))
         starts, had_begun = self.lobby.state is State.STARTING, self._begun
         self._begun = starts
-        if starts and not (had_begun or self._stopped):
+        if starts and not had_begun:
             self.host.scheduler.start(self._begin(), lambda result, error: None)
         for run in list(self.lobby.runs):
             self.send(run.tick(now), run.port)

@@ -10,7 +10,7 @@ import dataclasses
 import hmac
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from bridge.errors import SettingError
 from bridge.perlert.guard import Address, Guard, Outgoing
@@ -18,7 +18,7 @@ from bridge.perlert.protocol import packet, profile
 from bridge.perlert.rollout import Player, Rollout
 from bridge.worlds.realtime.match import TRANSITIONS, Event, State
 
-__all__ = ["Client", "Lobby", "LobbyConfig", "SlotConfig"]
+__all__ = ["Client", "Lobby", "LobbyConfig"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,18 +45,6 @@ class LobbyConfig:
             raise SettingError(f"expected a countdown of 0 seconds or more, got {self.countdown!r}")
 
 
-@dataclasses.dataclass(frozen=True)
-class SlotConfig:
-    """One slot of the lobby."""
-
-    key: str
-    kind: str = "agent"
-    bot: bool = False
-    """Whether the server plays it until a client takes it: listed open and ready, and never waited for."""
-    watches: str | None = None
-    """A spectator's slot: the key of the slot whose steps it sees. It is never waited for."""
-
-
 @dataclasses.dataclass(slots=True, eq=False)
 class Client:
     """A registered client. It is known by (address, port) in the lobby of its header."""
@@ -78,7 +66,6 @@ class Client:
     """The first datagram of the lobby that it is still to be told; None: it was told all."""
 
 
-_BOT_TAG = "cpu"
 _S1_BYTES = 900
 """Of one datagram of the lobby: less than the kilobyte that an address which is not proven may be sent at once."""
 _MOST_NUMBERS = 4096
@@ -87,6 +74,8 @@ _MOST_NUMBERS = 4096
 class Lobby:
     """The lobby of one instance.
 
+    `slots` are as they are listed while nobody holds them: one that is ready has a bot, which is never waited for.
+    `watches` has, of each spectator's slot, the key of the slot whose steps it sees; it is never waited for, either.
     `offer`, given a token, a client's newest registration and a slot's key, returns the text that a client of ours is
     told (frame rate, spaces).
 
@@ -98,17 +87,18 @@ class Lobby:
     def __init__(
         self,
         header: packet.Header,
-        slots: Sequence[SlotConfig],
+        slots: Sequence[packet.Slot],
         guard: Guard,
         *,
         config: LobbyConfig | None = None,
+        watches: Mapping[str, str] | None = None,
         offer: Callable[[str, int, str], str] = lambda token, seq, key: profile.offer_text(token, seq=seq, slot=key),
     ) -> None:
         self.header, self.guard, self.config = header, guard, config or LobbyConfig()
-        self.slots = {slot.key: slot for slot in slots}
+        self.slots, self.watches = {slot.key: slot for slot in slots}, watches or {}
         if not slots or len(self.slots) < len(slots):
             raise SettingError(f"expected one slot or more, each key once, got {[slot.key for slot in slots]}")
-        agents = sum(slot.watches is None for slot in slots)
+        agents = len(slots) - len(self.watches)
         if (self.config.clients or 0) > agents:
             raise SettingError(f"expected a start with at most {agents} clients, got {self.config.clients}")
         self.clients: dict[Address, Client] = {}
@@ -138,24 +128,21 @@ class Lobby:
 
     def listing(self) -> dict[str, packet.Slot]:
         """Return every slot as S1 lists it."""
-        found = {
-            key: packet.Slot(key, True, slot.kind, _BOT_TAG if slot.bot else "", slot.bot)
-            for key, slot in self.slots.items()
-        }
+        found = dict(self.slots)
         for client in self.clients.values():
             found[client.key] = packet.Slot(client.key, False, found[client.key].kind, client.tag, client.ready)
         return found
 
     def _agents(self) -> list[Client]:
         """Return the clients in agents' slots; spectators count for nothing."""
-        return [client for client in self.clients.values() if self.slots[client.key].watches is None]
+        return [client for client in self.clients.values() if client.key not in self.watches]
 
     def missing(self) -> str | None:
         """Return why the simulation does not start; None: it can."""
         agents, needed = self._agents(), self.config.clients
         unready = [client.key for client in agents if not client.ready]
         held = {client.key for client in agents}
-        empty = [slot.key for slot in self.slots.values() if slot.key not in held and not (slot.bot or slot.watches)]
+        empty = [key for key, slot in self.slots.items() if not (key in held or slot.ready or key in self.watches)]
         if unready:  # P-10
             return f"not ready: {', '.join(unready)}"
         if needed is None and empty:
@@ -359,7 +346,7 @@ class Lobby:
     def _expire(self, now: float) -> None:
         """Take out who was silent, or held others up who are ready, for too long."""
         here = [client for client in self.clients.values() if self._port(client, now) is None]
-        agents = [client for client in here if self.slots[client.key].watches is None]
+        agents = [client for client in here if client.key not in self.watches]
         idlers = [client for client in agents if not client.ready]
         if len(idlers) == len(agents) or self.state not in (State.GATHERING, State.COUNTDOWN):
             idlers = []
@@ -393,7 +380,7 @@ class Lobby:
         for client in self.clients.values():
             if client.untold is not None and (starting or now >= client.told_at + self.config.coalesce):
                 self._inform(client, now)
-            if self.state is State.RUNNING and client.ready and self.slots[client.key].watches is not None:
+            if self.state is State.RUNNING and client.ready and client.key in self.watches:
                 self._let_in(client, now)
         if starting:
             self._follow(Event.COUNTDOWN_OVER)
@@ -422,8 +409,8 @@ class Lobby:
     def _let_in(self, client: Client, now: float) -> None:
         """Let a client into the run that is on, unless it is in one."""
         if client.port is None and self.run is not None:
-            client.port, watches = self.run.port, self.slots[client.key].watches
-            client.player = Player(client.address, watches or client.key, client.token, watches is not None)
+            client.port, key = self.run.port, self.watches.get(client.key, client.key)
+            client.player = Player(client.address, key, client.token, watching=key != client.key)
             self.run.join(client.player, now)
             self._send(packet.Start(self.header, client.port), client, now)
 
