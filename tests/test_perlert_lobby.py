@@ -594,6 +594,20 @@ def test_an_older_registration_that_comes_late_changes_nothing():
     assert Message(H, offer(lobby.guard.token(FAR), 3, "agent0")) in to(out, FAR)
 
 
+def test_an_older_registration_changes_nothing_after_the_client_has_expired_either(monkeypatch):
+    monkeypatch.setattr(module, "_MOST_NUMBERS", 2)
+    lobby = make(2, offer=offer)
+    lobby.receive(claim(lobby, "agent0", "joe", FAR, 2), FAR, 0.0)
+    lobby.tick(30.0)
+    assert lobby.clients == {}
+    lobby.receive(claim(lobby, "agent0", "joe", FAR, 1, "r"), FAR, 31.0)
+    assert lobby.clients == {}
+    for number in range(5):
+        other = (f"203.0.113.{number}", 9)
+        lobby.receive(claim(lobby, "agent1", "x", other, 1, "l"), other, 32.0)
+    assert len(lobby._numbers) == 2
+
+
 def test_a_client_that_leaves_frees_its_slot_at_once_and_nothing_that_is_late_takes_it_again():
     lobby = make(1, offer=offer)
     late = claim(lobby, "agent0", "joe", FAR, 1, "r")

@@ -309,6 +309,17 @@ def test_who_joins_late_is_not_rewarded_for_what_was_before():
     assert steps(run.frame({"agent0": Result("1", 5)}, 0.3), BOB)[0].reward == "5"
 
 
+def test_who_watches_an_agent_whose_episode_is_over_is_told_so_while_the_run_goes_on():
+    run = make(Player(ANN, "agent0"), Player(BOB, "agent1"), fps=10)
+    begin(run)
+    run.frame({"agent0": Result("7", 1, terminated=True), "agent1": Result("1", 0)}, 0.0)
+    run.join(Player(FAR, "agent0", watching=True), 0.1)
+    run.guard.prove(FAR)
+    (step,) = steps(run.frame({"agent1": Result("2", 0)}, 0.2), FAR)
+    assert (step.observation, step.reward, step.done) == ("7", "0", True)
+    assert run.running
+
+
 def test_an_end_that_is_declared_is_a_step_of_its_own():
     run = make(fps=10)
     begin(run)

@@ -156,19 +156,12 @@ class Instance:
 
     # Input and output
 
-    def handle(self, message: packet.ClientMessage, sender: Address, size: int) -> None:
-        """Take a message for the lobby."""
-        self.send(self.lobby.handle(message, sender, size, self.host.now()))
-        if sender in self.lobby.clients:
-            self.tick()
-
     def send(self, out: Iterable[Outgoing], port: int | None = None) -> None:
         """Send datagrams from a run's port, or the lobby's."""
         for datagram, address in out:
             self.host.ports.send(port, datagram, address)
 
     def _act(self, key: str, text: str) -> None:
-        """Take an action of a client; raises PacketError."""
         agent = self._agents[key]
         if agent.player is not None:
             agent.player.act(agent.actions.decode(text))
@@ -274,7 +267,7 @@ class Instance:
         self._timer = self.host.scheduler.call_later(_TICK, self.tick) if due else None
 
     def stop(self) -> None:
-        """End the run that is on, with done=true for everybody, and say that the server goes."""
+        """End the run that is on, with done=true for everybody, say that the server goes, and do nothing more."""
         now = self.host.now()
         self._stopped = True
         self.send(self.lobby.say("The server is going away.", now))
@@ -282,9 +275,7 @@ class Instance:
             self.send(run.end(now), run.port)
 
     async def close(self) -> None:
-        """Do nothing more, and close the environment."""
-        if self._timer is not None:
-            self._timer.cancel()
+        """Close the environment, once the instance was stopped."""
         try:
             await self.world.close()
         except RequestError as error:
@@ -340,7 +331,9 @@ class Host:
         elif port is not None:
             self.counts["closed port"] += 1
         elif (known := self.instances.get(message.header)) is not None:
-            known.handle(message, sender, len(datagram))
+            known.send(known.lobby.handle(message, sender, len(datagram), now))
+            if sender in known.lobby.clients:
+                known.tick()
         else:
             self.counts["no such instance"] += 1
             if isinstance(message, packet.LobbyRequest):

@@ -134,7 +134,6 @@ class Lobby:
         return found
 
     def _agents(self) -> list[Client]:
-        """Return the clients in agents' slots; spectators count for nothing."""
         return [client for client in self.clients.values() if client.key not in self.watches]
 
     def missing(self) -> str | None:
@@ -279,7 +278,6 @@ class Lobby:
     # Output
 
     def _send(self, what: packet.ServerMessage | bytes, client: Client, now: float) -> bool:
-        """Send a message, unless the guard refuses."""
         datagram = what if isinstance(what, bytes) else packet.format_message(what)
         if allowed := self.guard.spend(client.address, len(datagram), now):
             self._out.append((datagram, client.address))
@@ -300,7 +298,6 @@ class Lobby:
             self._send(packet.Start(self.header, client.port), client, now)
 
     def _alter(self) -> None:
-        """Begin another version of the lobby."""
         self._written = []
         for client in self.clients.values():
             client.untold = 0
@@ -407,7 +404,6 @@ class Lobby:
         return self._to_send()
 
     def _let_in(self, client: Client, now: float) -> None:
-        """Let a client into the run that is on, unless it is in one."""
         if client.port is None and self.run is not None:
             client.port, key = self.run.port, self.watches.get(client.key, client.key)
             client.player = Player(client.address, key, client.token, watching=key != client.key)
