@@ -103,7 +103,7 @@ def reflected(seconds: float) -> None:
         spoofed = got = 0
         begun = time.monotonic()
         while time.monotonic() < begun + seconds:
-            ports = [run.port for instance in server.host.instances.values() for run in instance.rollouts]
+            ports = [run.port for instance in server.host.instances.values() for run in instance.lobby.runs]
             for text in ("lobby", "register=agent0,v", "ready=agent0,true", "register=agent0,v+b1"):
                 spoofed += victim.sendto(f"count:0;{text}".encode(), ("127.0.0.1", server.port))
             for port in ports:

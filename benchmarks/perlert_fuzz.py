@@ -54,7 +54,7 @@ def main() -> None:
     process, early = psutil.Process(), 0
     for number in range(arguments.datagrams):
         source = (f"203.0.{chance.randrange(9)}.{chance.randrange(250)}", chance.randrange(1, 99))
-        run = instance.rollouts[-1].port if instance.rollouts else LOBBY_PORT
+        run = instance.lobby.runs[-1].port if instance.lobby.runs else LOBBY_PORT
         simulation.deliver(datagram(chance), source, (SERVER, chance.choice((LOBBY_PORT, run))))
         if number % 100 == 0:
             simulation.run(0.01)

@@ -25,7 +25,7 @@ from bridge.perlert.player import Player
 from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.packet import Header
 from bridge.perlert.rollout import RolloutConfig
-from bridge.perlert.worlds import make_world
+from bridge.perlert.server import make_world
 from bridge.testing import Conditions, Link, LocalRuntime
 
 LOBBY_PORT = 32322
@@ -136,7 +136,7 @@ class Simulation:
         make = partial(make_world, lambda: world, self.runtime, str(header), fps=config.fps)
         instance = Instance(header, make, self.host, config)
         slots = dict.fromkeys(world.possible_agents, "counter")
-        self.runtime.run(self.host.add(instance, slots=slots, **settings))
+        self.runtime.run(instance.open(slots=slots, **settings))
         return instance
 
     def join(self, header: Header, *, runs: int = 1, host: str | None = None, **settings: Any) -> Visitor:

@@ -156,7 +156,7 @@ def test_an_address_that_never_answered_is_sent_no_more_than_the_bound():
             while time.monotonic() < begun + 3.0:
                 for text in ("lobby", "register=agent0,v", "ready=agent0,true", "register=agent0,v+b1"):
                     spoofed += victim.sendto(f"count:0;{text}".encode(), lobby)
-                ports = [r.port for instance in server.host.instances.values() for r in instance.rollouts]
+                ports = [r.port for instance in server.host.instances.values() for r in instance.lobby.runs]
                 for run in ports:  # every client of a run knows it
                     spoofed += victim.sendto(b"count:0;action=1", ("127.0.0.1", run))
                 select.select([], [], [], 0.05)

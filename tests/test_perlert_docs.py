@@ -15,7 +15,7 @@ def diagram(table):
     return "\n".join(["```mermaid", "stateDiagram-v2", *lines, "```"])
 
 
-@pytest.mark.parametrize("module", [lobby, rollout, player], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [lobby, player], ids=lambda module: module.__name__)
 def test_the_state_diagrams_in_the_docs_are_those_of_the_tables(module):
     assert diagram(module.TRANSITIONS) in DOCS.read_text()
 

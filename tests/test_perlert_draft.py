@@ -10,12 +10,12 @@ from gymnasium import spaces
 
 from bridge.perlert import LobbyConfig, PerlertEnv, serve_perlert
 from bridge.perlert.guard import Guard
-from bridge.perlert.lobby import Lobby, SlotConfig, State
+from bridge.perlert.lobby import Lobby, State
 from bridge.perlert.player import Player
 from bridge.perlert.player_run import Stepped
-from bridge.perlert.protocol.packet import Header, parse_client
-from bridge.perlert.rollout import Player as Seated
-from bridge.perlert.rollout import Result, Rollout, RolloutConfig
+from bridge.perlert.protocol.packet import Header, Slot, parse_client
+from bridge.perlert.rollout import Rollout, RolloutConfig
+from bridge.worlds.realtime.joint_loop import Transition as Result
 from tests import draft_peers
 from tests.draft_peers import PlainClient, PlainServer
 
@@ -44,7 +44,7 @@ LOBBY, ROLLOUT = ("10.0.0.2", 32322), ("10.0.0.2", 32323)
 def test_the_drafts_example_session_runs_datagram_for_datagram_on_the_server():
     # P-7 asks for one datagram that the figure leaves out: the lobby, after the registration.
     guard = Guard()
-    lobby = Lobby(H, [SlotConfig("agent0", "citizen", bot=True)], guard)
+    lobby = Lobby(H, [Slot("agent0", True, "citizen", "cpu", True)], guard)
     run = None
     answers = []
     frames = [("45", 0), ("47", 0), ("48", 1), ("49", 0), ("51", 1)]
@@ -57,12 +57,11 @@ def test_the_drafts_example_session_runs_datagram_for_datagram_on_the_server():
                 assert guard.heard(CLIENT, text.encode(), now)
                 out = lobby.handle(parse_client(text.encode()), CLIENT, len(text), now)
             else:
-                out = run.receive(text.encode(), CLIENT, now)
+                out = run.handle(parse_client(text.encode()), CLIENT, now)
             if lobby.state is State.STARTING:
-                out += lobby.started(32323, now)
                 acted = {}
-                run = Rollout(H, 32323, guard, acted.__setitem__, config=RolloutConfig(fps=1), now=now)
-                run.join(Seated(CLIENT, "agent0"), now)
+                run = Rollout(H, 32323, guard, acted.__setitem__, config=RolloutConfig(fps=1))
+                out += lobby.started(run, now)
             answers = [datagram.decode() for datagram, address in out if address == CLIENT]
             if "register=" in text:
                 assert answers.pop(1) == "city:7;agent0=close,citizen,patrick,not_ready"

@@ -5,9 +5,19 @@ import pytest
 from bridge.errors import PacketError, SettingError
 from bridge.perlert import lobby as module
 from bridge.perlert.guard import Guard, GuardConfig
-from bridge.perlert.lobby import Lobby, LobbyConfig, SlotConfig, State
-from bridge.perlert.protocol.packet import Header, LobbyInfo, Message, Registered, Start, parse_client, parse_server
+from bridge.perlert.lobby import Lobby, LobbyConfig, State
+from bridge.perlert.protocol.packet import (
+    Header,
+    LobbyInfo,
+    Message,
+    Registered,
+    Slot,
+    Start,
+    parse_client,
+    parse_server,
+)
 from bridge.perlert.protocol.profile import Claim, format_tag, offer_text
+from bridge.perlert.rollout import Rollout, RolloutConfig
 
 H = Header("city", 7)
 ANN, BOB, EVE = ("127.0.0.1", 1001), ("127.0.0.1", 1002), ("127.0.0.1", 1003)
@@ -26,12 +36,15 @@ class Heard(Lobby):
 
 
 def make(slots=2, *, bots=(), guard=None, config=None, spectators=0, **settings):
-    watching = [SlotConfig(f"spectator{i}", "spectator", watches="agent0") for i in range(spectators)]
+    watches = {f"spectator{i}": "agent0" for i in range(spectators)}
+    keys = [f"agent{i}" for i in range(slots)]
+    found = [Slot(key, True, "citizen", "cpu" if key in bots else "", key in bots) for key in keys]
     return Heard(
         H,
-        [SlotConfig(f"agent{i}", "citizen", bot=f"agent{i}" in bots) for i in range(slots)] + watching,
+        found + [Slot(key, True, "spectator", "", False) for key in watches],
         Guard(guard, SECRET),
         config=config,
+        watches=watches,
         **settings,
     )
 
@@ -56,6 +69,18 @@ def texts(out, address):
 
 def slot(lobby, key):
     return lobby.listing()[key]
+
+
+def new_run(lobby, port=40000):
+    return Rollout(H, port, lobby.guard, lambda key, text: None, RolloutConfig())
+
+
+def end_run(lobby, now, missed=()):
+    """End the run that is on; all clients but those have been at its port."""
+    for address, player in lobby.run.players.items():
+        player.here = address not in missed
+    lobby.run.end(now)
+    return lobby.tick(now)
 
 
 def test_a_client_that_asks_is_told_the_lobby():
@@ -201,7 +226,6 @@ def test_a_silent_registration_expires_and_the_others_are_told():
     lobby.tick(1.0)
     for second in range(1, 15):
         lobby.receive(b"city:7;lobby", BOB, float(second))
-    assert lobby.wake() <= 15.0
     out = lobby.tick(14.9)
     assert len(lobby.clients) == 2
     out = lobby.tick(15.0)
@@ -221,7 +245,6 @@ def test_who_is_never_ready_holds_the_others_up_for_two_minutes_at_most():
         lobby.receive(f"city:7;register=agent1,eve{second}".encode(), EVE, float(second))
         lobby.receive(b"city:7;lobby", ANN, float(second))
     assert EVE in lobby.clients
-    assert lobby.wake() <= 120.0
     lobby.tick(120.0)
     assert list(lobby.clients) == [ANN]
 
@@ -239,7 +262,6 @@ def test_a_countdown_is_announced_and_put_off_while_somebody_is_not_ready():
     lobby.receive(b"city:7;register=agent0,ann", ANN, 0.0)
     out = lobby.receive(b"city:7;ready=agent0,true", ANN, 1.0)
     assert Message(H, "Simulation will start in 3 s") in to(out, ANN)
-    assert lobby.wake() == 2.0
     assert Message(H, "Simulation will start in 2 s") in to(lobby.tick(2.0), ANN)
     out = lobby.receive(b"city:7;ready=agent0,false", ANN, 2.5)
     assert Message(H, "The start is put off: not ready: agent0") in to(out, ANN)
@@ -285,8 +307,8 @@ def test_who_toggles_or_registers_again_holds_the_others_up_no_longer_than_who_d
     # Another client takes the slot, the run starts, and the next one is open to everybody.
     lobby.receive(b"city:7;register=agent1,bob", BOB, now + 2)
     lobby.receive(b"city:7;ready=agent1,true", BOB, now + 2)
-    lobby.started(40000, now + 3)
-    lobby.run_ended(now + 4)
+    lobby.started(new_run(lobby), now + 3)
+    end_run(lobby, now + 4)
     lobby.receive(b"city:7;register=agent1,eve", EVE, now + 5)
     assert EVE in lobby.clients or lobby.holder("agent1").tag == "bob"
     assert not lobby._is_out_of_patience(EVE)
@@ -299,7 +321,7 @@ def test_a_spectator_is_never_waited_for():
     lobby.receive(b"city:7;register=agent0,ann", ANN, 0.0)
     lobby.receive(b"city:7;ready=agent0,true", ANN, 1.0)
     assert lobby.state is State.STARTING
-    out = lobby.started(40000, 1.0)
+    out = lobby.started(new_run(lobby), 1.0)
     assert to(out, ANN) == [Start(H, 40000)]
     assert to(out, BOB) == []
 
@@ -309,7 +331,7 @@ def start(lobby, port=40000, now=10.0):
         lobby.receive(f"city:7;register=agent{i},x".encode(), address, now)
         lobby.receive(f"city:7;ready=agent{i},true".encode(), address, now)
     assert lobby.state is State.STARTING
-    return lobby.started(port, now)
+    return lobby.started(new_run(lobby, port), now)
 
 
 def test_all_registered_clients_are_told_the_port_and_again_on_any_contact():
@@ -337,7 +359,7 @@ def test_a_run_keeps_the_registrations_and_after_it_nobody_is_ready():
     start(lobby)
     lobby.tick(100.0)
     assert len(lobby.clients) == 2
-    out = lobby.run_ended(100.0)
+    out = end_run(lobby, 100.0)
     for address in ANN, BOB:
         (info,) = to(out, address)
         assert not any(s.ready for s in info.slots)
@@ -352,12 +374,25 @@ def test_a_client_that_missed_the_run_is_told_its_port_until_it_has_been_there()
     # P-16
     lobby = make(1)
     start(lobby)
-    lobby.run_ended(10.5, missed=[ANN])
+    end_run(lobby, 10.5, missed=[ANN])
+    player = lobby.clients[ANN].player
     assert Start(H, 40000) in to(lobby.receive(b"city:7;lobby", ANN, 11.0), ANN)
     lobby.receive(b"city:7;ready=agent0,true", ANN, 11.5)
     assert lobby.state is State.GATHERING
-    lobby.settled(ANN, 40000)
-    lobby.receive(b"city:7;ready=agent0,true", ANN, 12.0)
+    player.here, player.heard = True, 11.7
+    lobby.receive(b"city:7;ready=agent0,true", ANN, 12.6)  # it may still ask there
+    assert lobby.state is State.GATHERING
+    lobby.receive(b"city:7;ready=agent0,true", ANN, 12.7)
+    assert lobby.state is State.STARTING
+
+
+def test_a_client_that_never_comes_to_the_runs_port_is_told_it_until_that_is_closed():
+    # P-16, P-17
+    lobby = make(1)
+    start(lobby)
+    end_run(lobby, 10.5, missed=[ANN])
+    assert to(lobby.receive(b"city:7;ready=agent0,true", ANN, 20.4), ANN)[-1] == Start(H, 40000)
+    lobby.receive(b"city:7;ready=agent0,true", ANN, 20.5)
     assert lobby.state is State.STARTING
 
 
@@ -493,7 +528,7 @@ def test_an_address_that_is_not_proven_still_gets_its_port_when_the_run_starts(t
         out += lobby.receive(datagram, FAR, 0.0)
     assert Registered(H, "agent0") in to(out, FAR)
     assert lobby.state is State.STARTING
-    out += lobby.started(40000, 0.1)
+    out += lobby.started(new_run(lobby), 0.1)
     assert to(out, FAR)[-1] == Start(H, 40000)
 
 
@@ -556,6 +591,20 @@ def test_an_older_registration_that_comes_late_changes_nothing():
     # A client that began anew at this address is told how far the numbers are.
     out = lobby.receive(claim(lobby, "agent0", "joe", FAR, 1), FAR, 4.0)
     assert Message(H, offer(lobby.guard.token(FAR), 3, "agent0")) in to(out, FAR)
+
+
+def test_an_older_registration_changes_nothing_after_the_client_has_expired_either(monkeypatch):
+    monkeypatch.setattr(module, "_MOST_NUMBERS", 2)
+    lobby = make(2, offer=offer)
+    lobby.receive(claim(lobby, "agent0", "joe", FAR, 2), FAR, 0.0)
+    lobby.tick(30.0)
+    assert lobby.clients == {}
+    lobby.receive(claim(lobby, "agent0", "joe", FAR, 1, "r"), FAR, 31.0)
+    assert lobby.clients == {}
+    for number in range(5):
+        other = (f"203.0.113.{number}", 9)
+        lobby.receive(claim(lobby, "agent1", "x", other, 1, "l"), other, 32.0)
+    assert len(lobby._numbers) == 2
 
 
 def test_a_client_that_leaves_frees_its_slot_at_once_and_nothing_that_is_late_takes_it_again():
@@ -664,9 +713,9 @@ def test_every_state_and_event_of_the_table_is_reached_by_the_lobby():
 def test_an_event_out_of_turn_is_an_error_of_the_owner():
     lobby = make()
     with pytest.raises(KeyError):
-        lobby.run_ended(0.0)
+        lobby.start_failed("no licence", 0.0)
     with pytest.raises(KeyError):
-        lobby.started(1, 0.0)
+        lobby.started(new_run(lobby), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -683,7 +732,7 @@ def test_a_lobby_that_cannot_be_is_refused(settings, error):
 
 def test_a_key_that_the_grammar_reserves_is_refused():
     with pytest.raises(PacketError):
-        Lobby(H, [SlotConfig("message")], Guard())
+        Lobby(H, [Slot("message", True, "agent", "", False)], Guard())
 
 
 @pytest.mark.parametrize("policy", [{"clients": 0}, {"countdown": -1.0}, {"countdown": math.inf}])

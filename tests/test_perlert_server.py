@@ -24,8 +24,8 @@ from bridge.errors import (
     UnsupportedSpaceError,
 )
 from bridge.perlert import GuardConfig, LobbyConfig, PerlertEnv, make_perlert_env, serve_perlert
+from bridge.perlert.server import default_name
 from bridge.perlert.udp import receive
-from bridge.perlert.worlds import default_name
 from tests.support import sampled
 
 KEY = "0123456789abcdef0123456789abcdef"

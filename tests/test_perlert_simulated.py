@@ -26,7 +26,7 @@ TRUST = GuardConfig(trusted=("10.0.0.0/8",))
 
 
 def ports_of(instance):
-    return [run.port for run in instance.rollouts]
+    return [run.port for run in instance.lobby.runs]
 
 
 def check(world, visitors, runs, *, profile=True):
@@ -113,7 +113,7 @@ def test_a_late_ready_does_not_start_the_next_run_over_a_client_that_has_not_see
     instance = simulation.publish(H, world, rollout=RolloutConfig(fps=10))
     visitor = simulation.join(H, runs=2)
     simulation.drop = lambda datagram, source, target: b"start=" in datagram or b"done=true" in datagram
-    assert simulation.run(20.0, lambda: len(world.applied) == 1 and not instance.running)
+    assert simulation.run(20.0, lambda: len(world.applied) == 1 and instance.lobby.run is None)
     simulation.drop = lambda datagram, source, target: b"done=true" in datagram
     simulation.run(2.0)
     assert visitor.player.port == 40000
@@ -229,7 +229,7 @@ def test_the_environment_stands_still_between_its_runs():
     visitor = simulation.join(H)
     assert simulation.run(10.0, lambda: len(visitor.steps[0]) > 5)
     simulation.drop = lambda datagram, source, target: True
-    assert simulation.run(60.0, lambda: not instance.running)
+    assert simulation.run(60.0, lambda: instance.lobby.run is None)
     stepped = len(world.applied[0]["agent0"])
     assert stepped > 200
     simulation.run(60.0)
@@ -319,7 +319,7 @@ def test_an_environment_that_fails_ends_its_run_and_not_the_server(caplog):
     assert simulation.run(60.0, lambda: visitor.finished)
     assert visitor.steps[0][-1].truncated
     assert not visitor.steps[1][-1].truncated
-    assert instance.failures == 1
+    assert instance.stats()["failures"] == 1
     assert "out of wheels" in caplog.text
 
 
@@ -351,7 +351,7 @@ def test_a_reset_that_fails_is_told_and_the_next_start_is_tried(caplog):
     instance = simulation.publish(H, Fails(1, 3), rollout=RolloutConfig(fps=10))
     visitor = simulation.join(H)
     assert simulation.run(60.0, lambda: visitor.finished)
-    assert instance.failures == 1
+    assert instance.stats()["failures"] == 1
 
 
 def test_a_server_that_stops_ends_the_run_for_everybody():

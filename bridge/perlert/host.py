@@ -1,31 +1,27 @@
 """All instances of one server: each has a lobby, an environment that a clock steps, and its runs. No socket.
 
-`Host.receive` takes datagrams, and everything that is to be sent goes to the function `send`. What waits, waits by the
-scheduler's timers; environments and bots are called where they live, as those of real-time worlds are.
+`Host.receive` takes datagrams, and what is to be sent goes to its ports. Environments and bots are called where they
+live, as those of real-time worlds are.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
+import re
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from bridge.errors import PacketError, RequestError, SettingError, UnsupportedSpaceError
+from bridge.errors import InvalidActionError, PacketError, RequestError, SettingError, UnsupportedSpaceError
 from bridge.perlert.guard import Address, Guard, GuardConfig, Outgoing
-from bridge.perlert.lobby import Client, Lobby, LobbyConfig, SlotConfig
-from bridge.perlert.lobby import State as LobbyState
+from bridge.perlert.lobby import Lobby
 from bridge.perlert.protocol import packet, profile
 from bridge.perlert.protocol.codec import TextCodec
-from bridge.perlert.rollout import Player as RunPlayer
-from bridge.perlert.rollout import Result, Rollout, RolloutConfig
-from bridge.perlert.rollout import State as RunState
-from bridge.perlert.worlds import as_received, slots_of
+from bridge.perlert.rollout import Rollout, RolloutConfig
 from bridge.server.failure_log import FailureLog
 from bridge.worlds.default_actions import default_action
-from bridge.worlds.policies import Policy, as_policy, by_name
+from bridge.worlds.policies import as_policy, by_name
+from bridge.worlds.realtime.joint_loop import Transition
+from bridge.worlds.realtime.match import State
 from bridge.worlds.realtime.multi_agent import Frame, Player, RealtimeMultiAgentWorld
 from bridge.worlds.scheduling import Scheduler, Timer
 
@@ -33,171 +29,155 @@ __all__ = ["Host", "Instance"]
 
 # What stands in an S5 besides header and observation: timestamp, step, reward, done, and the profile's counters.
 _AROUND = 240
+_TICK = 0.1
+"""Seconds between two looks at what is due, while there is a client or a run."""
 _MakeWorld: TypeAlias = Callable[..., Awaitable[RealtimeMultiAgentWorld]]
 
 
-@dataclasses.dataclass
 class _Agent:
-    """An agent of the environment, and the slot that plays it."""
+    """An agent of the environment, and what reads, writes and stands in for it."""
 
-    name: str
-    """The environment's name for it."""
-    observations: TextCodec
-    actions: TextCodec
-    spaces: str
-    """Its spaces, as they stand in an offer; empty: too long."""
-    bot: Policy | None
-    default_action: Any
-    """What it does until its client's first valid action; None: the first that is allowed, or zeros."""
-    player: Player = dataclasses.field(init=False)
-    """Acts for it."""
-    taken: bool = False
-    """Whether a client plays it, so that its bot does not. The world's thread reads it."""
-    by: str = "agent"
-    """Whose its actions are, for a recording."""
+    def __init__(self, header: packet.Header, name: str, spaces: Any, decimals: int, bot: Any, action: Any) -> None:
+        self.name = name
+        """The environment's name for it."""
+        self.observations = TextCodec(spaces[0], decimals=decimals)
+        self.actions = TextCodec(spaces[1], named=False, decimals=None)
+        size = self.observations.max_bytes() + len(str(header).encode()) + _AROUND
+        if size > packet.MAX_MESSAGE:
+            raise UnsupportedSpaceError(
+                f"expected observations of {header} that fit into a datagram of {packet.MAX_MESSAGE} bytes, "
+                f"got up to {size} bytes for {spaces[0]}; use fewer decimals (decimals=2), select or "
+                "bound the elements with a wrapper (gymnasium.wrappers.TransformObservation), or serve it over grpc://"
+            )
+        told = profile.spaces_text(*spaces)
+        # Spaces too long for a message are left out; clients are given them otherwise.
+        fits = len(told.encode()) + len(str(header).encode()) + 200 <= packet.MAX_MESSAGE
+        self.spaces = told if fits else ""
+        self.bot = None if bot is None else as_policy("bots", bot, spaces[1])
+        try:
+            self.default_action = None if action is None else self.actions.decode(self.actions.encode(action))
+        except (InvalidActionError, PacketError) as error:
+            raise SettingError(f"expected a default_action of {spaces[1]}, got {action!r}") from error
+        self.player: Player | None = None
+        """Acts for it, in a run that its client plays in."""
+
+
+def _slots_of(agents: Sequence[str], name: str, slots: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
+    """Return KEY and KIND of the slot of each agent, in order: the agent's name, and that up to its trailing `_N`.
+
+    `name` is the kind of the one agent of a Gymnasium environment; `slots` are keys, or keys with kinds, instead.
+
+    Raises:
+        SettingError: `slots` does not fit.
+    """
+    if isinstance(slots, str) or (slots is not None and len(set(slots)) != len(agents)):
+        raise SettingError(f"expected slots with {len(agents)} keys, one for each agent in order, got {slots!r}")
+    if isinstance(slots, Mapping):
+        return dict(slots)
+    kinds = [re.sub(r"_?[0-9]+\Z", "", agent) or "agent" for agent in agents]
+    if list(agents) == ["agent0"]:
+        kinds = [name]
+    return dict(zip(agents if slots is None else slots, kinds, strict=True))
 
 
 class Instance:
     """One environment with its lobby and its runs. `open` makes it ready.
 
-    `make` makes the environment's world, again where its process has ended; given a function, with that for the actions
-    of agents that have none. `seed` is the first run's.
+    `make` makes the environment's world, given what stands in where no client acts, and again where its process has
+    ended. `seed` is the first run's.
     """
 
     world: RealtimeMultiAgentWorld
     lobby: Lobby
 
     def __init__(
-        self,
-        header: packet.Header,
-        make: _MakeWorld,
-        host: Host,
-        config: RolloutConfig | None = None,
-        seed: int | None = None,
+        self, header: packet.Header, make: _MakeWorld, host: Host, config: RolloutConfig, seed: int | None = None
     ) -> None:
-        self.header, self.host, self.config = header, host, config or RolloutConfig()
-        self.runs = self.frames = self.failures = 0
+        self.header, self.host, self.config = header, host, config
+        self.runs = 0
         self._make, self._seed = make, seed
         self._agents: dict[str, _Agent] = {}
         """By the slots' keys."""
         self._begun = self._stopped = False
-        self._current: Rollout | None = None
-        self.rollouts: list[Rollout] = []
-        """Those whose ports are open, the one that is on last."""
         self._timer: Timer | None = None
         self._log = FailureLog(host.scheduler)
 
     async def open(
-        self,
-        *,
-        slots: Mapping[str, str] | Sequence[str] | None = None,
-        bots: Any = None,
-        default_action: Any = None,
-        spectators: int = 0,
-        lobby: LobbyConfig | None = None,
-        kind: str = "agent",
+        self, *, slots: Any = None, bots: Any = None, default_action: Any = None, spectators: int = 0, lobby: Any = None
     ) -> None:
-        """Make the environment, and the lobby for its agents. Keywords as for `serve_perlert`.
+        """Make the environment, and the lobby for its agents, and publish it. Keywords as for `serve_perlert`.
 
-        `kind` is that of the one agent of a Gymnasium environment.
+        `lobby` is a `LobbyConfig`.
 
         Raises:
             UnsupportedSpaceError: A space has no text form, or an observation may be longer than a datagram.
             SettingError: What is configured does not fit the environment.
             RequestError: The environment could not be made.
         """
-        if bots is not None or default_action is not None:
-            self._make = partial(self._make, self._stand_in)
-        self.world = await self._make()
+        await self._make_world()
         try:
-            kinds = slots_of(list(self.world.members), kind, slots)
+            kinds = _slots_of(list(self.world.members), self.header.name, slots)
             keys = list(kinds)
-            if isinstance(default_action, Mapping) and not set(default_action) & set(keys):
+            if isinstance(default_action, Mapping) and not default_action.keys() & kinds.keys():
                 default_action = dict.fromkeys(keys, default_action)  # an action of a Dict space
             policies = by_name("bots", bots, keys, "slots")
             actions = by_name("default_action", default_action, keys, "slots")
-            for key, name in zip(keys, self.world.members, strict=True):
-                self._agents[key] = self._agent(name, policies.get(key), actions.get(key))
+            for key, (name, spaces) in zip(keys, self.world.members.spaces.items(), strict=True):
+                given = self.config.decimals, policies.get(key), actions.get(key)
+                self._agents[key] = _Agent(self.header, name, spaces, *given)
             if spectators < 0:
                 raise SettingError(f"expected 0 spectators or more, got {spectators!r}")
-            found = [SlotConfig(key, kind, bot=key in policies) for key, kind in kinds.items()]
-            found += [SlotConfig(f"spectator{i}", "spectator", watches=keys[0]) for i in range(spectators)]
-            self.lobby = Lobby(self.header, found, self.host.guard, config=lobby, offer=self._offer, moved=self._moved)
+            watches = {f"spectator{i}": keys[0] for i in range(spectators)}
+            tags = dict.fromkeys(policies, "cpu")
+            found = [packet.Slot(key, True, kind, tags.get(key, ""), key in tags) for key, kind in kinds.items()]
+            found += [packet.Slot(key, True, "spectator", "", False) for key in watches]
+            guard, offer = self.host.guard, self._offer
+            self.lobby = Lobby(self.header, found, guard, config=lobby, watches=watches, offer=offer)
         except BaseException:
             await self.world.close()
             raise
-        self._enter()
+        self.host.instances[self.header] = self
 
-    def _agent(self, name: str, policy: Any, action: Any) -> _Agent:
-        """Return what reads, writes and stands in for an agent of the world."""
-        spaces = self.world.members.spaces[name]
-        observations = TextCodec(spaces[0], decimals=self.config.decimals)
-        actions = TextCodec(spaces[1], named=False, decimals=None)
-        header = len(str(self.header).encode())
-        size = observations.max_bytes() + header + _AROUND
-        if size > packet.MAX_MESSAGE:
-            raise UnsupportedSpaceError(
-                f"expected observations of {self.header} that fit into a datagram of {packet.MAX_MESSAGE} bytes, "
-                f"got up to {size} bytes for {spaces[0]}; use fewer decimals (decimals=2), select or "
-                "bound the elements with a wrapper (gymnasium.wrappers.TransformObservation), or serve it over grpc://"
-            )
-        offer = profile.spaces_text(*spaces)
-        # Spaces too long for a message are left out; clients are given them otherwise.
-        fits = len(offer.encode()) + header + 200 <= packet.MAX_MESSAGE
-        bot = None if policy is None else as_policy("bots", policy, spaces[1])
-        default = None if action is None else as_received(action, actions)
-        return _Agent(name, observations, actions, offer if fits else "", bot, default)
-
-    def _enter(self) -> None:
-        """Take all agents of the world."""
-        for agent in self._agents.values():
-            agent.player = self.world.enter(agent.name)
+    async def _make_world(self) -> None:
+        self.world = await self._make(self._stand_in)
         self.world.subscribe(self._on_frame)
 
     def _offer(self, token: str, seq: int, key: str) -> str:
-        spaces = self._agents[self.lobby.slots[key].watches or key].spaces
+        spaces = self._agents[self.lobby.watches.get(key, key)].spaces
         fps, decimals = self.config.fps, self.config.decimals
         return profile.offer_text(token, seq=seq, slot=key, fps=fps, decimals=decimals, spaces=spaces)
 
     def _stand_in(self, agent: Any, observation: Any, space: Any) -> Any:
         """Return what an agent does that no client plays, or whose client has not said. In the world's thread."""
         own = next(own for own in self._agents.values() if own.name == str(agent))
-        if own.bot is not None and not own.taken:
+        if own.bot is not None and own.player is None:
             return own.bot(observation)
         return default_action(agent, observation, space) if own.default_action is None else own.default_action
 
-    # Input
+    # Input and output
 
-    def handle(self, message: packet.ClientMessage, sender: Address, size: int) -> None:
-        """Take a message for the lobby."""
-        self._send(self.lobby.handle(message, sender, size, self.host.now()))
-        if not isinstance(message, packet.LobbyRequest) or sender in self.lobby.clients:
-            self.tick()
-
-    def receive(self, run: Rollout, datagram: bytes, sender: Address) -> None:
-        """Take a datagram that came to a run's port."""
-        self._send(run.receive(datagram, sender, self.host.now()), run.port)
-        if run.state is not RunState.RUNNING:
-            self.tick()
-
-    def _moved(self, old: Address, client: Client | None) -> None:
-        """Take note that a client has another address, or has left: then the server acts in its slot."""
-        for run in self.rollouts:
-            if client is not None:
-                run.move(old, client.address, client.token)
-            elif (left := run.leave(old)) is not None and run is self._current:
-                agent = self._agents[left]
-                agent.player.leave()
-                agent.player, agent.taken = self.world.enter(agent.name), False
-
-    def _send(self, out: Sequence[Outgoing], port: int | None = None) -> None:
+    def send(self, out: Iterable[Outgoing], port: int | None = None) -> None:
+        """Send datagrams from a run's port, or the lobby's."""
         for datagram, address in out:
             self.host.ports.send(port, datagram, address)
 
     def _act(self, key: str, text: str) -> None:
-        """Take an action of a client; raises PacketError."""
         agent = self._agents[key]
-        agent.player.act(agent.actions.decode(text), by=agent.by)
+        if agent.player is not None:
+            agent.player.act(agent.actions.decode(text))
+
+    def _cast(self) -> None:
+        """Have each agent played by its client in the run that is on, or else by the server."""
+        run = self.lobby.run
+        played = {player.key for player in run.players.values() if not player.watching} if run is not None else set()
+        for key, agent in self._agents.items():
+            if agent.player is not None and key not in played:
+                agent.player.leave()
+                agent.player = None
+            elif agent.player is None and key in played:
+                holder = self.lobby.holder(key)
+                by = f"agent:{holder.tag}" if holder is not None and holder.tag else "agent"
+                agent.player = self.world.enter(agent.name, by)
 
     # The run
 
@@ -206,161 +186,107 @@ class Instance:
         try:
             if self.world.env.ended is not None:
                 await self.world.close()
-                self.world = await self._make()
-                if self._stopped:
-                    await self.world.close()
-                    return
-                self._enter()
+                await self._make_world()
+            if self._stopped:
+                await self.world.close()
+                return
             seed, self._seed = self._seed, None
             self.world.begin(seed)
         except Exception as error:
             self._break_off(error.message if isinstance(error, RequestError) else repr(error))
-            self.host.scheduler.call_soon(self.tick)
 
     def _on_frame(self, frame: Frame) -> None:
         """Take what the environment did, and tell the clients."""
-        starts = self.lobby.state is LobbyState.STARTING
-        if frame.number == 0 and frame.error is None and not starts:
-            return  # of a run that was given up
         try:
             if frame.error is not None:
                 self._break_off(frame.error)
-            elif starts:
-                self._start(frame)
-            elif (run := self._current) is not None:
-                self.frames += 1
-                self._send(run.frame(self._results(frame), self.host.now()), run.port)
+            elif self.lobby.state is State.STARTING:
+                self._start(self._seen(frame))
+            elif (run := self.lobby.run) is not None:
+                self.send(run.frame(self._seen(frame), self.host.now()), run.port)
         except Exception as error:  # observations with NaN, rewards without end: the environment's fault
             self._break_off(f"the environment's {type(error).__name__}: {error}")
-        self.host.scheduler.call_soon(self.tick)
+        if self.lobby.run is None or not self.lobby.run.running:
+            self.host.scheduler.call_soon(self.tick)
 
     def _break_off(self, reason: str) -> None:
         """End the run, or the start of one, by what the environment or a bot raised."""
         now = self.host.now()
         # The traceback is for the log; the clients are told its first line.
         text = reason.partition("\n")[0]
-        if self.lobby.state is LobbyState.STARTING:
-            self._send(self.lobby.start_failed(text, now))
-        elif (run := self._current) is not None:
-            self._send(self.lobby.say(text, now))
-            self._send(run.end(now), run.port)
+        if self.lobby.state is State.STARTING:
+            self._begun = False
+            self.send(self.lobby.start_failed(text, now))
+        elif (run := self.lobby.run) is not None:
+            self.send(self.lobby.say(text, now))
+            self.send(run.end(now), run.port)
         else:
             return
-        self.failures += 1
-        self._begun = False
         self._log.add(str(self.header), reason)
 
-    def _results(self, frame: Frame) -> dict[str, Result]:
+    def _seen(self, frame: Frame) -> dict[str, Transition]:
+        """Return what each slot's agent saw, its observation as text."""
         return {
-            key: Result(agent.observations.encode(told.observation), told.reward, told.terminated, told.truncated)
+            key: Transition(agent.observations.encode(told.observation), told.reward, told.terminated, told.truncated)
             for key, agent in self._agents.items()
             if (told := frame.transitions.get(agent.name)) is not None
         }
 
-    def _start(self, frame: Frame) -> None:
+    def _start(self, first: Mapping[str, Transition]) -> None:
         """Open a port for the run; step 0 is the reset's observation."""
-        first, now = self._results(frame), self.host.now()
-        port = self.host.open_port()
-        self._current = run = Rollout(
-            self.header, port, self.host.guard, self._act, config=self.config, epoch=self.host.epoch, now=now
-        )
-        self.rollouts.append(run)
+        now, port = self.host.now(), self.host.open_port()
+        run = Rollout(self.header, port, self.host.guard, self._act, self.config, self.host.epoch)
         self.host.runs[port] = self, run
         self.runs += 1
-        self._send(self.lobby.started(port, now))
-        for agent in self._agents.values():
-            agent.taken = False
-        for client in self.lobby.clients.values():
-            if client.port == port:
-                self._join(run, client, now)
-        self._send(run.frame(first, now), port)
-        self._send(run.end(now, [key for key in self._agents if key not in first], truncated=False), port)
-
-    def _join(self, run: Rollout, client: Client, now: float) -> None:
-        watches = self.lobby.slots[client.key].watches
-        if watches is None:
-            agent = self._agents[client.key]
-            agent.taken, agent.by = True, f"agent:{client.tag}" if client.tag else "agent"
-        key = watches or client.key
-        run.join(RunPlayer(client.address, key, client.token, watches is not None, client.action_seq), now)
-
-    # Time
+        self.send(self.lobby.started(run, now))
+        self._cast()
+        self.send(run.frame(first, now), port)
 
     def tick(self) -> None:
-        """Do what is due in the lobby and the runs, and see when there is more."""
+        """Do what is due in the lobby and the runs; again soon while there is a client or a run."""
+        if self._stopped:
+            return
         now = self.host.now()
-        self._send(self.lobby.tick(now))
-        if self.lobby.state is LobbyState.STARTING and not self._begun and not self._stopped:
-            self._begun = True
+        self.send(self.lobby.tick(now))
+        starts, had_begun = self.lobby.state is State.STARTING, self._begun
+        self._begun = starts
+        if starts and not had_begun:
             self.host.scheduler.start(self._begin(), lambda result, error: None)
-        if (run := self._current) is not None:
-            self._admit_spectators(run, now)
-            self._send(run.tick(now), run.port)
-            if run.state is not RunState.RUNNING:
-                self._run_ended(run, now)
-        for run in [run for run in self.rollouts if run is not self._current]:
-            self._send(run.tick(now), run.port)
-            closed = run.state is RunState.CLOSED
-            for player in run.players.values():
-                # While it goes on asking there, it has not seen the end, and a late `ready` must not count.
-                if closed or (player.here and now >= player.heard + 1.0):
-                    self.lobby.settled(player.address, run.port)
-            if closed:
-                self.rollouts.remove(run)
+        for run in list(self.lobby.runs):
+            self.send(run.tick(now), run.port)
+            if run.is_closed(now):
+                self.lobby.runs.remove(run)
                 del self.host.runs[run.port]
                 self.host.ports.close_port(run.port)
-        # Have this called when something is due next.
+        self._cast()
+        if self.lobby.run is None:
+            self.world.end()
         if self._timer is not None:
             self._timer.cancel()
-        at = min([self.lobby.wake(), *(run.wake() for run in self.rollouts)])
-        self._timer = self.host.scheduler.call_at(at, self.tick) if at < math.inf else None
-
-    def _admit_spectators(self, run: Rollout, now: float) -> None:
-        for client in self.lobby.clients.values():
-            if client.ready and client.port is None and self.lobby.slots[client.key].watches is not None:
-                self._join(run, client, now)
-                self._send(self.lobby.let_in(client, now))
-
-    def _run_ended(self, run: Rollout, now: float) -> None:
-        self._current, self._begun = None, False
-        self.world.end()  # nobody is in it any more
-        for player in run.players.values():
-            if (known := self.lobby.clients.get(player.address)) is not None:
-                known.action_seq = max(known.action_seq, player.seq)
-        self._send(self.lobby.run_ended(now, [player.address for player in run.players.values() if not player.here]))
+        due = bool(self.lobby.runs or self.lobby.clients)
+        self._timer = self.host.scheduler.call_later(_TICK, self.tick) if due else None
 
     def stop(self) -> None:
-        """End the run that is on, with done=true for everybody, and say that the server goes."""
+        """End the run that is on, with done=true for everybody, say that the server goes, and do nothing more."""
         now = self.host.now()
         self._stopped = True
-        self._send(self.lobby.say("The server is going away.", now))
-        if (run := self._current) is not None:
-            self._send(run.end(now), run.port)
+        self.send(self.lobby.say("The server is going away.", now))
+        if (run := self.lobby.run) is not None:
+            self.send(run.end(now), run.port)
 
     async def close(self) -> None:
-        """Do nothing more, and close the environment."""
-        if self._timer is not None:
-            self._timer.cancel()
+        """Close the environment, once the instance was stopped."""
         try:
             await self.world.close()
         except RequestError as error:
             self._log.add(str(self.header), error.message)
 
-    @property
-    def running(self) -> bool:
-        """Whether a run is on."""
-        return self._current is not None
-
     def stats(self) -> dict[str, int]:
         """Return counters."""
         loop = self.world.loop
-        return {
-            "runs": self.runs,
-            "frames": self.frames,
-            "late_frames": loop.overruns + loop.dropped,
-            "failures": self.failures,
-            "clients": len(self.lobby.clients),
-        }
+        late, failures = loop.overruns + loop.dropped, self._log.total
+        counts = {"runs": self.runs, "frames": loop.frames, "late_frames": late, "failures": failures}
+        return {**counts, "clients": len(self.lobby.clients)}
 
 
 class Host:
@@ -374,7 +300,7 @@ class Host:
         self.scheduler, self.ports, self.epoch = scheduler, ports, epoch
         self.now = scheduler.now
         self.instances: dict[packet.Header, Instance] = {}
-        self.runs: dict[int, tuple[Instance, Rollout]] = {}
+        self.runs: dict[int | None, tuple[Instance, Rollout]] = {}
         """The rollouts whose ports are open, by port."""
         self.counts = self.guard.dropped
         self._recent: deque[int] = deque(maxlen=64)
@@ -389,41 +315,30 @@ class Host:
         self._recent.append(port)
         return port
 
-    async def add(self, instance: Instance, **settings: Any) -> None:
-        """Open an instance with keywords of `Instance.open`, whose errors it raises too, and publish it.
-
-        Raises:
-            SettingError: There is one of that name and number.
-        """
-        if instance.header in self.instances:
-            raise SettingError(f"expected each name and number once, got {instance.header} twice")
-        await instance.open(**settings)
-        self.instances[instance.header] = instance
-
     def receive(self, port: int | None, datagram: bytes, sender: Address) -> None:
         """Take a datagram that came to the lobby's port (None) or a rollout's; whatever it holds, nothing is raised."""
-        if port is not None:
-            if port in self.runs:
-                instance, run = self.runs[port]
-                instance.receive(run, datagram, sender)
-            else:
-                self.counts["closed port"] += 1
-            return
-        if not self.guard.heard(sender, datagram, self.now()):
+        now = self.now()
+        if not self.guard.heard(sender, datagram, now):
             return
         try:
             message = packet.parse_client(datagram)
         except PacketError:
             self.counts["malformed"] += 1
             return
-        known = self.instances.get(message.header)
-        if known is not None:
-            known.handle(message, sender, len(datagram))
-            return
-        self.counts["no such instance"] += 1
-        if isinstance(message, packet.LobbyRequest):
-            names = ", ".join(map(str, list(self.instances)[:8]))
-            text = packet.Message(message.header, f"There is no {message.header} here; there is {names}")
-            told = packet.format_message(text)
-            if self.guard.answer(sender, len(told), len(datagram), self.now()):
-                self.ports.send(None, told, sender)
+        if port in self.runs:
+            instance, run = self.runs[port]
+            instance.send(run.handle(message, sender, now), port)
+        elif port is not None:
+            self.counts["closed port"] += 1
+        elif (known := self.instances.get(message.header)) is not None:
+            known.send(known.lobby.handle(message, sender, len(datagram), now))
+            if sender in known.lobby.clients:
+                known.tick()
+        else:
+            self.counts["no such instance"] += 1
+            if isinstance(message, packet.LobbyRequest):
+                names = ", ".join(map(str, list(self.instances)[:8]))
+                text = f"There is no {message.header} here; there is {names}"
+                told = packet.format_message(packet.Message(message.header, text))
+                if self.guard.answer(sender, len(told), len(datagram), now):
+                    self.ports.send(None, told, sender)

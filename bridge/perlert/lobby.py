@@ -1,53 +1,24 @@
 """One instance's lobby: who is in which slot, who is ready, when the simulation starts. No clock, no socket.
 
-Messages go in with their sender and the time, datagrams to send come out; `wake()` says when `tick` wants to be called.
-When `state` is STARTING, the owner opens a rollout and calls `started` with its port, and `run_ended` when it is over.
+Messages go in with their sender and the time, datagrams to send come out; `tick` wants to be called a few times a
+second while somebody is registered. When `state` is STARTING, the owner opens a rollout and calls `started` with it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import enum
 import hmac
 import math
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 
 from bridge.errors import SettingError
 from bridge.perlert.guard import Address, Guard, Outgoing
 from bridge.perlert.protocol import packet, profile
+from bridge.perlert.rollout import Player, Rollout
+from bridge.worlds.realtime.match import TRANSITIONS, Event, State
 
-__all__ = ["TRANSITIONS", "Client", "Event", "Lobby", "LobbyConfig", "SlotConfig", "State"]
-
-
-class State(enum.Enum):
-    """Where the lobby is."""
-
-    GATHERING = "gathering"
-    COUNTDOWN = "countdown"
-    STARTING = "starting"
-    RUNNING = "running"
-
-
-class Event(enum.Enum):
-    """What moves it on."""
-
-    COMPLETE = "everybody needed is registered and ready"
-    INCOMPLETE = "somebody left, came or is no longer ready"
-    COUNTDOWN_OVER = "the countdown is over"
-    STARTED = "the rollout's port is open"
-    START_FAILED = "the environment could not be reset"
-    RUN_ENDED = "the run is over"
-
-
-TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.GATHERING, Event.COMPLETE): State.COUNTDOWN,
-    (State.COUNTDOWN, Event.INCOMPLETE): State.GATHERING,
-    (State.COUNTDOWN, Event.COUNTDOWN_OVER): State.STARTING,
-    (State.STARTING, Event.STARTED): State.RUNNING,
-    (State.STARTING, Event.START_FAILED): State.GATHERING,
-    (State.RUNNING, Event.RUN_ENDED): State.GATHERING,
-}
+__all__ = ["Client", "Lobby", "LobbyConfig"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,25 +39,13 @@ class LobbyConfig:
     """The lobby is sent to a client at most once in so many seconds, however often it changes."""
 
     def __post_init__(self) -> None:
-        if self.clients is not None and not self.clients >= 1:
-            raise SettingError(f"expected a start with 1 client or more, got {self.clients!r}")
+        if self.clients is not None and (type(self.clients) is not int or self.clients < 1):
+            raise SettingError(f'expected start="all" or a number of clients, 1 or more, got {self.clients!r}')
         if not 0 <= self.countdown < math.inf:
             raise SettingError(f"expected a countdown of 0 seconds or more, got {self.countdown!r}")
 
 
-@dataclasses.dataclass(frozen=True)
-class SlotConfig:
-    """One slot of the lobby."""
-
-    key: str
-    kind: str = "agent"
-    bot: bool = False
-    """Whether the server plays it until a client takes it: listed open and ready, and never waited for."""
-    watches: str | None = None
-    """A spectator's slot: the key of the slot whose steps it sees. It is never waited for."""
-
-
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class Client:
     """A registered client. It is known by (address, port) in the lobby of its header."""
 
@@ -98,35 +57,27 @@ class Client:
     ready: bool = False
     heard: float = -math.inf
     """When it last said something, with its token if it has one."""
-    seq: int = 0
-    """The newest registration that was applied."""
-    action_seq: int = 0
-    """The newest action of its earlier runs."""
     port: int | None = None
-    """The port of the run that it is in, or has not been to the end of: told on any contact."""
-    told: int = 0
-    """The version of the lobby that it was told."""
+    """Of the run that it is in, or that it missed and has not seen the end of: told on any contact."""
+    player: Player | None = None
+    """What is known of it in that run."""
     told_at: float = -math.inf
-    part: int = 0
-    """How many datagrams of the next version it was told."""
+    untold: int | None = 0
+    """The first datagram of the lobby that it is still to be told; None: it was told all."""
 
 
-_BOT_TAG = "cpu"
 _S1_BYTES = 900
 """Of one datagram of the lobby: less than the kilobyte that an address which is not proven may be sent at once."""
-_MOST_LEFT = 256
-
-
-def _some(keys: Sequence[str]) -> str:
-    return f"{', '.join(keys[:8])}{'…' if len(keys) > 8 else ''}"
+_MOST_NUMBERS = 4096
 
 
 class Lobby:
     """The lobby of one instance.
 
+    `slots` are as they are listed while nobody holds them: one that is ready has a bot, which is never waited for.
+    `watches` has, of each spectator's slot, the key of the slot whose steps it sees; it is never waited for, either.
     `offer`, given a token, a client's newest registration and a slot's key, returns the text that a client of ours is
-    told (frame rate, spaces); None: no profile. `moved` is called with the old address of a client that came back from
-    another one and the client, and with None for one that left.
+    told (frame rate, spaces).
 
     Raises:
         SettingError: No slots, one key twice, or more clients needed than there are slots.
@@ -136,29 +87,33 @@ class Lobby:
     def __init__(
         self,
         header: packet.Header,
-        slots: Sequence[SlotConfig],
+        slots: Sequence[packet.Slot],
         guard: Guard,
         *,
         config: LobbyConfig | None = None,
-        offer: Callable[[str, int, str], str] | None = None,
-        moved: Callable[[Address, Client | None], None] = lambda old, client: None,
+        watches: Mapping[str, str] | None = None,
+        offer: Callable[[str, int, str], str] = lambda token, seq, key: profile.offer_text(token, seq=seq, slot=key),
     ) -> None:
         self.header, self.guard, self.config = header, guard, config or LobbyConfig()
-        self.slots = {slot.key: slot for slot in slots}
+        self.slots, self.watches = {slot.key: slot for slot in slots}, watches or {}
         if not slots or len(self.slots) < len(slots):
             raise SettingError(f"expected one slot or more, each key once, got {[slot.key for slot in slots]}")
-        agents = sum(slot.watches is None for slot in slots)
+        agents = len(slots) - len(self.watches)
         if (self.config.clients or 0) > agents:
             raise SettingError(f"expected a start with at most {agents} clients, got {self.config.clients}")
         self.clients: dict[Address, Client] = {}
         self.counts = guard.dropped
         self.state = State.GATHERING
+        self.run: Rollout | None = None
+        """The run that is on."""
         self.port: int | None = None
-        self._offer, self._moved = offer, moved
-        self._left: OrderedDict[Address, int] = OrderedDict()
-        """The newest registrations of clients that left: one that comes late must not undo it."""
+        """Its port."""
+        self.runs: list[Rollout] = []
+        """Those whose ports are open."""
+        self._offer = offer
+        self._numbers: dict[Address, int] = {}
+        """The newest registration of each address, of clients that left, too: one that comes late must not undo it."""
         self._out: list[Outgoing] = []
-        self._version = 1
         self._written: list[bytes] = []
         self._datagrams()  # refuses what cannot be sent
         self._held_up: defaultdict[Address, float] = defaultdict(float)
@@ -173,34 +128,27 @@ class Lobby:
 
     def listing(self) -> dict[str, packet.Slot]:
         """Return every slot as S1 lists it."""
-        held = {client.key: client for client in self.clients.values()}
-        found = {}
-        for key, slot in self.slots.items():
-            if (client := held.get(key)) is not None:
-                found[key] = packet.Slot(key, False, slot.kind, client.tag, client.ready)
-            else:
-                found[key] = packet.Slot(key, True, slot.kind, _BOT_TAG if slot.bot else "", slot.bot)
+        found = dict(self.slots)
+        for client in self.clients.values():
+            found[client.key] = packet.Slot(client.key, False, found[client.key].kind, client.tag, client.ready)
         return found
 
     def _agents(self) -> list[Client]:
-        """Return the clients in agents' slots; spectators count for nothing."""
-        return [client for client in self.clients.values() if self.slots[client.key].watches is None]
+        return [client for client in self.clients.values() if client.key not in self.watches]
 
     def missing(self) -> str | None:
         """Return why the simulation does not start; None: it can."""
-        clients, needed, reasons = self._agents(), self.config.clients, []
-        if unready := [client.key for client in clients if not client.ready]:  # P-10
-            reasons.append(f"not ready: {_some(unready)}")
-        held = {client.key for client in clients}
-        empty = [slot.key for slot in self.slots.values() if slot.key not in held and not (slot.bot or slot.watches)]
-        if needed is not None:
-            if len(clients) < needed:
-                reasons.append(f"{len(clients)} of {needed} clients are registered")
-        elif empty:
-            reasons.append(f"open: {_some(empty)}")
-        elif not clients:
-            reasons.append("nobody is registered")
-        return "; ".join(reasons) or None
+        agents, needed = self._agents(), self.config.clients
+        unready = [client.key for client in agents if not client.ready]
+        held = {client.key for client in agents}
+        empty = [key for key, slot in self.slots.items() if not (key in held or slot.ready or key in self.watches)]
+        if unready:  # P-10
+            return f"not ready: {', '.join(unready)}"
+        if needed is None and empty:
+            return f"open: {', '.join(empty)}"
+        if not agents:
+            return "nobody is registered"
+        return f"{len(agents)} of {needed} clients are registered" if len(agents) < (needed or 1) else None
 
     # Input
 
@@ -209,13 +157,13 @@ class Lobby:
         client = self.clients.get(sender)
         if isinstance(message, packet.Register):
             problem = self._register(message, sender, client, size, now)
-        elif isinstance(message, packet.LobbyRequest) and client is None:
-            self._inform(sender, now, None)  # P-7
-            return self._to_send()
-        elif client is None:
-            problem = "not registered"  # P-15: no answer
-        else:
+        elif client is not None:
             problem = self._hear(message, client, now)
+        elif isinstance(message, packet.LobbyRequest):
+            self._inform(Client(sender), now)  # P-7
+            return self._to_send()
+        else:
+            problem = "not registered"  # P-15: no answer
         if problem:
             self.counts[problem] += 1
         return self.tick(now)
@@ -226,63 +174,75 @@ class Lobby:
             client.heard = now
         asks = isinstance(message, packet.LobbyRequest)
         if asks:
-            self._inform(client.address, now, client)
-        if client.port is not None:
-            self._send(packet.Start(self.header, client.port), client, now)  # P-16, and for the whole rollout
+            self._inform(client, now)
+        if (port := self._port(client, now)) is not None:
+            self._send(packet.Start(self.header, port), client, now)  # P-16, and for the whole rollout
         elif not isinstance(message, packet.Ready):
             return "" if asks else "action in the lobby"
         elif client.token:
             return "no token"
-        elif message.key == client.key and client.ready != message.ready and self.state is not State.STARTING:
+        elif message.key != client.key:
+            self._inform(client, now)
+            return "not the sender's slot"
+        elif client.ready == message.ready or self.state is State.STARTING:
+            self._inform(client, now)
+        else:
             client.ready = message.ready
             self._alter()
-        else:
-            self._inform(client.address, now, client)
-            return "" if message.key == client.key else "not the sender's slot"
         return ""
+
+    def _port(self, client: Client, now: float) -> int | None:
+        """Return the port of the run that a client is in, or that it missed and has not seen the end of."""
+        if client.port != self.port and client.player is not None and client.player.was_told(now):
+            client.port = None
+        return client.port
 
     def _register(self, message: packet.Register, sender: Address, client: Client | None, size: int, now: float) -> str:
         """Take a registration: with the profile only if it returns the token, which is told otherwise."""
-        claim = profile.parse_tag(message.tag)
-        if not claim.profiled or self._offer is None:
-            claim = profile.Claim(claim.name)
-            if client is not None and client.token:
-                return "no token"
-        elif hmac.compare_digest(claim.token, token := self.guard.token(sender)):
+        claim, newest = profile.parse_tag(message.tag), self._numbers.get(sender, 0)
+        if claim.profiled:
+            token = self.guard.token(sender)
+            if not hmac.compare_digest(claim.token, token):
+                told = packet.Message(self.header, profile.offer_text(token, seq=newest))
+                datagram = packet.format_message(told)
+                if self.guard.answer(sender, len(datagram), size, now):
+                    self._out.append((datagram, sender))
+                return ""
             self.guard.prove(sender)
             if client is not None and not client.token:  # somebody used its address before
                 self._take_out(client)
                 client = None
             client = client or self._move(claim, sender)
-        else:
-            told = profile.offer_text(token, seq=self._newest(sender, client))
-            datagram = packet.format_message(packet.Message(self.header, told))
-            if self.guard.answer(sender, len(datagram), size, now):
-                self._out.append((datagram, sender))
-            return ""
-        is_old = bool(claim.token) and claim.seq <= self._newest(sender, client)
+            self._numbers.pop(sender, None)  # the last ones are kept
+            self._numbers[sender] = max(claim.seq, newest)
+            if len(self._numbers) > _MOST_NUMBERS:
+                del self._numbers[next(iter(self._numbers))]
+        elif client is not None and client.token:
+            return "no token"
         if client is not None:
             client.heard = now
-        if is_old:
-            problem = "old registration"
-        elif claim.word == "l":
-            self._leave(sender, client, claim.seq)
+        if claim.token and claim.seq <= newest:
+            if client is not None:
+                self._confirm(client, now)
+            return "old registration"
+        if claim.word == "l":
+            if client is not None:
+                self._take_out(client)
             return ""
-        elif client is not None and client.port is not None:
-            problem = ""
-        elif problem := self._refusal(message.key, sender, client):
-            self._inform(sender, now, client)
-            return problem
-        else:
-            client = self._take_slot(message.key, claim, sender, client, now)
-        if client is not None:
-            client.seq = max(client.seq, claim.seq)
-            self._confirm(client, now)
-        return problem
-
-    def _newest(self, sender: Address, client: Client | None) -> int:
-        """Return the number of the newest registration of an address."""
-        return client.seq if client is not None else self._left.get(sender, 0)
+        if client is None or self._port(client, now) is None:
+            if problem := self._refusal(message.key, sender, client):
+                self._inform(client or Client(sender), now)
+                return problem
+            client = self.clients[sender] = client or Client(sender, claim.token, heard=now)
+            if (client.key, client.tag) != (message.key, claim.name):
+                # P-8: one slot a client; P-28: the last registration counts; P-9: it is not ready.
+                client.key, client.tag, client.ready = message.key, claim.name, False
+                self._alter()
+            if claim.token and client.ready != (claim.word == "r"):
+                client.ready = not client.ready
+                self._alter()
+        self._confirm(client, now)
+        return ""
 
     def _move(self, claim: profile.Claim, sender: Address) -> Client | None:
         """Return the client that comes back with the token of its former address, at its new one."""
@@ -290,77 +250,57 @@ class Lobby:
             if client.token and hmac.compare_digest(client.token, claim.former):
                 old = client.address
                 del self.clients[old]
-                client.address, client.token, client.seq, client.action_seq = sender, claim.token, 0, 0
-                client.told = client.part = 0
+                client.address, client.token, client.untold = sender, claim.token, 0
                 self.clients[sender] = client
-                self._moved(old, client)
+                for run in self.runs:
+                    run.move(old, sender, claim.token)
                 return client
         return None
 
-    def _leave(self, sender: Address, client: Client | None, seq: int) -> None:
-        self._left[sender] = seq
-        self._left.move_to_end(sender)
-        if len(self._left) > _MOST_LEFT:
-            self._left.popitem(last=False)
-        if client is not None:
-            self._take_out(client)
-
     def _take_out(self, client: Client) -> None:
         del self.clients[client.address]
-        self._moved(client.address, None)
+        for run in self.runs:
+            run.move(client.address, None)
         self._alter()
 
     def _refusal(self, key: str, sender: Address, client: Client | None) -> str:
         """Return why a client may not have a slot, if it may not. It is looked at before the old slot is left."""
-        holder = self.holder(key)
-        mine = sum(1 for other in self.clients.values() if other.address[0] == sender[0] and other is not client)
-        if key not in self.slots or (holder is not None and holder is not client):
+        mine = [other for other in self.clients.values() if other.address[0] == sender[0] and other is not client]
+        if key not in self.slots or self.holder(key) not in (None, client):
             return "slot not free"
-        if mine >= self.guard.slots_allowed(sender[0]):
+        if len(mine) >= self.guard.slots_allowed(sender[0]):
             return "slots of one host"
         if self._is_out_of_patience(sender):
             return "held the others up"
         # P-10: the environment is being reset for those who are ready.
         return "starting" if self.state is State.STARTING else ""
 
-    def _take_slot(self, key: str, claim: profile.Claim, sender: Address, client: Client | None, now: float) -> Client:
-        if client is None:
-            client = self.clients[sender] = Client(sender, claim.token, heard=now)
-        if (client.key, client.tag) != (key, claim.name):
-            # P-8: one slot a client; P-28: the last registration counts; P-9: it is not ready.
-            client.key, client.tag, client.ready = key, claim.name, False
-            self._alter()
-        if claim.token and client.ready != (claim.word == "r"):
-            client.ready = claim.word == "r"
-            self._alter()
-        return client
-
     # Output
 
-    def _send(self, message: packet.ServerMessage, client: Client, now: float) -> None:
-        datagram = packet.format_message(message)
-        if self.guard.spend(client.address, len(datagram), now):
+    def _send(self, what: packet.ServerMessage | bytes, client: Client, now: float) -> bool:
+        datagram = what if isinstance(what, bytes) else packet.format_message(what)
+        if allowed := self.guard.spend(client.address, len(datagram), now):
             self._out.append((datagram, client.address))
+        return allowed
 
     def _to_send(self) -> list[Outgoing]:
-        """Return what is to be sent, once."""
         out, self._out = self._out, []
         return out
 
     def _confirm(self, client: Client, now: float) -> None:
         """Answer a registration, with the port where a run is on."""
         self._send(packet.Registered(self.header, client.key), client, now)
-        if client.token and self._offer is not None:
-            text = self._offer(client.token, client.seq, client.key)
+        if client.token:
+            text = self._offer(client.token, self._numbers.get(client.address, 0), client.key)
             self._send(packet.Message(self.header, text), client, now)
         if client.port is not None:
-            self._inform(client.address, now, client)  # or it would go on to register
+            self._inform(client, now)  # or it would go on to register
             self._send(packet.Start(self.header, client.port), client, now)
 
     def _alter(self) -> None:
-        """Begin another version of the lobby."""
-        self._version += 1
         self._written = []
+        for client in self.clients.values():
+            client.untold = 0
 
     def _datagrams(self) -> list[bytes]:
         """Return this version of the lobby: all slots, in as many S1 as it takes."""
@@ -368,24 +308,17 @@ class Lobby:
             self._written = packet.format_lobby(self.header, self.listing().values(), _S1_BYTES)
         return self._written
 
-    def _inform(self, address: Address, now: float, client: Client | None) -> None:
+    def _inform(self, client: Client, now: float) -> None:
         """Send S1; where the guard stops it, the rest follows later."""
-        datagrams = self._datagrams()
-        begin = client.part if client is not None and client.part < len(datagrams) else 0
-        if client is not None:
-            if begin == 0 and client.told == self._version and now < client.told_at + self.config.coalesce:
-                self.counts["told just now"] += 1  # whoever else may be asking in its name
-                return
-            client.told_at = now
-        for number in range(begin, len(datagrams)):
-            if not self.guard.spend(address, len(datagrams[number]), now):
+        if client.untold is None and now < client.told_at + self.config.coalesce:
+            self.counts["told just now"] += 1  # whoever else may be asking in its name
+            return
+        begin, client.told_at, client.untold = client.untold or 0, now, None
+        for number, datagram in enumerate(self._datagrams()[begin:], begin):
+            if not self._send(datagram, client, now):
                 self.counts["partial"] += 1
-                if client is not None:
-                    client.part, client.told = number, 0
+                client.untold = number
                 return
-            self._out.append((datagrams[number], address))
-        if client is not None:
-            client.part, client.told = 0, self._version
 
     def _say(self, text: str, now: float) -> None:
         shown = text.encode("utf-8", "replace")[: packet.MAX_MESSAGE - 200].decode("utf-8", "ignore")
@@ -399,16 +332,6 @@ class Lobby:
 
     # Time
 
-    def _follow(self, event: Event) -> None:
-        self.state = TRANSITIONS[self.state, event]
-
-    def _idlers(self) -> list[Client]:
-        """Return the clients that hold others up, who are ready."""
-        agents = [client for client in self._agents() if client.port is None]
-        gathers = self.state in (State.GATHERING, State.COUNTDOWN)
-        held_up = gathers and any(client.ready for client in agents)
-        return [client for client in agents if not client.ready] if held_up else []
-
     def _culprit(self, address: Address) -> Address:
         """Return who is to answer for an address: its host, where that is not this machine."""
         return address if self.guard.trusts(address[0]) else (address[0], 0)
@@ -418,20 +341,26 @@ class Lobby:
         return self._held_up[self._culprit(address)] >= self.config.patience - 1e-6
 
     def _expire(self, now: float) -> None:
-        """Take out who was silent, or held the others up, for too long."""
-        idlers = self._idlers()
+        """Take out who was silent, or held others up who are ready, for too long."""
+        here = [client for client in self.clients.values() if self._port(client, now) is None]
+        agents = [client for client in here if client.key not in self.watches]
+        idlers = [client for client in agents if not client.ready]
+        if len(idlers) == len(agents) or self.state not in (State.GATHERING, State.COUNTDOWN):
+            idlers = []
         for culprit in {self._culprit(client.address) for client in idlers}:
-            self._held_up[culprit] += max(0.0, now - self._charged_at)
+            self._held_up[culprit] += now - self._charged_at
         self._charged_at = now
-        for client in list(self.clients.values()):
-            late = client.port is None and now >= client.heard + self.config.expiry
-            if late or (client in idlers and self._is_out_of_patience(client.address)):
-                del self.clients[client.address]
+        for client in here:
+            silent = now >= client.heard + self.config.expiry
+            if silent or (client in idlers and self._is_out_of_patience(client.address)):
                 self.counts["expired"] += 1
-                self._alter()
+                self._take_out(client)
 
     def tick(self, now: float) -> list[Outgoing]:
-        """Do what is due: expire, start, tell, announce."""
+        """Do what is due: end, expire, start, tell, announce."""
+        if self.run is not None and not self.run.running:
+            self._follow(Event.ROUND_ENDED)
+            self._gather(now)
         self._expire(now)
         why = self.missing()
         if self.state is State.GATHERING and why is None:
@@ -446,76 +375,54 @@ class Lobby:
         starting = self.state is State.COUNTDOWN and now >= self._start_at
         # The lobby is told before the start, in a storm too.
         for client in self.clients.values():
-            if client.told != self._version and (starting or now >= client.told_at + self.config.coalesce):
-                self._inform(client.address, now, client)
+            if client.untold is not None and (starting or now >= client.told_at + self.config.coalesce):
+                self._inform(client, now)
+            if self.state is State.RUNNING and client.ready and client.key in self.watches:
+                self._let_in(client, now)
         if starting:
             self._follow(Event.COUNTDOWN_OVER)
             self._say("Simulation will start...", now)
-        elif self.state is State.COUNTDOWN:
-            seconds = math.ceil(self._start_at - now - 1e-6)
-            if seconds != self._announced:
-                self._announced = seconds
-                self._say(f"Simulation will start in {seconds} s", now)
+        elif self.state is State.COUNTDOWN and self._announced != (left := math.ceil(self._start_at - now - 1e-6)):
+            self._announced = left
+            self._say(f"Simulation will start in {left} s", now)
         return self._to_send()
-
-    def wake(self) -> float:
-        """Return when `tick` is due next; infinity: when something comes."""
-        times = [client.heard + self.config.expiry for client in self.clients.values() if client.port is None]
-        behind = [client for client in self.clients.values() if client.told != self._version]
-        times += [client.told_at + self.config.coalesce for client in behind]
-        for client in self._idlers():
-            times.append(self._charged_at + self.config.patience - self._held_up[self._culprit(client.address)])
-        if self.state is State.COUNTDOWN and self._announced is not None:
-            times.append(self._start_at - max(self._announced - 1, 0))
-        return min(times, default=math.inf)
 
     # The run
 
-    def started(self, port: int, now: float) -> list[Outgoing]:
-        """Tell all clients that are ready the rollout's port."""
-        self._follow(Event.STARTED)
-        self.port = port
-        self._held_up.clear()
-        self._start_at = math.inf
-        return [sent for client in self.clients.values() if client.ready for sent in self.let_in(client, now)]
+    def _follow(self, event: Event) -> None:
+        self.state = TRANSITIONS[self.state, event]
 
-    def let_in(self, client: Client, now: float) -> list[Outgoing]:
-        """Let a client into the run that is on."""
-        client.port = self.port
-        if client.port is not None:
-            self._send(packet.Start(self.header, client.port), client, now)
+    def started(self, run: Rollout, now: float) -> list[Outgoing]:
+        """Let all clients that are ready into a run, and tell them its port."""
+        self._follow(Event.STARTED)
+        self.run, self.port = run, run.port
+        self.runs.append(run)
+        self._held_up.clear()
+        for client in self.clients.values():
+            if client.ready:
+                self._let_in(client, now)
         return self._to_send()
 
+    def _let_in(self, client: Client, now: float) -> None:
+        if client.port is None and self.run is not None:
+            client.port, key = self.run.port, self.watches.get(client.key, client.key)
+            client.player = Player(client.address, key, client.token, watching=key != client.key)
+            self.run.join(client.player, now)
+            self._send(packet.Start(self.header, client.port), client, now)
+
     def start_failed(self, reason: str, now: float) -> list[Outgoing]:
-        """Go back to gathering, everybody not ready, and say why."""
+        """Go back to gathering, and say why."""
         self._follow(Event.START_FAILED)
         self._say(f"The simulation could not start: {reason}", now)
-        return self._gather(now)
+        self._gather(now)
+        return self.tick(now)
 
-    def run_ended(self, now: float, missed: Collection[Address] = ()) -> list[Outgoing]:
-        """Go back to gathering for the next run, everybody not ready.
-
-        Args:
-            now: The time.
-            missed: The clients that have not been at the run's port yet; they are told it until `settled`.
-        """
-        self._follow(Event.RUN_ENDED)
+    def _gather(self, now: float) -> None:
+        """Begin to gather for the next run, everybody not ready; who has not been at the last one's port is told it."""
+        self.run, self.port, self._start_at = None, None, math.inf
         for client in self.clients.values():
-            if client.address not in missed:
+            if client.player is None or client.player.here:
                 client.port = None
-        self.port = None
-        return self._gather(now)
-
-    def settled(self, address: Address, port: int) -> None:
-        """Note that a client that missed a run has reached its port, or no longer can."""
-        client = self.clients.get(address)
-        if client is not None and client.port == port and port != self.port:
-            client.port = None
-
-    def _gather(self, now: float) -> list[Outgoing]:
-        self._start_at, self._charged_at = math.inf, now
-        for client in self.clients.values():
             client.ready = False
             client.heard = now  # the time to say that it is ready again
         self._alter()
-        return self.tick(now)

@@ -1,47 +1,29 @@
 """One run on its rollout port: the newest action of each agent in, steps out to each client. No clock, no socket.
 
-The owner drives the environment, and gives `frame` what each agent saw. `receive` takes what came to the port and hands
-valid actions on, `tick` resends; both return datagrams to send, and `wake()` says when one is due.
+The owner drives the environment, and gives `frame` what each agent saw. `handle` takes what came to the port and hands
+valid actions on; `tick`, called a few times a second, resends. All return datagrams to send.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import enum
 import hmac
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from decimal import Context, Decimal
+from typing import TypeAlias
 
 from bridge.errors import PacketError, SettingError
 from bridge.perlert.guard import Address, Guard, Outgoing
 from bridge.perlert.protocol import packet, profile
 from bridge.perlert.protocol.codec import DECIMALS, decimal_text
+from bridge.worlds.realtime.joint_loop import Transition
 
-__all__ = ["TRANSITIONS", "Event", "Player", "Result", "Rollout", "RolloutConfig", "State"]
+__all__ = ["Player", "Rollout", "RolloutConfig"]
 
 _EXACT = Context(prec=400)
-
-
-class State(enum.Enum):
-    """Where the run is."""
-
-    RUNNING = "running"
-    LINGERING = "lingering"
-    CLOSED = "closed"
-
-
-class Event(enum.Enum):
-    """What moves it on."""
-
-    ALL_DONE = "every client has done=true"
-    LINGERED = "the time to ask again is over"
-
-
-TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.RUNNING, Event.ALL_DONE): State.LINGERING,
-    (State.LINGERING, Event.LINGERED): State.CLOSED,
-}
+_Act: TypeAlias = Callable[[str, str], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,18 +48,10 @@ class RolloutConfig:
         for name in ("fps", "max_rate", "abandoned"):
             if not 0 < getattr(self, name) < math.inf:
                 raise SettingError(f"expected a positive {name}, got {getattr(self, name)!r}")
-        if min(self.linger, self.decimals) < 0:
-            raise SettingError("expected linger and decimals of 0 or more")
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """What one agent saw of one step."""
-
-    observation: str
-    reward: float
-    terminated: bool = False
-    truncated: bool = False
+        if self.linger < 0:
+            raise SettingError(f"expected a linger of 0 seconds or more, got {self.linger!r}")
+        if type(self.decimals) is not int or not 0 <= self.decimals <= 12:
+            raise SettingError(f"expected decimals from 0 to 12, got {self.decimals!r}")
 
 
 @dataclasses.dataclass(slots=True)
@@ -92,7 +66,7 @@ class Player:
     watching: bool = False
     """A spectator: its actions are ignored, and it is not waited for."""
     seq: int = 0
-    """The newest action that was applied, in earlier runs too."""
+    """The newest action that was applied."""
     here: bool = False
     """Whether it has reached the rollout port."""
     heard: float = -math.inf
@@ -103,9 +77,19 @@ class Player:
     due: float = -math.inf
     """When the next S5 would be sent at an even rate."""
     last: bytes = b""
-    """The S5 with done=true."""
-    done_at: float | None = None
+    """The newest S5."""
+    open_until: float = math.inf
+    """When the port closes for it; infinity: it has not had done=true."""
     resends: list[float] = dataclasses.field(default_factory=list)
+
+    @property
+    def done(self) -> bool:
+        """Whether it was sent done=true."""
+        return self.open_until < math.inf
+
+    def was_told(self, now: float) -> bool:
+        """Tell whether it can have seen its end; while it goes on asking at the port, it has not."""
+        return now >= self.open_until or (self.here and now >= self.heard + 1.0)
 
 
 class Rollout:
@@ -116,67 +100,52 @@ class Rollout:
     """
 
     def __init__(
-        self,
-        header: packet.Header,
-        port: int,
-        guard: Guard,
-        act: Callable[[str, str], None],
-        *,
-        config: RolloutConfig | None = None,
-        epoch: float = 0.0,
-        now: float,
+        self, header: packet.Header, port: int, guard: Guard, act: _Act, config: RolloutConfig, epoch: float = 0.0
     ) -> None:
-        self.header, self.port, self.guard, self.epoch = header, port, guard, epoch
-        self.config = config or RolloutConfig()
-        self.state = State.RUNNING
+        self.header, self.port, self.guard, self.config, self.epoch = header, port, guard, config, epoch
         self.players: dict[Address, Player] = {}
         self.counts = guard.dropped
         self.step = -1
         self._act = act
-        self._returns: dict[str, Decimal] = {}
+        self._returns: defaultdict[str, Decimal] = defaultdict(Decimal)
         self._observations: dict[str, str] = {}
-        self._begun_at = now
+        self._out: list[Outgoing] = []
+
+    @property
+    def running(self) -> bool:
+        """Whether somebody plays that has not had its end; a spectator alone keeps nothing going."""
+        return any(not (player.done or player.watching) for player in self.players.values())
+
+    def is_closed(self, now: float) -> bool:
+        """Tell whether the port has been open long enough for everybody."""
+        return all(now >= player.open_until for player in self.players.values())
 
     # Clients
 
     def join(self, player: Player, now: float) -> None:
         """Let a client in."""
-        player.heard = now
-        player.ret_sent = self._rounded(player.key)
+        player.heard, player.ret_sent = now, self._rounded(player.key)
         self.players[player.address] = player
 
-    def move(self, old: Address, new: Address, token: str) -> None:
-        """Take note that a client has another address."""
-        if (player := self.players.pop(old, None)) is not None:
+    def move(self, old: Address, new: Address | None, token: str = "") -> None:
+        """Take note that a client has another address, or has left."""
+        if (player := self.players.pop(old, None)) is not None and new is not None:
             player.address, player.token, player.seq, player.here = new, token, 0, False
             self.players[new] = player
 
-    def leave(self, address: Address) -> str | None:
-        """Take a client out; return the slot that it played, which does what the server chooses."""
-        player = self.players.pop(address, None)
-        self._settle()
-        return player.key if player is not None and not player.watching else None
-
     # Input
 
-    def receive(self, datagram: bytes, sender: Address, now: float) -> list[Outgoing]:
-        """Take a datagram that came to the rollout's port; whatever it holds, nothing is raised."""
-        out: list[Outgoing] = []
-        if self.guard.heard(sender, datagram, now):
-            problem = self._take(datagram, sender, now, out)
-            if problem:
-                self.counts[problem] += 1
-        return out
+    def handle(self, message: packet.ClientMessage, sender: Address, now: float) -> list[Outgoing]:
+        """Take a message that came to the rollout's port, which the guard has booked."""
+        if problem := self._take(message, sender, now):
+            self.counts[problem] += 1
+        return self._to_send()
 
-    def _take(self, datagram: bytes, sender: Address, now: float, out: list[Outgoing]) -> str:
-        """Take a datagram; return why it changes nothing, or nothing."""
+    def _take(self, message: packet.ClientMessage, sender: Address, now: float) -> str:
+        """Take a message; return why it changes nothing, or nothing."""
         player = self.players.get(sender)
         if player is None:
             return "not in this run"
-        try:
-            message = packet.parse_client(datagram)
-        except PacketError:
-            return "malformed"
         if message.header != self.header:
             return "other instance"
         text, seq = message.action if isinstance(message, packet.Action) else "", player.seq
@@ -189,32 +158,31 @@ class Rollout:
                 return "action of another run"
             player.got += 1
         player.heard, player.here = now, True
-        if player.done_at is not None:
-            if now <= player.done_at + self.config.linger and now >= player.due - 1e-6:
-                self._send(player, player.last, now, out)  # P-18
-            return ""
-        if not text:
-            return ""
-        if player.token and seq <= player.seq:
-            return "stale action"
-        if player.watching:
+        if player.done:
+            if player.due - 1e-6 <= now <= player.open_until:
+                self._send(player, now)  # P-18
+        elif text:
+            if player.token and seq <= player.seq:
+                return "stale action"
+            try:
+                if not player.watching:
+                    self._act(player.key, text)
+            except PacketError:
+                return "invalid action"  # P-27: the last valid one stays
             player.seq = seq
-            return "action of a spectator"
-        try:
-            self._act(player.key, text)
-        except PacketError:
-            return "invalid action"  # P-27: the last valid one stays
-        player.seq = seq
         return ""
 
-    # Frames
+    # Output
+
+    def _to_send(self) -> list[Outgoing]:
+        out, self._out = self._out, []
+        return out
 
     def _rounded(self, key: str) -> Decimal:
-        places = Decimal(1).scaleb(-self.config.decimals)
-        return self._returns.get(key, Decimal(0)).quantize(places, context=_EXACT)
+        return self._returns[key].quantize(Decimal(1).scaleb(-self.config.decimals), context=_EXACT)
 
-    def frame(self, results: Mapping[str, Result], now: float) -> list[Outgoing]:
-        """Send what each agent saw of this frame; slots without a result are not in it any more.
+    def frame(self, results: Mapping[str, Transition], now: float) -> list[Outgoing]:
+        """Send what each agent saw of this frame, its observation as text; slots without are not in the run any more.
 
         Raises:
             ValueError: A reward is not finite, or beyond all measure; nothing was sent.
@@ -224,25 +192,26 @@ class Rollout:
                 raise ValueError(f"expected a reward below 1e20, got {result.reward!r}")
         self.step += 1
         for key, result in results.items():
-            reward = Decimal(repr(float(result.reward)))
-            self._returns[key] = _EXACT.add(self._returns.get(key, Decimal(0)), reward)
+            self._returns[key] = _EXACT.add(self._returns[key], Decimal(repr(float(result.reward))))
             self._observations[key] = result.observation
-        out: list[Outgoing] = []
         for player in self.players.values():
-            if player.done_at is None and (known := results.get(player.key)) is not None:
-                end = "terminated" if known.terminated else "truncated" if known.truncated else None
-                if end is None and now < player.due - 1e-6:  # P-21
-                    self.counts["not sent, rate"] += 1
-                else:
-                    self._show(player, end, now, out)
-        self._settle()
-        return out
+            known = results.get(player.key)
+            if known is None or known.terminated:
+                self._show(player, now, "terminated")
+            else:
+                self._show(player, now, "truncated" if known.truncated else None)
+        return self._to_send()
 
-    def _show(self, player: Player, end: str | None, now: float, out: list[Outgoing]) -> None:
+    def _show(self, player: Player, now: float, end: str | None) -> None:
         """Send what a client's agent saw last, with its rewards since the last S5; the last one may follow later."""
+        if player.done:
+            return
         if end is not None:
-            player.done_at = now
+            player.open_until = now + self.config.linger
             player.resends = [now + after for after in self.config.resends if after <= self.config.linger]
+        elif now < player.due - 1e-6:  # P-21
+            self.counts["not sent, rate"] += 1
+            return
         ret, extra = self._rounded(player.key), None
         if player.token:
             counts = player.seq, player.got, player.sent + 1
@@ -251,67 +220,32 @@ class Rollout:
         seen = self._observations.get(player.key, "none")
         step = packet.Step(self.header, stamp, max(self.step, 0), seen, reward, end is not None, extra)
         player.last = packet.format_message(step)
-        if self._send(player, player.last, now, out) or end is not None:
+        if self._send(player, now) or end is not None:
             player.sent += 1
             player.ret_sent = ret
 
-    def _send(self, player: Player, datagram: bytes, now: float, out: list[Outgoing]) -> bool:
+    def _send(self, player: Player, now: float) -> bool:
         """Send, unless the guard refuses; count it against the rate, of which a frame's worth may be left over."""
-        if not self.guard.spend(player.address, len(datagram), now):
+        if not self.guard.spend(player.address, len(player.last), now):
             return False
         interval = 1 / self.config.max_rate
         player.due = max(player.due, now - interval) + interval
-        out.append((datagram, player.address))
+        self._out.append((player.last, player.address))
         return True
 
-    def _settle(self) -> None:
-        """End when every client that plays has its end; a spectator alone keeps nothing going."""
-        if self.state is State.RUNNING and all(
-            player.done_at is not None or player.watching for player in self.players.values()
-        ):
-            self.state = TRANSITIONS[self.state, Event.ALL_DONE]
-
-    def end(self, now: float, keys: Iterable[str] | None = None, *, truncated: bool = True) -> list[Outgoing]:
-        """Send done=true to every client (or those of some slots) that has not had it, with what it last saw."""
-        wanted = None if keys is None else set(keys)
-        ending = [p for p in self.players.values() if p.done_at is None and (wanted is None or p.key in wanted)]
-        if ending:
-            self.step += 1  # a step of its own, or it would read as the last one again
-        out: list[Outgoing] = []
-        for player in ending:
-            self._show(player, "truncated" if truncated else "terminated", now, out)
-        self._settle()
-        return out
-
-    # Time
+    def end(self, now: float) -> list[Outgoing]:
+        """Send done=true to every client that has not had it, with what it last saw."""
+        self.step += 1  # a step of its own, or it would read as the last one again
+        for player in self.players.values():
+            self._show(player, now, "truncated")
+        return self._to_send()
 
     def tick(self, now: float) -> list[Outgoing]:
-        """Do what is due: resend done=true, give up an abandoned run, close."""
-        out: list[Outgoing] = []
-        if self.state is State.RUNNING and now >= self._abandoned_at():
-            self.counts["abandoned"] += 1
-            out += self.end(now)
-        if self.state is State.LINGERING:  # for spectators of a slot that went on
-            out += self.end(now)
+        """Do what is due: resend done=true; end what nobody plays any more."""
+        heard = [player.heard for player in self.players.values() if not (player.done or player.watching)]
         for player in self.players.values():
             if player.resends and now >= player.resends[0]:
                 player.resends.pop(0)
-                self._send(player, player.last, now, out)
-        if self.state is State.LINGERING and now >= self._closes_at():
-            self.state = TRANSITIONS[self.state, Event.LINGERED]
-        return out
-
-    def _abandoned_at(self) -> float:
-        heard = (player.heard for player in self.players.values() if not player.watching)
-        return max(heard, default=self._begun_at) + self.config.abandoned
-
-    def _closes_at(self) -> float:
-        ends = [player.done_at for player in self.players.values() if player.done_at is not None]
-        return max(ends, default=self._begun_at) + (self.config.linger if self.players else 0.0)
-
-    def wake(self) -> float:
-        """Return when something is due next: a resend, the end."""
-        if self.state is State.CLOSED:
-            return math.inf
-        times = [player.resends[0] for player in self.players.values() if player.resends]
-        return min([*times, self._closes_at() if self.state is State.LINGERING else self._abandoned_at()])
+                self._send(player, now)
+        over = now >= max(heard, default=-math.inf) + self.config.abandoned
+        return self.end(now) if over else self._to_send()  # for spectators of a slot that went on, too

@@ -5,38 +5,44 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 import os
 import queue
+import re
 import threading
 import time
-import types
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
+import gymnasium
+
 from bridge.errors import RemoteTimeoutError, RequestError, SettingError
-from bridge.perlert import lobby, rollout
 from bridge.perlert.guard import GuardConfig
 from bridge.perlert.host import Host, Instance
+from bridge.perlert.lobby import LobbyConfig
 from bridge.perlert.protocol import packet
 from bridge.perlert.protocol.cipher import ServerSeal, check_key
 from bridge.perlert.protocol.codec import DECIMALS
+from bridge.perlert.rollout import RolloutConfig
 from bridge.perlert.udp import ServerPorts
-from bridge.perlert.worlds import default_name, make_world
 from bridge.server.event_loop import EventLoop
-from bridge.server.serve import open_journal
+from bridge.server.serve import open_journal, recorded
 from bridge.server.serving import ServerRuntime, ServingThread
 from bridge.transport.address import is_loopback
 from bridge.worlds.base import start_error
 from bridge.worlds.isolated.world import CALL_TIMEOUT, Isolation
+from bridge.worlds.multi_agent.source import ParallelSource
 from bridge.worlds.policies import Policy
-from bridge.worlds.scheduling import Pending
+from bridge.worlds.realtime.clocked_world import RealtimeOptions
+from bridge.worlds.scheduling import Pending, Runtime
 
-__all__ = ["PerlertServer", "serve_perlert"]
+__all__ = ["PerlertServer", "default_name", "make_world", "serve_perlert"]
 
-_MOST_GRACE = 1e9
+CATCH_UP = 0.5
+"""Seconds of frames that are made up for when the server is late; later ones are left out."""
 
 
 class PerlertServer:
@@ -48,8 +54,7 @@ class PerlertServer:
     def __init__(
         self, ports: ServerPorts, guard: GuardConfig, publish: Callable[[PerlertServer], Any], journal: Any = None
     ) -> None:
-        self._ports = ports
-        self._journal = journal
+        self._ports, self._journal = ports, journal
         self.port = ports.port
         """The lobby's UDP port."""
         self._loop = EventLoop()
@@ -66,6 +71,10 @@ class PerlertServer:
             self.stop()
             raise
 
+    def _serve(self) -> None:
+        self._serving.serve()
+        self._loop.close()
+
     def _do(self, work: Any, deadline: float | None) -> None:
         """Run a coroutine in the loop, and wait for its end, at most until the deadline."""
         ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
@@ -74,12 +83,6 @@ class PerlertServer:
         with contextlib.suppress(queue.Empty):
             if (problem := ended.get(timeout=deadline)) is not None:
                 raise problem
-
-    def _serve(self) -> None:
-        self._serving.serve()
-        self._loop.close()
-
-    # What there is
 
     @property
     def urls(self) -> list[str]:
@@ -99,14 +102,12 @@ class PerlertServer:
         # Copies: the loop's thread goes on counting.
         return {**found, "dropped": dict(Counter(dict(self.host.guard.dropped)) + Counter(dict(self._ports.counts)))}
 
-    # The end
-
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the server is stopped; return whether it was. `timeout` in seconds; None: for ever."""
-        end = None if timeout is None else time.monotonic() + timeout
+        end = math.inf if timeout is None else time.monotonic() + timeout
         # A wait without a timeout would keep Python from running signal handlers on some platforms.
-        while not self._serving.finished.wait(0.2 if end is None else max(0.0, min(0.2, end - time.monotonic()))):
-            if end is not None and time.monotonic() >= end:
+        while not self._serving.finished.wait(max(0.0, min(0.2, end - time.monotonic()))):
+            if time.monotonic() >= end:
                 return False
         return True
 
@@ -116,7 +117,7 @@ class PerlertServer:
         Raises:
             RemoteTimeoutError: An environment did not return within 30 seconds more.
         """
-        if not 0 <= grace < _MOST_GRACE:
+        if not 0 <= grace < 1e9:
             raise SettingError(f"expected a grace of 0 seconds or more, got {grace!r}")
         with self._stop_lock:
             if self._serving.finished.is_set():
@@ -124,15 +125,13 @@ class PerlertServer:
             self._do(self._end(grace), grace + 30.0)
             self._thread.join(30.0)
             if self._thread.is_alive():
-                raise RemoteTimeoutError(
-                    f"perlert://{self._ports.bind_host}:{self.port}",
-                    "the environment did not return from its call within 30 seconds",
-                )
+                url = f"perlert://{self._ports.bind_host}:{self.port}"
+                raise RemoteTimeoutError(url, "the environment did not return from its call within 30 seconds")
 
     async def _end(self, grace: float) -> None:
         """In the loop: end the runs, and close everything."""
         instances, end = self.host.instances.values(), self.host.now() + grace
-        while any(instance.running for instance in instances) and self.host.now() < end:
+        while any(instance.lobby.run for instance in instances) and self.host.now() < end:
             turn: Pending[None] = Pending()
             self._loop.scheduler.call_later(0.01, partial(turn.set_result, None))
             await turn
@@ -150,10 +149,32 @@ class PerlertServer:
     def __enter__(self) -> PerlertServer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         self.stop()
+
+
+def default_name(env: Any) -> str:
+    """Return the NAME that an environment gets unless told: `ALE/Pong-v5` is `pong`."""
+    text = env if isinstance(env, str) else getattr(env, "id", None) or getattr(env, "__name__", None) or "world"
+    text = re.sub(r"[-_]v[0-9]+\Z", "", re.split(r"[/:.]", str(text))[-1])
+    if text == "<lambda>":
+        return "world"
+    return re.sub(r"[^a-z0-9_.-]+", "_", text.lower()).strip("_")[:64] or "world"
+
+
+async def make_world(
+    env: Any, runtime: Runtime, name: str, stand_in: Any, *, fps: float, journal: Any = None, **settings: Any
+) -> Any:
+    """Make a world that begins an episode when it is told to, of an environment as `serve_perlert` takes it.
+
+    `stand_in`, given an agent, its last observation and its action space, acts where no client does; `settings` are
+    keywords of `ParallelSource`, whose errors it raises too.
+    """
+    if isinstance(env, str | gymnasium.envs.registration.EnvSpec):
+        env = partial(gymnasium.make, env)
+    realtime = RealtimeOptions(fps, default_action=stand_in, catch_up=CATCH_UP, autoreset=False)
+    source = recorded(ParallelSource(env, realtime=realtime, **settings), journal)
+    return await source.make_world(name, {}, runtime)
 
 
 def serve_perlert(
@@ -178,8 +199,8 @@ def serve_perlert(
     isolation: Literal["process"] | None = None,
     thread_safe: bool = False,
     guard: GuardConfig | None = None,
-    lobby_config: lobby.LobbyConfig | None = None,
-    rollout_config: rollout.RolloutConfig | None = None,
+    lobby_config: LobbyConfig | None = None,
+    rollout_config: RolloutConfig | None = None,
     record: str | os.PathLike[str] | None = None,
     record_observations: bool = False,
     record_frames: bool = False,
@@ -191,8 +212,7 @@ def serve_perlert(
         env: A Gymnasium id or EnvSpec, a callable that returns a Gymnasium or PettingZoo environment, or a mapping of
             names to these.
         name: NAME in the URL; None: made from the id, `cartpole` for `CartPole-v1`.
-        instances: How many of each: `cartpole:0`, `cartpole:1`, … on one lobby port, each with an environment of its
-            own.
+        instances: How many of each: `cartpole:0`, `cartpole:1`, … on one lobby port, each with its own environment.
         env_kwargs: Keywords for the environment's maker.
         slots: Keys, or keys with kinds, of the agents in order; None: `agent0`, or the PettingZoo agents' names.
         bots: Policies (observation to action) by key that play while nobody holds the slot; one for all; or "random".
@@ -226,24 +246,12 @@ def serve_perlert(
     """
     if not isinstance(instances, int) or instances < 1:
         raise SettingError(f"expected instances of 1 or more, got {instances!r}")
-    if not isinstance(decimals, int) or not 0 <= decimals <= 12:
-        raise SettingError(f"expected decimals from 0 to 12, got {decimals!r}")
-    if isinstance(env, Mapping):
-        if name is not None:
-            raise SettingError("expected no name together with a mapping of names to environments")
-        named = dict(env)
-    else:
-        named = {name if name is not None else default_name(env): env}
-    if not named:
-        raise SettingError("expected one environment or more, got an empty mapping")
-    runs = dataclasses.replace(
-        rollout_config or rollout.RolloutConfig(), fps=float(fps), max_rate=max_rate, decimals=decimals
-    )
-    if start != "all" and (not isinstance(start, int) or isinstance(start, bool)):
-        raise SettingError(f'expected start="all" or a number of clients, got {start!r}')
-    gathering = dataclasses.replace(
-        lobby_config or lobby.LobbyConfig(), clients=None if start == "all" else start, countdown=countdown
-    )
+    if isinstance(env, Mapping) and (name is not None or not env):
+        raise SettingError("expected one environment or more, and no name together with a mapping of names to them")
+    named = dict(env) if isinstance(env, Mapping) else {default_name(env) if name is None else name: env}
+    runs = dataclasses.replace(rollout_config or RolloutConfig(), fps=float(fps), max_rate=max_rate, decimals=decimals)
+    clients: Any = None if start == "all" else start
+    gathering = dataclasses.replace(lobby_config or LobbyConfig(), clients=clients, countdown=countdown)
     own_process = Isolation.of(isolation, CALL_TIMEOUT, None)
     guard = guard or GuardConfig(datagrams_per_second=max(200.0, 4 * fps))
     ports = ServerPorts(host, port, ServerSeal(check_key(key)) if key is not None else None)
@@ -253,33 +261,17 @@ def serve_perlert(
             "packets can act for others; give a pre-shared key, or tunnel it",
             stacklevel=2,
         )
-
     journal = open_journal(record, record_observations, record_frames, record_limit)
+    how: dict[str, Any] = {"fps": fps, "env_kwargs": env_kwargs, "isolation": own_process, "thread_safe": thread_safe}
+    filling = {"slots": slots, "bots": bots, "default_action": default_action, "spectators": spectators}
 
     async def publish(server: PerlertServer) -> None:
-        for label, number in itertools.product(named, range(instances)):
+        for (label, made), number in itertools.product(named.items(), range(instances)):
             header = packet.Header(packet.check_label(label, "name"), number)
-            make = partial(
-                make_world,
-                named[label],
-                server.runtime,
-                str(header),
-                fps=fps,
-                kwargs=env_kwargs,
-                isolation=own_process,
-                thread_safe=thread_safe,
-                journal=journal,
-            )
+            make = partial(make_world, made, server.runtime, str(header), journal=journal, **how)
+            instance = Instance(header, make, server.host, runs, None if seed is None else seed + number)
             try:
-                await server.host.add(
-                    Instance(header, make, server.host, runs, None if seed is None else seed + number),
-                    slots=slots,
-                    bots=bots,
-                    default_action=default_action,
-                    spectators=spectators,
-                    lobby=gathering,
-                    kind=default_name(named[label]),
-                )
+                await instance.open(**filling, lobby=gathering)
             except RequestError as error:
                 raise start_error(f"cannot make the environment of {header}", error) from error
 

@@ -112,20 +112,17 @@ class Player:
         self._world = world
         self._observer = observer
 
-    def act(self, action: Any, at: float | None = None, by: str | None = None) -> bool:
+    def act(self, action: Any, at: float | None = None) -> bool:
         """Leave an action for the next frames.
 
         Args:
             action: An element of the agent's action space, which is not checked.
             at: When it came, seconds of the world's time; None: now.
-            by: Who it is of, for a recording; None: whoever was said last, `agent` at first.
 
         Returns:
             Whether it counts: the agent is alive in a running episode.
         """
         loop = self._world.loop
-        if by is not None:
-            self._observer.name = by
         return self._observer in loop.observers and loop.act(
             self._observer, 0, action, self._world.now() if at is None else at
         )
@@ -255,8 +252,8 @@ class RealtimeMultiAgentWorld(ClockedWorld):
 
     # Players of this process
 
-    def enter(self, name: str | None = None) -> Player:
-        """Take an agent, the first that is free where none is named.
+    def enter(self, name: str | None = None, by: str = "agent") -> Player:
+        """Take an agent, the first that is free where none is named; `by` is who plays it, for a recording.
 
         Raises:
             RequestError: RESOURCE_EXHAUSTED, somebody plays it; INVALID_ARGUMENT, there is no such agent.
@@ -266,7 +263,9 @@ class RealtimeMultiAgentWorld(ClockedWorld):
             raise RequestError(Code.INVALID_ARGUMENT, f"expected one of the agents {known}, got {name!r:.80}")
         self.refuse_if_over()
         chosen = self._free(name)
-        return Player(self, chosen, self.loop.join_as(chosen, True, follows=True))
+        observer = self.loop.join_as(chosen, True, follows=True)
+        observer.name = by
+        return Player(self, chosen, observer)
 
     def begin(self, seed: int | None = None, options: Any = None) -> None:
         """Begin an episode now, and let the clock run if it does not yet; a running episode is cut off."""
