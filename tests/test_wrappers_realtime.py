@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import threading
 import time
@@ -297,4 +298,26 @@ def test_blocking_reset_gives_same_step_in_real_time_too(serve: Any, clock: Virt
     assert terminations.all()
     assert rewards.tolist() == [6.0] * lanes
     assert [row.tolist() for row in infos["final_obs"]] == [[1, 3]] * lanes
+    envs.close()
+
+
+def test_an_episode_that_ends_while_other_lanes_begin_anew_is_told(serve: Any, clock: VirtualClock) -> None:
+    lengths = itertools.cycle((3, 4))
+    url = serve(lambda: CountingEnv(next(lengths)), num_envs=2).url
+    envs = BlockingReset(make_vec_remote(url), autoreset_mode=AutoresetMode.SAME_STEP)
+    envs.reset(seed=0)
+    clock.advance(0.3)
+    stepper = envs.unwrapped.stepper
+    begin_next = stepper._begin_next
+
+    def later(ended: Any) -> None:
+        clock.advance(0.1)
+        begin_next(ended)
+
+    stepper._begin_next = later
+    _, _, terminations, _, infos = envs.step(np.zeros(2, np.int64))
+    (other,) = np.flatnonzero(~terminations)
+    assert [record["length"] for record in infos["episodes"][other]] == [4]
+    stepper._begin_next = begin_next
+    assert envs.step(np.zeros(2, np.int64))[2].tolist() == (~terminations).tolist()
     envs.close()
