@@ -90,7 +90,9 @@ class JoinedWorld:
         if self.realtime is not None and "round_trip" in properties:
             self.realtime.in_flight = True
             fps, took = float(properties["fps"]), float(properties["round_trip"])
-            self.feed = Feed(self._uids, fps, took, self.realtime.latency)
+            tensors = [(uid, leaf) for (uid, _), leaf in zip(leaves, layout.leaves, strict=True)]
+            self.feed = Feed(self._uids, tensors, lanes, fps, took, self.realtime.latency)
+            self.feed.waits_for_all |= waits_for_all
         self.reader = StepReader(url, layout, leaves, self._uids, self.realtime)
         self.codec: StepCodec | None = None
         """Writes and reads Steps without protobuf; None: protobuf does."""
@@ -115,6 +117,8 @@ class JoinedWorld:
         """Of a real-time world of lanes: have answers wait until every lane has an observation."""
         if self.realtime is not None:
             self.realtime.wait_for_all()
+            if self.feed is not None:
+                self.feed.waits_for_all = True
             self.first_step = self._write_first_step()
             self._known.clear()
 

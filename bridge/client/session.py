@@ -207,12 +207,7 @@ class _Description:
             self.properties["round_trip"] = self.round_trip
         else:
             self.properties[key] = property_value(message, url, key in _ENCODED)
-        if (
-            key == "fps"
-            and self.may_wait
-            and not self.properties["num_envs"]
-            and pays(self.round_trip, self.properties["fps"])
-        ):
+        if key == "fps" and self.may_wait and pays(self.round_trip, self.properties["fps"]):
             self.unread += _FAR
 
 
@@ -561,7 +556,7 @@ class ClientSession:
                 # Connecting again makes another world; of other servers an error ends nothing (D-2).
                 return self.connection_lost(error)
             if request.kind is Kind.RESET:
-                self._episode += 1  # the Step sent after it began something else, if anything
+                self.abandon_episode()  # the Step sent after it began something else, if anything
             self._move(Trigger.REFUSED)
             return Refused(error)
         kind = message.WhichOneof("payload")
