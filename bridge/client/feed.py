@@ -28,6 +28,8 @@ __all__ = ["Feed", "pays"]
 
 # Steps in flight beyond those that a round trip has frames, and at most.
 _SPARE, _MOST = 2, 64
+# Answers that are kept because lanes ended in them.
+_MOST_ENDS = 2
 # Seconds without an answer for which an observation is repeated: servers answer a Step within two, if they can.
 _PATIENCE = 5.0
 # How much of the longest round trip is still counted a round trip later.
@@ -150,6 +152,7 @@ class Feed:
             self.lanes[record["lane"]].note_record(record)
         pairs = zip(self.lanes, parts, strict=True)
         used = [part is None or lane.push(part, number, counts=self._error is None) for lane, part in pairs]
+        self._share_ends(message)
         return number >= self._number or any(used)
 
     def _read(self, message: pb.EnvironmentResponse, name: str) -> Array:
@@ -165,6 +168,15 @@ class Feed:
             flags = [[state == pb.TERMINATED], [state == pb.INTERRUPTED], [False]]
         rows = zip(timing, *numbers, *flags, strict=True)
         return [None if resetting else Part(message, *row) for *row, resetting in rows]
+
+    def _share_ends(self, newest: pb.EnvironmentResponse) -> None:
+        """Put the ends that wait into one message: each holds one with the observations of all lanes otherwise."""
+        ends = [lane.queue[0] if lane.queue and lane.queue[0].ended else None for lane in self.lanes]
+        if len({id(end.message) for end in ends if end is not None}) > _MOST_ENDS:
+            shared = self._put_together([newest if end is None else end.message for end in ends])
+            for end in ends:
+                if end is not None:
+                    end.message = shared
 
     def push_error(self, error: RemoteError) -> None:
         """Take the refusal of a Step, to be told in its turn; after the end of an episode every Step is refused."""
