@@ -15,6 +15,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 import bridge
+from bridge.client.vector_env import slots_of
 from bridge.encoding.tensors import pack_tensor
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import Proxy
@@ -29,7 +30,7 @@ LENGTHS = (11, 60, 4)
 
 @pytest.fixture
 def far() -> Iterator[Any]:
-    """Serves behind a proxy that takes 30 ms each way; gives its URL."""
+    """Serves behind a proxy that takes 40 ms each way; gives its URL."""
     opened: list[Any] = []
 
     def serve(
@@ -37,7 +38,7 @@ def far() -> Iterator[Any]:
     ) -> Any:
         server = server or make(env, fps=60, **more)
         proxy = Proxy(server.port)
-        proxy.delay = 0.03
+        proxy.delay = 0.04
         opened.extend((proxy, server))
         return f"grpc://127.0.0.1:{proxy.port}", proxy
 
@@ -47,7 +48,7 @@ def far() -> Iterator[Any]:
 
 
 def feeds(envs: Any) -> list[Any]:
-    return [member.remote.feed for member in envs.unwrapped.pool.members]
+    return [member.remote.feed for member in slots_of(envs).pool.members]
 
 
 def check_returns(envs: Any, steps: int, think: float = 0.0) -> None:
