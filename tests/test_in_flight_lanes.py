@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 
 from bridge.client.step_reader import Batch
+from bridge.encoding import values
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import pack_tensor
+from bridge.errors import PeerError, RefusedError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.session import Session
 from tests.far_network import ROUGH, STEADY, FarNetwork, Telling
@@ -269,6 +272,64 @@ def test_a_reset_of_some_lanes_leaves_the_others_as_they_are(network: Make) -> N
             net.run_for(0.03 * (number % 3))
             result = net.act(remote, [0] * LANES)
     assert all(len(book.ended) >= 4 for book in told)
+
+
+def test_the_episodes_that_run_are_entered_in_a_world_that_was_just_joined(network: Make) -> None:
+    """As after a loss while BlockingReset waits for next episodes with SAME_STEP."""
+    net = network(10**6)
+    remote = net.join()
+    rows, rewards, _, _, _ = net.reset(remote, restart=False)
+    assert (rows[:, 0].tolist(), rewards.tolist()) == ([1] * LANES, [0.0] * LANES)
+    frames = [net.act(remote, [0] * LANES)[0][:, 1].tolist() for _ in range(20)]
+    assert frames[-1] >= [10] * LANES
+
+
+def test_a_reset_that_is_refused_leaves_a_world_that_can_be_reset(network: Make) -> None:
+    net = network(10**6)
+    remote = net.join()
+    net.reset(remote)
+    with pytest.raises(RefusedError, match="unknown Reset settings"):
+        net.reset(remote, mask=[True, False, False], nonsense=1)
+    rows, rewards, _, _, _ = net.reset(remote)
+    assert (rows[:, 0].tolist(), rewards.any()) == ([2] * LANES, False)
+    for _ in range(30):
+        rows = net.act(remote, [0] * LANES)[0]
+    assert (rows[:, 1] >= 20).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("timing", np.zeros((LANES - 1, 13))),
+        ("timing", np.full((LANES, 13), np.inf)),
+        ("timing", np.zeros(7)),
+        ("frames", np.zeros((2, 2), np.int64)),
+        ("resetting", np.zeros(1, np.bool_)),
+        ("reward", np.array(["a"] * LANES)),
+        ("episodes", np.frombuffer(values.encode([{"lane": LANES, "episode": 1}]), np.uint8)),
+        ("episodes", np.frombuffer(values.encode([{"lane": 0}]), np.uint8)),
+        ("episodes", np.frombuffer(values.encode(5), np.uint8)),
+        ("info", np.frombuffer(b"\xff\xff", np.uint8)),
+    ],
+)
+def test_an_answer_that_cannot_be_read_loses_the_server(network: Make, name: str, value: Any) -> None:
+    net = network(10**6)
+    remote = net.join()
+    net.reset(remote)
+    net.run_for(0.1)
+    uid = next(uid for uid, spec in remote.session.world.specs.observations.items() if spec.name == name)
+    stream = net.streams[0]
+    deliver = stream._deliver
+
+    def spoil(data: Any) -> None:
+        message = pb.EnvironmentResponse.FromString(bytes(data))
+        message.step.observations[uid].CopyFrom(pack_tensor(value))
+        deliver(message.SerializeToString())
+
+    stream._deliver = spoil
+    steps = (net.act(remote, [0] * LANES) for _ in range(10))
+    with pytest.raises(PeerError, match="cannot be read"):
+        deque(steps, maxlen=0)
 
 
 def test_a_reset_ends_all_episodes_and_nothing_of_them_is_told_after(network: Make) -> None:

@@ -238,19 +238,26 @@ def test_a_copy_and_a_forked_process_have_streams_of_their_own(far: Any) -> None
     env.close()
 
 
-def test_a_lost_connection_ends_the_episode_once_and_comes_back(far: Any) -> None:
-    url, proxy = far(lambda: Telling((10**6,)))
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_lost_connection_ends_the_episodes_once_and_comes_back(far: Any, lanes: int) -> None:
+    url, proxy = far(lambda: Telling((10**6,)), num_envs=lanes)
     envs = bridge.make_vec_remote(url)
     envs.reset()
-    until(lambda: envs.step(np.array([1]))[0][0] is not None)
+    actions = np.ones(lanes, np.int64)
+
+    def all_there() -> bool:
+        return all(row is not None for row in envs.step(actions)[0])
+
+    until(all_there)
     proxy.cut()
-    truncated = 0
-    while not truncated:
-        truncated += int(envs.step(np.array([1]))[3][0])
-    until(lambda: envs.step(np.array([1]))[0][0] is not None, 30.0)
+    truncations = np.zeros(lanes, np.bool_)
+    while not truncations.any():
+        truncations = envs.step(actions)[3]
+    assert truncations.all()
+    until(all_there, 30.0)
     assert all(feeds(envs))
     for _ in range(20):
-        _, _, terminations, truncations, _ = envs.step(np.array([1]))
+        _, _, terminations, truncations, _ = envs.step(actions)
         assert not (terminations | truncations).any()
     envs.close()
 

@@ -14,6 +14,9 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["FarSession"]
 
+# What answers raise that lack something, or say what is not possible.
+_UNREADABLE = (KeyError, IndexError, OverflowError, TensorError, TypeError, ValueError)
+
 
 class FarSession(ClientSession):
     """A `ClientSession` that keeps Steps in flight where `JoinedWorld.feed` says so; else it is a plain one.
@@ -34,11 +37,12 @@ class FarSession(ClientSession):
         feed = self.feed
         if feed is not None and not reset:
             settings, reset = {"restart": pack_tensor(False)}, True
-        if feed is None or not feed.enters_by_itself or not settings or "restart" not in settings:
+        goes_on = self.state is State.RUNNING and settings is not None and "restart" in settings
+        if feed is not None and feed.enters_by_itself and goes_on:
+            self._move(Trigger.BEGIN)
+            feed.asked = 1
+        else:
             super().begin(settings, now, reset=reset)
-            return
-        self._move(Trigger.BEGIN)
-        feed.asked = 1
 
     def _send_first_step(self, world: JoinedWorld, now: float) -> None:
         if world.feed is None:
@@ -72,7 +76,7 @@ class FarSession(ClientSession):
         world = self._require_world()
         try:
             found = None if world.feed is None else world.feed.take(now, repeats=self.state is State.RUNNING)
-        except (KeyError, IndexError, TensorError, ValueError) as problem:
+        except _UNREADABLE as problem:
             return self._break(f"its answers cannot be read: {problem}")
         if isinstance(found, RemoteError):
             self._move(Trigger.REFUSED)
@@ -104,7 +108,7 @@ class FarSession(ClientSession):
             if not feed.push(message, request.number, request.sent, now):
                 self.stale += 1
                 world.dropped()
-        except (KeyError, IndexError, TensorError, ValueError) as problem:
+        except _UNREADABLE as problem:
             return self._break(f"its answer cannot be read: {problem}")
         self._send_ahead(world, feed, now, feed.room)
         return self.due(now)

@@ -289,6 +289,8 @@ class Feed:
             _fill(answer, uid, leaf.pick_lanes([arrays[id(message)] for message in messages]))
         uid = self._uids["info"]
         infos = {key: values.decode(message.step.observations[uid].uint8s.array) for key, message in distinct.items()}
+        if not all(isinstance(info, (dict, list)) for info in infos.values()):
+            raise TensorError(f"expected infos that are a dict or a list, got {list(infos.values())!r:.80}")
         picked = pick_lanes([infos[id(message)] for message in messages])
         _fill(answer, uid, np.frombuffer(values.encode(picked), np.uint8))
         return answer
