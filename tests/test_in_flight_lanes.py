@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bridge.client.infos import lane_info
 from bridge.client.step_reader import Batch
 from bridge.encoding import values
 from bridge.encoding.spaces import Layout
@@ -412,6 +413,22 @@ def test_a_lane_that_takes_long_to_reset_reads_as_resetting_and_delays_no_other(
     assert 35 <= missing <= 60, "0.7 s: it is tried again after 0.1, 0.2 and 0.4 s"
     assert frames == list(range(frames[0], frames[0] + len(frames)))
     assert 150 / (net.clock.now() - began) >= 55
+
+
+def test_each_failed_reset_of_a_lane_is_told_however_many_answers_are_left_out(network: Make) -> None:
+    net = network(20, 10**6, 10**6)
+    remote = net.join(partial=True)
+    net.reset(remote)
+    net.stepped[0].failures = 3
+    errors = 0
+    for _ in range(30):
+        net.run_for(0.05)
+        _, _, _, truncations, info = net.act(remote, [0] * LANES)
+        failed = [("error" in lane_info(info, lane)) for lane in range(LANES)]
+        assert not any(failed[1:])
+        assert not truncations.any()
+        errors += failed[0]
+    assert errors == 3
 
 
 def test_reset_world_truncates_all_lanes_and_their_next_episodes_follow(network: Make) -> None:

@@ -157,8 +157,9 @@ def test_a_person_takes_over_one_lane(far: Any) -> None:
     envs.close()
 
 
-def test_throttle_takes_what_is_in_flight(far: Any) -> None:
-    url, _ = far()
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_throttle_takes_what_is_in_flight(far: Any, lanes: int) -> None:
+    url, _ = far(num_envs=lanes)
     envs = BlockingReset(Throttle(bridge.make_vec_remote(url)))
     assert all(feeds(envs))
     check_returns(envs, 150)

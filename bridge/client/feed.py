@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bridge.client.infos import pick_lanes
+from bridge.client.infos import lane_info, pick_lanes, with_errors
 from bridge.client.lane_feed import LaneFeed, Part, Told
 from bridge.client.latency import Latency
 from bridge.encoding import values
@@ -82,6 +82,7 @@ class Feed:
         self._newest: tuple[pb.EnvironmentResponse, Array] | None = None  # since then, with its times
         self._handed_out: pb.EnvironmentResponse | None = None
         self._remarks: bridge_pb2.Value | None = None
+        self._failures: dict[int, Any] = {}  # why lanes could not be reset, not told yet
         self._due = -math.inf
         self._heard = -math.inf
 
@@ -122,6 +123,7 @@ class Feed:
         for index, lane in enumerate(self.lanes):
             if mask is None or mask[index]:
                 lane.begin(number)
+                self._failures.pop(index, None)
         self._number, self._newest, self._error = number, None, None
         self.asked = 0
 
@@ -153,6 +155,8 @@ class Feed:
         pairs = zip(self.lanes, parts, strict=True)
         used = [part is None or lane.push(part, number, counts=self._error is None) for lane, part in pairs]
         self._share_ends(message)
+        if number >= self._number and (self._failures or None in parts):
+            self._keep_failures(message, parts)
         return number >= self._number or any(used)
 
     def _read(self, message: pb.EnvironmentResponse, name: str) -> Array:
@@ -168,6 +172,15 @@ class Feed:
             flags = [[state == pb.TERMINATED], [state == pb.INTERRUPTED], [False]]
         rows = zip(timing, *numbers, *flags, strict=True)
         return [None if resetting else Part(message, *row) for *row, resetting in rows]
+
+    def _keep_failures(self, message: pb.EnvironmentResponse, parts: Sequence[Part | None]) -> None:
+        """Keep why lanes have no episode, which is said once for each attempt, until they have one."""
+        info = _info(message, self._uids["info"])
+        for index, part in enumerate(parts):
+            if part is not None and not part.ended:
+                self._failures.pop(index, None)
+            elif part is None and "error" in (own := lane_info(info, index)):
+                self._failures[index] = own["error"]
 
     def _share_ends(self, newest: pb.EnvironmentResponse) -> None:
         """Put the ends that wait into one message: each holds one with the observations of all lanes otherwise."""
@@ -259,9 +272,14 @@ class Feed:
                 found[name] = np.array([getattr(item, name) for item in told], np.bool_)
         records = [record for lane in self.lanes for record in lane.take_records()]
         found["episodes"] = np.frombuffer(values.encode(records) if records else b"", np.uint8)
+        failures = {index: reason for index, reason in self._failures.items() if told[index].resetting}
+        if failures:
+            info = with_errors(_info(answer, self._uids["info"]), failures, len(told))
+            _fill(answer, self._uids["info"], np.frombuffer(values.encode(info), np.uint8))
+            self._failures = {index: why for index, why in self._failures.items() if index not in failures}
         if self._remarks is not None:
-            info = answer.step.observations[self._uids["info"]].uint8s.array
-            found["info"] = np.frombuffer(values.with_remarks(info, self._remarks), np.uint8)
+            data = answer.step.observations[self._uids["info"]].uint8s.array
+            found["info"] = np.frombuffer(values.with_remarks(data, self._remarks), np.uint8)
             self._remarks = None
         for name, array in found.items():
             _fill(answer, self._uids[name], array)
@@ -288,9 +306,7 @@ class Feed:
             arrays = {key: unpack_tensor(message.step.observations[uid]) for key, message in distinct.items()}
             _fill(answer, uid, leaf.pick_lanes([arrays[id(message)] for message in messages]))
         uid = self._uids["info"]
-        infos = {key: values.decode(message.step.observations[uid].uint8s.array) for key, message in distinct.items()}
-        if not all(isinstance(info, (dict, list)) for info in infos.values()):
-            raise TensorError(f"expected infos that are a dict or a list, got {list(infos.values())!r:.80}")
+        infos = {key: _info(message, uid) for key, message in distinct.items()}
         picked = pick_lanes([infos[id(message)] for message in messages])
         _fill(answer, uid, np.frombuffer(values.encode(picked), np.uint8))
         return answer
@@ -301,6 +317,14 @@ def _fill(answer: pb.EnvironmentResponse, uid: int, array: Array) -> None:
     tensor = answer.step.observations[uid]
     tensor.Clear()
     fill_tensor(tensor, array)
+
+
+def _info(message: pb.EnvironmentResponse, uid: int) -> dict[str, Any] | list[dict[str, Any]]:
+    """Return the infos of lanes in an answer; raises TensorError where they are none."""
+    info: Any = values.decode(message.step.observations[uid].uint8s.array)
+    if not isinstance(info, (dict, list)):
+        raise TensorError(f"expected infos that are a dict or a list, got {info!r:.80}")
+    return info
 
 
 def _records(tensor: pb.Tensor) -> list[dict[str, Any]]:

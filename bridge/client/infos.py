@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["lane_info", "merge_lanes", "pick_lanes"]
+__all__ = ["lane_info", "merge_lanes", "pick_lanes", "with_errors"]
 
 
 def merge_lanes(infos: dict[str, Any], block: Mapping[str, Any], offset: int, lanes: int, num_envs: int) -> None:
@@ -68,6 +68,19 @@ def pick_lanes(blocks: Sequence[Mapping[str, Any] | list[dict[str, Any]]]) -> di
         chosen = np.array([own is block for own in blocks])
         merge_lanes(joined, _only(block, chosen), 0, lanes, lanes)
     return joined
+
+
+def with_errors(
+    block: Mapping[str, Any] | list[dict[str, Any]], errors: Mapping[int, Any], lanes: int
+) -> dict[str, Any] | list[dict[str, Any]]:
+    """Return the infos of a world's lanes with an `error` of some of them, by lane."""
+    if isinstance(block, list):
+        return [{**own, **({"error": errors[lane]} if lane in errors else {})} for lane, own in enumerate(block)]
+    reasons, mask = np.full(lanes, None), np.zeros(lanes, np.bool_)
+    for lane in range(lanes):
+        if (reason := errors.get(lane, lane_info(block, lane).get("error"))) is not None:
+            reasons[lane], mask[lane] = reason, True
+    return {**block, "error": reasons, "_error": mask}
 
 
 def _only(block: Mapping[str, Any], chosen: Any) -> dict[str, Any]:
