@@ -12,12 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode
 
 import bridge
+from bridge.client.vector_env import slots_of
+from bridge.encoding.tensors import pack_tensor
+from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import Proxy
 from bridge.wrappers import BlockingReset, Throttle
 from tests.far_network import Telling
 from tests.parallel_envs import Relay
+from tests.peers import Stream
 from tests.support import until
 
 LENGTHS = (11, 60, 4)
@@ -25,13 +30,15 @@ LENGTHS = (11, 60, 4)
 
 @pytest.fixture
 def far() -> Iterator[Any]:
-    """Serves behind a proxy that takes 30 ms each way; gives its URL."""
+    """Serves behind a proxy that takes 40 ms each way; gives its URL."""
     opened: list[Any] = []
 
-    def serve(env: Any = lambda: Telling(LENGTHS), make: Any = bridge.serve_gym, **more: Any) -> Any:
-        server = make(env, fps=60, **more)
+    def serve(
+        env: Any = lambda: Telling(LENGTHS), make: Any = bridge.serve_gym, server: Any = None, **more: Any
+    ) -> Any:
+        server = server or make(env, fps=60, **more)
         proxy = Proxy(server.port)
-        proxy.delay = 0.03
+        proxy.delay = 0.04
         opened.extend((proxy, server))
         return f"grpc://127.0.0.1:{proxy.port}", proxy
 
@@ -41,7 +48,7 @@ def far() -> Iterator[Any]:
 
 
 def feeds(envs: Any) -> list[Any]:
-    return [member.remote.feed for member in envs.unwrapped.pool.members]
+    return [member.remote.feed for member in slots_of(envs).pool.members]
 
 
 def check_returns(envs: Any, steps: int, think: float = 0.0) -> None:
@@ -49,7 +56,7 @@ def check_returns(envs: Any, steps: int, think: float = 0.0) -> None:
     count = envs.num_envs
     sums, told = np.zeros(count), [dict[int, float]() for _ in range(count)]
     ends = [0] * count
-    observations, _ = envs.reset(seed=0)
+    envs.reset(seed=0)
     fresh = np.ones(count, np.bool_)
     for number in range(steps):
         time.sleep(think)
@@ -60,13 +67,16 @@ def check_returns(envs: Any, steps: int, think: float = 0.0) -> None:
             for record in (infos["episodes"][slot] or ()) if "episodes" in infos else ():
                 assert record["episode"] not in told[slot]
                 told[slot][record["episode"]] = record["return"]
+            if observations[slot] is None:
+                assert (rewards[slot], terminations[slot]) == (0.0, False)
+                continue
             if fresh[slot] and number:
                 assert (rewards[slot], observations[slot][1] < 30) == (0.0, True)
+            fresh[slot] = terminations[slot]
             if terminations[slot]:
                 assert sums[slot] == told[slot][int(observations[slot][0])]
                 ends[slot] += 1
                 sums[slot] = 0.0
-        fresh = terminations.copy()
     for slot in range(count):
         assert ends[slot] >= 2
         assert sorted(told[slot]) == list(range(1, len(told[slot]) + 1))
@@ -81,16 +91,75 @@ def test_the_slots_of_a_vector_get_all_rewards(far: Any, think: float) -> None:
     envs.close()
 
 
-def test_the_lanes_of_a_world_wait_for_their_answers_and_get_all_rewards(far: Any) -> None:
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_the_lanes_of_a_world_get_all_rewards(far: Any, mode: AutoresetMode) -> None:
     url, _ = far(num_envs=3)
-    envs = BlockingReset(bridge.make_vec_remote(url))
-    assert feeds(envs) == [None]
-    check_returns(envs, 60)
+    envs = BlockingReset(bridge.make_vec_remote(url), autoreset_mode=mode)
+    assert all(feeds(envs))
+    if mode is AutoresetMode.NEXT_STEP:
+        check_returns(envs, 150)
+    else:
+        check_same_step_returns(envs, 150)
     envs.close()
 
 
-def test_throttle_takes_what_is_in_flight(far: Any) -> None:
-    url, _ = far()
+def check_same_step_returns(envs: Any, steps: int) -> None:
+    """As `check_returns`, where the first observation of an episode comes with the end of the one before."""
+    sums, told = np.zeros(envs.num_envs), [dict[int, float]() for _ in range(envs.num_envs)]
+    ends = np.zeros(envs.num_envs, np.int64)
+    envs.reset(seed=0)
+    for _ in range(steps):
+        observations, rewards, terminations, _, infos = envs.step(np.zeros(envs.num_envs, np.int64))
+        sums += rewards
+        for slot in range(envs.num_envs):
+            for part in (infos.get("final_info", {}), infos):
+                for record in (part["episodes"][slot] or ()) if "episodes" in part else ():
+                    assert record["episode"] not in told[slot]
+                    told[slot][record["episode"]] = record["return"]
+            if terminations[slot]:
+                final = infos["final_obs"][slot]
+                assert sums[slot] == told[slot][int(final[0])]
+                assert observations[slot][0] > final[0]
+                sums[slot] = 0.0
+        ends += terminations
+    assert (ends >= 2).all()
+    assert all(sorted(own) == list(range(1, len(own) + 1)) for own in told)
+
+
+def test_lanes_without_an_observation_read_none_and_the_others_go_on(far: Any) -> None:
+    """U-2, U-5."""
+    url, _ = far(num_envs=3)
+    envs = bridge.make_vec_remote(url)
+    check_returns(envs, 150)
+    envs.close()
+
+
+def test_a_person_takes_over_one_lane(far: Any) -> None:
+    server = bridge.serve_gym(lambda: Telling((10**6,)), fps=60, num_envs=3)
+    url, _ = far(server=server)
+    envs = BlockingReset(bridge.make_vec_remote(f"{url}?world="))
+    assert all(feeds(envs))
+    envs.reset()
+    person = Stream(server, own_connection=True)
+    person.join(role="takeover", lane=1, name="Ann")
+    person.ask(step=pb.StepRequest())
+    person.ask(step=pb.StepRequest(actions={1: pack_tensor(77)}))
+
+    def stands_in() -> bool:
+        observations, _, _, _, infos = envs.step(np.array([4, 5, 6]))
+        taken = observations[:, 2].tolist() == [4, 77, 6]
+        return taken and infos["_intervention"].tolist() == [False, True, False]
+
+    until(stands_in)
+    person.die()
+    person.channel.close()
+    until(lambda: envs.step(np.array([4, 5, 6]))[0][:, 2].tolist() == [4, 5, 6])
+    envs.close()
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_throttle_takes_what_is_in_flight(far: Any, lanes: int) -> None:
+    url, _ = far(num_envs=lanes)
     envs = BlockingReset(Throttle(bridge.make_vec_remote(url)))
     assert all(feeds(envs))
     check_returns(envs, 150)
@@ -170,19 +239,26 @@ def test_a_copy_and_a_forked_process_have_streams_of_their_own(far: Any) -> None
     env.close()
 
 
-def test_a_lost_connection_ends_the_episode_once_and_comes_back(far: Any) -> None:
-    url, proxy = far(lambda: Telling((10**6,)))
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_lost_connection_ends_the_episodes_once_and_comes_back(far: Any, lanes: int) -> None:
+    url, proxy = far(lambda: Telling((10**6,)), num_envs=lanes)
     envs = bridge.make_vec_remote(url)
     envs.reset()
-    until(lambda: envs.step(np.array([1]))[0][0] is not None)
+    actions = np.ones(lanes, np.int64)
+
+    def all_there() -> bool:
+        return all(row is not None for row in envs.step(actions)[0])
+
+    until(all_there)
     proxy.cut()
-    truncated = 0
-    while not truncated:
-        truncated += int(envs.step(np.array([1]))[3][0])
-    until(lambda: envs.step(np.array([1]))[0][0] is not None, 30.0)
+    truncations = np.zeros(lanes, np.bool_)
+    while not truncations.any():
+        truncations = envs.step(actions)[3]
+    assert truncations.all()
+    until(all_there, 30.0)
     assert all(feeds(envs))
     for _ in range(20):
-        _, _, terminations, truncations, _ = envs.step(np.array([1]))
+        _, _, terminations, truncations, _ = envs.step(actions)
         assert not (terminations | truncations).any()
     envs.close()
 

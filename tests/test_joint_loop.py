@@ -48,7 +48,7 @@ class Drive:
         }
         alive = [name for name in job.action if self.time < LENGTHS[name]]
         self.loop.joint_stepped(job, self.now, 0.001, seen, alive)
-        self.loop.end_deserted(self.now)
+        self.loop.end_deserted()
 
     def settle(self) -> None:
         for _ in range(10):
@@ -74,7 +74,7 @@ class Drive:
         return self.loop.take(self.players[name], 0)
 
     def reset(self, name: str, seed: int | None = None, restart: bool = True) -> None:
-        self.loop.ask(self.players[name], seed, None, restart, self.now)
+        self.loop.ask(self.players[name], seed, None, restart)
         self.settle()
 
 
@@ -109,7 +109,7 @@ def test_what_a_reset_finds_under_way_is_dropped_and_counted() -> None:
     drive.take("a")
     drive.now += 1 / 8
     (frame,) = drive.loop.poll(drive.now)
-    drive.loop.ask(drive.players["a"], 5, None, True, drive.now)
+    drive.loop.ask(drive.players["a"], 5, None, True)
     assert drive.loop.poll(drive.now) == [], "the environment is still in the frame"
     assert drive.loop.joint_stepped(frame, drive.now, 0.0, {}, []) is None
     assert drive.loop.stale == 1
@@ -228,7 +228,7 @@ def test_every_reward_and_every_end_is_told_once_whatever_agents_do(operations: 
             joined[name] = drive.loop.environment.episode, drive.time
         elif player is not None and what == "leave":
             drive.loop.leave(drive.players.pop(name))
-            drive.loop.end_deserted(drive.now)
+            drive.loop.end_deserted()
         elif player is not None and what == "act":
             drive.loop.act(player, 0, what, drive.now)
         elif player is not None and what == "reset":
@@ -250,6 +250,6 @@ def test_every_reward_and_every_end_is_told_once_whatever_agents_do(operations: 
                 records[name, joins[name]].add(ended.episode)
                 if ended.terminated:
                     assert ended.reward == sum(range(1, LENGTHS[name] + 1))
-        assert not drive.loop.end_deserted(drive.now), "those who wait would wait for nobody"
+        assert not drive.loop.end_deserted(), "those who wait would wait for nobody"
         running = [part.phase is Phase.RUNNING for part in drive.loop.parts.values()]
         assert any(running) == (drive.loop.environment.phase is Phase.RUNNING)

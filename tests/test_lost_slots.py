@@ -14,6 +14,7 @@ import pytest
 from bridge import make_vec_remote, serve_gym
 from bridge.cli import main
 from bridge.client.remote import SlotState
+from bridge.client.vector_env import slots_of
 from bridge.client.waiting import WaitLog
 from bridge.errors import ConnectionLostError, EnvironmentFailedError, RemoteTimeoutError, SettingError
 from bridge.testing import CountingEnv
@@ -252,9 +253,9 @@ def test_raise_lets_a_spare_take_the_place():
         blocking.reset()
         ready = threading.Event()
         for _ in range(1000):
-            if envs.pool.has_spare_for(envs.pool.members[0]):
+            if slots_of(envs).pool.has_spare_for(slots_of(envs).pool.members[0]):
                 break
-            envs.pool.drain()
+            slots_of(envs).pool.drain()
             ready.wait(0.01)
         other.server.stop()
         cut = [blocking.step(np.zeros(2, np.int64))[3].tolist() for _ in range(20)]

@@ -15,6 +15,7 @@ import pytest
 from bridge import errors, make_vec_remote, serve_gym
 from bridge.client.endpoints import Endpoint
 from bridge.client.remote import SlotState
+from bridge.client.vector_env import slots_of
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
 from tests.planned_env import Episodes, Planned, planned_process
@@ -128,7 +129,7 @@ def test_who_cannot_go_elsewhere_asks_for_no_health() -> None:
             envs, episodes = vector([server.url], 1, **more)
             while not episodes.whole.all():
                 episodes.step()
-            (member,) = envs.env.pool.members
+            (member,) = slots_of(envs).pool.members
             assert (member.remote._call.connection.protocol._watch is not None) == asks
             envs.close()
 
@@ -215,7 +216,8 @@ def test_without_a_free_endpoint_a_slot_stays_until_the_server_ends_and_is_lost_
         assert sorted(envs.env.urls) == sorted([old.url] * 4 + [full.url] * 2)
         old.drain(600.0)
         play_until(
-            episodes, lambda: all(each.remote.draining for each in envs.env.pool.members if each.remote.url == old.url)
+            episodes,
+            lambda: all(each.remote.draining for each in slots_of(envs).pool.members if each.remote.url == old.url),
         )
         for _ in range(300):
             episodes.step()
@@ -249,7 +251,7 @@ def test_a_replacement_that_goes_is_no_loss(on_lost: Any) -> None:
         envs = BlockingReset(make_vec_remote(directory, num_envs=1, timeout=DEADLINE), on_lost=on_lost)
         envs.reset()
         directory.listed += [dead, Endpoint(new.url)]
-        pool = envs.env.pool
+        pool = slots_of(envs).pool
         until(
             lambda: pool.placement.watch.poll(time.monotonic(), soon=True) or len(pool.placement.watch.endpoints) == 3
         )

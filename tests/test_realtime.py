@@ -20,6 +20,7 @@ import bridge
 from bridge import RealTime, RemoteVectorEnv, Server, make_remote, make_vec_remote, serve_gym
 from bridge.client.extensions import property_value
 from bridge.client.remote import SlotState
+from bridge.client.vector_env import slots_of
 from bridge.errors import (
     EnvironmentFailedError,
     RefusedError,
@@ -560,7 +561,7 @@ def test_a_world_goes_with_its_client(serve: Any, clock: VirtualClock) -> None:
     dying = make_vec_remote(server.url)
     dying.reset()
     ready(dying, [0])
-    for member in dying.pool.members:  # the connection is cut, nothing is said
+    for member in slots_of(dying).pool.members:  # the connection is cut, nothing is said
         member.remote._call.connection._abort()  # type: ignore[union-attr]
     wait_for(lambda: not server.worlds and made[1].closed)
     clock.advance(1.0)
@@ -620,13 +621,13 @@ def test_a_loop_over_slots_that_are_all_none_does_not_spin(monkeypatch: pytest.M
         envs = make_vec_remote(server.url)
         envs.reset()
         waits: list[float] = []
-        gather = envs.pool.gather
+        gather = slots_of(envs).pool.gather
 
         def watched(enough: Any, deadline: float) -> None:
             waits.append(deadline - time.monotonic())
             gather(enough, deadline)
 
-        monkeypatch.setattr(envs.pool, "gather", watched)
+        monkeypatch.setattr(slots_of(envs).pool, "gather", watched)
         assert envs.step([0])[0] == (None,)
         assert waits[-1] > 0.005, "the step waited a moment for an observation"
         release.set()

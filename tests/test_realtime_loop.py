@@ -302,6 +302,7 @@ def test_a_failure_cuts_the_episode_off_once_and_is_tried_again_with_growing_pau
     taken = drive.loop.take(observer, 0)
     assert taken is not None
     assert (taken.truncated, taken.terminated, taken.error) == (True, False, "it raised")
+    assert taken.observed_at == 0.0, "when its last observation was made, and not when the environment raised"
     assert drive.loop.take(observer, 0) is None
     assert drive.loop.poll(0.15) == []
     (again,) = drive.loop.poll(0.2)

@@ -15,6 +15,7 @@ import pytest
 
 from bridge import errors, make_vec_remote, serve_gym
 from bridge.client.remote_record import BREAKER_LOSSES, BREAKER_REST, BREAKER_WINDOW, RemoteRecord
+from bridge.client.vector_env import slots_of
 from bridge.testing import CountingEnv, Proxy
 from bridge.transport import keepalive
 from bridge.wrappers import BlockingReset
@@ -315,6 +316,6 @@ def test_only_servers_of_ours_are_asked_often_for_a_sign() -> None:
         quiet = []
         for port in (foreign.port, server.port):
             envs = make_vec_remote(f"grpc://127.0.0.1:{port}", timeout=20)
-            quiet.append(envs.pool.members[0].remote._call.connection.protocol.keepalive_interval)
+            quiet.append(slots_of(envs).pool.members[0].remote._call.connection.protocol.keepalive_interval)
             envs.close()
     assert quiet == [310.0, 20.0]

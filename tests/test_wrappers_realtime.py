@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import threading
 import time
@@ -15,6 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from bridge import RealTime, Server, make_vec_remote, serve_gym
+from bridge.client.vector_env import slots_of
 from bridge.errors import InvalidActionError, ResetNeededError, SettingError
 from bridge.testing import CountingEnv, SlowResetEnv, VirtualClock
 from bridge.wrappers import ActionHistory, BlockingReset, SkipResetting, Throttle
@@ -279,8 +281,8 @@ def test_a_copy_paces_and_waits_as_the_original(serve: Any) -> None:
     copied = pickle.loads(pickle.dumps(envs))
     assert copied.reset(seed=0)[0].tolist() == [[1, 0], [1, 0]]
     assert copied.env.fps == 100.0
-    assert copied.unwrapped.stepper.pacer is not None
-    assert copied.unwrapped.pool.members[0].remote.realtime._partial is False
+    assert slots_of(copied).stepper.pacer is not None
+    assert slots_of(copied).pool.members[0].remote.realtime._partial is False
     copied.close()
     envs.close()
 
@@ -297,4 +299,26 @@ def test_blocking_reset_gives_same_step_in_real_time_too(serve: Any, clock: Virt
     assert terminations.all()
     assert rewards.tolist() == [6.0] * lanes
     assert [row.tolist() for row in infos["final_obs"]] == [[1, 3]] * lanes
+    envs.close()
+
+
+def test_an_episode_that_ends_while_other_lanes_begin_anew_is_told(serve: Any, clock: VirtualClock) -> None:
+    lengths = itertools.cycle((3, 4))
+    url = serve(lambda: CountingEnv(next(lengths)), num_envs=2).url
+    envs = BlockingReset(make_vec_remote(url), autoreset_mode=AutoresetMode.SAME_STEP)
+    envs.reset(seed=0)
+    clock.advance(0.3)
+    stepper = slots_of(envs).stepper
+    begin_next = stepper._begin_next
+
+    def later(ended: Any) -> None:
+        clock.advance(0.1)
+        begin_next(ended)
+
+    stepper._begin_next = later
+    _, _, terminations, _, infos = envs.step(np.zeros(2, np.int64))
+    (other,) = np.flatnonzero(~terminations)
+    assert [record["length"] for record in infos["episodes"][other]] == [4]
+    stepper._begin_next = begin_next
+    assert envs.step(np.zeros(2, np.int64))[2].tolist() == (~terminations).tolist()
     envs.close()

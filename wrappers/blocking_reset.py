@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorWrapper
 from bridge.client.options import checked_timeout
 from bridge.client.results import Results
 from bridge.client.stepper import Received
-from bridge.client.vector_env import RemoteVectorEnv, make_vec_remote
+from bridge.client.vector_env import RemoteVectorEnv, make_vec_remote, slots_of
 from bridge.client.waiting import OnLost
 from bridge.encoding.tensors import Array
 from bridge.errors import Code, EnvironmentFailedError, RefusedError, ResetNeededError, SettingError
@@ -72,7 +72,7 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
         if not isinstance(env, (RemoteVectorEnv, Transparent)):
             raise SettingError(f"expected what make_vec_remote returns, got {env!r} of type {type(env).__name__}")
         super().__init__(env)
-        env.pool.wait_for_lanes()
+        slots_of(env).pool.wait_for_lanes()
         try:
             self._mode = AutoresetMode(autoreset_mode)
         except ValueError:
@@ -233,7 +233,7 @@ class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
         if self._on_lost != "raise":
             return
         for slot, error in results.errors.items():
-            pool = self.env.pool
+            pool = slots_of(self.env).pool
             if not isinstance(error, RefusedError) and not pool.has_spare_for(pool.member_at[slot]):
                 raise error
 

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from bridge.client.results import Results
+from bridge.client.vector_env import slots_of
 from bridge.clock import Clock, MonotonicClock
 from bridge.encoding.tensors import Array
 from bridge.errors import SettingError
@@ -51,7 +52,7 @@ class Throttle(Transparent):
         self._start: float | None = None
         self._count = 0
         self._lateness = 0.0
-        self.remote.stepper.pacer = self._pace
+        slots_of(self.remote).stepper.pacer = self._pace
 
     def _pace(self) -> None:
         """Wait for the end of the frame; called once the actions are sent."""
@@ -101,5 +102,5 @@ class Throttle(Transparent):
 
     def close(self, **kwargs: Any) -> None:
         """Close the environments."""
-        self.remote.stepper.pacer = None
+        slots_of(self.remote).stepper.pacer = None
         super().close(**kwargs)

@@ -1,4 +1,4 @@
-"""A world of 60 frames a second behind a round trip of 80 ms: steps, ages of observations, delays of actions."""
+"""Worlds of 60 frames a second behind a round trip of 80 ms: steps, ages of observations, delays of actions."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from bridge.wrappers import BlockingReset, Throttle
 
 FPS = 60
 ROUND_TRIP = 0.08
+LANES = 8
 WARM_UP = 3.0
 """Seconds, in which the client learns how the clocks differ."""
 GAME = """
@@ -38,7 +39,8 @@ class Game(gymnasium.Env):
             self.used = int(action), now
         return np.array([now, *self.used]), 0.0, False, False, {}
 
-with serve_gym(Game, fps=float(sys.argv[1])) as server:
+lanes = int(sys.argv[2])
+with serve_gym(Game, fps=float(sys.argv[1]), **({"num_envs": lanes} if lanes > 1 else {})) as server:
     print(server.port, flush=True)
     sys.stdin.read()
 """
@@ -83,11 +85,11 @@ LINKS = {"steady": (ROUND_TRIP / 2, 0.0, 0.0, 0.0), "rough": (ROUND_TRIP / 2 - 0
 
 
 class Play:
-    """What a client measures while it plays: each step leaves an action of its own."""
+    """What a client measures while it plays, over all lanes: each step leaves an action of its own."""
 
     def __init__(self, envs: Any) -> None:
         self._envs = envs
-        self._sent: dict[int, float] = {}
+        self._sent: list[dict[int, float]] = [{} for _ in range(envs.num_envs)]
         self._number = 0
         self.ages: list[float] = []
         self.delays: list[float] = []
@@ -96,15 +98,15 @@ class Play:
     def step(self) -> None:
         """Step once, and note what the answer says."""
         self._number += 1
-        self._sent[self._number] = time.monotonic()
-        observations, _, _, _, infos = self._envs.step(np.array([self._number % 10**6]))
-        at, action, used_at = observations[0].tolist()
-        age = time.monotonic() - at
-        self.ages.append(age)
-        self.errors.append(abs(age - float(infos["latency"]["observation_age"][0])))
-        sent = self._sent.pop(int(action), None)
-        if sent is not None:
-            self.delays.append(used_at - sent)
+        begun = time.monotonic()
+        observations, _, _, _, infos = self._envs.step(np.full(len(self._sent), self._number % 10**6))
+        now, told = time.monotonic(), infos["latency"]["observation_age"].tolist()
+        for (at, action, used_at), sent, age in zip(observations.tolist(), self._sent, told, strict=True):
+            sent[self._number] = begun
+            self.ages.append(now - at)
+            self.errors.append(abs(now - at - age))
+            if int(action) in sent:
+                self.delays.append(used_at - sent.pop(int(action)))
 
     def run(self, seconds: float) -> float:
         """Play for some seconds; return the steps a second."""
@@ -118,9 +120,9 @@ class Play:
 
 
 @contextmanager
-def playing(link: str, *, throttle: bool, **keywords: Any) -> Iterator[Play]:
+def playing(link: str, *, throttle: bool, lanes: int = 1, **keywords: Any) -> Iterator[Play]:
     """Join such a world through a link, and begin to play."""
-    with Script(GAME, str(FPS)) as port, Script(LINK, port, *map(str, LINKS[link])) as near:
+    with Script(GAME, str(FPS), str(lanes)) as port, Script(LINK, port, *map(str, LINKS[link])) as near:
         remote = make_vec_remote(f"grpc://127.0.0.1:{near}", **keywords)
         envs = BlockingReset(Throttle(remote) if throttle else remote)
         try:
@@ -147,15 +149,18 @@ def _measured(
     return measured
 
 
-def _add(link: str, what: str, figure: Callable[[Play], list[float]] | None, throttle: bool = False) -> str:
+def _add(
+    link: str, what: str, figure: Callable[[Play], list[float]] | None, throttle: bool = False, lanes: int = 1
+) -> str:
     """Register a subject; return its name."""
-    name = f"far-{link}-{what}{'-throttled' * throttle}"
+    name = f"far-{link}-{what}{'-throttled' * throttle}{'-lanes' * (lanes > 1)}"
     share = 95.0 if link == "steady" else 50.0
     text = "" if figure is None else f", {share:g} % of them are below"
-    title = f"60 fps at 80 ms, {link} link{', Throttle' * throttle}: {what}{text}"
+    more = f", {lanes} lanes" if lanes > 1 else ", Throttle" * throttle
+    title = f"60 fps at 80 ms, {link} link{more}: {what}{text}"
     unit = "steps/s" if figure is None else "ms"
     register = subject(name, title, group=f"far-{what}", unit=unit, higher_is_better=figure is None)
-    register(_measured(link, figure, share, throttle, {}))
+    register(_measured(link, figure, share, throttle, {"lanes": lanes}))
     return name
 
 
@@ -163,10 +168,11 @@ subject(
     "far-rough-steps-own-answers", "60 fps at 80 ms, rough link, wait=now: steps", group="far-steps", unit="steps/s"
 )(_measured("rough", None, 50.0, False, {"wait": "now"}))
 for _link in LINKS:
-    for _throttle in (False, True):
-        goal("B-14", _add(_link, "steps", None, _throttle), at_least=55.0)
-        _age = _add(_link, "age", lambda play: play.ages, _throttle)
+    for _throttle, _lanes in ((False, 1), (True, 1), (False, LANES)):
+        goal("B-14", _add(_link, "steps", None, _throttle, _lanes), at_least=55.0)
+        _age = _add(_link, "age", lambda play: play.ages, _throttle, _lanes)
         goal("B-14", _age, at_most=(ROUND_TRIP / 2 + (1.5 / FPS)) * 1e3)
-        _action = _add(_link, "action", lambda play: play.delays, _throttle)
+        _action = _add(_link, "action", lambda play: play.delays, _throttle, _lanes)
         goal("B-14", _action, at_most=(ROUND_TRIP / 2 + 1 / FPS) * 1e3)
-    goal("B-14", _add(_link, "error", lambda play: play.errors), at_most=5.0)
+    for _lanes in (1, LANES):
+        goal("B-14", _add(_link, "error", lambda play: play.errors, lanes=_lanes), at_most=5.0)

@@ -14,7 +14,7 @@ from bridge.client.connect import AnyCall, connect
 from bridge.client.latency import Latency
 from bridge.client.poller import Poller
 from bridge.client.world_request import WorldRequest
-from bridge.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.encoding.tensors import Array, pack_tensor, unpack_tensor
 from bridge.errors import RefusedError, RemoteError, TensorError
 from bridge.forks import leak
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -98,12 +98,12 @@ class ActingStream:
             self._sent.append(self._now())
             self._call.send(data)
 
-    def act(self, step: pb.StepRequest, episode: int) -> bool:
+    def act(self, step: pb.StepRequest, episodes: Array) -> bool:
         """Send an action; return whether that is possible.
 
         Args:
             step: Its `actions` are those of the agent.
-            episode: The number of the episode that it is for.
+            episodes: The number of the episode that it is for, of each lane; 0: of none.
         """
         if self._call is None and self._now() >= self._retry_at:
             self.open()
@@ -113,7 +113,7 @@ class ActingStream:
         del request.step.requested_observations[:]
         request.step.requested_observations.append(_TIMING)
         if len(request.step.actions):
-            request.step.actions[self._episode_uid].CopyFrom(pack_tensor(episode))
+            request.step.actions[self._episode_uid].CopyFrom(pack_tensor(episodes))
         data = request.SerializeToString()
         if len(self._sent) < _MOST_OUTSTANDING:
             self._send(data)

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.client.dialer import Dialer
 from bridge.client.grpc_client import GrpcClient, Received, Refused
+from bridge.client.keepalive import Keepalive, patience
 from bridge.client.poller import Poller
 from bridge.errors import ConnectError, ConnectionLostError, RemoteError, SettingError
 from bridge.extras import install_command
 from bridge.forks import forget_in_child
-from bridge.transport import keepalive
 from bridge.transport.address import Address
 from bridge.transport.remedies import remedy
 from bridge.transport.sockets import AT_ONCE, let_receive_wait
@@ -161,8 +161,7 @@ class Connection:
         self._calls: set[Call] = set()
         self._unsent = 0
         self._watched = 0
-        self._received_at = time.monotonic()
-        self._pinged_at: float | None = None
+        self._keepalive = Keepalive(time.monotonic())
         self._out: list[memoryview] = []
         self._tls: Tls | None = None
         if address.tls:
@@ -227,7 +226,7 @@ class Connection:
     def _connected(self, sock: socket.socket) -> None:
         self._sock = sock
         self._receives_alone = let_receive_wait(sock)
-        self._received_at = time.monotonic()
+        self._keepalive.heard = time.monotonic()
         self._watch(_READ)
         self.flush()
 
@@ -374,7 +373,7 @@ class Connection:
         except OSError as error:
             self._lost(error)
             return
-        self._received_at = time.monotonic()
+        self._keepalive.heard = time.monotonic()
         self.silent = self.silent and not count
         for call, what in came:
             if isinstance(what, (RemoteError, Refused)):
@@ -399,13 +398,10 @@ class Connection:
         if self._sock is None:
             return
         now = time.monotonic()
-        if self._pinged_at is not None and self._received_at < self._pinged_at:
-            patience = keepalive.KEEPALIVE / 2
-            if now - self._pinged_at > patience:
-                text = f"the connection was lost: no answer to a keepalive ping within {patience:g} s"
-                self._end(lambda url: ConnectionLostError(url, text))
-        elif now - self._received_at > self.protocol.keepalive_interval:
-            self._pinged_at = now
+        if self._keepalive.is_late(now):
+            text = f"the connection was lost: no answer to a keepalive ping within {patience():g} s"
+            self._end(lambda url: ConnectionLostError(url, text))
+        elif self._keepalive.asks(now, self.protocol.keepalive_interval):
             self.protocol.ping()
             self.flush()
 

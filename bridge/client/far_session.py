@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bridge.client.events import Event, Refused, StepAnswered
+from bridge.client.events import Event, Lost, Refused, StepAnswered
 from bridge.client.feed import Feed
 from bridge.client.joined_world import JoinedWorld
 from bridge.client.session import ENDED_CODES, ClientSession, Kind, Pending, State, Trigger
-from bridge.encoding.tensors import pack_tensor
+from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import RefusedError, RemoteError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["FarSession"]
+
+# What answers raise that lack something, or say what is not possible.
+_UNREADABLE = (KeyError, IndexError, OverflowError, TensorError, TypeError, ValueError)
 
 
 class FarSession(ClientSession):
@@ -27,16 +30,26 @@ class FarSession(ClientSession):
         return None if self.world is None else self.world.feed
 
     def begin(self, settings: Mapping[str, pb.Tensor] | None, now: float, *, reset: bool = True) -> None:
-        """Do as `ClientSession.begin`; Steps in flight begin no episode, so one is always asked for by a Reset."""
-        if self.feed is not None and not reset:
+        """Do as `ClientSession.begin`; of a single environment Steps in flight begin no episode, but a Reset alone.
+
+        Those of lanes do: what is asked for without a new episode has come, or is on its way.
+        """
+        feed = self.feed
+        if feed is not None and not reset:
             settings, reset = {"restart": pack_tensor(False)}, True
-        super().begin(settings, now, reset=reset)
+        goes_on = self.state is State.RUNNING and settings is not None and "restart" in settings
+        if feed is not None and feed.enters_by_itself and goes_on:
+            self._move(Trigger.BEGIN)
+            feed.asked = 1
+        else:
+            super().begin(settings, now, reset=reset)
 
     def _send_first_step(self, world: JoinedWorld, now: float) -> None:
         if world.feed is None:
             super()._send_first_step(world, now)
             return
-        world.feed.begin()
+        mask = self._settings.get("reset_mask")
+        world.feed.begin(self._episode, None if mask is None else unpack_tensor(mask, "reset_mask"))
         self._send_ahead(world, world.feed, now, 1)
         self.ask_ahead(now)
 
@@ -56,12 +69,15 @@ class FarSession(ClientSession):
         """Drop also what Steps in flight have brought."""
         super().abandon_episode()
         if self.feed is not None:
-            self.feed.begin()
+            self.feed.begin(self._episode)
 
-    def due(self, now: float) -> StepAnswered | Refused | None:
+    def due(self, now: float) -> StepAnswered | Refused | Lost | None:
         """Return what there is for a call that waits for what Steps in flight bring; None: it has to wait."""
         world = self._require_world()
-        found = None if world.feed is None else world.feed.take(now, repeats=self.state is State.RUNNING)
+        try:
+            found = None if world.feed is None else world.feed.take(now, repeats=self.state is State.RUNNING)
+        except _UNREADABLE as problem:
+            return self._break(f"its answers cannot be read: {problem}")
         if isinstance(found, RemoteError):
             self._move(Trigger.REFUSED)
             return Refused(found)
@@ -89,13 +105,10 @@ class FarSession(ClientSession):
                 feed.push_error(error)
             return self.due(now)
         try:
-            if current:
-                feed.push(message, request.sent, now)
-            else:
+            if not feed.push(message, request.number, request.sent, now):
                 self.stale += 1
                 world.dropped()
-                feed.drop(message)
-        except (KeyError, IndexError, TensorError, ValueError) as problem:
+        except _UNREADABLE as problem:
             return self._break(f"its answer cannot be read: {problem}")
         self._send_ahead(world, feed, now, feed.room)
         return self.due(now)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-__all__ = ["lane_info", "merge_lanes"]
+__all__ = ["lane_info", "merge_lanes", "pick_lanes", "with_errors"]
 
 
 def merge_lanes(infos: dict[str, Any], block: Mapping[str, Any], offset: int, lanes: int, num_envs: int) -> None:
@@ -53,3 +53,58 @@ def lane_info(block: Mapping[str, Any] | list[dict[str, Any]], lane: int) -> dic
                 item = bool(item)  # as it was before it was joined
             info[key] = item.copy() if isinstance(item, np.ndarray) else item
     return info
+
+
+def pick_lanes(blocks: Sequence[Mapping[str, Any] | list[dict[str, Any]]]) -> dict[str, Any] | list[dict[str, Any]]:
+    """Return the infos of a world's lanes, of lane i out of `blocks[i]`: arrays, or a list where that loses something.
+
+    Args:
+        blocks: Infos of all lanes of the world, arrays with their `_key` masks or lists of dicts, one for each lane.
+    """
+    lanes, joined = len(blocks), dict[str, Any]()
+    for block in {id(block): block for block in blocks}.values():
+        if isinstance(block, list) or not _joins(joined, block):
+            return [lane_info(own, lane) for lane, own in enumerate(blocks)]
+        chosen = np.array([own is block for own in blocks])
+        merge_lanes(joined, _only(block, chosen), 0, lanes, lanes)
+    return joined
+
+
+def with_errors(
+    block: Mapping[str, Any] | list[dict[str, Any]], errors: Mapping[int, Any], lanes: int
+) -> dict[str, Any] | list[dict[str, Any]]:
+    """Return the infos of a world's lanes with an `error` of some of them, by lane."""
+    if isinstance(block, list):
+        return [{**own, **({"error": errors[lane]} if lane in errors else {})} for lane, own in enumerate(block)]
+    reasons, mask = np.full(lanes, None), np.zeros(lanes, np.bool_)
+    for lane in range(lanes):
+        if (reason := errors.get(lane, lane_info(block, lane).get("error"))) is not None:
+            reasons[lane], mask[lane] = reason, True
+    return {**block, "error": reasons, "_error": mask}
+
+
+def _only(block: Mapping[str, Any], chosen: Any) -> dict[str, Any]:
+    """Return the infos of some lanes, those where `chosen` is True."""
+    kept: dict[str, Any] = {}
+    for key, value in block.items():
+        if key.startswith("_") and key[1:] in block:
+            continue
+        mask = np.asarray(block.get(f"_{key}", True)) & chosen
+        if mask.any():
+            kept[key] = _only(value, chosen) if isinstance(value, Mapping) else value
+            kept[f"_{key}"] = mask
+    return kept
+
+
+def _joins(joined: Mapping[str, Any], block: Mapping[str, Any]) -> bool:
+    """Whether the arrays of infos can be put into those that there are."""
+    for key, value in block.items():
+        here = joined.get(key)
+        if isinstance(value, Mapping) is not isinstance(here, Mapping) and here is not None:
+            return False
+        if isinstance(value, Mapping):
+            if here is not None and not _joins(here, value):
+                return False
+        elif here is not None and (np.asarray(value).dtype, np.shape(value)) != (here.dtype, here.shape):
+            return False
+    return True

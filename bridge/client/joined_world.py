@@ -15,7 +15,7 @@ from bridge.client.step_reader import SIGNALS, StepMessage, StepReader
 from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.encoding.space_json import space_from_json
 from bridge.encoding.space_specs import space_from_specs
-from bridge.encoding.spaces import Column, Layout
+from bridge.encoding.spaces import Column, Layout, Leaf
 from bridge.encoding.step_codec import StepCodec
 from bridge.encoding.tensors import Array, Spec, fill_tensor
 from bridge.errors import PeerError
@@ -55,8 +55,7 @@ class JoinedWorld:
     ) -> None:
         url, foreign = request.address.url, version is None
         self.specs = specs
-        observations = {uid: Spec.from_proto(spec) for uid, spec in specs.observations.items()}
-        actions = {uid: Spec.from_proto(spec) for uid, spec in specs.actions.items()}
+        observations, actions = _read_specs(specs.observations), _read_specs(specs.actions)
         signals = ("reward", "discount") if foreign else (*SIGNALS, "discount", *REALTIME_SIGNALS)
         self._uids = {spec.name: uid for uid, spec in observations.items() if spec.name in signals}
         lanes = None if foreign else int(properties["num_envs"]) or None
@@ -65,8 +64,9 @@ class JoinedWorld:
             observation_space = space_from_specs(parts, "observation")
             action_space = space_from_specs([spec for _, spec in sorted(actions.items())], "action")
         else:
-            observation_space = space_from_json(str(properties["observation_space"]))
-            action_space = space_from_json(str(properties["action_space"]))
+            observation_space, action_space = (
+                space_from_json(str(properties[name])) for name in ("observation_space", "action_space")
+            )
         layout = Layout(observation_space, "observation", lanes, foreign=foreign)
         self._action_layout = Layout(action_space, "action", lanes, foreign=foreign)
         by_name = {spec.name: (uid, spec) for uid, spec in observations.items()}
@@ -78,19 +78,15 @@ class JoinedWorld:
             raise PeerError(url, f"its specs have no {error.args[0]!r}, which its spaces need") from error
         self.realtime: RealtimeReader | None = None
         """Reads what only a real-time world answers; None: this is none."""
+        self.feed: Feed | None = None
+        """What Steps in flight have brought; None: each Step waits for its own answer."""
         if "frames" in self._uids:
             single = Layout(observation_space, "observation")
             self.realtime = RealtimeReader(url, self._uids, lanes, single, request.diagnostics)
+            tensors = [(uid, leaf) for (uid, _), leaf in zip(leaves, layout.leaves, strict=True)]
+            self.feed = _feed(self.realtime, self._uids, tensors, lanes, properties)
             if before is not None and before.realtime is not None:
                 self.realtime.stale = before.realtime.stale
-            if waits_for_all:
-                self.realtime.wait_for_all()
-        self.feed: Feed | None = None
-        """What Steps in flight have brought; None: each Step waits for its own answer."""
-        if self.realtime is not None and "round_trip" in properties:
-            self.realtime.in_flight = True
-            fps, took = float(properties["fps"]), float(properties["round_trip"])
-            self.feed = Feed(self._uids, fps, took, self.realtime.latency)
         self.reader = StepReader(url, layout, leaves, self._uids, self.realtime)
         self.codec: StepCodec | None = None
         """Writes and reads Steps without protobuf; None: protobuf does."""
@@ -105,6 +101,8 @@ class JoinedWorld:
         self._known: dict[Any, bytes] = {}
         self.first_step = self._write_first_step()
         """The Step without an action, by which an episode begins."""
+        if waits_for_all:
+            self.wait_for_all()
         self.info = _world_info(observation_space, action_space, lanes, version, properties)
 
     def _write_first_step(self) -> bytes:
@@ -115,6 +113,8 @@ class JoinedWorld:
         """Of a real-time world of lanes: have answers wait until every lane has an observation."""
         if self.realtime is not None:
             self.realtime.wait_for_all()
+            if self.feed is not None:
+                self.feed.waits_for_all = True
             self.first_step = self._write_first_step()
             self._known.clear()
 
@@ -184,6 +184,24 @@ class JoinedWorld:
             fill_tensor(request.step.actions[uid], array)
         request.step.requested_observations.append(self._uids["timing"])
         return request.SerializeToString()
+
+
+def _read_specs(specs: Mapping[int, pb.TensorSpec]) -> dict[int, Spec]:
+    return {uid: Spec.from_proto(spec) for uid, spec in specs.items()}
+
+
+def _feed(
+    realtime: RealtimeReader,
+    uids: Mapping[str, int],
+    tensors: Sequence[tuple[int, Leaf]],
+    lanes: int | None,
+    properties: Mapping[str, Any],
+) -> Feed | None:
+    """Return what Steps in flight bring, where the server holds them; None: it does not."""
+    if "round_trip" not in properties:
+        return None
+    realtime.in_flight = True
+    return Feed(uids, tensors, lanes, float(properties["fps"]), float(properties["round_trip"]), realtime.latency)
 
 
 def _world_info(

@@ -51,7 +51,7 @@ class RealtimeReader:
         self.stale = 0
         """Answers of episodes that had been given up."""
         self.in_flight = False
-        """Whether Steps are in flight: their answers say times, whoever asks for those."""
+        """Whether Steps are in flight: their answers say times and which lanes reset, whoever asks for those."""
         self._url = url
         self._uids = dict(uids)
         self._lanes = lanes
@@ -72,7 +72,7 @@ class RealtimeReader:
         names = ["frames", "episodes"]
         if self._diagnostics or self.in_flight:
             names.append("timing")
-        if self._partial:
+        if self._partial or self.in_flight:  # of Steps in flight the feed waits for the lanes
             names.append("resetting")
         return [self._uids[name] for name in names if name in self._uids]
 

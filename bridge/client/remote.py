@@ -236,7 +236,7 @@ class Remote:
     def _act_ahead(self, acting: ActingStream, request: bytes) -> None:
         """Send actions on the stream that they have; while there is none, behind the Steps in flight."""
         message, feed = self.world.as_act(request), self.feed
-        if feed is not None and acting.act(message.step, feed.episode):
+        if feed is not None and acting.act(message.step, feed.episodes):
             return
         self.session.act(message.SerializeToString(), self.now())
         self._flush()
@@ -327,7 +327,9 @@ class Remote:
             self.session.stale += number != _DUE
             return None
         event = self.session.due(self.now())
-        if self.feed.asked:
+        if isinstance(event, Lost):
+            self._finish(0.0)
+        elif self.feed.asked:
             self._expect(self.feed)
         return event
 

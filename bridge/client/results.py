@@ -205,6 +205,8 @@ class Results:
             if ended[slot]:
                 final = self.row(slot)
                 joiner.add({"final_obs": final, "final_info": last[slot]}, slot)
+            elif "episodes" in first[slot]:  # ended before the others began anew, and told in that answer alone
+                last[slot]["episodes"] = [*last[slot].get("episodes", ()), *first[slot]["episodes"]]
             joiner.add(first[slot] if ended[slot] else last[slot], slot)
         return joiner.infos
 

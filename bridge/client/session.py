@@ -7,7 +7,6 @@ through `connection_lost`, time through `tick`; frozen events come out. Everythi
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import warnings
 from collections import deque
@@ -16,9 +15,8 @@ from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from bridge.client.description import Description
 from bridge.client.events import Event, Joined, Lost, Refused, Replied, StepAnswered
-from bridge.client.extensions import property_request, property_value, property_write
-from bridge.client.feed import pays
 from bridge.client.joined_world import JoinedWorld, changes_of
 from bridge.client.step_reader import StepMessage
 from bridge.client.world_request import WorldInfo, WorldRequest
@@ -40,7 +38,6 @@ __all__ = [
     "ENDED_CODES",
     "ONLINE",
     "TRANSITIONS",
-    "WORLD_PROPERTIES",
     "ClientSession",
     "Kind",
     "Pending",
@@ -51,21 +48,6 @@ __all__ = [
 ENDED_CODES = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
 """With what a Step or Reset is refused where the world is gone."""
 _MAX_RENUMBERED = 3
-WORLD_PROPERTIES = (
-    "observation_space",
-    "action_space",
-    "reward_space",
-    "num_envs",
-    "env_id",
-    "metadata",
-    "render_mode",
-    "spec",
-)
-"""What a client reads of a world that it has joined, below `world`."""
-# Those that are of the values codec.
-_ENCODED = ("metadata", "spec", "fps")
-# Of a world whose Steps are to be in flight; older servers do not know them.
-_FAR = ("seat", "wait")
 
 
 class State(enum.Enum):
@@ -179,43 +161,6 @@ class Pending(NamedTuple):
     """Seconds."""
 
 
-@dataclasses.dataclass
-class _Description:
-    """What came of a world's description so far."""
-
-    specs: pb.ActionObservationSpecs = dataclasses.field(default_factory=pb.ActionObservationSpecs)
-    properties: dict[str, Any] = dataclasses.field(default_factory=dict)
-    unread: list[str] = dataclasses.field(default_factory=list)
-    """Properties that are still to be asked for."""
-    may_wait: bool = False
-    """Whether the server may hold Steps, because the user has not said what they wait for."""
-    round_trip: float = float("inf")
-    """The shortest time that an answer has taken, seconds."""
-
-    def next_request(self) -> pb.EnvironmentRequest:
-        """Return the next question; the last one asks that each Step is held until there is a new frame."""
-        key = f"world.{self.unread[0]}"
-        return property_write(key, pack_tensor("new_frame")) if key == "world.wait" else property_request(key)
-
-    def take(self, message: pb.EnvironmentResponse, error: RefusedError | None, url: str, took: float) -> None:
-        """Take an answer; raises PeerError where it cannot be read."""
-        key = self.unread.pop(0)
-        self.round_trip = min(took, self.round_trip)
-        if error is not None:  # Steps are not in flight then
-            self.unread.clear()
-        elif key == "wait":
-            self.properties["round_trip"] = self.round_trip
-        else:
-            self.properties[key] = property_value(message, url, key in _ENCODED)
-        if (
-            key == "fps"
-            and self.may_wait
-            and not self.properties["num_envs"]
-            and pays(self.round_trip, self.properties["fps"])
-        ):
-            self.unread += _FAR
-
-
 class ClientSession:
     """The state of one stream to a server, and of each that follows it after a loss.
 
@@ -249,7 +194,7 @@ class ClientSession:
         self._episode = 0
         self._questions_abandoned = 0
         self._created: str | None = None
-        self._description = _Description()
+        self._description = Description()
         self._waits_for_all = False
         self._settings: Mapping[str, pb.Tensor] = {}
         self._renumbered = 0
@@ -478,13 +423,10 @@ class ClientSession:
     ) -> Event | None:
         if error is not None:
             return self.connection_lost(error)
-        found = self._description = _Description(message.join_world.specs)
-        found.may_wait = "wait" not in self.request.join_settings
+        found = self._description = Description(message.join_world.specs, "wait" not in self.request.join_settings)
         if self.server_version is None:
             return self._become_ready()
-        found.unread = [*WORLD_PROPERTIES]
-        if any(spec.name == "frames" for spec in found.specs.observations.values()):
-            found.unread.append("fps")
+        found.ask_all()
         self._move(Trigger.DESCRIBE)
         self._send(Kind.DESCRIBE, found.next_request(), now)
         return None
@@ -493,7 +435,7 @@ class ClientSession:
         self, request: Pending, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
     ) -> Event | None:
         found = self._description
-        if error is not None and found.unread[0] not in _FAR:
+        if error is not None and not found.optional:
             return self.connection_lost(error)
         try:
             found.take(message, error, self._url, now - request.sent)
@@ -561,7 +503,7 @@ class ClientSession:
                 # Connecting again makes another world; of other servers an error ends nothing (D-2).
                 return self.connection_lost(error)
             if request.kind is Kind.RESET:
-                self._episode += 1  # the Step sent after it began something else, if anything
+                self.abandon_episode()  # the Step sent after it began something else, if anything
             self._move(Trigger.REFUSED)
             return Refused(error)
         kind = message.WhichOneof("payload")

@@ -29,6 +29,11 @@ class Turns:
         self._timed_out = False
         self._closed = closed
 
+    @property
+    def closed(self) -> bool:
+        """Whether the environment is closed."""
+        return self._closed
+
     @contextmanager
     def exclusive(self, call: str, begins: str | None = None) -> Iterator[None]:
         """Run a call that follows no asynchronous one.

@@ -14,7 +14,6 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from bridge.client.attributes import SlotAttributes
 from bridge.client.connect import Transport
 from bridge.client.endpoints import Directory, DnsDirectory, EndpointWatch, as_directory
 from bridge.client.env import remote_metadata, remote_spec
@@ -33,16 +32,14 @@ from bridge.client.placement import Placement
 from bridge.client.remote_record import RemoteReport
 from bridge.client.reports import as_universe, remote_reports, slot_states
 from bridge.client.results import Results
-from bridge.client.stepper import Received, Stepper
-from bridge.client.turns import Turns
+from bridge.client.slots import Slots
+from bridge.client.stepper import Received
 from bridge.client.vector_pool import VectorPool
 from bridge.client.waiting import OnLost
 from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.encoding.random_state import generator_of
-from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array
 from bridge.errors import Code, RefusedError, SettingError
-from bridge.forks import forget_in_child
 from bridge.keywords import grouped
 from bridge.transport.address import secret_url
 from bridge.transport.compression import Compression
@@ -97,26 +94,25 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
     ) -> None:
         options = RemoteOptions(**keywords)
         self.closed = False
-        self.pool = VectorPool(options.timeout, options.max_message_bytes, options.transport)
-        """What waits for the remotes."""
-        self._begin_anew()
+        pool = VectorPool(options.timeout, options.max_message_bytes, options.transport)
+        self._slots = Slots(pool)
         directory = as_directory(urls)
         spares = [spares] if isinstance(spares, str) else list(spares)
         standing_by = [options.request(url) for url in spares]
         if directory is not None or spares:
-            self.pool.moves.enable()
+            pool.moves.enable()
         if directory is not None:
             name = directory.server_name if isinstance(directory, DnsDirectory) else None
             placement = Placement(EndpointWatch(directory), partial(options.request, server_name=name))
-            world_info = self._connect(lambda: join_directory(self.pool, placement, num_envs), standing_by)
+            world_info = self._join(lambda: join_directory(pool, placement, num_envs), standing_by)
         else:
             if not isinstance(urls, str):
                 urls = [secret_url(url) for url in checked_urls(urls)]
             requests = [options.request(url, name) for url, name in with_agents(checked_urls(urls), agent)]
             if isinstance(num_envs, int) and 0 < num_envs < len(requests):
                 requests, standing_by = requests[:num_envs], requests[num_envs:] + standing_by
-                self.pool.moves.enable()
-            world_info = self._connect(lambda: join_urls(self.pool, requests, num_envs), standing_by)
+                pool.moves.enable()
+            world_info = self._join(lambda: join_urls(pool, requests, num_envs), standing_by)
         self.metadata = {**remote_metadata(world_info, options.render_mode), "autoreset_mode": AutoresetMode.NEXT_STEP}
         if world_info.reward_space is not None:
             self.reward_space = world_info.reward_space
@@ -130,51 +126,16 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         self.spec: EnvSpec | None = remote_spec(None, given, world_info, self.render_mode)
         self.spec.vector_entry_point = VECTOR_ENTRY_POINT
         self.spec.kwargs["vectorization_mode"] = "vector_entry_point"
-        forget_in_child(self)
 
-    def _connect(self, connect: Callable[[], None], standing_by: list[WorldRequest]) -> WorldInfo:
+    def _join(self, connect: Callable[[], None], standing_by: list[WorldRequest]) -> WorldInfo:
         """Join the worlds, and learn their spaces."""
-        try:
-            with self.pool.turn:
-                connect()
-                for world_request in standing_by:
-                    self.pool.add_spare(world_request)
-        except BaseException:
-            self.pool.close_all(0.5)
-            raise
-        world_info = self.pool.world_info()
-        self.num_envs = self.pool.num_envs
+        world_info = self._slots.join(connect, standing_by)
+        self.num_envs = self._slots.pool.num_envs
         self.single_observation_space: Space[Any] = world_info.observation_space
         self.single_action_space: Space[Any] = world_info.action_space
         self.observation_space = batch_space(world_info.observation_space, self.num_envs)
         self.action_space = batch_space(world_info.action_space, self.num_envs)
-        observation_layout = Layout(world_info.observation_space, "observation")
-        self.stepper = Stepper(self.pool, observation_layout, Layout(world_info.action_space, "action"))
-        """What steps the slots."""
         return world_info
-
-    # Copies and forked processes
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What a copy needs: its remotes connect anew in its first `reset`."""
-        return {key: value for key, value in self.__dict__.items() if key not in ("_turns", "_attributes")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.stepper.begin_anew()
-        self._begin_anew()
-        forget_in_child(self)
-
-    def after_fork(self) -> None:
-        """Leave the connections to the parent process; the next `reset` makes some for this process."""
-        self.pool.after_fork()
-        self.stepper.begin_anew()
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        """Have no call pending."""
-        self._attributes = SlotAttributes(self.pool)
-        self._turns = Turns(self.pool.turn, self._attributes.abandon, closed=self.closed)
 
     # The contract of VectorEnv
 
@@ -191,10 +152,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         Returns:
             A tuple with an observation, or None, for each slot; and the infos.
         """
-        with self._turns.exclusive("reset"):
-            self.stepper.begin_reset(seed, options)
+        with self._slots.turns.exclusive("reset"):
+            self._slots.stepper.begin_reset(seed, options)
             # What comes from here on is given by the first step.
-            return as_universe(self.pool, self.stepper.take_results())[::4]
+            return as_universe(self._slots.pool, self._slots.stepper.take_results())[::4]
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Apply actions to the slots that are in an episode, and let those whose episode ended begin their next.
@@ -221,24 +182,24 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         slot_options: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         """Send what `reset` sends; `reset_wait` gathers. `slot_options` are further options of each slot's own."""
-        with self._turns.exclusive("reset", begins="reset"):
-            self.stepper.begin_reset(seed, options, slot_options)
+        with self._slots.turns.exclusive("reset", begins="reset"):
+            self._slots.stepper.begin_reset(seed, options, slot_options)
 
     def reset_wait(self) -> tuple[Any, dict[str, Any]]:
         """Return what has come since `reset_async`."""
-        with self._turns.waiting("reset"):
-            self.pool.drain()
-            return as_universe(self.pool, self.stepper.take_results())[::4]
+        with self._slots.turns.waiting("reset"):
+            self._slots.pool.drain()
+            return as_universe(self._slots.pool, self._slots.stepper.take_results())[::4]
 
     def step_async(self, actions: Any) -> None:
         """Send what `step` sends; `step_wait` gathers."""
-        with self._turns.exclusive("step", begins="step"):
-            self.stepper.begin_step(actions)
+        with self._slots.turns.exclusive("step", begins="step"):
+            self._slots.stepper.begin_step(actions)
 
     def step_wait(self) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Wait for the slots that are in an episode, each within `timeout`, and return what has come."""
-        with self._turns.waiting("step"):
-            return as_universe(self.pool, self.stepper.finish_step())
+        with self._slots.turns.waiting("step"):
+            return as_universe(self._slots.pool, self._slots.stepper.finish_step())
 
     def wait_for_all(
         self,
@@ -266,13 +227,13 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             RemoteError: With `raise`, why a remote was lost.
             NothingPendingError: That call is not pending.
         """
-        with self._turns.waiting(pending):
-            seconds = self.pool.timeout if timeout is None else timeout
-            return self.stepper.wait_for_all(seconds, same_step=same_step, on_lost=on_lost)
+        with self._slots.turns.waiting(pending):
+            seconds = self._slots.pool.timeout if timeout is None else timeout
+            return self._slots.stepper.wait_for_all(seconds, same_step=same_step, on_lost=on_lost)
 
     def cancel(self) -> None:
         """Let the next `reset` give up an asynchronous call that is pending, without a wait for it."""
-        self._turns.cancel()
+        self._slots.turns.cancel()
 
     def send(self, actions: Any, slots: Any = None) -> None:
         """Apply actions to some slots and return at once; `recv` takes the answers, whichever come first.
@@ -298,8 +259,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             AlreadyPendingError: A slot has an action already whose answer was not taken; nothing was sent.
             ResetNeededError: `reset` was never called.
         """
-        with self._turns.exclusive("send"):
-            self.stepper.send(actions, slots)
+        with self._slots.turns.exclusive("send"):
+            self._slots.stepper.send(actions, slots)
 
     def recv(self, at_least: int = 1) -> Received:
         """Wait until at least this many slots have answered, and return all that have.
@@ -316,42 +277,42 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             RemoteTimeoutError: Too few answered within `timeout` seconds; their answers stay for the next call.
             SettingError: Fewer answers are coming than `at_least`.
         """
-        with self._turns.exclusive("recv"):
-            return self.stepper.recv(at_least)
+        with self._slots.turns.exclusive("recv"):
+            return self._slots.stepper.recv(at_least)
 
     @property
     def slot_states(self) -> Array:
         """Where each slot is: an int64 array `(num_envs,)` of `SlotState`."""
-        return slot_states(self.pool.members, self.num_envs)
+        return slot_states(self._slots.pool.members, self.num_envs)
 
     def remotes(self) -> tuple[RemoteReport, ...]:
         """Say how each remote is, spares last: which are away, since when and why, and what that has cost."""
-        return remote_reports(self.pool.everybody())
+        return remote_reports(self._slots.pool.everybody())
 
     @property
     def timeout(self) -> float:
         """Seconds to wait for any answer."""
-        return self.pool.timeout
+        return self._slots.pool.timeout
 
     @property
     def fps(self) -> float | None:
         """Frames a second of the real-time worlds, of the fastest where they differ; None: they wait for actions."""
-        return max((info.fps for info in self.pool.infos() if info and info.fps), default=None)
+        return max((info.fps for info in self._slots.pool.infos() if info and info.fps), default=None)
 
     @property
     def server_versions(self) -> tuple[str | None, ...]:
         """The version of each slot's server, None for one that is not ours (U-12)."""
-        return tuple(info.server_version if info else None for info in self.pool.infos())
+        return tuple(info.server_version if info else None for info in self._slots.pool.infos())
 
     def latency_summary(self) -> tuple[dict[str, Any], ...]:
         """Return for each remote `url`, and percentiles of `round_trip` and `observation_age` in seconds (U-11)."""
-        remotes = [member.remote for member in self.pool.members]
+        remotes = [member.remote for member in self._slots.pool.members]
         return tuple({"url": each.url, **each.realtime.latency.summary()} for each in remotes if each.realtime)
 
     @property
     def urls(self) -> tuple[str, ...]:
         """The URL of each slot's remote."""
-        return tuple(member.remote.url for member in self.pool.member_at)
+        return tuple(member.remote.url for member in self._slots.pool.member_at)
 
     # Calls
 
@@ -363,14 +324,14 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         """
         if name == "render" and not args and not kwargs:
             return self.render()
-        with self._turns.exclusive(f"call of {name}"):
-            self._attributes.begin_call(name, args, kwargs)
-            return self._attributes.call_results()
+        with self._slots.turns.exclusive(f"call of {name}"):
+            self._slots.attributes.begin_call(name, args, kwargs)
+            return self._slots.attributes.call_results()
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Send what `call` sends; `call_wait` gathers."""
-        with self._turns.exclusive("call", begins="call"):
-            self._attributes.begin_call(name, args, kwargs)
+        with self._slots.turns.exclusive("call", begins="call"):
+            self._slots.attributes.begin_call(name, args, kwargs)
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Return the results of `call_async`, one a slot.
@@ -384,8 +345,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             RemoteTimeoutError: Some have not answered; it names their URLs.
             NothingPendingError: There was no `call_async`.
         """
-        with self._turns.waiting("call", ends=lambda: not self._attributes.asking):
-            return self._attributes.call_results(timeout)
+        with self._slots.turns.waiting("call", ends=lambda: not self._slots.attributes.asking):
+            return self._slots.attributes.call_results(timeout)
 
     def call_at(self, slots: Sequence[int], name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a public method in some slots alone, or read a public attribute; results in the order of `slots`.
@@ -394,8 +355,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             SettingError: A slot is out of range.
             RefusedError: As `call`; or the lanes of a world can only be called all together.
         """
-        with self._turns.exclusive(f"call of {name}"):
-            return self._attributes.call_at(slots, name, args, kwargs)
+        with self._slots.turns.exclusive(f"call of {name}"):
+            return self._slots.attributes.call_at(slots, name, args, kwargs)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Read a public attribute of every environment; the spaces and generators as copies."""
@@ -416,25 +377,25 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         items = list(values) if isinstance(values, (list, tuple)) else [values] * self.num_envs
         if len(items) != self.num_envs:
             raise SettingError(f"expected {self.num_envs} values, one for each slot, got {len(items)}")
-        with self._turns.exclusive(f"setting of {name}"):
-            self._attributes.set(name, items)
+        with self._slots.turns.exclusive(f"setting of {name}"):
+            self._slots.attributes.set(name, items)
 
     def set_attr_at(self, slots: Sequence[int], name: str, value: Any) -> None:
         """Set a public attribute of some slots to one value; the other lanes of their worlds keep theirs."""
-        before = self.get_attr(name) if self._attributes.splits_worlds(slots) else (None,) * self.num_envs
+        before = self.get_attr(name) if self._slots.attributes.splits_worlds(slots) else (None,) * self.num_envs
         items = [value if slot in set(slots) else before[slot] for slot in range(self.num_envs)]
-        with self._turns.exclusive(f"setting of {name}"):
-            self._attributes.set(name, items, slots)
+        with self._slots.turns.exclusive(f"setting of {name}"):
+            self._slots.attributes.set(name, items, slots)
 
     def wrapper_classes(self) -> tuple[list[str], ...]:
         """Return the classes of each slot's wrappers as `module:name`, base classes too; none where nobody can tell."""
-        with self._turns.exclusive("world.wrappers"):
-            return self._attributes.wrapper_classes()
+        with self._slots.turns.exclusive("world.wrappers"):
+            return self._slots.attributes.wrapper_classes()
 
     def _read_property(self, key: str) -> list[Any]:
         """Read a property that has a value for each lane; return one for each slot."""
-        with self._turns.exclusive(key):
-            return [value for _, found in self._attributes.read_property(key) for value in found]
+        with self._slots.turns.exclusive(key):
+            return [value for _, found in self._slots.attributes.read_property(key) for value in found]
 
     @property  # type: ignore[misc]
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
@@ -452,12 +413,24 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Leave the worlds and disconnect; worlds that were made for this environment go."""
-        with self._turns.closing():
-            self.pool.close_all(2.0)
+        with self._slots.turns.closing():
+            self._slots.pool.close_all(2.0)
 
     def __del__(self) -> None:
-        if "pool" in self.__dict__ and not self.closed:  # else __init__ was never called, or raised early
-            self.pool.close_all(0.0)
+        if "_slots" in self.__dict__ and not self.closed:  # else __init__ was never called, or raised early
+            self._slots.pool.close_all(0.0)
+
+
+def slots_of(envs: VectorEnv[Any, Any, Any]) -> Slots:
+    """Return what is behind the slots of a `RemoteVectorEnv`, wrapped or not, for what else steps or reads them.
+
+    Raises:
+        SettingError: It is another kind of environment.
+    """
+    base = envs.unwrapped
+    if not isinstance(base, RemoteVectorEnv):
+        raise SettingError(f"expected what make_vec_remote returns, got {envs!r} of type {type(envs).__name__}")
+    return base._slots  # noqa: SLF001 - for the parts of this package, not for users
 
 
 def checked_urls(urls: Any) -> list[str]:

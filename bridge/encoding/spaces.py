@@ -192,6 +192,14 @@ class Leaf:
             raise TensorError(f"{self.name!r}: expected a list of {lanes} values, got {items!r:.80}")
         return [self._decode(item) for item in items]
 
+    def pick_lanes(self, arrays: Sequence[Array]) -> Array:
+        """Return the tensor's array of a batch whose lane i is lane i of the batch in `arrays[i]`."""
+        if self.kind in ("array", "scalar", "text"):
+            return np.stack([array[lane] for lane, array in enumerate(arrays)])
+        decoded = {id(array): values.decode(array.tobytes()) for array in arrays}
+        items = [decoded[id(array)][lane] for lane, array in enumerate(arrays)]
+        return np.frombuffer(values.encode(items), _BYTES)
+
 
 class Layout:
     """How samples of a space are split into tensors.

@@ -29,7 +29,9 @@ __all__ = [
     "encode",
     "encode_info",
     "from_value",
+    "remarks_of",
     "to_value",
+    "with_remarks",
 ]
 
 T = TypeVar("T")
@@ -113,6 +115,28 @@ def decode_info(data: bytes) -> tuple[Any, list[str], Any]:
     message = _parse(data)
     form = from_value(message.form) if message.HasField("form") else UNCHANGED
     return from_value(message), list(message.notes), form
+
+
+def remarks_of(data: bytes) -> pb.Value | None:
+    """Return what an encoded info says beside the info, notes and a form; None: nothing. Raises as `decode`."""
+    if data == EMPTY_DICT:
+        return None
+    message = _parse(data)
+    if not message.notes and not message.HasField("form"):
+        return None
+    remarks = pb.Value(notes=message.notes)
+    if message.HasField("form"):
+        remarks.form.CopyFrom(message.form)
+    return remarks
+
+
+def with_remarks(data: bytes, remarks: pb.Value) -> bytes:
+    """Return an encoded info that says these notes and this form, in place of its own."""
+    message = _parse(data)
+    message.ClearField("notes")
+    message.ClearField("form")
+    message.MergeFrom(remarks)
+    return message.SerializeToString()
 
 
 def decode(data: bytes) -> Any:

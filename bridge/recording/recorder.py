@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import iterate
 
-from bridge.client.vector_env import RemoteVectorEnv
+from bridge.client.vector_env import RemoteVectorEnv, slots_of
 from bridge.encoding.space_json import space_to_json
 from bridge.encoding.tensors import Array
 from bridge.errors import SettingError
@@ -89,7 +89,7 @@ class Recorder(VectorWrapper[Any, Any, Any, Any, Array]):
 
     def _tape(self, base: RemoteVectorEnv) -> Tape:
         """Return what records a slot."""
-        world = base.pool.world_info()
+        world = slots_of(base).pool.world_info()
         registered = world.spec or {}
         kwargs = {key: value for key, value in (registered.get("kwargs") or {}).items() if key not in _OF_VECTORS}
         if world.render_mode:

@@ -152,7 +152,7 @@ class RealtimeAgent(EnvAgent):
     async def begin(self) -> int:
         """Wait until an episode runs, and enter it; with `new_frame` after a Reset alone, not by Steps sent ahead."""
         received = self._real.now()
-        if self._ended and self._wait == "new_frame":
+        if self._ended and self._wait == "new_frame" and self._lanes is None:  # lanes begin by themselves
             text = "the episode has ended; with wait=new_frame send Reset before the first Step of the next one"
             raise RequestError(Code.FAILED_PRECONDITION, text)
         self._real.start()

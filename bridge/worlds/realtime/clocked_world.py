@@ -235,7 +235,7 @@ class ClockedWorld(EnvWorld, abc.ABC):
             return
         (mask, seeds, options), self._ordered = self._ordered, None
         for index in np.flatnonzero(mask).tolist():
-            self.loop.ask_reset(index, seeds[index], options, self.now())
+            self.loop.ask_reset(index, seeds[index], options)
         self._changed()
 
     # Waiting

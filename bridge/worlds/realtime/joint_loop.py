@@ -174,34 +174,34 @@ class JointLoop(RealtimeLoop):
             self._renew(lane)
         return told
 
-    def _break_off(self, lane: Lane, now: float, error: str, finished: bool) -> None:
+    def _break_off(self, lane: Lane, error: str, finished: bool) -> None:
         for part in self.parts.values():
             if part.phase is Phase.RUNNING or not finished:
                 # Of a reset that failed all agents are told; of a frame, those who were in the episode.
                 ended = Ended(
                     lane.episode, part.reward, part.length, False, True, part.observation, {}, error, finished
                 )
-                self._finish(part, now, ended)
+                self._finish(part, ended)
 
-    def _cut_off(self, lane: Lane, now: float) -> None:
+    def _cut_off(self, lane: Lane) -> None:
         for part in self.parts.values():
             if part.phase is Phase.RUNNING:
                 seen, info, length = part.observation, part.info, part.length
-                self._finish(part, now, Ended(lane.episode, part.reward, length, False, True, seen, info, None, False))
+                self._finish(part, Ended(lane.episode, part.reward, length, False, True, seen, info, None, False))
 
-    def end(self, now: float) -> None:
+    def end(self) -> None:
         """Cut off the running episode, as if the environment had ended it for all agents."""
         lane = self.environment
         if lane.phase is Phase.RUNNING:
-            self._cut_off(lane, now)
+            self._cut_off(lane)
             lane.move(Event.ENDED)
             self._renew(lane)
 
-    def _finish(self, part: Lane, now: float, ended: Ended) -> None:
+    def _finish(self, part: Lane, ended: Ended) -> None:
         if part.phase is Phase.RUNNING:
             part.move(Event.ENDED)
         self._drop_action(part)
-        self._end(part, now, ended)
+        self._end(part, ended)
 
     # Agents
 
@@ -236,7 +236,7 @@ class JointLoop(RealtimeLoop):
         entered = observer.lanes[0].episode if observer.follows else observer.buffers[0].entered
         return observer.player and entered == self.environment.episode and not self._holds(observer)
 
-    def ask(self, observer: Observer, seed: int | None, options: Any, restart: bool, now: float) -> None:
+    def ask(self, observer: Observer, seed: int | None, options: Any, restart: bool) -> None:
         """Take an agent's Reset: it gives up its episode.
 
         Args:
@@ -244,7 +244,6 @@ class JointLoop(RealtimeLoop):
             seed: For the next episode; None: none.
             options: For the next episode; None: none.
             restart: Whether it wants another episode than the running one.
-            now: The time.
         """
         self.give_up(observer, restart)
         if not observer.player:
@@ -258,7 +257,7 @@ class JointLoop(RealtimeLoop):
         else:  # a reset that is under way is for another seed
             over = lane.phase is Phase.FAILED or (seeded and not lane.asked)
         if over:
-            self.ask_reset(0, lane.seed, lane.options, now)
+            self.ask_reset(0, lane.seed, lane.options)
 
     def give_up(self, observer: Observer, restart: bool = True) -> None:
         """Take an agent out of its episode; without `restart` it may enter the same one again."""
@@ -279,12 +278,12 @@ class JointLoop(RealtimeLoop):
         """Keep a player out of the episode that runs; it may enter the next one."""
         observer.buffers[0].entered = self.environment.episode
 
-    def end_deserted(self, now: float) -> bool:
+    def end_deserted(self) -> bool:
         """Cut the running episode off if all its players have left it and one waits for the next; return whether."""
         lane = self.environment
         if not self._autoreset or lane.phase is not Phase.RUNNING or any(map(self._holds, self.observers)):
             return False
         if not any(map(self._waits, self.observers)):
             return False
-        self.ask_reset(0, lane.seed, lane.options, now)
+        self.ask_reset(0, lane.seed, lane.options)
         return True

@@ -71,7 +71,7 @@ class LaneBuffer:
         self.entered = 0
         """The episode that it entered last; 0: none."""
         self.closing: tuple[Ended, float] | None = None
-        """The end of the agent's episode and its time, not told yet."""
+        """The end of the agent's episode and when its last observation was made, not told yet."""
         self.error: str | None = None
         """Why the lane has no episode, not told yet."""
         self.frames_skipped = 0
@@ -95,12 +95,12 @@ class LaneBuffer:
         self._frames += 1
         self.unseen += bool(self.entered)
 
-    def ended(self, ended: Ended, now: float) -> None:
-        """The running episode ended."""
+    def ended(self, ended: Ended, observed_at: float) -> None:
+        """The running episode ended; its last observation was made at `observed_at`."""
         if ended.finished:
             self._record(ended)
         if self.reading == ended.episode and self.closing is None:
-            self.closing = ended, now
+            self.closing = ended, observed_at
             self._closing_reward, self._closing_frames = self._reward, self._frames
             self._closing_unseen, self.unseen = self.unseen, 0
         elif ended.error is not None:

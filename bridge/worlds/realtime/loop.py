@@ -335,7 +335,7 @@ class RealtimeLoop:
         if terminated or truncated:
             lane.move(Event.ENDED)
             ended = Ended(lane.episode, lane.reward, lane.length, terminated, truncated, observation, info)
-            self._end(lane, now, ended)
+            self._end(lane, ended)
         else:
             lane.move(Event.STEPPED)
 
@@ -348,21 +348,21 @@ class RealtimeLoop:
         lane.failures += 1
         least, most = RETRY
         lane.retry_at = now + min(most, least * 2.0 ** min(lane.failures - 1, 10))
-        self._break_off(lane, now, error, job.kind == "step")
+        self._break_off(lane, error, job.kind == "step")
 
-    def _break_off(self, lane: Lane, now: float, error: str, finished: bool) -> None:
+    def _break_off(self, lane: Lane, error: str, finished: bool) -> None:
         """End what is left of an episode, because the environment raised."""
         ended = Ended(lane.episode, lane.reward, lane.length, False, True, lane.observation, {}, error, finished)
-        self._end(lane, now, ended)
+        self._end(lane, ended)
 
-    def _cut_off(self, lane: Lane, now: float) -> None:
+    def _cut_off(self, lane: Lane) -> None:
         """End a running episode, because a new one was asked for."""
         info, length = lane.info, lane.length
-        self._end(lane, now, Ended(lane.episode, lane.reward, length, False, True, lane.observation, info, None, False))
+        self._end(lane, Ended(lane.episode, lane.reward, length, False, True, lane.observation, info, None, False))
 
-    def _end(self, lane: Lane, now: float, ended: Ended) -> None:
+    def _end(self, lane: Lane, ended: Ended) -> None:
         for buffer in lane.buffers:
-            buffer.ended(ended, now)
+            buffer.ended(ended, lane.observed_at)
 
     def _renew(self, lane: Lane) -> None:
         """Turn from an episode that is over to the next one."""
@@ -403,11 +403,11 @@ class RealtimeLoop:
         """The agents that are in."""
         return self._observers
 
-    def ask_reset(self, index: int, seed: int | None = None, options: Any = None, now: float = 0.0) -> None:
+    def ask_reset(self, index: int, seed: int | None = None, options: Any = None) -> None:
         """Have a lane begin an episode; one that runs is cut off (U-9)."""
         lane = self.lanes[index]
         if lane.phase is Phase.RUNNING:
-            self._cut_off(lane, now)
+            self._cut_off(lane)
         if lane.phase is not Phase.RESETTING or lane.busy:  # else nothing is known by its number yet
             lane.episode += 1
         lane.move(Event.ASKED)

@@ -239,14 +239,14 @@ class RealtimeMultiAgentWorld(ClockedWorld):
     ) -> None:
         """Take an agent's Reset: it leaves the running episode, which ends once no other player is in it."""
         self.refuse_if_over()
-        self.loop.ask(observer, seeds[0], options, restart, self.now())
+        self.loop.ask(observer, seeds[0], options, restart)
         self._changed()
         self.start()
 
     def dismiss(self, observer: Observer) -> None:
         """Take note that an agent has left; a default action stands in."""
         self.loop.leave(observer)
-        if self.loop.end_deserted(self.now()):
+        if self.loop.end_deserted():
             self._changed()
             self.start()
 
@@ -270,13 +270,13 @@ class RealtimeMultiAgentWorld(ClockedWorld):
     def begin(self, seed: int | None = None, options: Any = None) -> None:
         """Begin an episode now, and let the clock run if it does not yet; a running episode is cut off."""
         self.refuse_if_over()
-        self.loop.ask_reset(0, seed, options, self.now())
+        self.loop.ask_reset(0, seed, options)
         self._changed()
         self.start()
 
     def end(self) -> None:
         """Cut off a running episode; with `RealtimeOptions(autoreset=False)` the clock then stands until `begin`."""
-        self.loop.end(self.now())
+        self.loop.end()
         self._changed()
 
     def subscribe(self, listener: Callable[[Frame], None]) -> Callable[[], None]:
@@ -358,7 +358,7 @@ class RealtimeMultiAgentWorld(ClockedWorld):
         told = self.loop.joint_stepped(job, now, spent, *outcome)
         if told is None:
             return
-        self.loop.end_deserted(now)
+        self.loop.end_deserted()
         self._publish(job, now, told)
 
     def _failed(self, job: Job, now: float, error: str) -> None:

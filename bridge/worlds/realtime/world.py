@@ -95,7 +95,7 @@ class RealtimeWorld(ClockedWorld):
             under_way = lane.phase in (Phase.RESETTING, Phase.IDLE) or not restart
             if not observer.player or (plain and under_way):
                 continue
-            self.loop.ask_reset(index, seeds[index], options, self.now())
+            self.loop.ask_reset(index, seeds[index], options)
         if observer.player:
             self.loop.start(self.now())
         self._changed()
