@@ -167,7 +167,7 @@ class Simulation:
                 if event.done:
                     visitor.steps.append([])
                     if not visitor.finished:
-                        self._from_player(visitor, visitor.player.again(self.now))
+                        self._from_player(visitor, visitor.player.set_ready(True, self.now))
                 elif visitor.acts:
                     self._from_player(visitor, visitor.player.act(str(visitor.player.seq + 1), self.now))
 

@@ -285,7 +285,7 @@ def test_an_action_of_one_run_is_not_applied_in_the_next_one():
         finish(env, 5)
         actions = [datagram for datagram, _ in tap.sent if b"action=" in datagram]
         player = env._client.player
-        env._client.port.send(player.again(time.monotonic()))
+        env._client.port.send(player.set_ready(True, time.monotonic()))
         old = player.port
         while player.port == old:  # until the next run's port is known, and not an action longer
             env._client.port.wait(0.05)
@@ -496,7 +496,7 @@ def test_a_server_that_stops_while_it_makes_an_environment_again_leaves_no_proce
     with serve_perlert(Stuck, name="count", **settings) as server, PerlertEnv(server.url) as env:
         env.reset()
         assert finish(env, 1)[1]
-        env._client.port.send(env._client.player.again(time.monotonic()))
+        env._client.port.send(env._client.player.set_ready(True, time.monotonic()))
 
         def made():
             env._client.pump()

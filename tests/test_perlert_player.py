@@ -311,7 +311,7 @@ def test_steps_of_an_older_run_or_from_elsewhere_are_dropped_and_counted():
     player = playing()
     player.receive(step(0), ROLLOUT, 1.0)
     player.receive(step(1, done="true"), ROLLOUT, 1.0)
-    player.again(2.0)
+    player.set_ready(True, 2.0)
     player.receive(b"city:7;start=port:32323", SERVER, 2.1)
     assert player.state is State.WAITING
     player.receive(b"city:7;start=port:40000", SERVER, 2.2)
@@ -357,7 +357,7 @@ def test_a_run_whose_end_never_came_is_ended_when_the_lobby_knows_of_none():
 def test_while_the_run_is_on_for_others_the_next_one_is_waited_for():
     player = playing()
     player.receive(step(1, done="true"), ROLLOUT, 1.0)
-    out = player.again(2.0)
+    out = player.set_ready(True, 2.0)
     assert "city:7;ready=agent0,true" in sent(out)
     player.receive(b"city:7;start=port:32323", SERVER, 2.1)
     assert player.waits_for() == "the last run still goes on for others"

@@ -293,7 +293,7 @@ class _Terminal:
             if self.once or self.input.ended:
                 self.quit = True
             else:
-                self.client.port.send(self.me.again(time.monotonic()))
+                self.client.port.send(self.me.set_ready(True, time.monotonic()))
                 self.say("you are ready for the next run; `unready` to wait, `quit` to leave")
 
     def wait(self, until: float) -> None:

@@ -275,7 +275,7 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
             self._take_events()
             # What was rewarded before the first observation, or a run that is over already, is the first step's.
             self._came, self._told = 0, Decimal(0)
-            self._client.port.send(me.again(time.monotonic()))
+            self._client.port.send(me.set_ready(True, time.monotonic()))
             self._wait_while(lambda: not self._take_events(), deadline, "no run started")
             self.in_episode = True
             return self._observed()

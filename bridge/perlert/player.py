@@ -113,8 +113,6 @@ class Player:
         """The last text for people."""
         self.heard_at = -math.inf
         """When the server sent something last that can be read."""
-        self.port = 0
-        """The newest run's; 0: there was none."""
         self.seq = 0
         """The number of the newest action."""
         self._acts: str | None = None
@@ -122,6 +120,7 @@ class Player:
         self.stats = PlayerRun()
         """What was measured in this run."""
         self._ports: deque[int] = deque(maxlen=16)
+        """Of the runs, the newest one last."""
         self._registrations = 0
         self._owned_at = -math.inf
         """When the server showed last that our slot, or our part in a run, is ours, or we began to ask for it."""
@@ -134,6 +133,11 @@ class Player:
     def token(self) -> str:
         """What the server knows us by; empty: not known, or a plain server."""
         return self.offer.token if self.offer is not None else ""
+
+    @property
+    def port(self) -> int:
+        """The newest run's; 0: there was none."""
+        return self._ports[-1] if self._ports else 0
 
     @property
     def settled(self) -> bool:
@@ -168,10 +172,6 @@ class Player:
         self.ready = ready
         self._begin_claim(now)
         return self.tick(now)
-
-    def again(self, now: float) -> list[Outgoing]:
-        """Be ready for the next run."""
-        return self.set_ready(True, now)
 
     def act(self, text: str, now: float) -> list[Outgoing]:
         """Do this from now on."""
@@ -318,7 +318,6 @@ class Player:
         if message.port in self._ports or (self.state, Event.START) not in TRANSITIONS:
             return
         self._move(Event.START)
-        self.port = message.port
         self._ports.append(message.port)
         self.stats = PlayerRun()
         self._owned_at = self._next_word = now  # at once: a NAT lets steps through only after we have sent there
