@@ -82,7 +82,8 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         self._all: list[Remote] = []
         self.agents: list[str] = []
         try:
-            self._connect()
+            with self._conflicts:  # else the thread that works between calls takes answers
+                self._connect()
         except RemoteError:
             self._disconnect(0.5)
             raise
