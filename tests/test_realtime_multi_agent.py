@@ -13,6 +13,7 @@ import pytest
 
 import bridge
 from bridge.encoding.properties import read_encoded
+from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code, EnvironmentFailedError, RefusedError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import VirtualClock, check_server
@@ -116,6 +117,21 @@ def of_client(results: Any) -> dict[str, Any]:
         flags = terminations[agent], truncations[agent]
         told[agent] = (observations[agent], rewards[agent], *flags, info, infos[agent]["frames"])
     return told
+
+
+@everywhere
+def test_the_seed_of_all_agents_counts_once_whichever_agent_s_reset_arrives_first(
+    serve: Any, clock: VirtualClock
+) -> None:
+    """U-3: each agent has a stream of its own, so the order in which their Resets arrive is nobody's."""
+    far = bridge.make_parallel_remote(serve(fps=8.0).url, timeout=20)
+    local = Relay()
+    far._remotes = dict(reversed(far._remotes.items()))
+    for seed in (11, None, 5):
+        observations, infos = far.reset(seed=seed)
+        assert_identical(observations, local.reset(seed=seed)[0])
+        assert {name: info["resets"] for name, info in infos.items()} == dict.fromkeys(NAMES, local.resets)
+    far.close()
 
 
 @everywhere
@@ -540,3 +556,9 @@ def test_the_world_passes_the_conformance_checks() -> None:
     with bridge.serve_parallel(Relay, fps=200) as server:
         report = check_server(server.url)
     assert report.ok, str(report)
+
+
+def test_a_reset_with_a_bad_number_is_refused_in_words(serve: Any) -> None:
+    stream = Stream(serve(fps=8.0)).join(agent="ann")
+    error = stream.ask(reset=pb.ResetRequest(settings={"together": pack_tensor("all")})).error
+    assert (error.code, "expected the setting together to be a number" in error.message) == (3, True)

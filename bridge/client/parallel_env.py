@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from bridge.client.remote import Remote
 from bridge.client.resets import reset_settings
 from bridge.client.step_reader import Transition
 from bridge.client.world_request import WorldInfo
+from bridge.encoding.tensors import pack_tensor
 from bridge.errors import (
     ClosedError,
     Code,
@@ -189,8 +191,12 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
                 self._disconnect(0.0)
                 self._connect()
             self._started = False
+            first = self.possible_agents[0]
+            realtime = self._world_info(self._remotes[first]).fps is not None
+            if settings and realtime:  # each has a stream of its own: nobody knows which Reset arrives first
+                settings["together"] = pack_tensor(secrets.randbits(62))
             for name, remote in self._remotes.items():
-                remote.begin(settings if name == self.possible_agents[0] else {})
+                remote.begin(settings if realtime or name == first else {})
             answers = self._gather(self._remotes, StepAnswered, "to reset", tolerate=Code.FAILED_PRECONDITION)
             self._started = True
             self.agents = [name for name in self.possible_agents if name in answers]

@@ -398,6 +398,7 @@ _ELSEWHERE = {
     "role": "real-time worlds, served with fps=",
     "wait": "real-time worlds, served with fps=",
     "restart": "real-time worlds, served with fps=",
+    "together": "real-time worlds of several agents",
     "reset_mask": "worlds of lanes, served with num_envs=",
     "agent": "worlds of several agents, of serve_parallel",
 }

@@ -27,8 +27,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bridge.encoding.properties import ENCODED, Property, PropertyTree
-from bridge.encoding.tensors import Array
-from bridge.errors import Code, RequestError, SettingError
+from bridge.encoding.tensors import Array, unpack_tensor
+from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
@@ -76,6 +76,10 @@ class RealtimeMultiAgent(RealtimeAgent):
         super().__init__(world, observer, wait, observation_space, action_space, None)
         self.name = name
         self._absent_from = 0
+
+    def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
+        """Take the agent's Reset. Of Resets with one number in `together`, the first one's seed and options count."""
+        super().reset(self._real.told_once(settings), running)
 
     async def begin(self) -> int:
         """Wait until an episode runs that the agent has a part in, and enter it."""
@@ -164,6 +168,7 @@ class RealtimeMultiAgentWorld(ClockedWorld):
         super().__init__(name, env, scheduler, options, loop)
         self._executor = executor
         self._listeners: list[Callable[[Frame], None]] = []
+        self._together: int | None = None
 
     def _may_repeat(self, name: str, observation: Any, action: Any) -> bool:
         return is_allowed(action, observation, self.members.spaces[name][1])
@@ -242,6 +247,20 @@ class RealtimeMultiAgentWorld(ClockedWorld):
         self.loop.ask(observer, seeds[0], options, restart)
         self._changed()
         self.start()
+
+    def told_once(self, settings: Mapping[str, pb.Tensor]) -> Mapping[str, pb.Tensor]:
+        """Return the settings of a Reset without `together`, and without seed and options where its number is known."""
+        if "together" not in settings:
+            return settings
+        try:
+            number = int(unpack_tensor(settings["together"], "together")[()])
+        except (TensorError, TypeError, ValueError) as error:
+            raise RequestError(
+                Code.INVALID_ARGUMENT, f"expected the setting together to be a number: {error}"
+            ) from error
+        left_out = {"together", "seed", "options"} if number == self._together else {"together"}
+        self._together = number
+        return {name: tensor for name, tensor in settings.items() if name not in left_out}
 
     def dismiss(self, observer: Observer) -> None:
         """Take note that an agent has left; a default action stands in."""
