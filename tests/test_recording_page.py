@@ -437,3 +437,10 @@ def test_environments_of_several_agents_and_of_lanes_are_shown(page, tmp_path: P
         one.join(name, role="spectator")
         answer = one.ask(step=pb.StepRequest())
         assert answer.step.state == pb.RUNNING, answer
+
+
+def test_an_empty_folder_is_an_empty_list_at_once(tmp_path):
+    """No process reads it: one that began before the first file was there would call that a problem."""
+    shelf = Library(tmp_path)
+    assert shelf.list() == {"episodes": [], "reading": False, "problem": ""}
+    shelf.close()

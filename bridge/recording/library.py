@@ -49,6 +49,10 @@ class Library:
         return {"episodes": self._episodes, "reading": self._process is not None, "problem": self._problem}
 
     def _start(self, now: float) -> None:
+        if not any(self._folder.glob("*.rec")):  # nothing has been recorded yet
+            self._episodes = []
+            self._end(now, "")
+            return
         command = [sys.executable, "-m", "bridge", "runs", str(self._folder), "--json", "--last", str(MOST_EPISODES)]
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the process has ended
         self._began = now
@@ -77,7 +81,7 @@ class Library:
         assert self._output is not None
         self._output.seek(0)
         text = self._output.read().decode(errors="replace")
-        if code != 0 and any(self._folder.glob("*.rec")):
+        if code != 0:
             self._end(now, f"the recordings cannot be listed: {text.strip()[-300:]}")
             return
         self._episodes = [_plain(json.loads(line)) for line in text.splitlines() if line.startswith("{")]
