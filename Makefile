@@ -14,6 +14,7 @@
 # make docs    build the documentation as a site in build/site; a broken link is an error
 # make test-trainers     run the tests that need PyTorch, with the trainers themselves
 # make test-ray          run the tests of fleets, on a Ray cluster of this machine
+# make test-network      run the tests on networks of several machines, made of namespaces: Linux, as root
 # make notebooks         execute the notebooks in place, at full length
 # make notebooks-short   execute them with short trainings, and leave them as they are
 PYTHON ?= python3
@@ -42,7 +43,7 @@ CORE_TESTS = -k "not Pong and not MiniGrid" @tests/core.txt
 WORKERS ?= 4
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-all test-core test-floors test-trainers test-ray notebooks notebooks-short check bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
+.PHONY: demo test test-all test-core test-floors test-trainers test-ray test-network notebooks notebooks-short check bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
 
 # One stamp a set of extras; a changed pyproject.toml installs again.
 $(VENV)/.installed-%: pyproject.toml
@@ -91,6 +92,9 @@ test-trainers: $(TRAINERS)/.installed-test $(TRAINERS)/.installed-trainers
 
 test-ray: $(VENV)/.installed-test $(VENV)/.installed-ray
 	$(BIN)/python -m pytest tests/fleet
+
+test-network: $(VENV)/.installed-test
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal tests/network
 
 notebooks: $(TRAINERS)/.installed-notebooks
 	$(TRAINERS)/bin/python notebooks/run.py
