@@ -1,8 +1,8 @@
 """Reinforcement-learning environments in one place, training loops in another: Gymnasium over dm_env_rpc."""
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from bridge.extras import is_installed
 from bridge.lazy import lazy_names
 from bridge.registration import register_remote
 
@@ -43,7 +43,7 @@ __all__ = [
 # Names that need an extra: without it they are no part of `from bridge import *` and `dir(bridge)`, which would raise
 # ImportError otherwise. Who asks for one by its name is told what to install.
 _NEED = {"RemoteParallelEnv": "pettingzoo", "make_parallel_remote": "pettingzoo"}
-_absent = [name for name, package in _NEED.items() if find_spec(package) is None]
+_absent = [name for name, package in _NEED.items() if not is_installed(package)]
 __all__ = [name for name in __all__ if name not in _absent]
 
 register_remote()

@@ -304,3 +304,35 @@ def test_a_vector_environment_class_is_a_callable_too():
     world = make(EnvSource(SyncVectorEnv, env_kwargs={"env_fns": [CountingEnv]}))
     assert type(world.wrapped) is VectorWorld
     world.close()
+
+
+class Careless(gymnasium.Env):
+    """Its constructor takes its arguments, and then raises a TypeError of its own."""
+
+    observation_space = action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, size=1):
+        self.size = size + None
+
+
+def _careless_agents(size=1):
+    raise TypeError("unsupported operand")
+
+
+@pytest.mark.parametrize(
+    ("serve", "factory"),
+    [
+        (bridge.serve_gym, Careless),
+        (bridge.serve_gym, gymnasium.envs.registration.EnvSpec("Careless-v0", entry_point=Careless)),
+        (bridge.serve_parallel, _careless_agents),
+    ],
+    ids=["callable", "spec", "several agents"],
+)
+def test_a_type_error_inside_of_a_constructor_is_the_environment_s_own(serve, factory, monkeypatch):
+    calls = []
+    with pytest.raises(bridge.errors.StartError, match="unsupported operand") as caught:
+        serve(factory, env_kwargs={"size": 2}).stop()
+    calls.append(str(caught.value))
+    assert "could not be made with env_kwargs" not in calls[0]
+    with pytest.raises(bridge.errors.SettingError, match=r"could not be made with .*It takes \(size=1\)"):
+        serve(factory, env_kwargs={"colour": 2}).stop()
