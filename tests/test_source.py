@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
+from bridge import serve_gym, serve_parallel
 from bridge.encoding import values
 from bridge.encoding.tensors import pack_tensor
-from bridge.errors import Code, RequestError, SettingError
+from bridge.errors import Code, RequestError, SettingError, StartError
 from bridge.testing import CountingEnv
 from bridge.worlds.lanes import VectorWorld
 from bridge.worlds.single import GymWorld
@@ -322,17 +323,15 @@ def _careless_agents(size=1):
 @pytest.mark.parametrize(
     ("serve", "factory"),
     [
-        (bridge.serve_gym, Careless),
-        (bridge.serve_gym, gymnasium.envs.registration.EnvSpec("Careless-v0", entry_point=Careless)),
-        (bridge.serve_parallel, _careless_agents),
+        (serve_gym, Careless),
+        (serve_gym, gymnasium.envs.registration.EnvSpec("Careless-v0", entry_point=Careless)),
+        (serve_parallel, _careless_agents),
     ],
     ids=["callable", "spec", "several agents"],
 )
-def test_a_type_error_inside_of_a_constructor_is_the_environment_s_own(serve, factory, monkeypatch):
-    calls = []
-    with pytest.raises(bridge.errors.StartError, match="unsupported operand") as caught:
+def test_a_type_error_inside_of_a_constructor_is_the_environment_s_own(serve, factory):
+    with pytest.raises(StartError, match="unsupported operand") as caught:
         serve(factory, env_kwargs={"size": 2}).stop()
-    calls.append(str(caught.value))
-    assert "could not be made with env_kwargs" not in calls[0]
-    with pytest.raises(bridge.errors.SettingError, match=r"could not be made with .*It takes \(size=1\)"):
+    assert "could not be made with" not in str(caught.value)
+    with pytest.raises(SettingError, match=r"could not be made with .*It takes \(size=1\)"):
         serve(factory, env_kwargs={"colour": 2}).stop()
