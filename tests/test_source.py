@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from bridge import serve_gym, serve_parallel
+from bridge import make_remote, serve_gym, serve_parallel
 from bridge.encoding import values
 from bridge.encoding.tensors import pack_tensor
-from bridge.errors import Code, RequestError, SettingError, StartError
+from bridge.errors import Code, EnvironmentFailedError, RefusedError, RequestError, SettingError
 from bridge.testing import CountingEnv
 from bridge.worlds.lanes import VectorWorld
 from bridge.worlds.single import GymWorld
@@ -330,8 +330,11 @@ def _careless_agents(size=1):
     ids=["callable", "spec", "several agents"],
 )
 def test_a_type_error_inside_of_a_constructor_is_the_environment_s_own(serve, factory):
-    with pytest.raises(StartError, match="unsupported operand") as caught:
-        serve(factory, env_kwargs={"size": 2}).stop()
-    assert "could not be made with" not in str(caught.value)
-    with pytest.raises(SettingError, match=r"could not be made with .*It takes \(size=1\)"):
-        serve(factory, env_kwargs={"colour": 2}).stop()
+    with serve(factory, env_kwargs={"size": 2}) as server:
+        with pytest.raises(EnvironmentFailedError, match="TypeError in its construction") as caught:
+            make_remote(server.url)
+        assert "Traceback" in str(caught.value)
+        assert "could not be made with" not in str(caught.value)
+    with serve(factory, env_kwargs={"colour": 2}) as server:
+        with pytest.raises(RefusedError, match=r"could not be made with .*It takes \(size=1\)"):
+            make_remote(server.url)
