@@ -335,6 +335,6 @@ def test_a_type_error_inside_of_a_constructor_is_the_environment_s_own(serve, fa
             make_remote(server.url)
         assert "Traceback" in str(caught.value)
         assert "could not be made with" not in str(caught.value)
-    with serve(factory, env_kwargs={"colour": 2}) as server:
-        with pytest.raises(RefusedError, match=r"could not be made with .*It takes \(size=1\)"):
-            make_remote(server.url)
+    said = r"could not be made with .*It takes \(size=1\)"
+    with serve(factory, env_kwargs={"colour": 2}) as server, pytest.raises(RefusedError, match=said):
+        make_remote(server.url)
