@@ -17,7 +17,7 @@ import gymnasium
 import numpy as np
 
 from bridge import make_remote
-from bridge.cli.launch import ServerProcess
+from bridge.testing import ServerProcess
 
 __all__ = ["Notes", "main", "measure"]
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import psutil
 
 from bridge import make_remote
-from bridge.cli.launch import ServerProcess
+from bridge.testing import ServerProcess
 
 __all__ = ["Sample", "main", "soak"]
 

@@ -32,7 +32,7 @@ import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from bridge import make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
-from bridge.cli.launch import ServerProcess
+from bridge.testing import ServerProcess
 from bridge.wrappers import BlockingReset
 from tests.support import assert_identical
 

@@ -1,0 +1,267 @@
+"""Count what tests know of the inside: `python -m tests.internals` (`--help` for the options).
+
+A rebuild of a module should change its own tests and no others. So three things are counted in the files of `tests/`:
+access to private attributes, imports of internal modules by the tests of other modules, and patches of internals. The
+ceilings in `tests/internals.txt` only go down: `test_internals.py` fails when a count is above its ceiling.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import functools
+import itertools
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+CEILINGS = ROOT / "tests" / "internals.txt"
+KINDS = ("private", "imports", "patches")
+
+PUBLIC_MODULES = ("bridge", "bridge.cli", "bridge.perlert", "bridge.recording")
+"""Modules that users import, not counting what is in their folders: `bridge.cli` is the command's entry point."""
+PUBLIC_PACKAGES = ("bridge.errors", "bridge.pb", "bridge.testing", "bridge.wrappers")
+"""Packages that users import, with all that is in them. What `docs/reference-*.md` lists is public as well."""
+
+VOCABULARY = {
+    "bridge.perlert.lobby": "PERLERT's lobby without input or output: datagrams in, datagrams out",
+    "bridge.perlert.player": "PERLERT's client, the same way",
+    "bridge.perlert.rollout": "PERLERT's rollout, the same way",
+    "bridge.perlert.protocol.packet": "PERLERT's packets, as fields and as bytes",
+    "bridge.perlert.protocol.profile": "the values that its specs have on the wire",
+    "bridge.encoding.names": "the names of observations, actions and extensions on the wire",
+    "bridge.encoding.spaces": "spaces as tensors: how a test that plays by raw messages writes actions",
+    "bridge.transport.address": "URLs, read",
+    "bridge.transport.credentials": "tokens and certificates, read",
+    "bridge.transport.frames": "HTTP/2's frames and events",
+    "bridge.server.session": "the server's protocol state without input or output: bytes in, bytes out",
+    "bridge.client.session": "the client's protocol state without input or output: bytes in, bytes out",
+    "bridge.encoding.tensors": "arrays to and from tensors: how a test that speaks raw messages writes them",
+    "bridge.encoding.values": "values to and from bytes: how such a test reads an info",
+    "bridge.encoding.properties": "the names and values of the documented properties",
+    "bridge.version": "the version of the package",
+}
+"""Internal modules that any test may import, each with the reason: the words in which a layer speaks to the outside."""
+
+NAMEDTUPLE = {"_asdict", "_fields", "_field_defaults", "_make", "_replace"}
+"""Public names of Python's named tuples, in spite of their underscore."""
+
+
+class Finding(NamedTuple):
+    """One use of an internal.
+
+    Attributes:
+        kind: One of `KINDS`.
+        file: The file, relative to the project.
+        line: Its line.
+        what: The attribute, module or target.
+    """
+
+    kind: str
+    file: str
+    line: int
+    what: str
+
+
+@functools.cache
+def modules() -> frozenset[str]:
+    """The dotted names of all modules and packages of `bridge`."""
+    files = [*ROOT.glob("bridge/**/*.py"), *ROOT.glob("wrappers/**/*.py")]
+    names = (".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in files)
+    return frozenset(re.sub(r"^wrappers\b", "bridge.wrappers", name) for name in names)
+
+
+@functools.cache
+def documented() -> frozenset[str]:
+    """The modules and packages whose names `docs/reference-*.md` lists."""
+    texts = (file.read_text(encoding="utf-8") for file in ROOT.glob("docs/reference-*.md"))
+    names = itertools.chain.from_iterable(re.findall(r"^::: (\S+)", text, re.MULTILINE) for text in texts)
+    return frozenset(module_of(name) for name in names)
+
+
+def module_of(name: str) -> str:
+    """The longest beginning of a dotted name that is a module of ours, or ''."""
+    while name and name not in modules():
+        name = name.rpartition(".")[0]
+    return name
+
+
+def is_public(module: str) -> bool:
+    """True for a module that users import by its name."""
+    if module in {*PUBLIC_MODULES, *documented()}:
+        return True
+    return any(module == name or module.startswith(f"{name}.") for name in PUBLIC_PACKAGES)
+
+
+def is_own(file: str, module: str) -> bool:
+    """True if a test file is that of the module: `test_lobby.py` or `test_perlert_lobby.py` of `bridge.perlert.lobby`.
+
+    The name may leave out folders, but not the module's own name; `test_session_fast.py` is a second file of `session`.
+    """
+    stem = re.sub(r"^test_", "", Path(file).stem)
+    if not Path(file).name.startswith("test_") or module.count(".") == 0:
+        return False
+    *folders, last = module.split(".")[1:]
+    for count in range(len(folders) + 1):
+        for chosen in itertools.combinations(folders, count):
+            name = "_".join([*chosen, last])
+            if stem == name or stem.startswith(f"{name}_"):
+                return True
+    return False
+
+
+class Reader(ast.NodeVisitor):
+    """Collects the findings of one file, or of a program that the file holds in a string."""
+
+    def __init__(self, file: str, first_line: int = 0) -> None:
+        self.file, self.first_line = file, first_line
+        self.names: dict[str, str] = {}
+        """The full name of each imported name."""
+        self.findings: list[Finding] = []
+
+    def add(self, kind: str, node: ast.AST, what: str) -> None:
+        line = self.first_line + getattr(node, "lineno", 0)
+        self.findings.append(Finding(kind, self.file, line, what))
+
+    def full_name(self, node: ast.AST) -> str:
+        """The dotted name of an expression whose root is an import; '' where the root is something else."""
+        if isinstance(node, ast.Name):
+            return self.names.get(node.id, "")
+        if isinstance(node, ast.Attribute) and (base := self.full_name(node.value)):
+            return f"{base}.{node.attr}"
+        return ""
+
+    def is_foreign(self, node: ast.AST) -> bool:
+        """True for an attribute of the standard library or of a third party's module."""
+        name = self.full_name(node)
+        return bool(name) and name.partition(".")[0] not in ("bridge", "tests", "benchmarks", "examples")
+
+    def imported(self, node: ast.AST, name: str) -> None:
+        """Count the import of a dotted name, which may be that of something inside a module."""
+        module = module_of(name)
+        if module and module not in VOCABULARY and not is_public(module) and not is_own(self.file, module):
+            self.add("imports", node, module)
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            self.names[alias.asname or alias.name.partition(".")[0]] = (
+                alias.name if alias.asname else alias.name.partition(".")[0]
+            )
+            self.imported(node, alias.name)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        base = node.module or ""
+        found = set()
+        for alias in node.names:
+            self.names[alias.asname or alias.name] = f"{base}.{alias.name}"
+            found.add(module_of(f"{base}.{alias.name}"))
+            if alias.name.startswith("_") and base.partition(".")[0] == "bridge" and not alias.name.endswith("__"):
+                self.add("private", node, alias.name)
+        for module in sorted(found):
+            self.imported(node, module)
+
+    def private(self, node: ast.AST, owner: ast.AST, name: str) -> None:
+        """Count an attribute if it is private, and not one that the class defines for itself."""
+        if not name.startswith("_") or name.endswith("__") or name in NAMEDTUPLE:
+            return
+        if isinstance(owner, ast.Name) and owner.id in ("self", "cls"):
+            return
+        if not self.is_foreign(owner):
+            self.add("private", node, f".{name}")
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        self.private(node, node.value, node.attr)
+        # Assigned to without `monkeypatch`: a patch all the same, unless it is an object's and not a module's.
+        if isinstance(node.ctx, (ast.Store, ast.Del)) and module_of(self.full_name(node.value)):
+            self.add("patches", node, f"{self.full_name(node.value)}.{node.attr}")
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        name = node.args[1] if len(node.args) > 1 else None
+        text = name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else ""
+        if function in ("getattr", "setattr", "delattr", "hasattr") and text:
+            self.private(node, node.args[0], text)
+        of_patch = function in ("patch", "object") and "patch" in ast.unparse(node.func)
+        if node.args and (function in ("setattr", "delattr", "setitem", "delitem") or of_patch):
+            self.patched(node, node.args[0], text)
+        self.generic_visit(node)
+
+    def patched(self, node: ast.Call, target: ast.expr, name: str) -> None:
+        """Count a patch, unless its target is known to be another's: `os`, `sys.stdin`, "socket.socket"."""
+        if isinstance(target, ast.Constant) and isinstance(target.value, str):
+            if target.value.startswith("bridge."):
+                self.add("patches", node, target.value)
+        elif not self.is_foreign(target) and isinstance(node.func, ast.Attribute):
+            self.add("patches", node, f"{ast.unparse(target)}.{name}")
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        """Read a program in a string, which a test runs in a process of its own."""
+        if isinstance(node.value, str) and re.search(r"\bimport\b[^\n]*\bbridge\b|from bridge\b", node.value):
+            try:
+                tree = ast.parse(textwrap.dedent(node.value))
+            except SyntaxError:
+                return
+            inner = Reader(self.file, self.first_line + node.lineno - 1)
+            inner.visit(tree)
+            self.findings += inner.findings
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
+        """Read a program in an f-string, with a name in place of each value."""
+        parts = [part.value if isinstance(part, ast.Constant) else "value" for part in node.values]
+        self.visit_Constant(ast.Constant("".join(map(str, parts)), lineno=node.lineno))
+        self.generic_visit(node)
+
+
+@functools.cache
+def find() -> tuple[Finding, ...]:
+    """All findings in the files under `tests/`, in the order of files and lines."""
+    found: list[Finding] = []
+    for path in sorted(ROOT.glob("tests/**/*.py")):
+        if path.name == "test_internals.py":
+            continue  # its examples are programs in strings
+        reader = Reader(str(path.relative_to(ROOT)))
+        reader.visit(ast.parse(path.read_text(encoding="utf-8")))
+        # A module that a file imports twice counts once; so do the strings of which an f-string is made.
+        found += sorted({(each.what if each.kind == "imports" else each): each for each in reader.findings}.values())
+    return tuple(found)
+
+
+def counts(findings: Iterable[Finding]) -> dict[str, int]:
+    """The number of findings of each kind."""
+    return {kind: sum(found.kind == kind for found in findings) for kind in KINDS}
+
+
+def ceilings() -> dict[str, int]:
+    """The numbers in `tests/internals.txt`: a kind and its number in each line."""
+    lines = (line.split() for line in CEILINGS.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
+    return {kind: int(number) for kind, number in lines}
+
+
+def main() -> None:
+    """Print the counts and the findings."""
+    parser = argparse.ArgumentParser(prog="python -m tests.internals", description=__doc__)
+    parser.add_argument("--kind", choices=KINDS, help="list the findings of one kind, with their lines")
+    parser.add_argument("--file", help="list the findings of files whose name contains this")
+    arguments = parser.parse_args()
+    findings = [found for found in find() if not arguments.file or arguments.file in found.file]
+    if arguments.kind or arguments.file:
+        for found in findings:
+            if found.kind == (arguments.kind or found.kind):
+                print(f"{found.file}:{found.line}: {found.kind} {found.what}")
+    else:
+        rows = {file: counts([found for found in findings if found.file == file]) for _, file, *_ in findings}
+        print(f"{'':40}" + "".join(f"{kind:>9}" for kind in KINDS))
+        for file, row in sorted(rows.items(), key=lambda item: -sum(item[1].values())):
+            print(f"{file:40}" + "".join(f"{row[kind] or '':>9}" for kind in KINDS))
+    print(*(f"{kind} {number}" for kind, number in counts(findings).items()), sep=", ")
+    foreign = Counter(found.what for found in findings if found.kind == "imports")
+    print(f"{len({found.file for found in findings})} files; {len(foreign)} modules are imported by tests of others")
+
+
+if __name__ == "__main__":
+    main()
