@@ -7,16 +7,17 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
+from absl.testing import absltest
 from dm_env import test_utils
 from dm_env_rpc.v1 import dm_env_adaptor
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as public
 
 from bridge import make_remote, make_vec_remote, serve_gym
+from bridge.gateway import serve_gateway
 from bridge.wrappers import BlockingReset
 from tests.peers import PublicClient
 from tests.support import until
 
-absltest = pytest.importorskip("absl.testing.absltest")
 EXTRA = {"info", "discount", "terminated", "truncated"}
 
 
@@ -89,6 +90,19 @@ def test_a_setting_that_is_no_bool_is_refused():
         with pytest.raises(Exception, match="expected the setting gymnasium to be a bool"):
             client.join("", gymnasium="yes")
         client.close()
+
+
+def test_a_gateway_tells_the_server_whose_client_it_is():
+    with serve_gym("CartPole-v1") as server, serve_gateway([server.url]) as gateway:
+        name = server.url.removeprefix("grpc://") + "/"
+        client = PublicClient(gateway)
+        assert names_of(client.join(name)) == {"observation", "reward"}
+        client.send(public.LeaveWorldRequest())
+        client.close()
+        env = make_remote(f"{gateway.url}?world={name}")
+        env.reset(seed=0)
+        until(lambda: env.step(0)[2:4] == (True, False))
+        env.close()
 
 
 @pytest.mark.parametrize("transport", ["http2", "grpcio"])

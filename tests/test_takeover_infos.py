@@ -15,7 +15,7 @@ from bridge import make_parallel_remote, make_remote, make_vec_remote, serve_gym
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import pack_tensor
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.testing import CountingEnv
+from bridge.testing import CountingEnv, Proxy
 from bridge.wrappers import BlockingReset
 from tests.peers import Stream
 from tests.support import assert_identical, everywhere, until
@@ -258,6 +258,49 @@ def test_in_real_time_the_frames_in_which_somebody_acted_are_counted(program, wa
             until(lambda: stepped(lambda acted, frames: acted == frames > 0))
         one.hold(None)
         until(lambda: stepped(lambda acted, frames: acted == 0 < frames))
+        envs.close()
+
+
+class Scored(gymnasium.Env):
+    """Gives 1.0 for each frame in which the person's action, 1, is executed; an episode has 23 frames."""
+
+    observation_space = spaces.Box(0, 100, (1,), np.int64)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.frame = np.zeros(1, np.int64)
+        return self.frame, {}
+
+    def step(self, action):
+        self.frame = self.frame + 1
+        return self.frame, float(action == 1), bool(self.frame[0] == 23), False, {"frame": int(self.frame[0])}
+
+
+@pytest.mark.parametrize("lanes", [None, 2], ids=["one", "lanes"])
+@pytest.mark.parametrize("delay", [0.0, 0.04], ids=["near", "far"])
+def test_each_frame_of_a_person_is_told_once_with_its_reward(program, delay, lanes):
+    """Far away Steps are in flight, and the client merges frames that no step told."""
+    with serve_gym(Scored, fps=60, num_envs=lanes or 1) as server, Proxy(server.port) as proxy:
+        proxy.delay = delay
+        envs = BlockingReset(make_vec_remote(f"grpc://127.0.0.1:{proxy.port}?world=", wait="next_frame"))
+        envs.reset(seed=0)
+        slot, told = envs.num_envs - 1, []
+        one = program(server, Scored.action_space, **({"lane": slot} if lanes else {}))
+
+        def stepped(wanted):
+            threading.Event().wait(0.05 * (len(told) % 3))  # several frames pass in some steps
+            _, rewards, *_, infos = envs.step(np.zeros(envs.num_envs, np.int64))
+            acted = infos.get("intervened_frames", np.zeros(envs.num_envs, np.int64))
+            assert rewards.tolist() == acted.tolist()
+            assert ("_intervene_action" in infos) == acted.any()
+            told.append(int(acted[slot]))
+            return wanted()
+
+        with Held(one, 1):
+            until(lambda: stepped(lambda: sum(told) > 50 and max(told) > 1))
+        one.hold(None)
+        until(lambda: stepped(lambda: told[-5:] == [0] * 5))
         envs.close()
 
 
