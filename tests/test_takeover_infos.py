@@ -283,7 +283,7 @@ def test_each_frame_of_a_person_is_told_once_with_its_reward(program, delay, lan
     """Far away Steps are in flight, and the client merges frames that no step told."""
     with serve_gym(Scored, fps=60, num_envs=lanes or 1) as server, Proxy(server.port) as proxy:
         proxy.delay = delay
-        envs = BlockingReset(make_vec_remote(f"grpc://127.0.0.1:{proxy.port}?world=", wait="next_frame"))
+        envs = BlockingReset(make_vec_remote(f"grpc://127.0.0.1:{proxy.port}?world="))
         envs.reset(seed=0)
         slot, told = envs.num_envs - 1, []
         one = program(server, Scored.action_space, **({"lane": slot} if lanes else {}))
