@@ -517,3 +517,33 @@ def test_the_core_tests_are_there():
 
 def test_the_package_says_that_it_is_typed():
     assert (ROOT / "bridge" / "py.typed").exists()
+
+
+NO_PETTINGZOO = """
+import inspect, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "pettingzoo":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+from bridge import *
+import bridge
+
+assert make_remote is bridge.make_remote
+assert "make_parallel_remote" not in dir(bridge)
+assert "RemoteVectorEnv" in dict(inspect.getmembers(bridge))
+try:
+    bridge.make_parallel_remote
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_without_pettingzoo_a_star_import_and_the_members_of_the_package_are_those_that_there_are():
+    done = subprocess.run(
+        [sys.executable, "-c", NO_PETTINGZOO], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "needs PettingZoo: pip install" in done.stdout

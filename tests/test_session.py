@@ -74,6 +74,7 @@ class Peer:
         return response.error.message
 
     def join(self, name="", **settings):
+        settings = {"gymnasium": pack_tensor(True), **settings}
         response = self.ask(join_world={"world_name": name, "settings": settings})
         assert response.WhichOneof("payload") == "join_world", response
         return response.join_world.specs

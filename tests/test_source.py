@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
+from bridge import make_remote, serve_gym, serve_parallel
 from bridge.encoding import values
 from bridge.encoding.tensors import pack_tensor
-from bridge.errors import Code, RequestError, SettingError
+from bridge.errors import Code, EnvironmentFailedError, RefusedError, RequestError, SettingError
 from bridge.testing import CountingEnv
 from bridge.worlds.lanes import VectorWorld
 from bridge.worlds.single import GymWorld
@@ -304,3 +305,36 @@ def test_a_vector_environment_class_is_a_callable_too():
     world = make(EnvSource(SyncVectorEnv, env_kwargs={"env_fns": [CountingEnv]}))
     assert type(world.wrapped) is VectorWorld
     world.close()
+
+
+class Careless(gymnasium.Env):
+    """Its constructor takes its arguments, and then raises a TypeError of its own."""
+
+    observation_space = action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, size=1):
+        self.size = size + None
+
+
+def _careless_agents(size=1):
+    raise TypeError("unsupported operand")
+
+
+@pytest.mark.parametrize(
+    ("serve", "factory"),
+    [
+        (serve_gym, Careless),
+        (serve_gym, gymnasium.envs.registration.EnvSpec("Careless-v0", entry_point=Careless)),
+        (serve_parallel, _careless_agents),
+    ],
+    ids=["callable", "spec", "several agents"],
+)
+def test_a_type_error_inside_of_a_constructor_is_the_environment_s_own(serve, factory):
+    with serve(factory, env_kwargs={"size": 2}) as server:
+        with pytest.raises(EnvironmentFailedError, match="TypeError in its construction") as caught:
+            make_remote(server.url)
+        assert "Traceback" in str(caught.value)
+        assert "could not be made with" not in str(caught.value)
+    said = r"could not be made with .*It takes \(size=1\)"
+    with serve(factory, env_kwargs={"colour": 2}) as server, pytest.raises(RefusedError, match=said):
+        make_remote(server.url)
