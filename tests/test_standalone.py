@@ -3,6 +3,7 @@
 import ast
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -474,7 +475,11 @@ def test_the_command_line_says_what_is_wrong(arguments, reason):
 
 def test_an_engine_of_ones_own_is_served():
     """`serve` is what the file is an example of."""
-    code = "from serve_env import serve; from tests.old_style_env import Walk; serve(Walk, port=0)"
+    page = (FILE.parents[2] / "docs" / "old-python.md").read_text()
+    block = next(
+        text for text in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL) if "serve(" in text
+    )
+    code = "from tests.old_style_env import Walk as MyEngine\n" + block.replace("50051", "0")
     path = os.pathsep.join([str(FILE.parent), str(FILE.parents[2])])
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}) as server:

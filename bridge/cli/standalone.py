@@ -33,5 +33,5 @@ def register(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the file; it is ASCII, whatever the terminal's encoding is."""
-    sys.stdout.write(importlib.resources.files("bridge").joinpath("standalone", "serve_env.py").read_text("ascii"))
+    sys.stdout.write(importlib.resources.files("bridge").joinpath("standalone/serve_env.py").read_text("ascii"))
     return OK
