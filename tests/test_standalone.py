@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from dm_env_rpc.v1 import compliance, tensor_utils
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as public
+from dm_env_rpc.v1.error import DmEnvRpcError
 from gymnasium import spaces
 
 import bridge
@@ -179,6 +180,33 @@ def test_reset_complies(method, space, client):
 def test_reset_world_complies(method, client):
     """D-15."""
     run(compliance.ResetWorld, method, connection=client, world_name=create(client, "nested"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "lanes", "hidden"),
+    [
+        ({}, 1, {"discount", "terminated", "truncated", "info"}),
+        ({"gymnasium": False}, 1, {"discount", "terminated", "truncated", "info"}),
+        ({}, 2, {"info"}),
+        ({"gymnasium": True}, 1, set()),
+    ],
+)
+def test_other_clients_get_what_only_gymnasium_knows_where_they_ask_for_it(settings, lanes, hidden, cartpole):
+    client = PublicClient(cartpole)
+    asked = {"num_envs": tensor_utils.pack_tensor(lanes)}
+    name = client.send(public.CreateWorldRequest(settings=asked)).world_name
+    client.join(name, **settings)
+    everything = {"observation", "reward", "discount", "terminated", "truncated", "info"}
+    assert set(client.observations) == everything - hidden
+    state, observed = client.step(*client.observations)
+    assert state == public.RUNNING
+    assert set(observed) == everything - hidden
+    client.close()
+
+
+def test_the_setting_is_a_bool(client):
+    with pytest.raises(DmEnvRpcError, match="gymnasium to be a bool"):
+        client.join(create(client, "nested"), gymnasium=3)
 
 
 # Remote equals local

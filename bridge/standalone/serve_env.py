@@ -744,14 +744,20 @@ class World:
             Spec("truncated", batch, np.bool_),
             Spec("info", (-1,), np.uint8),
         ]
-        self.observations = dict(enumerate([leaf.spec for leaf in self.leaves] + flags, start=1))
+        self.published = dict(enumerate([leaf.spec for leaf in self.leaves] + flags, start=1))
         self.actions = dict(enumerate([leaf.spec for leaf in self.action_leaves], start=1))
         self.samples, self.infos = [None] * count, [{}] * count
         self.rewards, self.ends, self.cuts = np.zeros(count), np.zeros(count, np.bool_), np.zeros(count, np.bool_)
         self.enter(None)
 
-    def enter(self, player):
-        """Let a connection play, or nobody: what the last one asked for, and was told, is over."""
+    def enter(self, player, whole=True):
+        """Let a connection play, or nobody: what the last one asked for, and was told, is over.
+
+        Without `whole` it gets no observation that a client of dm_env would take for the environment's or its own: the
+        state of a Step says the same. Lanes keep their flags, for such a world stays RUNNING.
+        """
+        hidden = () if whole else ("info", "discount", "terminated", "truncated")[: 4 if self.lanes is None else 1]
+        self.observations = {uid: spec for uid, spec in self.published.items() if spec.name not in hidden}
         self.player, self.notes, self.told, self.form, self.idle_since = player, {}, 0, None, time.monotonic()
         if player is None:
             self.pending = NOTHING
@@ -975,12 +981,15 @@ class Session:
         """Enter a world that nobody is in."""
         if self.world is not None:
             raise Refusal("this connection is in a world already; send LeaveWorld first", FAILED_PRECONDITION)
-        world = self.server.find(request.world_name)
-        refuse_unknown(settings_of(request), (), "JoinWorld")
+        world, settings = self.server.find(request.world_name), settings_of(request)
+        refuse_unknown(settings, ("gymnasium",), "JoinWorld")
+        whole = unpack(settings["gymnasium"], "gymnasium") if settings else np.array(self.for_itself)
+        if whole.dtype != np.bool_ or whole.shape:
+            raise Refusal(f"expected the setting gymnasium to be a bool, got {whole!r:.80}")
         if world.player is not None:
             text = f"the world {world.name!r} is full: it has 1 agent of at most 1; create a world of your own"
             raise Refusal(text, RESOURCE_EXHAUSTED)
-        world.enter(self)
+        world.enter(self, bool(whole))
         self.world, world.for_itself = world, world.for_itself or world.creator is self
         response.specs.CopyFrom(world.specs())
 
