@@ -30,14 +30,16 @@ class Interpreter:
 
     def __init__(self, python: Path, deadline: float = 120.0) -> None:
         self.python, self.deadline = python, deadline
+        # In the repository's root, or by a PYTHONPATH, today's package would hide the installed one.
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `kill` closes it
         self._process = subprocess.Popen(
             [str(python), str(HERE / "child.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            cwd=HERE,  # in the repository's root today's package would hide the installed one
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"},
+            cwd=HERE,
+            env={**environment, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"},
         )
 
     def run(self, code: str, **values: Any) -> Any:
