@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.alone import add_busy, measuring
 from bridge import make_remote
-from bridge.cli.launch import ServerProcess
+from bridge.testing import ServerProcess
 
 __all__ = ["Notes", "main", "measure"]
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from bridge import make_vec_remote
-from bridge.cli.launch import ServerProcess
+from bridge.testing import ServerProcess
 from bridge.wrappers import BlockingReset
 
 __all__ = ["Script", "joined", "server_on"]

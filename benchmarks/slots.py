@@ -23,8 +23,8 @@ import psutil
 from benchmarks.alone import add_busy, measuring
 from benchmarks.soak import Sample
 from bridge import make_vec_remote
-from bridge.cli.launch import ServerProcess
 from bridge.client.endpoints import Endpoint
+from bridge.testing import ServerProcess
 from bridge.wrappers import BlockingReset
 
 __all__ = ["Cost", "main", "measure"]

@@ -16,7 +16,7 @@ import psutil
 
 from benchmarks.alone import add_busy, measuring
 from bridge import make_remote
-from bridge.cli.launch import ServerProcess
+from bridge.testing import ServerProcess
 
 __all__ = ["Sample", "main", "soak"]
 

@@ -29,9 +29,9 @@ from websockets.asyncio.client import connect
 
 from benchmarks.alone import add_busy, measuring
 from bridge import make_remote
-from bridge.cli.launch import ServerProcess
 from bridge.encoding.tensors import pack_tensor
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.testing import ServerProcess
 from bridge.transport.address import parse_address
 from bridge.transport.websocket import PATH, SUBPROTOCOL
 

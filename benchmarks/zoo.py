@@ -33,7 +33,7 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from benchmarks.alone import add_busy, measuring
 from bridge import make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
-from bridge.cli.launch import ServerProcess
+from bridge.testing import ServerProcess
 from bridge.wrappers import BlockingReset
 from tests.support import assert_identical
 

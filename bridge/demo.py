@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import VectorEnv
 
-from bridge.cli.launch import ServerProcess
 from bridge.client.vector_env import make_vec_remote
 from bridge.errors import SettingError
 from bridge.extras import install_command
+from bridge.testing import ServerProcess
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

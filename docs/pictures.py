@@ -20,8 +20,8 @@ from matplotlib.patches import FancyBboxPatch
 from PIL import Image
 
 from bridge import make_remote
-from bridge.cli.launch import ServerProcess
 from bridge.demo import ENV_ID, Demo, Outcome, plot_curve, run_demo
+from bridge.testing import ServerProcess
 
 PICTURE = Path(__file__).resolve().parent / "readme.png"
 WIDTH, HEIGHT = 8.0, 3.4

@@ -23,7 +23,7 @@ from bridge import TLS, make_remote, serve_gym
 
 def serve(host: str, port: int, folder: Path) -> None:
     """Make a token and certificates where there are none, and serve until Ctrl-C."""
-    from bridge.transport.certificates import make_certificates  # what the command `bridge cert` does
+    from bridge.testing import make_certificates
 
     if not folder.exists():
         make_certificates(folder, [host])

@@ -13,12 +13,12 @@ import gymnasium
 import numpy as np
 import pytest
 
+from bridge import Limits
 from bridge.client.events import Event, Joined
 from bridge.client.poller import Poller, Timer
 from bridge.client.remote import Delivery, Remote
 from bridge.client.world_request import WorldRequest
 from bridge.errors import ConnectionLostError
-from bridge.server.limits import Limits
 from bridge.server.registry import Registry
 from bridge.server.session import Session
 from bridge.testing import Conditions, Duplex, VirtualClock

@@ -22,10 +22,22 @@ ROOT = Path(__file__).resolve().parent.parent
 CEILINGS = ROOT / "tests" / "internals.txt"
 KINDS = ("private", "imports", "patches")
 
+PUBLIC_MODULES = ("bridge", "bridge.cli", "bridge.perlert", "bridge.recording")
+"""Modules that users import, not counting what is in their folders: `bridge.cli` is the command's entry point."""
 PUBLIC_PACKAGES = ("bridge.errors", "bridge.pb", "bridge.testing", "bridge.wrappers")
 """Packages that users import, with all that is in them. What `docs/reference-*.md` lists is public as well."""
 
 VOCABULARY = {
+    "bridge.perlert.lobby": "PERLERT's lobby without input or output: datagrams in, datagrams out",
+    "bridge.perlert.player": "PERLERT's client, the same way",
+    "bridge.perlert.rollout": "PERLERT's rollout, the same way",
+    "bridge.perlert.protocol.packet": "PERLERT's packets, as fields and as bytes",
+    "bridge.perlert.protocol.profile": "the values that its specs have on the wire",
+    "bridge.encoding.names": "the names of observations, actions and extensions on the wire",
+    "bridge.encoding.spaces": "spaces as tensors: how a test that plays by raw messages writes actions",
+    "bridge.transport.address": "URLs, read",
+    "bridge.transport.credentials": "tokens and certificates, read",
+    "bridge.transport.frames": "HTTP/2's frames and events",
     "bridge.server.session": "the server's protocol state without input or output: bytes in, bytes out",
     "bridge.client.session": "the client's protocol state without input or output: bytes in, bytes out",
     "bridge.encoding.tensors": "arrays to and from tensors: how a test that speaks raw messages writes them",
@@ -80,7 +92,9 @@ def module_of(name: str) -> str:
 
 def is_public(module: str) -> bool:
     """True for a module that users import by its name."""
-    return module in documented() or any(module == name or module.startswith(f"{name}.") for name in PUBLIC_PACKAGES)
+    if module in {*PUBLIC_MODULES, *documented()}:
+        return True
+    return any(module == name or module.startswith(f"{name}.") for name in PUBLIC_PACKAGES)
 
 
 def is_own(file: str, module: str) -> bool:
@@ -129,7 +143,7 @@ class Reader(ast.NodeVisitor):
     def imported(self, node: ast.AST, name: str) -> None:
         """Count the import of a dotted name, which may be that of something inside a module."""
         module = module_of(name)
-        if module and module not in ("bridge", *VOCABULARY) and not is_public(module) and not is_own(self.file, module):
+        if module and module not in VOCABULARY and not is_public(module) and not is_own(self.file, module):
             self.add("imports", node, module)
 
     def visit_Import(self, node: ast.Import) -> None:

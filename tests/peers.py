@@ -12,6 +12,9 @@ from bridge.encoding.tensors import pack_tensor
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 TIMEOUT = 20.0
+SERVICE = "dm_env_rpc.v1.Environment"
+METHOD = "Process"
+HELLO = "gymnasium-bridge"  # the key of the response metadata that tells the version of a server of this package
 
 
 class PublicClient:
@@ -57,7 +60,7 @@ class Stream:
         self.channel = grpc.insecure_channel(server.url.removeprefix("grpc://"), options)
         metadata = (("authorization", f"Bearer {token}"),) if token else None
         process = self.channel.stream_stream(
-            "/dm_env_rpc.v1.Environment/Process",
+            f"/{SERVICE}/{METHOD}",
             pb.EnvironmentRequest.SerializeToString,
             pb.EnvironmentResponse.FromString,
         )

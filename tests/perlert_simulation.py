@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from bridge.perlert.guard import Address, GuardConfig, Outgoing
+from bridge.perlert import GuardConfig, RolloutConfig
+from bridge.perlert.guard import Address, Outgoing
 from bridge.perlert.host import Host, Instance
 from bridge.perlert.player import Player
 from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.packet import Header
-from bridge.perlert.rollout import RolloutConfig
 from bridge.perlert.server import make_world
 from bridge.testing import Conditions, Link, LocalRuntime
 

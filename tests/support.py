@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from bridge.server.limits import Limits
+from bridge import Limits
 from bridge.server.registry import Registry
 from bridge.server.session import Session
 from bridge.testing import LocalRuntime

@@ -20,11 +20,11 @@ from bridge import TLS, errors, make_remote, make_vec_remote, serve_gym
 from bridge.cli import main
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.auth import Gate, Security
-from bridge.testing import CountingEnv
+from bridge.testing import CountingEnv, make_certificates
 from bridge.transport.address import parse_address
-from bridge.transport.certificates import FILES, make_certificates
+from bridge.transport.certificates import FILES
 from bridge.transport.credentials import TOKEN_VARIABLE, ClientCredentials, Token, read_pem, read_token, write_secret
-from bridge.transport.service import METHOD, SERVICE
+from tests.peers import METHOD, SERVICE
 from tests.support import until
 
 SECRET = "correct-horse-battery-staple"
@@ -398,7 +398,7 @@ def test_a_server_warns_of_a_token_that_other_users_can_read(tmp_path: Path) -> 
 
 
 def test_a_world_of_several_agents_asks_for_the_token_too(certs: dict[str, Path]) -> None:
-    from bridge.server.serve_parallel import serve_parallel
+    from bridge import serve_parallel
     from tests.parallel_envs import Relay
 
     with serve_parallel(Relay, token=SECRET, **tls(certs)) as server:

@@ -26,10 +26,9 @@ from bridge import TLS, Limits, make_remote, serve_gym, serve_parallel
 from bridge.cli import main, program
 from bridge.cli.hints import connecting_lines
 from bridge.cli.info import positive
-from bridge.cli.launch import ServerProcess
 from bridge.cli.serve import client_credentials, read_pairs, serve_options
 from bridge.errors import ConnectError, EnvironmentFailedError, SettingError
-from bridge.transport.certificates import make_certificates
+from bridge.testing import ServerProcess, make_certificates
 from bridge.transport.credentials import TOKEN_VARIABLE, write_secret
 from tests.parallel_envs import Relay
 from tests.peers import PublicClient
@@ -279,7 +278,7 @@ def test_a_server_ends_with_its_standard_input_when_told_to() -> None:
 @pytest.mark.skipif(os.name != "posix", reason="kills without a warning")
 def test_servers_do_not_outlive_a_program_that_is_killed() -> None:
     code = (
-        "from bridge.cli.launch import ServerProcess\nserver = ServerProcess('CartPole-v1')\n"
+        "from bridge.testing import ServerProcess\nserver = ServerProcess('CartPole-v1')\n"
         "print(server.pid, server.url, flush=True)\ninput()\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:

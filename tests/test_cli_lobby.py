@@ -14,8 +14,7 @@ from gymnasium import spaces
 
 from bridge.cli import main
 from bridge.cli.lobby import _user, clean, key_actions, key_legend, run_lobby
-from bridge.perlert import PerlertEnv, serve_perlert
-from bridge.perlert.lobby import LobbyConfig
+from bridge.perlert import LobbyConfig, PerlertEnv, serve_perlert
 from tests.test_perlert_server import Counter
 
 

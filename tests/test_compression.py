@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge import TLS, errors, make_remote, make_vec_remote, serve_gym
-from bridge.testing import Proxy
+from bridge.testing import Proxy, make_certificates
 from bridge.transport import compression
-from bridge.transport.certificates import make_certificates
 from bridge.transport.compression import WORTHWHILE, checked_compression, compress, encodings, inflater
 from bridge.wrappers import BlockingReset
 

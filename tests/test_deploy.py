@@ -17,7 +17,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from bridge.cli.program import make_parser
+from bridge.cli import make_parser
 from tests.test_packaging import MODULES, source_of
 
 if sys.version_info >= (3, 11):

@@ -17,8 +17,7 @@ import pytest
 
 from bridge import TLS, errors, make_remote, make_vec_remote, serve_gym
 from bridge.client.endpoints import DnsDirectory
-from bridge.testing import CountingEnv
-from bridge.transport.certificates import make_certificates
+from bridge.testing import CountingEnv, make_certificates
 from bridge.wrappers import BlockingReset
 from tests.planned_env import Episodes, planned_process
 from tests.support import sampled, until

@@ -18,7 +18,7 @@ import bridge
 from bridge import TLS, make_remote, make_vec_remote, serve_gym
 from bridge.client.endpoints import Endpoint
 from bridge.recording.reader import read_folder
-from bridge.transport.certificates import make_certificates
+from bridge.testing import make_certificates
 from bridge.transport.credentials import write_secret
 from bridge.wrappers import BlockingReset
 

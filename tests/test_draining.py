@@ -16,8 +16,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bridge import Limits, errors, make_remote, serve_gym
-from bridge.cli.launch import ServerProcess
-from bridge.testing import CountingEnv
+from bridge.testing import CountingEnv, ServerProcess
 from tests.support import sampled, until
 
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -16,7 +16,7 @@ from bridge.encoding.tensors import pack_tensor
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.session import TRANSITIONS, Event, State
 from bridge.testing import CountingEnv
-from bridge.transport.service import HELLO, METHOD, SERVICE
+from tests.peers import HELLO, METHOD, SERVICE
 from tests.support import until, world_of
 
 # Sends what comes in hexadecimal lines; `ask` answers with what the server answers, `send` waits for nothing.

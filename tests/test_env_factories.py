@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bridge import TLS, errors, make_remote, make_vec_remote, serve_gym
-from bridge.transport.certificates import make_certificates
+from bridge.testing import make_certificates
 from bridge.wrappers import BlockingReset
 
 

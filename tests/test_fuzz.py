@@ -14,8 +14,7 @@ from benchmarks.fuzz import garbled, run, valid_requests
 from bridge import make_remote, serve_gym
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv
-from bridge.transport.websocket import PATH
-from tests.websocket_tools import WebSocketChannel
+from tests.websocket_tools import PATH, WebSocketChannel
 
 
 def test_each_request_has_one_answer_and_memory_does_not_grow() -> None:

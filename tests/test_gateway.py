@@ -12,13 +12,13 @@ import pytest
 from gymnasium import spaces
 
 from bridge import errors, make_remote, make_vec_remote, serve_gym, serve_parallel
-from bridge.cli.program import main
+from bridge.cli import main
 from bridge.client.inspector import Inspector
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.gateway import serve_gateway
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.perlert.server import serve_perlert
+from bridge.perlert import serve_perlert
 from bridge.server.registry import Registry
 from bridge.testing import CountingEnv
 from bridge.transport.credentials import TOKEN_VARIABLE, ClientCredentials, Token
@@ -200,10 +200,10 @@ def test_a_client_that_hangs_up_in_the_midst_of_a_long_wait_leaves_the_server():
         inspector.ask("join_world", pb.JoinWorldRequest(world_name=f"{place(server)}/", settings=settings))
         step = pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=[1]))
         inspector._connection.send(step.SerializeToString())  # nobody plays: it waits for an episode
-        until(lambda: server._admission.requests == 1)
+        until(lambda: server.status()["requests"] == 1)
         inspector._connection.close(0.0)
         until(lambda: server.connections == 0 and gateway.connections == 0)
-        assert gateway._admission.requests == 0
+        assert gateway.status()["requests"] == 0
 
 
 @pytest.mark.parametrize(

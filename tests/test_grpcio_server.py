@@ -15,8 +15,7 @@ from bridge import TLS, Limits, errors, make_remote, make_vec_remote, serve_gym
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.testing import EVERY_SPACE, CountingEnv
-from bridge.transport.certificates import make_certificates
+from bridge.testing import EVERY_SPACE, CountingEnv, make_certificates
 from bridge.wrappers import BlockingReset
 from tests import test_fidelity
 from tests.peers import Stream

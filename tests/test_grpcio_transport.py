@@ -18,8 +18,7 @@ import pytest
 
 from bridge import TLS, errors, make_remote, make_vec_remote, serve_gym
 from bridge.client.poller import Poller
-from bridge.testing import EVERY_SPACE, CountingEnv, Proxy
-from bridge.transport.certificates import make_certificates
+from bridge.testing import EVERY_SPACE, CountingEnv, Proxy, make_certificates
 from bridge.wrappers import BlockingReset
 from tests import test_fidelity
 from tests.support import LargeArrays, sampled, until

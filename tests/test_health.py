@@ -18,8 +18,8 @@ from bridge import TLS, make_remote, serve_gym
 from bridge.cli import main
 from bridge.errors import ConnectError, ConnectionLostError, RefusedError, RemoteTimeoutError
 from bridge.fleet.health import NOT_SERVING, SERVING, check_health
+from bridge.testing import make_certificates
 from bridge.transport.address import parse_address
-from bridge.transport.certificates import make_certificates
 from tests.support import until
 
 

@@ -61,10 +61,10 @@ def test_an_import_counts_unless_the_module_is_public_or_that_of_the_test():
     from bridge.fleet.ray import launch
     from bridge.server.session import Session
     from bridge.server import calls
-    from bridge.perlert.lobby import Lobby
+    from bridge.perlert.guard import Guard
     """
-    assert findings(code) == [("imports", 7, "bridge.server.calls"), ("imports", 8, "bridge.perlert.lobby")]
-    for own in ("lobby", "perlert_lobby", "lobby_players"):
+    assert findings(code) == [("imports", 7, "bridge.server.calls"), ("imports", 8, "bridge.perlert.guard")]
+    for own in ("guard", "perlert_guard", "guard_floods"):
         assert findings(code, f"tests/test_{own}.py") == [("imports", 7, "bridge.server.calls")]
     assert len(findings(code, "tests/lobby.py")) == 2  # a helper is the test of nothing
     assert len(findings(code, "tests/test_perlert.py")) == 2  # a folder is no module

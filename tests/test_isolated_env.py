@@ -19,6 +19,7 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 from bridge import (
     Limits,
     RealTime,
+    Server,
     errors,
     make_parallel_remote,
     make_remote,
@@ -31,7 +32,6 @@ from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.server.server import Server
 from bridge.testing import EVERY_SPACE, CountingEnv, SpaceEnv, VirtualClock
 from bridge.wrappers import BlockingReset
 from tests.parallel_envs import NAMES, Relay

@@ -12,9 +12,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from bridge import Limits, errors, make_remote, make_vec_remote, serve_gym
+from bridge import Limits, Server, errors, make_remote, make_vec_remote, serve_gym
 from bridge.client.remote import SlotState
-from bridge.server.server import Server
 from bridge.testing import CountingEnv, FailingEnv
 from bridge.wrappers import BlockingReset
 from tests.support import assert_identical, until, world_of

@@ -12,9 +12,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from bridge import Limits, errors, make_remote, make_vec_remote, serve_gym
+from bridge import Limits, Server, errors, make_remote, make_vec_remote, serve_gym
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.server.server import Server
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
 from tests.support import until
@@ -64,7 +63,7 @@ def test_more_requests_than_may_be_in_flight_are_refused_and_later_ones_served(o
         assert caught.value.code == errors.Code.RESOURCE_EXHAUSTED
         release.set()
         busy.step_wait()
-        assert server._admission.requests == 0
+        assert server.status()["requests"] == 0
         other.step(1)  # the episode goes on: nothing was done
         other.close()
         busy.close()
@@ -83,7 +82,7 @@ def test_requests_that_take_more_than_the_queue_are_refused_and_smaller_ones_ser
                 env.call("set_state", "x" * size)
             assert caught.value.code == errors.Code.RESOURCE_EXHAUSTED
         assert env.step(1)[1] == 1.0
-        until(lambda: server._admission.bytes == 0)
+        until(lambda: server.status()["queued_bytes"] == 0)
         env.close()
 
 
@@ -108,21 +107,21 @@ def test_output_that_waits_for_a_slow_reader_takes_room_and_gives_it_back() -> N
         number = slow.play()
         slow.credits = False
         slow.say(number, BEGIN)
-        until(lambda: server._admission.bytes > 1_000_000)
+        until(lambda: server.status()["queued_bytes"] > 1_000_000)
         with pytest.raises(errors.RefusedError, match=r"more than max_queued_bytes=1000000"):
             other.get_attr("size")
         slow.credits = True
         slow.room(1 << 24)
         slow.room(1 << 24, number)
         assert len(slow.response(number).step.observations) == 1
-        until(lambda: server._admission.bytes == 0)
+        until(lambda: server.status()["queued_bytes"] == 0)
         assert other.get_attr("size") == 3
         slow.credits = False
         again = slow.play()
         slow.say(again, BEGIN, RESET)
-        until(lambda: server._admission.bytes > 1_000_000)
+        until(lambda: server.status()["queued_bytes"] > 1_000_000)
         slow.sock.close()  # without having read
-        until(lambda: server._admission.bytes == 0)
+        until(lambda: server.status()["queued_bytes"] == 0)
         assert other.get_attr("size") == 3
         other.close()
 

@@ -18,8 +18,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from bridge import errors, make_remote, make_vec_remote, serve_gym
 from bridge.testing import CountingEnv
-from bridge.transport.service import SERVICE
 from bridge.wrappers import BlockingReset
+from tests.peers import SERVICE
 from tests.support import server_process, until
 
 

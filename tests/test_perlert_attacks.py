@@ -18,8 +18,7 @@ import pytest
 from gymnasium import spaces
 
 from bridge.errors import RemoteTimeoutError
-from bridge.perlert import GuardConfig, LobbyConfig, PerlertEnv, serve_perlert
-from bridge.perlert.address import parse_perlert_address
+from bridge.perlert import GuardConfig, LobbyConfig, PerlertEnv, parse_perlert_address, serve_perlert
 from bridge.perlert.client import PerlertClient
 from bridge.perlert.player_run import Stats
 from bridge.perlert.protocol import packet

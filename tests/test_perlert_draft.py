@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from bridge.perlert import LobbyConfig, PerlertEnv, serve_perlert
+from bridge.perlert import LobbyConfig, PerlertEnv, RolloutConfig, serve_perlert
 from bridge.perlert.guard import Guard
 from bridge.perlert.lobby import Lobby, State
 from bridge.perlert.player import Player
 from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.packet import Header, Slot, parse_client
-from bridge.perlert.rollout import Rollout, RolloutConfig
+from bridge.perlert.rollout import Rollout
 from bridge.worlds.realtime.joint_loop import Transition as Result
 from tests import draft_peers
 from tests.draft_peers import PlainClient, PlainServer

@@ -3,8 +3,9 @@ import math
 import pytest
 
 from bridge.errors import PacketError, SettingError
+from bridge.perlert import GuardConfig, RolloutConfig
 from bridge.perlert import lobby as module
-from bridge.perlert.guard import Guard, GuardConfig
+from bridge.perlert.guard import Guard
 from bridge.perlert.lobby import Lobby, LobbyConfig, State
 from bridge.perlert.protocol.packet import (
     Header,
@@ -17,7 +18,7 @@ from bridge.perlert.protocol.packet import (
     parse_server,
 )
 from bridge.perlert.protocol.profile import Claim, format_tag, offer_text
-from bridge.perlert.rollout import Rollout, RolloutConfig
+from bridge.perlert.rollout import Rollout
 
 H = Header("city", 7)
 ANN, BOB, EVE = ("127.0.0.1", 1001), ("127.0.0.1", 1002), ("127.0.0.1", 1003)

@@ -4,7 +4,8 @@ import random
 import pytest
 
 from bridge.errors import PacketError, SettingError
-from bridge.perlert.guard import Guard, GuardConfig
+from bridge.perlert import GuardConfig
+from bridge.perlert.guard import Guard
 from bridge.perlert.protocol.packet import Header, parse_client, parse_server
 from bridge.perlert.protocol.profile import parse_extra
 from bridge.perlert.rollout import Player, Rollout, RolloutConfig

@@ -9,11 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.perlert import lobby
-from bridge.perlert.guard import GuardConfig
-from bridge.perlert.lobby import LobbyConfig
+from bridge.perlert import GuardConfig, LobbyConfig, RolloutConfig, lobby
 from bridge.perlert.protocol.packet import Header, parse_server
-from bridge.perlert.rollout import RolloutConfig
 from tests.perlert_simulation import LOBBY_PORT, SERVER, CountWorld, Simulation
 from tests.support import sampled
 

@@ -9,9 +9,8 @@ import pytest
 from gymnasium import spaces
 
 from bridge import serve_gym
-from bridge.cli import play
+from bridge.cli import main, play
 from bridge.cli.play import Keyboard, describe, read_keys
-from bridge.cli.program import main
 from bridge.errors import SettingError
 from bridge.testing import CountingEnv
 from bridge.worlds.watching.controls import default_keys

@@ -27,13 +27,12 @@ from websockets.sync.client import connect as public_connect
 
 from bridge import TLS, errors, make_remote, make_vec_remote, serve_gym
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.testing import CountingEnv
-from bridge.transport.certificates import make_certificates
-from bridge.transport.websocket import PATH, SUBPROTOCOL, token_subprotocol
+from bridge.testing import CountingEnv, make_certificates
 from bridge.wrappers import BlockingReset
 from tests.peers import PublicClient
 from tests.planned_env import Episodes, Planned
 from tests.support import sampled, until
+from tests.websocket_tools import PATH, SUBPROTOCOL, token_subprotocol
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "proxies.md").read_text(encoding="utf-8")

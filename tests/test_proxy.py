@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from bridge import RemoteVectorEnv, Server, errors, make_vec_remote, serve_gym
-from bridge.server import connections
+from bridge import Limits, RemoteVectorEnv, Server, errors, make_vec_remote, serve_gym
 from bridge.testing import CountingEnv, Proxy
 from bridge.transport import keepalive
 from bridge.wrappers import BlockingReset
@@ -28,9 +27,14 @@ class Way(NamedTuple):
 
 
 @pytest.fixture
-def way(monkeypatch: pytest.MonkeyPatch) -> Iterator[Way]:
+def limits() -> Limits:
+    return Limits()
+
+
+@pytest.fixture
+def way(limits: Limits, monkeypatch: pytest.MonkeyPatch) -> Iterator[Way]:
     monkeypatch.setattr(keepalive, "KEEPALIVE", 0.4)
-    with serve_gym(lambda: CountingEnv(1_000_000)) as server, Proxy(server.port) as proxy:
+    with serve_gym(lambda: CountingEnv(1_000_000), limits=limits) as server, Proxy(server.port) as proxy:
         envs = make_vec_remote([f"grpc://127.0.0.1:{proxy.port}"] * 2, timeout=60.0)
         BlockingReset(envs).reset(seed=0)
         yield Way(server, proxy, envs)
@@ -91,8 +95,8 @@ def test_an_idle_connection_is_still_there_after_many_keepalives(way: Way) -> No
     assert [(report.losses, report.steps_received) for report in way.envs.remotes()] == [(0, 1), (0, 1)]
 
 
-def test_an_idle_connection_outlives_those_that_never_send_anything(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_HELLO_TIMEOUT", 0.2)
+@pytest.mark.parametrize("limits", [Limits(hello_timeout=0.2)], ids=["a short hello"])
+def test_an_idle_connection_outlives_those_that_never_send_anything(way: Way) -> None:
     with socket.create_connection(("127.0.0.1", way.proxy.port), timeout=10) as silent:
         while silent.recv(4096):
             pass

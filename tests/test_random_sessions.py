@@ -14,12 +14,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from bridge import Limits
 from bridge.encoding.names import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.server.limits import Limits
 from bridge.server.session import TRANSITIONS, Event, State
 from bridge.testing import CountingEnv
 from bridge.worlds.source import EnvSource

@@ -6,12 +6,11 @@ import threading
 import pytest
 from gymnasium import spaces
 
-from bridge import make_remote, serve_gym
+from bridge import Limits, make_remote, serve_gym
 from bridge.encoding import values
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code, RefusedError, RequestError, SettingError
 from bridge.server import serving
-from bridge.server.limits import Limits
 from bridge.testing import CountingEnv
 from bridge.version import __version__
 from bridge.worlds.source import EnvSource

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.soak import soak
-from bridge.cli.launch import ServerProcess
+from bridge.testing import ServerProcess
 
 
 @pytest.mark.parametrize("transport", ["grpc", "unix"])

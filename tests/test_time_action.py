@@ -6,9 +6,9 @@ import pytest
 from gymnasium import spaces
 
 import bridge
+from bridge import TimeAction
 from bridge.errors import EnvironmentFailedError, InvalidActionError, RefusedError, SettingError
 from bridge.testing import CountingEnv
-from bridge.worlds.timed import TimeAction
 from bridge.wrappers import BlockingReset
 from tests.peers import PublicClient
 from tests.support import assert_identical

@@ -21,8 +21,7 @@ from bridge.cli.top import render
 from bridge.client.endpoints import DnsDirectory, Endpoint, FileDirectory
 from bridge.errors import AddressError, Code, EnvironmentFailedError, SettingError
 from bridge.fleet.top import Fixed, ServerRow, Snapshot, Top, find_directory
-from bridge.testing import CountingEnv, VirtualClock
-from bridge.transport.certificates import make_certificates
+from bridge.testing import CountingEnv, VirtualClock, make_certificates
 from bridge.transport.credentials import ClientCredentials
 from bridge.wrappers import BlockingReset
 from tests.parallel_envs import Relay

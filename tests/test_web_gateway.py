@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from bridge import make_remote, serve_gym, serve_parallel
 from bridge.gateway import serve_gateway
-from bridge.perlert.server import serve_perlert
+from bridge.perlert import serve_perlert
 from bridge.testing import CountingEnv
 from bridge.worlds.watching import pictures
 from tests.support import server_process, until, world_of

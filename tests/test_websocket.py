@@ -26,19 +26,17 @@ from bridge.client.connect import connect
 from bridge.client.poller import Poller
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server import fair_share, keepalive, web_protocol
-from bridge.testing import CountingEnv, SlowResetEnv, check_server
+from bridge.testing import CountingEnv, SlowResetEnv, check_server, make_certificates
 from bridge.transport.address import parse_address
-from bridge.transport.certificates import make_certificates
 from bridge.transport.credentials import TOKEN_VARIABLE, write_secret
 from bridge.transport.frames import PREFACE
-from bridge.transport.service import METHOD, SERVICE
-from bridge.transport.websocket import PATH, SUBPROTOCOL, token_subprotocol
 from bridge.wrappers import BlockingReset
 from tests import test_fidelity
 from tests.parallel_envs import Relay
+from tests.peers import METHOD, SERVICE
 from tests.support import SERVE, LargeArrays, sampled, server_process, until
 from tests.test_unix import step_large_frames
-from tests.websocket_tools import KEY, Hand, frame, handshake, request
+from tests.websocket_tools import KEY, PATH, SUBPROTOCOL, Hand, frame, handshake, request, token_subprotocol
 
 SECRET = "correct-horse/battery+staple"
 LEAVE = request(leave_world=pb.LeaveWorldRequest())
@@ -134,9 +132,9 @@ def test_slots_of_grpc_and_websocket_mix_and_each_websocket_has_a_connection_of_
     after, *_ = envs.step(np.ones(3, np.int64))
     for observations in (first, after):
         assert all(np.array_equal(one, observations[0]) for one in observations)
-    assert len(server._connections.all) == 3
+    assert server.status()["sockets"] == 3
     envs.close()
-    until(lambda: not server._connections.all)
+    until(lambda: server.status()["sockets"] == 0)
 
 
 def test_steps_are_sent_ahead_over_websocket_too(server):
@@ -421,17 +419,15 @@ def test_requests_that_are_none_are_answered_in_words_and_closed(server, sent, s
     assert body
     assert "Connection: close" in head
     assert "Content-Security-Policy: default-src 'none'" in head
-    until(lambda: not server._connections.all)
+    until(lambda: server.status()["sockets"] == 0)
 
 
-def test_whoever_begins_to_speak_and_does_not_go_on_is_closed(server, monkeypatch):
-    from bridge.server import connections
-
-    monkeypatch.setattr(connections, "_HELLO_TIMEOUT", 0.1)
-    for begun in (b"", b"GET / HTTP/1.1\r\n", b"P"):
-        with Hand(server) as hand:
-            hand.send(begun)
-            assert hand.body() == b""
+def test_whoever_begins_to_speak_and_does_not_go_on_is_closed():
+    with serve_gym(long, web=True, limits=Limits(hello_timeout=0.1)) as server:
+        for begun in (b"", b"GET / HTTP/1.1\r\n", b"P"):
+            with Hand(server) as hand:
+                hand.send(begun)
+                assert hand.body() == b""
 
 
 # WebSocket
@@ -499,8 +495,8 @@ def test_memory_is_counted_for_what_came_and_given_back():
     with serve_gym(long, web=True, limits=Limits(max_queued_bytes=1_000_000)) as server:
         with Hand(server).open() as hand:
             hand.send(frame(Opcode.BINARY, bytes(900_000))[:500_000])
-            until(lambda: server._admission.bytes > 400_000)
-        until(lambda: server._admission.bytes == 0)
+            until(lambda: server.status()["queued_bytes"] > 400_000)
+        until(lambda: server.status()["queued_bytes"] == 0)
         with Hand(server).open() as hand:
             hand.send(frame(Opcode.BINARY, bytes(700_000), fin=False))
             with contextlib.suppress(ConnectionError):
@@ -508,12 +504,12 @@ def test_memory_is_counted_for_what_came_and_given_back():
             code, reason = hand.closed()
             assert code == 4008
             assert "max_queued_bytes=1000000"[:20] in reason or "requests and answers would take" in reason
-        until(lambda: server._admission.bytes == 0)
+        until(lambda: server.status()["queued_bytes"] == 0)
         with Hand(server).open() as hand:
             hand.send(b"\x82\xff" + (900_000).to_bytes(8, "big"))
             hand.send(b"mask" + bytes(1000))
             make_remote(ws(server)).close()
-            assert server._admission.bytes == 0
+            assert server.status()["queued_bytes"] == 0
 
 
 def test_of_a_client_of_which_much_waits_nothing_more_is_read(monkeypatch):
@@ -538,12 +534,12 @@ def test_a_client_that_sends_and_does_not_read_costs_no_more_than_its_buffers():
         hand.ask(join_world=pb.JoinWorldRequest())
         sending = threading.Thread(target=hand.send, args=(AGAIN * 30,))
         sending.start()
-        until(lambda: server._admission.bytes > 0)  # an answer that the socket does not take
-        assert server._admission.bytes < 10_000_000
+        until(lambda: server.status()["queued_bytes"] > 0)  # an answer that the socket does not take
+        assert server.status()["queued_bytes"] < 10_000_000
         sending.join(20)
         kinds = [hand.answer().WhichOneof("payload") for _ in range(90)]
         assert kinds == ["step", "leave_world", "join_world"] * 30
-        until(lambda: server._admission.bytes == 0)
+        until(lambda: server.status()["queued_bytes"] == 0)
 
 
 def test_beyond_the_connections_a_client_is_told():
@@ -604,7 +600,7 @@ def test_a_client_that_goes_without_a_word_leaves_its_world(server):
         hand.ask(join_world=pb.JoinWorldRequest())
         assert server.connections == 1
     until(lambda: server.connections == 0)
-    until(lambda: not server._connections.all)
+    until(lambda: server.status()["sockets"] == 0)
 
 
 def test_everything_of_a_connection_is_freed_when_it_closes_without_the_garbage_collector():
@@ -613,7 +609,7 @@ def test_everything_of_a_connection_is_freed_when_it_closes_without_the_garbage_
             half.send(b"GET / HTTP/1.1\r\n")
             hand.ask(join_world=pb.JoinWorldRequest())
             hand.send(AGAIN * 20)  # answers that wait
-            until(lambda: server._admission.bytes > 0)
+            until(lambda: server.status()["queued_bytes"] > 0)
             held = [item for c in server._connections.all.values() for item in (c, c.protocol, *c.calls)]
             assert len(held) == 5
             alive = [weakref.ref(item) for item in held]
@@ -621,7 +617,7 @@ def test_everything_of_a_connection_is_freed_when_it_closes_without_the_garbage_
             gc.collect()
             gc.disable()
         try:
-            until(lambda: (server.connections, server._admission.bytes) == (0, 0))
+            until(lambda: (server.connections, server.status()["queued_bytes"]) == (0, 0))
             until(lambda: [ref() for ref in alive] == [None] * len(alive))
         finally:
             gc.enable()

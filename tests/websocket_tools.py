@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import socket
@@ -11,9 +12,10 @@ from websockets.frames import Close, Opcode
 from websockets.sync.client import connect
 
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.transport.websocket import PATH, SUBPROTOCOL
 
 TIMEOUT = 20.0
+PATH = "/dm_env_rpc.v1.Environment/Process"
+SUBPROTOCOL = "dm_env_rpc.v1"
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="
 
 
@@ -40,6 +42,11 @@ class WebSocketChannel:
 
     def close(self):
         self._open.close()
+
+
+def token_subprotocol(token):
+    """Return the subprotocol that shows a token (docs/protocol.md)."""
+    return "bridge.token." + base64.urlsafe_b64encode(token.encode()).decode().rstrip("=")
 
 
 def frame(opcode, data=b"", *, fin=True, flags=0, masked=True):

@@ -10,7 +10,7 @@ from gymnasium.vector import SyncVectorEnv
 from benchmarks.loops import async_stepping, vector_stepping
 from benchmarks.registry import Measure, goal, subject
 from bridge import make_vec_remote
-from bridge.cli.launch import ServerProcess
+from bridge.testing import ServerProcess
 from bridge.wrappers import BlockingReset
 
 ENV_ID = "CartPole-v1"

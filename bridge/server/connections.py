@@ -29,8 +29,7 @@ __all__ = ["Connections"]
 
 _log = SafeLog(__name__)
 _refusals = LimitedLog(__name__)
-# Seconds that a client has to begin to speak, and that one which was refused has for reading why.
-_HELLO_TIMEOUT = 10.0
+# Seconds that a client which was refused has for reading why.
 _LINGER = 1.0
 # Seconds that one has for taking an answer that is the last: a file of the page, say.
 _LONG_LINGER = 30.0
@@ -54,7 +53,7 @@ class Connections:
 
     Args:
         loop: Watches the sockets.
-        limits: `max_connections`.
+        limits: `max_connections` and `hello_timeout`.
         admission: Counts the bytes that wait.
         speak: Makes the protocol of a connection.
         tls: What TLS is spoken with on TCP ports; None: none is.
@@ -91,6 +90,10 @@ class Connections:
         if unix_path is not None:
             unix = UnixListener(unix_path)
             self._watch(unix.sock, None, unix.remove)
+
+    def counts(self) -> dict[str, int]:
+        """Return what `Server.status` says of connections. May be called by any thread."""
+        return {"sockets": len(self.all), "throttled": self._share.waiting}
 
     # What the protocol asks (`bridge.server.grpc_server.CallHandler`)
 
@@ -174,7 +177,7 @@ class Connections:
         self.all[sock] = connection
         self._share.connections = len(self.all)
         self._idle[connection] = None
-        self._close_after(connection, _HELLO_TIMEOUT)
+        self._close_after(connection, self._limits.hello_timeout)
         if self._keepalive is None:
             self._keepalive = self._loop.scheduler.call_later(_KEEPALIVE, self._check_keepalive)
         self._loop.register(sock, READ, partial(self._on_events, connection))
@@ -216,7 +219,7 @@ class Connections:
     def _expire(self, connection: Connection) -> None:
         connection.timer = None
         late = connection.tls is not None and not connection.tls.ready
-        self._cut(connection, f"no {'TLS handshake' if late else 'hello'} within {_HELLO_TIMEOUT:g} s")
+        self._cut(connection, f"no {'TLS handshake' if late else 'hello'} within {self._limits.hello_timeout:g} s")
 
     def _check_keepalive(self) -> None:
         """Ask clients that were quiet for a sign of life, and close those that gave none."""

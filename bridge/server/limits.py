@@ -39,6 +39,7 @@ class Limits:
         reset_world_timeout: Seconds that ResetWorld waits for the next Steps of the world's other agents.
         drain_timeout: Seconds that clients have to leave after SIGTERM or `Server.drain()`: no less than the longest
             episode, where slots are to move to other servers without a cut.
+        hello_timeout: Seconds that a client has to begin to speak, the TLS handshake included.
 
     Raises:
         SettingError: A value is out of its range.
@@ -55,6 +56,7 @@ class Limits:
     idle_timeout: float | None = 3600.0
     reset_world_timeout: float = 60.0
     drain_timeout: float = 2.0
+    hello_timeout: float = 10.0
 
     def __post_init__(self) -> None:
         check_drain_timeout(self.drain_timeout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from bridge.errors import Code, SettingError
@@ -13,6 +14,20 @@ __all__ = ["Metrics"]
 
 _BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 
+# Numbers of `Server.status` that go up and down.
+_GAUGES = {
+    "connections": "Open connections",
+    "worlds": "Worlds",
+    "sockets": "Open sockets, each with any number of connections",
+    "requests": "Requests being served",
+    "queued_bytes": "Bytes of requests and answers that are held",
+    "throttled": "Sockets that are read later, for the processor time that they cost",
+}
+
+
+def _count(status: Callable[[], dict[str, Any]], name: str) -> float:
+    return float(status()[name])
+
 
 class Metrics:
     """Counters of one server, and the HTTP port that shows them.
@@ -20,14 +35,16 @@ class Metrics:
     Args:
         host: The address to listen on.
         port: The port; 0: any free one.
-        connections: Gives the number of open connections.
+        status: Gives the server's status, see `Server.status`.
         worlds: Gives the names of the worlds that there are.
 
     Raises:
         SettingError: The package `prometheus-client` is not installed, or the port is in use.
     """
 
-    def __init__(self, host: str, port: int, connections: Callable[[], int], worlds: Callable[[], list[str]]) -> None:
+    def __init__(
+        self, host: str, port: int, status: Callable[[], dict[str, Any]], worlds: Callable[[], list[str]]
+    ) -> None:
         try:
             from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
         except ImportError as error:
@@ -47,10 +64,9 @@ class Metrics:
             registry=registry,
             buckets=_BUCKETS,
         )
-        gauge = Gauge("bridge_connections", "Open connections", registry=registry)
-        gauge.set_function(connections)
-        gauge = Gauge("bridge_worlds", "Worlds", registry=registry)
-        gauge.set_function(lambda: len(worlds()))
+        for name, what in _GAUGES.items():
+            gauge = Gauge(f"bridge_{name}", what, registry=registry)
+            gauge.set_function(partial(_count, status, name))
         try:
             self._server, self._thread = start_http_server(port, addr=host, registry=registry)
         except OSError as error:

@@ -114,8 +114,8 @@ class Registry:
         self._began = time.monotonic()
         self._past_steps = self._past_episodes = 0
         """Of worlds that went."""
-        self.counted: dict[str, Callable[[], int]] = {}
-        """What other parts of the server count, for `status`."""
+        self.counted: Callable[[], dict[str, int]] = dict
+        """Counts what the other parts of the server do, for `status`."""
 
     @property
     def names(self) -> list[str]:
@@ -137,7 +137,7 @@ class Registry:
             "slots": sum(counts.lanes for world, counts in found if world.agents),
             "steps": self._past_steps + sum(counts.steps for _, counts in found),
             "episodes": self._past_episodes + sum(counts.episodes for _, counts in found),
-            **{name: count() for name, count in self.counted.items()},
+            **self.counted(),
         }
 
     def _retire(self, world: World) -> None:

@@ -149,7 +149,7 @@ class Server:
         try:
             found: int = self._connections.listen(self._host, port)
             if metrics_port is not None:
-                self._metrics = Metrics(self._host, metrics_port, lambda: self.connections, lambda: self.worlds)
+                self._metrics = Metrics(self._host, metrics_port, self.status, lambda: self.worlds)
         except BaseException:
             self._connections.stop_listening()
             self._loop.close()
@@ -194,8 +194,13 @@ class Server:
             open_session=open_session,
         )
         self._loop.requests, self._loop.serve = calls.ready, calls.serve_ready
-        counted = {"connections": lambda: self._count.value, "failures": lambda: calls.failures.total}
-        self._registry.counted = counted
+        self._registry.counted = lambda: {
+            "connections": self._count.value,
+            "requests": self._admission.requests,
+            "queued_bytes": self._admission.bytes,
+            "failures": calls.failures.total,
+            **self._connections.counts(),
+        }
         return calls
 
     def _warn_of(self, security: Security) -> None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from bridge.testing.proxy import Proxy
     from bridge.testing.report import CheckResult, Report, Status
     from bridge.testing.runtime import LocalRuntime
+    from bridge.testing.server_process import ServerProcess
+    from bridge.transport.certificates import make_certificates
 
 __all__ = [
     "EVERY_SPACE",
@@ -41,6 +43,7 @@ __all__ = [
     "MonotonicClock",
     "Proxy",
     "Report",
+    "ServerProcess",
     "SlowResetEnv",
     "SpaceEnv",
     "Status",
@@ -48,6 +51,7 @@ __all__ = [
     "VirtualClock",
     "check_server",
     "digest",
+    "make_certificates",
     "make_info",
 ]
 
@@ -67,6 +71,7 @@ _PLACES = {
     "Proxy": "bridge.testing.proxy",
     "REQUIREMENTS": "bridge.testing.conformance",
     "Report": "bridge.testing.report",
+    "ServerProcess": "bridge.testing.server_process",
     "SlowResetEnv": "bridge.testing.envs",
     "SpaceEnv": "bridge.testing.envs",
     "Status": "bridge.testing.report",
@@ -74,6 +79,7 @@ _PLACES = {
     "VirtualClock": "bridge.testing.clock",
     "check_server": "bridge.testing.conformance",
     "digest": "bridge.testing.envs",
+    "make_certificates": "bridge.transport.certificates",
     "make_info": "bridge.testing.envs",
 }
 __getattr__, __dir__ = lazy_names(__name__, _PLACES)

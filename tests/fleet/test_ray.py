@@ -26,7 +26,7 @@ from bridge.errors import RemoteError, RemoteTimeoutError, SettingError
 from bridge.fleet.ray import Fleet, attach, launch
 from bridge.fleet.ray_actors import NAMESPACE
 from bridge.fleet.top import Top, find_directory
-from bridge.transport.certificates import make_certificates
+from bridge.testing import make_certificates
 from bridge.wrappers import BlockingReset
 from tests.fleet.cluster import NODE
 from tests.fleet.envs import varied

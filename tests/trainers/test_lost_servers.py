@@ -28,7 +28,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecMonitor
 
 from bridge import make_vec_remote
-from bridge.cli.launch import ServerProcess
+from bridge.testing import ServerProcess
 from bridge.wrappers import BlockingReset, SB3VecEnv
 from tests.support import until
 

@@ -12,10 +12,11 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
-from bridge.cli.serve import SERVED_AT
 from bridge.errors import ConnectError
 
 __all__ = ["ServerProcess"]
+
+_SERVED_AT = " served at "  # between the ids and the URLs in what `bridge serve` prints
 
 
 class ServerProcess:
@@ -70,8 +71,8 @@ class ServerProcess:
                 self._errors.seek(0)
                 said = self._errors.read().decode(errors="replace").strip() or "nothing"
                 raise ConnectError(self._title, f"it ended before it printed a URL; it said: {said}")
-            if SERVED_AT in line:
-                self._urls = line.rpartition(SERVED_AT)[2].split()
+            if _SERVED_AT in line:
+                self._urls = line.rpartition(_SERVED_AT)[2].split()
         return self._urls
 
     @property
