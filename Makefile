@@ -3,6 +3,7 @@
 # make test-all      run all of them: what .ci/run does
 # make test-core     run the core tests, which need few packages
 # make test-versions     run the core tests and both ends together on other versions of Python, Gymnasium, NumPy and Protobuf
+# make test-old-peer   play with an older version of this package, in an interpreter of its own
 # make dist    build the packages, check them, and run the demo from them
 # make check   format, lint, types, generated code
 # make bench   steps per second, side by side with peers
@@ -27,6 +28,10 @@ TORCH ?= torch==2.13.0
 # MkDocs and its plugins.
 DOCS ?= .venv-docs
 
+# An older version of this package, which tests/test_old_peer.py plays with: the wheel says which.
+OLD ?= .venv-old
+OLD_WHEEL = $(wildcard tests/old_peer/*.whl)
+
 # Third-party environments, one after the other: one that cannot be installed is said to be so in the table. The versions
 # of mujoco and dm_control are those that all packages with robots in them get along with.
 ZOO ?= .venv-zoo
@@ -41,7 +46,7 @@ CORE_TESTS = -k "not Pong and not MiniGrid" @tests/core.txt
 WORKERS ?= 4
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-all test-core test-versions test-trainers test-ray notebooks notebooks-short check bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
+.PHONY: demo test test-all test-core test-versions test-old-peer test-trainers test-ray notebooks notebooks-short check bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
 
 # One stamp a set of extras; a changed pyproject.toml installs again.
 $(VENV)/.installed-%: pyproject.toml
@@ -64,14 +69,23 @@ $(DOCS)/.installed-%: pyproject.toml
 	$(DOCS)/bin/python -m pip install --quiet --editable ".[$*]"
 	touch $@
 
+$(OLD)/.installed: $(OLD_WHEEL) tests/old_peer/requirements.txt
+	rm -rf $(OLD) && $(PYTHON) -m venv $(OLD)
+	$(OLD)/bin/python -m pip install --quiet --upgrade pip
+	$(OLD)/bin/python -m pip install --quiet $(OLD_WHEEL) --requirement tests/old_peer/requirements.txt
+	touch $@
+
 demo: $(VENV)/.installed-demo
 	$(BIN)/bridge demo
 
-test: $(VENV)/.installed-test
+test: $(VENV)/.installed-test $(OLD)/.installed
 	$(PYTEST) -m "not slow"
 
-test-all: $(VENV)/.installed-test
+test-all: $(VENV)/.installed-test $(OLD)/.installed
 	$(PYTEST)
+
+test-old-peer: $(VENV)/.installed-test $(OLD)/.installed
+	$(BIN)/python -m pytest tests/test_old_peer.py
 
 test-core:
 	rm -rf .venv-core && $(PYTHON) -m venv .venv-core
@@ -154,4 +168,4 @@ dist: $(VENV)/.installed-dist
 	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && cd "$$folder" && "$(CURDIR)/.venv-dist/bin/bridge" demo
 
 clean:
-	rm -rf $(VENV) $(TRAINERS) $(ZOO) $(DOCS) .venv-core .venv-versions .venv-dist build dist *.egg-info
+	rm -rf $(VENV) $(TRAINERS) $(ZOO) $(DOCS) $(OLD) .venv-core .venv-versions .venv-dist build dist *.egg-info
