@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import bridge
+from bridge.wrappers import BlockingReset
 
 PORT = 50051
 
 
-def serve(env: Any = "CartPole-v1", **keywords: Any) -> Iterator[str]:
+def serve(env: Any = "CartPole-v1", keywords: dict[str, Any] | None = None) -> Iterator[str]:
     """Serve to the network, IPv4 and IPv6; yield the URL, then serve until a signal or the machine's end."""
     warnings.filterwarnings("ignore", "listening on", RuntimeWarning)  # no strangers are on a test's network
-    with bridge.serve_gym(env, **{"host": "::", "port": PORT, "insecure": True, **keywords}) as server:
+    with bridge.serve_gym(env, **{"host": "::", "port": PORT, "insecure": True, **(keywords or {})}) as server:
         yield server.url
         server.wait()
 
@@ -31,3 +32,13 @@ def steps(url: str, count: int, **keywords: Any) -> int:
             env.reset()
     env.close()
     return made
+
+
+def vector_shape(urls: Any, slots: int, **keywords: Any) -> tuple[int, ...]:
+    """Make a vector environment, reset it and step it; return the shape of its observations."""
+    envs = BlockingReset(bridge.make_vec_remote(urls, num_envs=slots, **keywords))
+    envs.reset(seed=0)
+    for _ in range(5):
+        observations, *_ = envs.step(envs.action_space.sample())
+    envs.close()
+    return tuple(observations.shape)
