@@ -1,6 +1,8 @@
 """Worlds of several agents, over real connections (D-22, D-5)."""
 
+import copy
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -546,3 +548,23 @@ def test_a_world_of_several_agents_passes_the_conformance_checks():
     with bridge.serve_parallel(Relay, missing_agent="default", agent_timeout=20) as server:
         report = check_server(server.url, only=["D-15", "D-16", "D-17", "D-22"], required_actions=["action"])
     assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))], ids=["copy", "pickle"])
+def test_a_copy_joins_a_world_of_its_own_in_its_first_reset(remote, copied):
+    env = remote(Relay)
+    env.reset(seed=1)
+    actions = {agent: env.action_space(agent).sample() for agent in env.agents}
+    env.step(actions)
+    other = copied(env)
+    try:
+        assert other.possible_agents == env.possible_agents
+        assert other.observation_space("ann") == env.observation_space("ann")
+        assert other.agents == []
+        with pytest.raises(ResetNeededError):
+            other.step({})
+        assert_identical(play(other, 3), play(Relay(), 3))
+        assert env.agents == list(NAMES)  # its episode goes on
+        env.step(actions)
+    finally:
+        other.close()
