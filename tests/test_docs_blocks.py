@@ -102,6 +102,7 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
             "envs.recv(at_least=2)" + CLOSE,
         ),
     ],
+    "old-python.md": [Elsewhere("tests/test_standalone.py")] * 2,
     "perlert.md": [
         Block(
             {

@@ -15,7 +15,7 @@ from bridge.testing import CountingEnv
 from bridge.worlds.lanes import VectorWorld
 from bridge.worlds.single import GymWorld
 from bridge.worlds.source import EnvSource
-from tests.support import direct_world
+from tests.support import TAXI, direct_world
 
 
 def make(source, **settings):
@@ -57,8 +57,8 @@ class Strict(CountingEnv):
     [
         ("CartPole-v1", ["CartPole-v1"], "CartPole-v1"),
         ("gymnasium.envs:CartPole-v1", ["CartPole-v1"], "CartPole-v1"),
-        (gymnasium.spec("Taxi-v4"), ["Taxi-v4"], "Taxi-v4"),
-        (["CartPole-v1", "Taxi-v4"], ["CartPole-v1", "Taxi-v4"], "CartPole-v1, Taxi-v4"),
+        (gymnasium.spec(TAXI), [TAXI], TAXI),
+        (["CartPole-v1", TAXI], ["CartPole-v1", TAXI], f"CartPole-v1, {TAXI}"),
         (["CartPole-v*", "CartPole-v1"], ["CartPole-v0", "CartPole-v1"], "CartPole-v*, CartPole-v1"),
         (CountingEnv, [], "CountingEnv"),
         (lambda: CountingEnv(), [], "<lambda>"),
@@ -118,14 +118,14 @@ def test_nothing_is_built_before_it_is_asked_for():
 
 def test_the_client_names_one_of_the_served_environments():
     # D-3
-    source = EnvSource(["CartPole-*", "Taxi-v4"])
-    world = make(source, env_id="Taxi-v4")
-    assert world.env._env.spec.id == "Taxi-v4"
+    source = EnvSource(["CartPole-*", TAXI])
+    world = make(source, env_id=TAXI)
+    assert world.env._env.spec.id == TAXI
     world.close()
     error = refusal(source)
     assert error.code == Code.INVALID_ARGUMENT
     assert "name one of the environments, in the path of the URL or by env_id: this server has" in error.message
-    assert "CartPole-v0, CartPole-v1, Taxi-v4" in error.message
+    assert f"CartPole-v0, CartPole-v1, {TAXI}" in error.message
     for name in ("Pendulum-v1", "", "os:system", "taxi-v4"):
         error = refusal(source, env_id=name)
         assert error.code == Code.NOT_FOUND
