@@ -14,6 +14,7 @@
 # make docs    build the documentation as a site in build/site; a broken link is an error
 # make test-trainers     run the tests that need PyTorch, with the trainers themselves
 # make test-ray          run the tests of fleets, on a Ray cluster of this machine
+# make test-versions     run the standalone server in old Pythons, of PYTHONS: .venv-versions
 # make notebooks         execute the notebooks in place, at full length
 # make notebooks-short   execute them with short trainings, and leave them as they are
 PYTHON ?= python3
@@ -33,6 +34,9 @@ ZOO_PACKAGES = highway-env mo-gymnasium minigrid gymnasium-robotics shimmy flapp
 	tetris-gymnasium popgym gym-anytrading crafter stable-retro mpe2 pettingzoo[classic] panda-gym metaworld lbforaging rware \
 	mujoco==3.3.0 dm_control==1.0.28
 
+# Interpreters from Python 3.7 on, in any order: pyenv's, and those on the path.
+PYTHONS ?= $(wildcard $(HOME)/.pyenv/versions/*/bin/python) $(foreach minor,7 8 9 10 11 12 13,$(shell command -v python3.$(minor)))
+
 # The lowest versions that pyproject.toml allows.
 FLOORS = gymnasium[classic-control]==1.4.0 numpy==1.26.0 grpcio==1.66.0 protobuf==5.29.4 cloudpickle==3.0.0 hpack==4.1.0
 # Tests that need nothing but the core and the extra `test-core`.
@@ -42,7 +46,7 @@ CORE_TESTS = -k "not Pong and not MiniGrid" @tests/core.txt
 WORKERS ?= 4
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-all test-core test-floors test-trainers test-ray notebooks notebooks-short check bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
+.PHONY: demo test test-all test-core test-floors test-versions test-trainers test-ray notebooks notebooks-short check bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
 
 # One stamp a set of extras; a changed pyproject.toml installs again.
 $(VENV)/.installed-%: pyproject.toml
@@ -85,6 +89,10 @@ test-floors:
 	.venv-floors/bin/python -m pip install --quiet --upgrade pip
 	PYTHONWARNINGS=ignore .venv-floors/bin/python -m pip install --quiet --editable ".[test-core]" $(FLOORS)
 	.venv-floors/bin/python -m pytest $(CORE_TESTS)
+
+test-versions: $(VENV)/.installed-test
+	$(BIN)/python -m tests.versions.environments $(PYTHONS)
+	$(BIN)/python -m pytest tests/versions
 
 test-trainers: $(TRAINERS)/.installed-test $(TRAINERS)/.installed-trainers
 	$(TRAINERS)/bin/python -m pytest tests/trainers
@@ -155,4 +163,4 @@ dist: $(VENV)/.installed-dist
 	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && cd "$$folder" && "$(CURDIR)/.venv-dist/bin/bridge" demo
 
 clean:
-	rm -rf $(VENV) $(TRAINERS) $(ZOO) $(DOCS) .venv-core .venv-floors .venv-dist build dist *.egg-info
+	rm -rf $(VENV) $(TRAINERS) $(ZOO) $(DOCS) .venv-core .venv-floors .venv-versions .venv-dist build dist *.egg-info
