@@ -14,7 +14,7 @@
 # make docs    build the documentation as a site in build/site; a broken link is an error
 # make test-trainers     run the tests that need PyTorch, with the trainers themselves
 # make test-ray          run the tests of fleets, on a Ray cluster of this machine
-# make test-versions     run the standalone server in old Pythons, of PYTHONS: .venv-versions
+# make test-standalone     run the standalone server in old Pythons, of PYTHONS: .venv-versions
 # make notebooks         execute the notebooks in place, at full length
 # make notebooks-short   execute them with short trainings, and leave them as they are
 PYTHON ?= python3
@@ -46,7 +46,7 @@ CORE_TESTS = -k "not Pong and not MiniGrid" @tests/core.txt
 WORKERS ?= 4
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-all test-core test-floors test-versions test-trainers test-ray notebooks notebooks-short check bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
+.PHONY: demo test test-all test-core test-floors test-standalone test-trainers test-ray notebooks notebooks-short check bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
 
 # One stamp a set of extras; a changed pyproject.toml installs again.
 $(VENV)/.installed-%: pyproject.toml
@@ -90,9 +90,9 @@ test-floors:
 	PYTHONWARNINGS=ignore .venv-floors/bin/python -m pip install --quiet --editable ".[test-core]" $(FLOORS)
 	.venv-floors/bin/python -m pytest $(CORE_TESTS)
 
-test-versions: $(VENV)/.installed-test
-	$(BIN)/python -m tests.versions.environments $(PYTHONS)
-	$(BIN)/python -m pytest tests/versions
+test-standalone: $(VENV)/.installed-test
+	$(BIN)/python -m tests.standalone.environments $(PYTHONS)
+	$(BIN)/python -m pytest tests/standalone
 
 test-trainers: $(TRAINERS)/.installed-test $(TRAINERS)/.installed-trainers
 	$(TRAINERS)/bin/python -m pytest tests/trainers

@@ -488,7 +488,7 @@ def test_it_speaks_tls(mutual, tmp_path):
     [
         (["NoSuchEnv-v0"], "no environment 'NoSuchEnv-v0'"),
         (["no_such_module:Env-v0"], "no_such_module"),
-        (["CartPole-v1", "--num-envs", "0"], "expected --num-envs from 1"),
+        (["CartPole-v1", "--num-envs", "0"], "expected num_envs to be an integer from 1"),
         (["CartPole-v1", "--tls-key", "k.pem"], "both --tls-certificate and --tls-key"),
         (["CartPole-v1", "--env-kwargs", "gravity"], "KEY=VALUE"),
         ([f"{OLD}:WalkOverGraphs"], "observation is a Graph, which this server does not serve"),

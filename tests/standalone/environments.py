@@ -1,6 +1,6 @@
 """What old Pythons are tried with, and how they are installed: each in a folder of its own below `.venv-versions`.
 
-    python -m tests.versions.environments ~/.pyenv/versions/*/bin/python
+    python -m tests.standalone.environments ~/.pyenv/versions/*/bin/python
 
 The arguments are interpreters; of each version the first one is used. What cannot be installed is named at the end,
 and its tests are skipped with the reason.
@@ -71,7 +71,7 @@ class Environment:
         if (self.folder / DONE).exists():
             return None
         found = FOLDER / f"{self.name}-{REASON}"
-        return found.read_text() if found.exists() else "it was not installed yet: make test-versions does it"
+        return found.read_text() if found.exists() else "it was not installed yet: make test-standalone does it"
 
 
 CARTPOLE, FROZEN_LAKE = Play("CartPole-v1"), Play("FrozenLake-v1")

@@ -13,9 +13,9 @@ import pytest
 from bridge import make_remote, make_vec_remote
 from bridge.testing import check_server
 from bridge.wrappers import BlockingReset
+from tests.standalone import by_hand
+from tests.standalone.environments import ENVIRONMENTS, Environment, Play
 from tests.standalone_server import DEADLINE, ROOT, standalone
-from tests.versions import by_hand
-from tests.versions.environments import ENVIRONMENTS, Environment, Play
 
 PLAYS = [(environment, play) for environment in ENVIRONMENTS for play in environment.plays]
 SEED = 7
@@ -36,7 +36,7 @@ def played_by_hand(environment: Environment, play: Play, actions: list[Any], fol
     question, answer = folder / "question", folder / "answer"
     asked = {"target": play.target, "old": play.old, "lanes": len(actions[0]), "seed": SEED, "actions": actions}
     question.write_bytes(pickle.dumps(asked, protocol=2))
-    script = ROOT / "tests" / "versions" / "by_hand.py"
+    script = ROOT / "tests" / "standalone" / "by_hand.py"
     command = [str(environment.interpreter), "-W", "ignore", str(script), str(question), str(answer)]
     subprocess.run(command, check=True, timeout=5 * DEADLINE)
     found: tuple[Any, Any] = pickle.loads(answer.read_bytes())

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.versions.environments import ENVIRONMENTS, Environment
+from tests.standalone.environments import ENVIRONMENTS, Environment
 
 VERSIONS = """
 import importlib, json, sys
