@@ -38,7 +38,7 @@ def played_by_hand(environment: Environment, play: Play, actions: list[Any], fol
     question.write_bytes(pickle.dumps(asked, protocol=2))
     script = ROOT / "tests" / "standalone" / "by_hand.py"
     command = [str(environment.interpreter), "-W", "ignore", str(script), str(question), str(answer)]
-    subprocess.run(command, check=True, timeout=5 * DEADLINE)
+    subprocess.run(command, check=True, timeout=5 * DEADLINE, cwd=folder)
     found: tuple[Any, Any] = pickle.loads(answer.read_bytes())
     return found
 
@@ -50,7 +50,7 @@ def as_sent(action: Any) -> Any:
 @pytest.mark.parametrize(("environment", "play"), PLAYS, ids=label)
 def test_one_environment_equals_the_one_stepped_by_hand(environment: Environment, play: Play, tmp_path: Path) -> None:
     with (
-        standalone(play.target, python=environment.interpreter) as server,
+        standalone(play.target, python=environment.interpreter, folder=tmp_path) as server,
         make_remote(server.url, timeout=DEADLINE) as remote,
     ):
         remote.action_space.seed(SEED)
@@ -75,7 +75,7 @@ def test_one_environment_equals_the_one_stepped_by_hand(environment: Environment
 
 @pytest.mark.parametrize(("environment", "play"), PLAYS, ids=label)
 def test_four_lanes_equal_those_stepped_by_hand(environment: Environment, play: Play, tmp_path: Path) -> None:
-    with standalone(play.target, "--num-envs", "4", python=environment.interpreter) as server:
+    with standalone(play.target, "--num-envs", "4", python=environment.interpreter, folder=tmp_path) as server:
         remote = make_vec_remote(server.url, timeout=DEADLINE)
         envs = BlockingReset(remote)
         remote.action_space.seed(SEED)
@@ -119,7 +119,7 @@ def exact(observation: Any) -> Any:
     [environment for environment in ENVIRONMENTS if environment.plays[0].target == "CartPole-v1"],
     ids=label,
 )
-def test_it_passes_every_check_strictly(environment: Environment) -> None:
-    with standalone("CartPole-v1", python=environment.interpreter) as server:
+def test_it_passes_every_check_strictly(environment: Environment, tmp_path: Path) -> None:
+    with standalone("CartPole-v1", python=environment.interpreter, folder=tmp_path) as server:
         report = check_server(server.url, strict=True, required_actions=["action"])
         assert report.ok, str(report)
