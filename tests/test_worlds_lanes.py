@@ -18,9 +18,8 @@ from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import EVERY_SPACE, CountingEnv, FailingEnv, SpaceEnv
-from bridge.worlds.lane_infos import join_infos
 from bridge.worlds.source import EnvSource
-from tests.support import assert_identical, direct_world, sampled
+from tests.support import assert_identical, direct_world, keeping, sampled
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -199,13 +198,16 @@ def test_the_lanes_own_vector_environment_is_served():
 
 @pytest.fixture
 def lanes():
-    world = world_of(SyncVectorEnv([SpaceEnv] * 3))
-    yield world.join({})
+    factory, made = keeping(SpaceEnv)
+    world = world_of(SyncVectorEnv([factory] * 3))
+    agent = world.join({})
+    agent.made = made
+    yield agent
     world.close()
 
 
 def seeds_of(agent):
-    return [env.np_random_seed for env in agent._world.env._env.envs]
+    return [env.np_random_seed for env in agent.made[-3:]]
 
 
 def test_a_seed_for_all_lanes_and_one_for_each(lanes):
@@ -380,14 +382,6 @@ def test_infos_of_several_types_come_as_they_are_lane_by_lane(infos):
     for mine, theirs in zip(info_of(agent), infos, strict=True):
         assert [type(value) for value in mine.values()] == [type(value) for value in theirs.values()]
     world.close()
-
-
-def test_no_infos_are_an_empty_dict_and_lanes_without_one_are_masked():
-    assert join_infos({}, 3) == {}
-    joined = join_infos({1: {"a": 5}}, 3)
-    assert joined["a"].tolist() == [0, 5, 0]
-    assert joined["_a"].tolist() == [False, True, False]
-    assert join_infos({0: {"a": 1}, 2: {"a": "x"}}, 3) == [{"a": 1}, {}, {"a": "x"}]
 
 
 # Processes
