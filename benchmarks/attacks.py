@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import itertools
 import multiprocessing
 import socket
 import statistics
@@ -28,6 +29,7 @@ from typing import Any
 import hpack
 import psutil
 
+from benchmarks.alone import add_busy, measuring
 from bridge import make_remote, serve_gym
 from bridge.testing import CountingEnv
 from bridge.transport.frames import PREFACE, pack_frame
@@ -146,6 +148,16 @@ def made_you_reset() -> Pieces:
     return streams(lambda number: open_stream(number, WATCH) + pack_frame(8, 0, number, bytes(4)))
 
 
+def watches(number: int = 40) -> Pieces:
+    """Send many empty requests of a health call in each of few large DATA frames, a few at a time."""
+    window = pack_frame(4, 0, 0, struct.pack(">HI", 4, (1 << 31) - 1)) + pack_frame(8, 0, 0, struct.pack(">I", 1 << 30))
+    for stream in itertools.count(1, 2):
+        yield (window if stream == 1 else b"") + open_stream(stream, WATCH)
+        yield pack_frame(0, 0, stream, bytes(_MIB))[:9]
+        yield from itertools.repeat(bytes(5 * number), _MIB // (5 * number))
+        yield bytes(_MIB % (5 * number))
+
+
 ATTACKS: dict[str, Callable[[], Pieces]] = {
     "announced 512 MiB x4": announced,
     "announced 511 MiB on health": lambda: announced("/grpc.health.v1.Health/Check", 511 * _MIB),
@@ -163,6 +175,7 @@ ATTACKS: dict[str, Callable[[], Pieces]] = {
     "CONTINUATION": continuation,
     "zip bomb 500 MiB": zip_bomb,
     "tiny requests, zero window": tiny_requests,
+    "empty requests in large frames, health": watches,
     "connect flood": lambda: iter([HELLO]),
 }
 
@@ -380,17 +393,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=5, help="of which medians are shown")
     parser.add_argument("--servers", default="http2,grpcio")
+    add_busy(parser)
     arguments = parser.parse_args(argv)
     results: dict[str, dict[str, Outcome]] = {}
     missed = []
-    for name in arguments.attacks or ATTACKS:
-        results[name] = {}
-        for kind in arguments.servers.split(","):
-            results[name][kind] = measure(name, kind, arguments.seconds, arguments.rounds)
-            print(f"{name}, {kind}: {results[name][kind]}", file=sys.stderr, flush=True)
-        ours = results[name].get("http2")
-        if ours is not None and not (ours.peak <= 256 and ours.freed and ours.share >= 0.5 and ours.slow_share >= 0.8):
-            missed.append(name)
+    with measuring(parser, arguments.busy):
+        for name in arguments.attacks or ATTACKS:
+            results[name] = {}
+            for kind in arguments.servers.split(","):
+                results[name][kind] = measure(name, kind, arguments.seconds, arguments.rounds)
+                print(f"{name}, {kind}: {results[name][kind]}", file=sys.stderr, flush=True)
+            ours = results[name].get("http2")
+            if ours is not None and not (
+                ours.peak <= 256 and ours.freed and ours.share >= 0.5 and ours.slow_share >= 0.8
+            ):
+                missed.append(name)
     print(table(results))
     print(f"missed: {', '.join(missed) or 'none'}")
     return int(bool(missed))

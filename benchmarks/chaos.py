@@ -25,6 +25,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from benchmarks.alone import add_busy, measuring
 from benchmarks.chaos_faults import FAULTS, Host, Monkey
 from benchmarks.ppo import Ppo
 from bridge import RemoteVectorEnv, make_vec_remote
@@ -327,20 +328,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--period", type=float, default=5.0, help="seconds from strike to strike (default: 5)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
+    add_busy(parser)
     given = parser.parse_args(argv)
     reports = []
-    for spares in dict.fromkeys((0, given.spares)):
-        seconds = given.minutes * 60.0
-        report = run(
-            seconds,
-            policy=given.policy,
-            spares=spares,
-            period=given.period,
-            faults=given.faults,
-            seed=given.seed,
-        )
-        reports.append(report)
-        print("\n".join(report.lines()), flush=True)
+    with measuring(parser, given.busy):
+        for spares in dict.fromkeys((0, given.spares)):
+            seconds = given.minutes * 60.0
+            report = run(
+                seconds,
+                policy=given.policy,
+                spares=spares,
+                period=given.period,
+                faults=given.faults,
+                seed=given.seed,
+            )
+            reports.append(report)
+            print("\n".join(report.lines()), flush=True)
     os.makedirs(given.results, exist_ok=True)
     with open(given.results / "chaos.json", "w") as file:
         json.dump([report.as_dict() for report in reports], file, indent=1)

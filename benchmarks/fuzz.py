@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import psutil
 
+from benchmarks.alone import add_busy, measuring
 from bridge.encoding.names import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
 from bridge.encoding.tensors import pack_tensor
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -134,8 +135,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz", description="Random requests, one answer each.")
     parser.add_argument("--requests", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
+    add_busy(parser)
     arguments = parser.parse_args(argv)
-    report = run(arguments.requests, seed=arguments.seed)
+    with measuring(parser, arguments.busy):
+        report = run(arguments.requests, seed=arguments.seed)
     print(
         f"{report.requests} requests in {report.seconds:.0f} s, one answer each: {dict(report.answers.most_common())}; "
         f"memory grew by {report.grown / 1e6:.1f} MB after the first tenth"

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.alone import add_busy, measuring
 from benchmarks.fuzz import garbled, valid_requests
 from bridge import Limits, make_remote, serve_gym
 from bridge.testing import CountingEnv
@@ -348,19 +349,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--header-blocks", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--serve", metavar="PATH", help=argparse.SUPPRESS)
+    add_busy(parser)
     arguments = parser.parse_args(argv)
     if arguments.serve is not None:
         serve(arguments.serve)
         return 0
-    report = run(arguments.frames, seed=arguments.seed, say=lambda text: print(text, file=sys.stderr, flush=True))
-    print(report)
-    before, began = psutil.Process().memory_info().rss, time.perf_counter()
-    outcomes = header_blocks(arguments.header_blocks, seed=arguments.seed)
-    grown = psutil.Process().memory_info().rss - before
-    print(
-        f"{arguments.header_blocks:,} header blocks in {time.perf_counter() - began:.0f} s: "
-        f"{dict(outcomes.most_common())}; memory grew by {grown / 1e6:.1f} MB"
-    )
+    with measuring(parser, arguments.busy):
+        report = run(arguments.frames, seed=arguments.seed, say=lambda text: print(text, file=sys.stderr, flush=True))
+        print(report)
+        before, began = psutil.Process().memory_info().rss, time.perf_counter()
+        outcomes = header_blocks(arguments.header_blocks, seed=arguments.seed)
+        grown = psutil.Process().memory_info().rss - before
+        print(
+            f"{arguments.header_blocks:,} header blocks in {time.perf_counter() - began:.0f} s: "
+            f"{dict(outcomes.most_common())}; memory grew by {grown / 1e6:.1f} MB"
+        )
     return int(grown > 20_000_000 or report.failed)
 
 

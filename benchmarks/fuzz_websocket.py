@@ -12,6 +12,7 @@ import struct
 import sys
 from collections.abc import Sequence
 
+from benchmarks.alone import add_busy, measuring
 from benchmarks.fuzz import garbled
 from benchmarks.fuzz_http2 import MAX_MESSAGE_BYTES, exchange, run
 from bridge.transport.service import METHOD, SERVICE
@@ -93,9 +94,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz_websocket", description="Random WebSocket.")
     parser.add_argument("--frames", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
+    add_busy(parser)
     arguments = parser.parse_args(argv)
     say = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731
-    report = run(arguments.frames, seed=arguments.seed, say=say, connect=connection)
+    with measuring(parser, arguments.busy):
+        report = run(arguments.frames, seed=arguments.seed, say=say, connect=connection)
     print(report)
     return int(report.failed)
 

@@ -16,6 +16,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from benchmarks.alone import add_busy, measuring
 from bridge import make_remote
 from bridge.testing import ServerProcess
 
@@ -71,23 +72,32 @@ def busy() -> None:
 
 def main() -> None:
     """Measure, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.jitter", description=__doc__.splitlines()[0] if __doc__ else None
+    )
     parser.add_argument("--seconds", type=float, default=60.0, help="of each row (default: 60)")
-    seconds = parser.parse_args().seconds
-    print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores, {FPS} frames/s, {seconds:g} s a row\n")
-    print("| | frames | median, ms | 99 % within, ms | 99.9 % within, ms | the latest, ms |\n|---|---|---|---|---|---|")
-    for name, loops in (("nothing else running", 0), ("a busy loop on each core", os.cpu_count() or 1)):
-        loads = [multiprocessing.Process(target=busy, daemon=True) for _ in range(loops)]
-        for load in loads:
-            load.start()
-        try:
-            late = 1000 * measure(seconds, "--isolation", "process")
-        finally:
+    add_busy(parser)
+    arguments = parser.parse_args()
+    seconds = arguments.seconds
+    with measuring(parser, arguments.busy):
+        print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores, {FPS} frames/s, {seconds:g} s a row\n")
+        print(
+            "| | frames | median, ms | 99 % within, ms | 99.9 % within, ms | the latest, ms |",
+            "|---|---|---|---|---|---|",
+            sep="\n",
+        )
+        for name, loops in (("nothing else running", 0), ("a busy loop on each core", os.cpu_count() or 1)):
+            loads = [multiprocessing.Process(target=busy, daemon=True) for _ in range(loops)]
             for load in loads:
-                load.kill()
-                load.join()
-        cells = [np.median(late), *np.percentile(late, (99, 99.9)), late.max()]
-        print(f"| {name} | {len(late)} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |", flush=True)
+                load.start()
+            try:
+                late = 1000 * measure(seconds, "--isolation", "process")
+            finally:
+                for load in loads:
+                    load.kill()
+                    load.join()
+            cells = [np.median(late), *np.percentile(late, (99, 99.9)), late.max()]
+            print(f"| {name} | {len(late)} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |", flush=True)
 
 
 if __name__ == "__main__":

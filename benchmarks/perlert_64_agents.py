@@ -22,6 +22,7 @@ from decimal import Decimal
 import numpy as np
 from gymnasium import spaces
 
+from benchmarks.alone import add_busy, measuring
 from bridge.perlert import PerlertEnv, serve_perlert
 from bridge.perlert.address import parse_perlert_address
 from bridge.perlert.client import PerlertClient
@@ -184,44 +185,50 @@ def play_in_threads(url: str, agents: int, key: str | None, loss: float, seconds
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.perlert_64_agents",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--agents", type=int, default=64)
     parser.add_argument("--fps", type=float, default=30.0)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--loss", type=float, default=0.0)
     parser.add_argument("--key", action="store_true")
     parser.add_argument("--threads", action="store_true")
+    add_busy(parser)
     args = parser.parse_args()
-    length = round(args.fps * args.seconds)
-    key = KEY if args.key else None
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs, args.agents, args.fps, length, key))
-    process.start()
-    url = ours.recv()
-    ours.send("go")
-    used = time.process_time()
-    span, results = (play_in_threads if args.threads else play_in_one_loop)(
-        url, args.agents, key, args.loss, args.seconds
-    )
-    client_cpu = time.process_time() - used
-    ours.send("stop")
-    stats, server_cpu = ours.recv()
-    ours.send("bye")
-    process.join(20)
-    rtt = np.concatenate([result["rtt"] for result in results]) * 1000
-    print(f"{args.agents} agents, {length} frames asked for at {args.fps:g} fps")
-    late = stats["crowd:0"]["late_frames"]
-    exact = [sum(Decimal(repr(reward(step, i))) for step in range(1, length + 1)) for i in range(args.agents)]
-    same = all(abs(result["return"] - ret) < Decimal("1e-6") for result, ret in zip(results, exact, strict=True))
-    print(f"  rate held            {length / span:.2f} frames a second ({late} frames late, {late / length:.2%})")
-    print(f"  load of the machine  {os.getloadavg()[0]:.1f} processes wait for {os.cpu_count()} cores")
-    print(f"  steps per agent      {np.mean([result['steps'] for result in results]):.1f} of {length + 1}")
-    print(f"  steps lost           {sum(result['lost'] or 0 for result in results)}")
-    print(f"  returns exact        {same}")
-    median, high = np.median(rtt), np.percentile(rtt, 99)
-    print(f"  action to step (ms)  median {median:.1f}, 99 % {high:.1f}; a frame is {1000 / args.fps:.1f}")
-    print(f"  processor            server {server_cpu / span:.0%}, clients {client_cpu / span:.0%} of a core")
+    with measuring(parser, args.busy):
+        length = round(args.fps * args.seconds)
+        key = KEY if args.key else None
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=serve, args=(theirs, args.agents, args.fps, length, key))
+        process.start()
+        url = ours.recv()
+        ours.send("go")
+        used = time.process_time()
+        span, results = (play_in_threads if args.threads else play_in_one_loop)(
+            url, args.agents, key, args.loss, args.seconds
+        )
+        client_cpu = time.process_time() - used
+        ours.send("stop")
+        stats, server_cpu = ours.recv()
+        ours.send("bye")
+        process.join(20)
+        rtt = np.concatenate([result["rtt"] for result in results]) * 1000
+        print(f"{args.agents} agents, {length} frames asked for at {args.fps:g} fps")
+        late = stats["crowd:0"]["late_frames"]
+        exact = [sum(Decimal(repr(reward(step, i))) for step in range(1, length + 1)) for i in range(args.agents)]
+        same = all(abs(result["return"] - ret) < Decimal("1e-6") for result, ret in zip(results, exact, strict=True))
+        print(f"  rate held            {length / span:.2f} frames a second ({late} frames late, {late / length:.2%})")
+        print(f"  load of the machine  {os.getloadavg()[0]:.1f} processes wait for {os.cpu_count()} cores")
+        print(f"  steps per agent      {np.mean([result['steps'] for result in results]):.1f} of {length + 1}")
+        print(f"  steps lost           {sum(result['lost'] or 0 for result in results)}")
+        print(f"  returns exact        {same}")
+        median, high = np.median(rtt), np.percentile(rtt, 99)
+        print(f"  action to step (ms)  median {median:.1f}, 99 % {high:.1f}; a frame is {1000 / args.fps:.1f}")
+        print(f"  processor            server {server_cpu / span:.0%}, clients {client_cpu / span:.0%} of a core")
 
 
 if __name__ == "__main__":

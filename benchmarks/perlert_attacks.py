@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from benchmarks.alone import add_busy, measuring
 from bridge.perlert import GuardConfig, PerlertEnv, PerlertServer, serve_perlert
 from tests.test_perlert_attacks import KEY, Recorder, heard, record, rollout_of, sock_of, udp
 
@@ -147,13 +148,19 @@ def spoofed_server(seconds: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.perlert_attacks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--seconds", type=float, default=5.0)
-    seconds = parser.parse_args().seconds
-    socket.setdefaulttimeout(30.0)
-    for attack in (spoofed_client, spoofed_server, flood, replayed, reflected):
-        attack(seconds)
-    sprayed()
+    add_busy(parser)
+    arguments = parser.parse_args()
+    with measuring(parser, arguments.busy):
+        socket.setdefaulttimeout(30.0)
+        for attack in (spoofed_client, spoofed_server, flood, replayed, reflected):
+            attack(arguments.seconds)
+        sprayed()
 
 
 if __name__ == "__main__":

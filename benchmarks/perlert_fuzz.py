@@ -17,6 +17,7 @@ import time
 
 import psutil
 
+from benchmarks.alone import add_busy, measuring
 from bridge.perlert.guard import GuardConfig
 from bridge.perlert.protocol.packet import Header
 from bridge.perlert.rollout import RolloutConfig
@@ -40,42 +41,49 @@ def datagram(chance: random.Random) -> bytes:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.perlert_fuzz",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--datagrams", type=int, default=1_000_000)
     parser.add_argument("--sequences", type=int, default=100_000)
+    add_busy(parser)
     arguments = parser.parse_args()
-    chance, begun = random.Random(1), time.monotonic()
-    simulation = Simulation(1, guard=GuardConfig(trusted=("10.0.0.0/8",), max_addresses=256))
-    instance = simulation.publish(
-        H, CountWorld(2, 10**9), spectators=1, bots={"agent1": "random"}, rollout=RolloutConfig(fps=10)
-    )
-    visitor = simulation.join(H, agent="agent0")
-    simulation.run(5.0)
-    process, early = psutil.Process(), 0
-    for number in range(arguments.datagrams):
-        source = (f"203.0.{chance.randrange(9)}.{chance.randrange(250)}", chance.randrange(1, 99))
-        run = instance.lobby.runs[-1].port if instance.lobby.runs else LOBBY_PORT
-        simulation.deliver(datagram(chance), source, (SERVER, chance.choice((LOBBY_PORT, run))))
-        if number % 100 == 0:
-            simulation.run(0.01)
-        if number == arguments.datagrams // 10:
-            early = process.memory_info().rss
-    grown = (process.memory_info().rss - early) / 1e6
-    steps = len(visitor.steps[0])
-    print(f"{arguments.datagrams} datagrams in {time.monotonic() - begun:.0f} s; memory grew by {grown:.1f} MB")
-    print(
-        f"  the client saw {steps} steps, still plays: {not visitor.finished}; counted {dict(simulation.host.counts)}"
-    )
-    os.environ["PERLERT_EXAMPLES"] = str(arguments.sequences // 2)
-    sequences = importlib.import_module("tests.test_perlert_simulated")
-    for name in (
-        "test_no_datagram_raises_out_of_the_server_and_its_promises_hold",
-        "test_no_datagram_raises_out_of_the_client_and_done_comes_once_a_run",
-    ):
-        begun, before = time.monotonic(), process.memory_info().rss
-        getattr(sequences, name)()
-        grown = (process.memory_info().rss - before) / 1e6
-        print(f"{arguments.sequences // 2} sequences of {name} in {time.monotonic() - begun:.0f} s; {grown:.1f} MB")
+    with measuring(parser, arguments.busy):
+        chance, begun = random.Random(1), time.monotonic()
+        simulation = Simulation(1, guard=GuardConfig(trusted=("10.0.0.0/8",), max_addresses=256))
+        instance = simulation.publish(
+            H, CountWorld(2, 10**9), spectators=1, bots={"agent1": "random"}, rollout=RolloutConfig(fps=10)
+        )
+        visitor = simulation.join(H, agent="agent0")
+        simulation.run(5.0)
+        process, early = psutil.Process(), 0
+        for number in range(arguments.datagrams):
+            source = (f"203.0.{chance.randrange(9)}.{chance.randrange(250)}", chance.randrange(1, 99))
+            run = instance.lobby.runs[-1].port if instance.lobby.runs else LOBBY_PORT
+            simulation.deliver(datagram(chance), source, (SERVER, chance.choice((LOBBY_PORT, run))))
+            if number % 100 == 0:
+                simulation.run(0.01)
+            if number == arguments.datagrams // 10:
+                early = process.memory_info().rss
+        grown = (process.memory_info().rss - early) / 1e6
+        steps = len(visitor.steps[0])
+        print(f"{arguments.datagrams} datagrams in {time.monotonic() - begun:.0f} s; memory grew by {grown:.1f} MB")
+        print(
+            f"  the client saw {steps} steps, still plays: {not visitor.finished}; "
+            f"counted {dict(simulation.host.counts)}"
+        )
+        os.environ["PERLERT_EXAMPLES"] = str(arguments.sequences // 2)
+        sequences = importlib.import_module("tests.test_perlert_simulated")
+        for name in (
+            "test_no_datagram_raises_out_of_the_server_and_its_promises_hold",
+            "test_no_datagram_raises_out_of_the_client_and_done_comes_once_a_run",
+        ):
+            begun, before = time.monotonic(), process.memory_info().rss
+            getattr(sequences, name)()
+            grown = (process.memory_info().rss - before) / 1e6
+            print(f"{arguments.sequences // 2} sequences of {name} in {time.monotonic() - begun:.0f} s; {grown:.1f} MB")
 
 
 if __name__ == "__main__":

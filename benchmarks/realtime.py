@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.alone import add_busy, measuring
 from bridge import RemoteVectorEnv, make_remote, make_vec_remote, serve_gym
 from bridge.client.extensions import property_value
 from bridge.testing import CountingEnv
@@ -195,13 +196,15 @@ def main() -> int:
     parser.add_argument("--fps", type=float, default=60.0, metavar="X", help="frame rate (default: 60)")
     parser.add_argument("--shared-lock", action="store_true", help="all environments under one lock, as by default")
     parser.add_argument("--serve", type=float, metavar="FPS", help=argparse.SUPPRESS)
+    add_busy(parser)
     arguments = parser.parse_args()
     if arguments.serve:
         serve(arguments.serve, arguments.shared_lock)
         return 0
     print(f"Python {platform.python_version()}, {platform.machine()}, {multiprocessing.cpu_count()} cores")
-    found = four_agents(arguments.seconds, arguments.fps, arguments.shared_lock)
-    found["diagnostics"] = price_of_diagnostics(5, 1.0)
+    with measuring(parser, arguments.busy):
+        found = four_agents(arguments.seconds, arguments.fps, arguments.shared_lock)
+        found["diagnostics"] = price_of_diagnostics(5, 1.0)
     print(json.dumps(found, indent=2))
     kept = all(found[name]["off the clock, %"] <= 1.0 for name in ("steady", "thinks 2 s", "resets in 5 s"))
     intact = all(found[name]["episodes intact"] for name in ("steady", "thinks 2 s", "resets in 5 s"))

@@ -153,13 +153,20 @@ def as_table(results: Sequence[Result], verdicts: Sequence[Verdict]) -> str:
 
 
 def write_json(
-    folder: Path, results: Sequence[Result], verdicts: Sequence[Verdict], rounds: int, seconds: float, busy: float
+    folder: Path,
+    results: Sequence[Result],
+    verdicts: Sequence[Verdict],
+    rounds: int,
+    seconds: float,
+    busy: float,
+    beside: Sequence[str] = (),
 ) -> Path:
     """Write everything that was measured into a new file of `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     content = {
         "machine": machine(),
         "busy": busy,
+        "beside": list(beside),  # other measurements that ran meanwhile
         "rounds": rounds,
         "seconds": seconds,
         "subjects": {

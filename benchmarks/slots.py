@@ -20,6 +20,7 @@ from unittest.mock import patch
 import numpy as np
 import psutil
 
+from benchmarks.alone import add_busy, measuring
 from benchmarks.soak import Sample
 from bridge import make_vec_remote
 from bridge.client.endpoints import Endpoint
@@ -106,23 +107,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help="of stepping each size (default: 10)")
     parser.add_argument("--env", default="benchmarks.envs:Still-v0", metavar="ENV_ID", help="what they serve")
     parser.add_argument("--apart", action="store_true", help="a socket for each slot, as on other machines")
+    add_busy(parser)
     arguments = parser.parse_args(argv)
     apart = patch("bridge.client.connect.is_loopback", return_value=False)
     print(f"{arguments.servers} servers, load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
     print("| slots | connect, s | step, µs a slot | of it client's processor | client, kB a slot | server, kB a slot |")
     print("|---|---|---|---|---|---|")
-    for slots in arguments.slots:
-        with contextlib.ExitStack() as stack:
-            most = str(max(256, slots))
-            limits = ("--max-worlds", most, "--max-connections", most, "--max-requests-in-flight", most)
-            servers = [
-                stack.enter_context(ServerProcess(arguments.env, *limits, timeout=300.0))
-                for _ in range(arguments.servers)
-            ]
-            urls = [server.url for server in servers]
-            if arguments.apart:
-                stack.enter_context(apart)
-            print(measure(urls, [server.pid for server in servers], slots, arguments.seconds).row(), flush=True)
+    with measuring(parser, arguments.busy):
+        for slots in arguments.slots:
+            with contextlib.ExitStack() as stack:
+                most = str(max(256, slots))
+                limits = ("--max-worlds", most, "--max-connections", most, "--max-requests-in-flight", most)
+                servers = [
+                    stack.enter_context(ServerProcess(arguments.env, *limits, timeout=300.0))
+                    for _ in range(arguments.servers)
+                ]
+                urls = [server.url for server in servers]
+                if arguments.apart:
+                    stack.enter_context(apart)
+                print(measure(urls, [server.pid for server in servers], slots, arguments.seconds).row(), flush=True)
     return 0
 
 

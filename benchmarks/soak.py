@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import psutil
 
+from benchmarks.alone import add_busy, measuring
 from bridge import make_remote
 from bridge.testing import ServerProcess
 
@@ -63,9 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--resets", type=int, default=10_000)
     parser.add_argument("--transport", choices=["grpc", "unix"], default="unix")
     parser.add_argument("--megabytes", type=float, default=2.0, help="growth of memory that still counts as none")
+    add_busy(parser)
     arguments = parser.parse_args(argv)
     extra = {"grpc": [], "unix": ["--unix-path", f"/tmp/bridge-soak-{time.time_ns()}"]}
-    with ServerProcess("CartPole-v1", *extra[arguments.transport]) as server:
+    with measuring(parser, arguments.busy), ServerProcess("CartPole-v1", *extra[arguments.transport]) as server:
         url = next(url for url in server.urls if url.startswith(arguments.transport))
         start = time.monotonic()
         samples = soak(url, server.pid, arguments.steps, arguments.resets)

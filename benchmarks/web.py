@@ -27,6 +27,7 @@ from typing import Any
 import psutil
 from websockets.asyncio.client import connect
 
+from benchmarks.alone import add_busy, measuring
 from bridge import make_remote
 from bridge.encoding.tensors import pack_tensor
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -246,6 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--turn", type=float, default=1.5, help="seconds of each")
     parser.add_argument("--only", choices=("keys", "viewers", "trainer"), help="measure that alone")
     parser.add_argument("--look", nargs=3, metavar=("PORT", "VIEWERS", "SECONDS"), help=argparse.SUPPRESS)
+    add_busy(parser)
     arguments = parser.parse_args(argv)
     if arguments.look is not None:
         port, viewers, seconds = arguments.look
@@ -253,12 +255,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     warnings.simplefilter("ignore")
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    if arguments.only in (None, "keys"):
-        measure_keys(arguments.presses)
-    if arguments.only in (None, "viewers"):
-        measure_viewers(arguments.viewers, arguments.seconds)
-    if arguments.only in (None, "trainer"):
-        measure_trainer(arguments.viewers, arguments.turn, arguments.rounds)
+    with measuring(parser, arguments.busy):
+        if arguments.only in (None, "keys"):
+            measure_keys(arguments.presses)
+        if arguments.only in (None, "viewers"):
+            measure_viewers(arguments.viewers, arguments.seconds)
+        if arguments.only in (None, "trainer"):
+            measure_trainer(arguments.viewers, arguments.turn, arguments.rounds)
     return 0
 
 

@@ -31,6 +31,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
+from benchmarks.alone import add_busy, measuring
 from bridge import make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.testing import ServerProcess
 from bridge.wrappers import BlockingReset
@@ -383,6 +384,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--entry", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--lanes", type=int, default=1, help=argparse.SUPPRESS)
+    add_busy(parser)
     arguments = parser.parse_args(argv)
     warnings.simplefilter("ignore")
     if arguments.serve is not None:
@@ -392,11 +394,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"OUTCOME {json.dumps(play(ZOO[arguments.entry]))}", flush=True)
         return 0
     rows = []
-    for entry in ZOO:
-        if arguments.only is None or entry.package in arguments.only:
-            outcomes = play_apart(entry)
-            print(f"{entry.package} {entry.env_id or entry.module}: {outcomes}", flush=True)
-            rows.append((entry, outcomes))
+    with measuring(parser, arguments.busy):
+        for entry in ZOO:
+            if arguments.only is None or entry.package in arguments.only:
+                outcomes = play_apart(entry)
+                print(f"{entry.package} {entry.env_id or entry.module}: {outcomes}", flush=True)
+                rows.append((entry, outcomes))
     text = table(rows)
     print(text)
     if arguments.write:

@@ -34,6 +34,10 @@ everywhere = pytest.mark.parametrize("isolation", [None, "process"], indirect=Tr
 """Runs a test with environments in the server's process, and in processes of their own."""
 
 
+TAXI = "Taxi-v4" if "Taxi-v4" in gymnasium.registry else "Taxi-v3"
+"""The newest version of Taxi that this Gymnasium has."""
+
+
 def assert_identical(mine: Any, theirs: Any, where: str = "value") -> None:
     """Hold two values against each other bit for bit: arrays with dtype and shape, containers with kind and order.
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +15,14 @@ from benchmarks import registry, runner, slots
 from benchmarks.__main__ import main
 from benchmarks.chart import PANELS
 from benchmarks.registry import Goal, Measure, Subject
+from tests.support import sampled, server_process
+
+
+@pytest.fixture(autouse=True)
+def a_machine_without_measurements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no measurement, of another test or of a developer, hold up those of a test: the lock is a file in TMPDIR."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
 
 
 @pytest.fixture
@@ -162,3 +173,55 @@ def test_what_a_slot_costs_is_measured_for_each_number_of_them(capsys: pytest.Ca
     rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[-2:]]
     assert [row[0] for row in rows] == ["2", "6"]
     assert all(float(row[2]) > 0 for row in rows)
+
+
+MEASUREMENTS = sorted(
+    path.stem
+    for path in Path(registry.__file__).parent.glob("*.py")
+    if 'if __name__ == "__main__"' in path.read_text("utf-8") and path.stem not in ("__main__", "chaos_server")
+)
+MEASURE = """
+import argparse, sys
+from benchmarks.alone import measuring
+parser = argparse.ArgumentParser(prog="python -m benchmarks.other")
+with measuring(parser, False) as others:
+    print("measuring", flush=True)
+    sys.stdin.readline()
+"""
+"""A measurement that runs until it is sent a line."""
+
+
+def measure(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", "-m", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.parametrize("name", sampled(MEASUREMENTS, 5))
+def test_a_measurement_is_refused_while_another_runs_which_is_named(name: str) -> None:
+    with server_process(MEASURE) as (process, said):
+        assert said == "measuring"
+        done = measure(f"benchmarks.{name}")
+    assert done.returncode == 2
+    assert "expected no other measurement on this machine" in done.stderr
+    assert f"python -m benchmarks.other (process {process.pid}, since " in done.stderr
+    assert "--busy" in done.stderr
+
+
+def test_two_measurements_at_once_are_both_marked_and_one_that_was_killed_holds_nobody_up(tmp_path: Path) -> None:
+    tiny = ("sync-64", "--rounds", "1", "--seconds", "0.01", "--busy", "--results", str(tmp_path))
+    with server_process(MEASURE) as (process, _):
+        beside = measure("benchmarks", *tiny)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        other = process.stdout.read()
+    assert beside.returncode == 0, beside.stderr
+    assert f"BUSY: beside python -m benchmarks.other (process {process.pid}" in beside.stdout
+    (path,) = tmp_path.glob("*.json")
+    (named,) = json.loads(path.read_text("utf-8"))["beside"]
+    assert named.startswith(f"python -m benchmarks.other (process {process.pid}")
+    assert "machine BUSY, do not compare these figures: python -m benchmarks (process " in other
+    with server_process(MEASURE):
+        pass  # is killed at the end
+    assert "python -m benchmarks.other" not in measure("benchmarks", *tiny).stdout

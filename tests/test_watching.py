@@ -409,7 +409,7 @@ def test_a_spectator_keeps_no_world_of_real_time_alive_either(viewers):
 
 def test_the_end_of_an_episode_and_a_reset_world_are_told_with_pictures_too(viewers):
     with serve_gym(lambda **kw: Painted(length=10, **kw), fps=200, env_kwargs={"render_mode": "rgb_array"}) as server:
-        player = viewers(server).join(role="player")
+        player = viewers(server).join(role="player", gymnasium=True)
         states = [player.look("frame", "terminated", action=1)[0] for _ in range(60)]
         assert pb.TERMINATED in states
         assert all(one == pb.RUNNING or two == pb.RUNNING for one, two in itertools.pairwise(states))

@@ -389,6 +389,14 @@ def test_lanes_are_a_mosaic_of_those_that_are_chosen(opened):
         envs.close()
 
 
+def test_a_world_that_keys_cannot_play_says_so(opened):
+    with serve_gym(Paddle, num_envs=2, web=True) as server:
+        page = opened(server.web_url)
+        page.click("#play:enabled")
+        says(page, "body", "this world has lanes, which are not played by keys")
+        assert "iterable" not in page.inner_text("body")
+
+
 def test_another_key_can_be_chosen_for_an_action(opened):
     with serve_gym(Paddle, web=True, fps=30) as server:
         page = opened(server.web_url)
