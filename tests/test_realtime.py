@@ -17,8 +17,7 @@ import pytest
 from gymnasium import spaces
 
 import bridge
-from bridge import RealTime, RemoteVectorEnv, Server, make_remote, make_vec_remote, serve_gym
-from bridge.client.remote import SlotState
+from bridge import RealTime, RemoteVectorEnv, Server, SlotState, make_remote, make_vec_remote, serve_gym
 from bridge.client.vector_env import slots_of
 from bridge.encoding import values
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
