@@ -103,7 +103,7 @@ def test_what_a_foreign_server_refuses_is_told_in_its_own_words() -> None:
         with pytest.raises(errors.RefusedError):
             remote.reset(seed=5)  # it knows no such setting
         remote.reset()
-        assert remote._remote._number == 1, "the connection goes on (D-2)"
+        assert server.opened == 1, "the connection goes on (D-2)"
         remote.close()
 
 

@@ -11,9 +11,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from bridge import Limits, make_vec_remote, serve_gym
+from bridge import Limits, SlotState, make_vec_remote, serve_gym
 from bridge.cli import main
-from bridge.client.remote import SlotState
 from bridge.client.vector_env import slots_of
 from bridge.client.waiting import WaitLog
 from bridge.errors import ConnectionLostError, EnvironmentFailedError, RemoteTimeoutError, SettingError

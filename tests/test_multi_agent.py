@@ -491,12 +491,9 @@ def test_when_one_of_two_public_clients_is_killed_the_others_go_on_as_declared(p
         ours.close()
 
 
-def waiting(server, world=""):
+def waiting(server):
     """Wait until somebody waits in its first Step."""
-    until(lambda: world in server.worlds, 20)
-    (made,) = [made for made in server._registry.worlds if made.name == world]
-    until(lambda: bool(made._pending), 20)
-    return made
+    until(lambda: "" in server.worlds and server.status()["requests"] == 1, 20)
 
 
 def test_a_client_that_dies_while_it_waits_for_others_frees_its_seat_at_once():
@@ -504,9 +501,9 @@ def test_a_client_that_dies_while_it_waits_for_others_frees_its_seat_at_once():
     with bridge.serve_parallel(Relay, agent_timeout=600) as server:
         stream = Stream(server).join()
         stream.send(step=pb.StepRequest())
-        world = waiting(server)
+        waiting(server)
         stream.die()
-        until(lambda: world.agents == 0, 20)
+        until(lambda: server.status()["slots"] == 0, 20)
         stream.close()
 
 
