@@ -13,8 +13,7 @@ import pytest
 from gymnasium import spaces
 
 from bridge.cli import main
-from bridge.cli.lobby import _user, key_actions, key_legend, run_lobby
-from bridge.cli.program import clean
+from bridge.cli.lobby import _user, clean, key_actions, key_legend, run_lobby
 from bridge.perlert import LobbyConfig, PerlertEnv, serve_perlert
 from tests.test_perlert_server import Counter
 
