@@ -85,6 +85,20 @@ def test_runs_lists_the_episodes(tmp_path, capsys):
     assert capsys.readouterr().out.endswith("0 episodes, 0 steps\n")
 
 
+def test_runs_prints_nothing_that_a_terminal_obeys(tmp_path, capsys):
+    with serve_gym("CartPole-v1", record=tmp_path) as server:
+        env = make_remote(server.url, player="person:\x9b2J\u202e")
+        env.reset(seed=0)
+        env.step(0)
+        env.close()
+    assert main(["runs", str(tmp_path)]) == 0
+    (tmp_path / "\x1b[2J.rec").write_bytes(b"no recording")
+    assert main(["runs", str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert (out.count("2J"), err.count("2J")) == (1, 1)
+    assert all(line.isprintable() for line in (out + err).splitlines())
+
+
 def test_runs_says_what_is_damaged_and_what_is_no_folder(tmp_path, capsys):
     record(tmp_path)
     (file,) = tmp_path.glob("*.rec")
