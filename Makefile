@@ -1,7 +1,8 @@
 # make demo    watch an agent learn CartPole in environments behind gRPC
 # make test    run the tests, but for those that take long
 # make test-all      run all of them: what .ci/run does
-# make test-core     run the core tests, which need few packages; make test-floors   on the lowest versions that are allowed
+# make test-core     run the core tests, which need few packages
+# make test-versions     run the core tests and both ends together on other versions of Python, Gymnasium, NumPy and Protobuf
 # make test-old-peer   play with an older version of this package, in an interpreter of its own
 # make dist    build the packages, check them, and run the demo from them
 # make check   format, lint, types, generated code
@@ -38,8 +39,6 @@ ZOO_PACKAGES = highway-env mo-gymnasium minigrid gymnasium-robotics shimmy flapp
 	tetris-gymnasium popgym gym-anytrading crafter stable-retro mpe2 pettingzoo[classic] panda-gym metaworld lbforaging rware \
 	mujoco==3.3.0 dm_control==1.0.28
 
-# The lowest versions that pyproject.toml allows.
-FLOORS = gymnasium[classic-control]==1.4.0 numpy==1.26.0 grpcio==1.66.0 protobuf==5.29.4 cloudpickle==3.0.0 hpack==4.1.0
 # Tests that need nothing but the core and the extra `test-core`.
 CORE_TESTS = -k "not Pong and not MiniGrid" @tests/core.txt
 
@@ -47,7 +46,7 @@ CORE_TESTS = -k "not Pong and not MiniGrid" @tests/core.txt
 WORKERS ?= 4
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-all test-core test-floors test-old-peer test-trainers test-ray notebooks notebooks-short check bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
+.PHONY: demo test test-all test-core test-versions test-old-peer test-trainers test-ray notebooks notebooks-short check bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
 
 # One stamp a set of extras; a changed pyproject.toml installs again.
 $(VENV)/.installed-%: pyproject.toml
@@ -94,11 +93,11 @@ test-core:
 	PYTHONWARNINGS=ignore .venv-core/bin/python -m pip install --quiet --editable ".[test-core]"
 	.venv-core/bin/python -m pytest $(CORE_TESTS)
 
-test-floors:
-	rm -rf .venv-floors && $(PYTHON) -m venv .venv-floors
-	.venv-floors/bin/python -m pip install --quiet --upgrade pip
-	PYTHONWARNINGS=ignore .venv-floors/bin/python -m pip install --quiet --editable ".[test-core]" $(FLOORS)
-	.venv-floors/bin/python -m pytest $(CORE_TESTS)
+# VERSIONS names some environments; none: all of tests/versions/environments.py.
+test-versions: $(VENV)/.installed-test
+	$(BIN)/python -m tests.versions.environments $(VERSIONS)
+	$(BIN)/python -m tests.versions.run_core $(VERSIONS)
+	$(BIN)/python -m pytest tests/versions
 
 test-trainers: $(TRAINERS)/.installed-test $(TRAINERS)/.installed-trainers
 	$(TRAINERS)/bin/python -m pytest tests/trainers
@@ -169,4 +168,4 @@ dist: $(VENV)/.installed-dist
 	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && cd "$$folder" && "$(CURDIR)/.venv-dist/bin/bridge" demo
 
 clean:
-	rm -rf $(VENV) $(TRAINERS) $(ZOO) $(DOCS) $(OLD) .venv-core .venv-floors .venv-dist build dist *.egg-info
+	rm -rf $(VENV) $(TRAINERS) $(ZOO) $(DOCS) $(OLD) .venv-core .venv-versions .venv-dist build dist *.egg-info

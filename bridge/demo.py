@@ -169,7 +169,7 @@ def run_demo(demo: Demo, out: TextIO | None = None) -> Outcome:
     Raises:
         ConnectError: A server could not be started.
     """
-    screen = _Screen(out or sys.stdout)
+    screen = Screen(out or sys.stdout)
     from bridge.wrappers import BlockingReset
 
     with ExitStack() as stack:
@@ -193,11 +193,11 @@ def run_demo(demo: Demo, out: TextIO | None = None) -> Outcome:
         seconds = time.perf_counter() - start
     picture = draw_curve(history, returns.ravel(), demo.picture)
     outcome = Outcome(history, returns.ravel(), seconds, picture)
-    _conclude(outcome, screen)
+    conclude(outcome, screen)
     return outcome
 
 
-def _train(envs: VectorEnv[Any, Any, Any], search: CrossEntropy, demo: Demo, screen: _Screen) -> list[Generation]:
+def _train(envs: VectorEnv[Any, Any, Any], search: CrossEntropy, demo: Demo, screen: Screen) -> list[Generation]:
     history: list[Generation] = []
     total = 0
     for number in range(1, demo.generations + 1):
@@ -229,7 +229,7 @@ def _train(envs: VectorEnv[Any, Any, Any], search: CrossEntropy, demo: Demo, scr
     return history
 
 
-def _conclude(outcome: Outcome, screen: _Screen) -> None:
+def conclude(outcome: Outcome, screen: Screen) -> None:
     returns, last = outcome.returns, outcome.history[-1]
     verdict = (
         f"Learned: above the {SOLVED:g} that count as solved."
@@ -291,7 +291,7 @@ def plot_curve(axes: Axes, history: Sequence[Generation], evaluation: Floats) ->
     axes.grid(alpha=0.3)
 
 
-class _Screen:
+class Screen:
     """Lines that stay and, in a terminal, one that is overwritten; a plain log gets the lines that stay alone."""
 
     def __init__(self, out: TextIO) -> None:

@@ -10,7 +10,7 @@ __all__ = ["lazy_names"]
 
 
 def lazy_names(
-    package: str, places: Mapping[str, str], modules: Iterable[str] = ()
+    package: str, places: Mapping[str, str], modules: Iterable[str] = (), absent: Iterable[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return a package's `__getattr__` and `__dir__`.
 
@@ -18,6 +18,7 @@ def lazy_names(
         package: Its name, such as `bridge.testing`.
         places: The module of each public name.
         modules: Its public modules.
+        absent: Names that cannot be imported here; `dir` leaves them out.
     """
 
     def get(name: str) -> Any:
@@ -27,4 +28,4 @@ def lazy_names(
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(importlib.import_module(places[name]), name)
 
-    return get, lambda: sorted({*places, *modules})
+    return get, lambda: sorted({*places, *modules}.difference(absent))

@@ -120,7 +120,7 @@ class Reader(ast.NodeVisitor):
     def __init__(self, file: str, first_line: int = 0) -> None:
         self.file, self.first_line = file, first_line
         self.names: dict[str, str] = {}
-        """The full name of each imported name."""
+        """The full name of each name that is imported, or that is a class of the file itself."""
         self.findings: list[Finding] = []
 
     def add(self, kind: str, node: ast.AST, what: str) -> None:
@@ -139,6 +139,10 @@ class Reader(ast.NodeVisitor):
         """True for an attribute of the standard library or of a third party's module."""
         name = self.full_name(node)
         return bool(name) and name.partition(".")[0] not in ("bridge", "tests", "benchmarks", "examples")
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self.names[node.name] = f"tests.{node.name}"
+        self.generic_visit(node)
 
     def imported(self, node: ast.AST, name: str) -> None:
         """Count the import of a dotted name, which may be that of something inside a module."""
@@ -192,11 +196,13 @@ class Reader(ast.NodeVisitor):
         self.generic_visit(node)
 
     def patched(self, node: ast.Call, target: ast.expr, name: str) -> None:
-        """Count a patch, unless its target is known to be another's: `os`, `sys.stdin`, "socket.socket"."""
+        """Count a patch, unless its target is known to be another's (`sys.stdin`, "socket.socket") or a test's own."""
         if isinstance(target, ast.Constant) and isinstance(target.value, str):
             if target.value.startswith("bridge."):
                 self.add("patches", node, target.value)
-        elif not self.is_foreign(target) and isinstance(node.func, ast.Attribute):
+        elif isinstance(node.func, ast.Attribute) and not (
+            self.is_foreign(target) or self.full_name(target).startswith("tests.")
+        ):
             self.add("patches", node, f"{ast.unparse(target)}.{name}")
 
     def visit_Constant(self, node: ast.Constant) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import importlib
 import inspect
 import os
@@ -10,7 +12,8 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,14 +23,19 @@ import pytest
 from gymnasium import spaces
 
 from bridge import Limits
+from bridge.encoding.tensors import unpack_tensor
 from bridge.server.registry import Registry
 from bridge.server.session import Session
-from bridge.testing import LocalRuntime
+from bridge.testing import Inspector, LocalRuntime
 from bridge.worlds.base import Agent, World
 from bridge.worlds.scheduling import Pending
 
 everywhere = pytest.mark.parametrize("isolation", [None, "process"], indirect=True, ids=["here", "isolated"])
 """Runs a test with environments in the server's process, and in processes of their own."""
+
+
+TAXI = "Taxi-v4" if "Taxi-v4" in gymnasium.registry else "Taxi-v3"
+"""The newest version of Taxi that this Gymnasium has."""
 
 
 def assert_identical(mine: Any, theirs: Any, where: str = "value") -> None:
@@ -241,6 +249,29 @@ def world_of(server: Any, name: str = "") -> Any:
     """A world of a server in this process."""
     (found,) = [world for world in server._registry.worlds if world.name == name]
     return found
+
+
+def read_property(url: str, key: str) -> Any:
+    """The value of a property of a server."""
+    with Inspector(url, 20.0) as inspector:
+        return unpack_tensor(inspector.read_property(key))[()]
+
+
+def keeping(make: Callable[..., Any]) -> tuple[Callable[..., Any], list[Any]]:
+    """A factory of environments that does as `make` does, and the list of those that it has made."""
+    made: list[Any] = []
+
+    @functools.wraps(make)
+    def factory(*args: Any, **kwargs: Any) -> Any:
+        made.append(make(*args, **kwargs))
+        return made[-1]
+
+    return factory, made
+
+
+def objects_of(*packages: str) -> Counter[type]:
+    """The objects of the classes of these packages that are alive and that the garbage collector can name, by class."""
+    return Counter(type(each) for each in gc.get_objects() if str(type(each).__module__).startswith(packages))
 
 
 def sampled(values: Iterable[Any], every: int, first: int = 0) -> list[Any]:

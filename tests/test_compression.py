@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import importlib
+import subprocess
+import sys
 import zlib
 from typing import Any
 
@@ -14,12 +17,14 @@ from hypothesis import strategies as st
 
 from bridge import TLS, errors, make_remote, make_vec_remote, serve_gym
 from bridge.testing import Proxy, make_certificates
-from bridge.transport import compression
-from bridge.transport.compression import WORTHWHILE, checked_compression, compress, encodings, inflater
+from bridge.transport.compression import WORTHWHILE, checked_compression, compress, inflater
 from bridge.wrappers import BlockingReset
+from tests.http2_tools import BEGIN, STEP, Hand
+from tests.support import SERVE, server_process
 
 SHAPE = (84, 84, 3)
 KINDS = ("zstd", "gzip")
+ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
 
 
 class Pictures(gymnasium.Env[Any, Any]):
@@ -123,15 +128,20 @@ def test_what_is_no_compression_is_refused_with_words() -> None:
         make_remote("grpc://127.0.0.1:1?compression=lz4")
 
 
-def test_an_end_without_zstd_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serve_gym(Pictures) as server:
-        monkeypatch.setattr("bridge.server.grpc_server._ENCODINGS", "identity, deflate, gzip")
+def test_an_end_without_zstd_says_what_to_install() -> None:
+    without = f"import sys; sys.modules[{ZSTD!r}] = None\n"  # as where it is not installed
+    with server_process(without + SERVE, "CartPole-v1") as (_, url):
         with pytest.raises(errors.RemoteError, match=r"gymnasium-bridge\[zstd\] on the server"):
-            make_remote(server.url, compression="zstd", timeout=10)
-        monkeypatch.setattr(compression, "_zstd", lambda: None)
-        assert encodings() == ("deflate", "gzip")
-        with pytest.raises(errors.SettingError, match=r"pip install 'gymnasium-bridge\[zstd\]'"):
-            make_remote(server.url, compression="zstd")
+            make_remote(url, compression="zstd", timeout=20)
+        client = without + (
+            "import bridge\nfrom bridge.transport.compression import encodings\nprint(encodings())\n"
+            "try:\n    bridge.make_remote(sys.argv[1], compression='zstd')\n"
+            "except bridge.errors.SettingError as error:\n    print(error)\n"
+        )
+        command = [sys.executable, "-c", client, url]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert said.startswith("('deflate', 'gzip')\n")
+    assert "pip install 'gymnasium-bridge[zstd]'" in said
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -175,28 +185,25 @@ def test_what_was_compressed_reads_back_in_pieces(parts: list[bytes], kind: str)
 
 
 def test_a_window_wider_than_every_reader_takes_is_refused() -> None:
-    zstd = compression._zstd()
+    zstd = importlib.import_module(ZSTD)
     options = {zstd.CompressionParameter.window_log: 27, zstd.CompressionParameter.enable_long_distance_matching: 1}
     packed = zstd.ZstdCompressor(options=options).compress(bytes(1 << 28), zstd.ZstdCompressor.FLUSH_FRAME)
     with pytest.raises(_zstd_error()):
         inflater("zstd").take(packed, 1 << 20)
 
 
-def test_small_answers_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: Any) -> bytes:
-        raise AssertionError("it is not worth it")
-
+@pytest.mark.parametrize(("env", "compressed"), [("CartPole-v1", 0), (Pictures, 1)])
+def test_small_answers_stay_as_they_are(env: Any, compressed: int) -> None:
     assert WORTHWHILE > 256
     assert checked_compression(None) is None
-    with serve_gym("CartPole-v1") as server:
-        env = make_remote(server.url, compression="zstd")
-        monkeypatch.setattr("bridge.server.grpc_server.WORTHWHILE", 256)
-        monkeypatch.setattr("bridge.server.grpc_server.compress", refuse)
-        env.reset(seed=0)
-        for _ in range(5):
-            env.step(0)
-        env.close()
+    with serve_gym(env) as server, Hand(server) as hand:
+        number = hand.play(grpc_encoding="zstd", grpc_accept_encoding="zstd")
+        for payload in [BEGIN, STEP, STEP]:
+            hand.say(number, payload)
+            hand.until(lambda: hand.has_answer(number))
+            assert hand.bodies[number][0] == compressed  # the flag of gRPC's message
+            hand.answer(number)
 
 
 def _zstd_error() -> Any:
-    return compression._zstd().ZstdError
+    return importlib.import_module(ZSTD).ZstdError

@@ -69,16 +69,18 @@ def test_returns_are_those_of_whole_episodes_one_policy_a_slot() -> None:
     assert steps == 2 * int(max(returns.sum(axis=1)) + 1)
 
 
-def test_servers_are_ended_when_the_training_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_servers_are_ended_when_the_training_fails(tmp_path: Path) -> None:
     started: list[int] = []
 
-    def fail(envs: Any, *rest: Any) -> None:
-        started.extend(child.pid for child in psutil.Process().children() if "serve" in child.cmdline())
-        raise RuntimeError("on purpose")
+    class Failing(io.StringIO):
+        def write(self, text: str) -> int:
+            if text.startswith("generation"):
+                started.extend(child.pid for child in psutil.Process().children() if "serve" in child.cmdline())
+                raise RuntimeError("on purpose")
+            return super().write(text)
 
-    monkeypatch.setattr(module, "play", fail)
     with pytest.raises(RuntimeError, match="on purpose"):
-        run_demo(Demo(servers=2, lanes=2, picture=tmp_path / "none.png"), io.StringIO())
+        run_demo(Demo(servers=2, lanes=2, picture=tmp_path / "none.png"), Failing())
     assert len(started) == 2
     assert not any(psutil.pid_exists(pid) for pid in started)
 
@@ -103,7 +105,7 @@ def test_without_matplotlib_there_is_no_picture_and_the_remedy_is_said(
     history = [Generation(1, np.array([10.0, 30.0]), 100, 1.0)]
     assert draw_curve(history, np.array([20.0]), tmp_path / "none.png") is None
     out = io.StringIO()
-    module._conclude(Outcome(history, np.array([20.0]), 1.0, None), module._Screen(out))
+    module.conclude(Outcome(history, np.array([20.0]), 1.0, None), module.Screen(out))
     assert "gymnasium-bridge[demo]" in out.getvalue()
     assert "Not learned: below the 475" in out.getvalue()
 
@@ -114,7 +116,7 @@ def test_in_a_terminal_a_line_is_overwritten_while_it_goes_on() -> None:
             return True
 
     out = Terminal()
-    screen = module._Screen(out)
+    screen = module.Screen(out)
     screen.passing("first")
     screen.passing("second, at once: not shown")
     screen.line("stays")
@@ -123,8 +125,8 @@ def test_in_a_terminal_a_line_is_overwritten_while_it_goes_on() -> None:
 
 def test_where_the_blocks_cannot_be_written_the_bar_is_of_ascii() -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    assert module._Screen(out).bar(0.5, 4) == "##--"
-    assert module._Screen(io.StringIO()).bar(0.5, 4) == "██░░"
+    assert module.Screen(out).bar(0.5, 4) == "##--"
+    assert module.Screen(io.StringIO()).bar(0.5, 4) == "██░░"
 
 
 def test_nonsense_is_refused_with_what_was_expected() -> None:

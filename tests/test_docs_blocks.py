@@ -102,6 +102,7 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
             "envs.recv(at_least=2)" + CLOSE,
         ),
     ],
+    "old-python.md": [Elsewhere("tests/test_standalone.py")] * 2,
     "perlert.md": [
         Block(
             {
@@ -153,7 +154,15 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
         Block({}, "", "server.stop()\n"),
         Block({}, "server = serve_gym('Pendulum-v1', fps=50)\n", "env.close()\nserver.stop()\n"),
     ],
-    "play.md": [Block({"    server.wait()\n": "    pass\n"})],
+    "play.md": [
+        Block({"    server.wait()\n": "    pass\n"}),
+        Block(
+            {},
+            "import numpy as np\nactions = np.zeros(2, int)\n"
+            "infos = {'intervene_action': np.array([0, 1]), '_intervene_action': np.array([False, True])}\n",
+            "assert executed.tolist() == [0, 1]\n",
+        ),
+    ],
     "trainers.md": [Elsewhere("tests/test_lost_slots.py"), Elsewhere("tests/test_lost_slots.py")],
     "trust.md": [
         Block(SHORT, SECURE + "server.stop()\n"),

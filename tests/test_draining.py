@@ -27,14 +27,10 @@ def long() -> CountingEnv:
     return CountingEnv(1_000_000)
 
 
-def ended(server: Any) -> bool:
-    return bool(server._serving.finished.is_set())
-
-
 def is_told(env: Any) -> bool:
     """Whether a client has heard that its server drains; a step takes what has come."""
     env.step(0)
-    return bool(env._remote.draining)
+    return bool(env.draining)
 
 
 @TRANSPORTS
@@ -49,9 +45,9 @@ def test_a_client_is_told_and_goes_on_and_the_server_ends_once_it_has_left(trans
         assert server.draining
         env.reset()  # also a further episode
         assert env.step(0)[1] == 1.0
-        assert not ended(server)
+        assert not server.ended
         env.close()
-        until(lambda: ended(server))
+        until(lambda: server.ended)
         server.wait()
 
 
@@ -69,7 +65,7 @@ def test_who_comes_while_it_drains_is_refused_and_may_ask_for_health() -> None:
             assert next(stub.Watch(health_pb2.HealthCheckRequest(), timeout=20)).status == NOT_SERVING
         env.step(0)
         env.close()
-        until(lambda: ended(server))
+        until(lambda: server.ended)
 
 
 @TRANSPORTS
@@ -80,7 +76,7 @@ def test_who_stays_is_cut_off_after_the_timeout(transport: Any) -> None:
         server.drain(0.1)
         with pytest.raises(errors.ConnectionLostError, match="the server was stopped"):
             until(lambda: env.step(0) is None, 20.0)
-        until(lambda: ended(server))
+        until(lambda: server.ended)
         env.close()
 
 
@@ -92,7 +88,7 @@ def test_a_shorter_drain_and_a_stop_end_a_longer_one() -> None:
             server.drain(600.0)
             until(lambda: server.draining)
             hurry(server)
-            until(lambda: ended(server))
+            until(lambda: server.ended)
             server.drain()  # which does nothing any more
             env.close()
 
@@ -133,12 +129,12 @@ def test_sigterm_drains_bridge_serve_for_as_long_as_it_is_told() -> None:
         env.reset(seed=0)
         os.kill(server.pid, signal.SIGTERM)
         deadline = time.monotonic() + 20.0
-        while not env._remote.draining:
+        while not env.draining:
             assert time.monotonic() < deadline
             env.reset()
             env.step(0)
         env.close()
-        assert server._process.wait(20) == 0
+        assert server.wait(20) == 0
 
 
 GROUP = """
@@ -163,7 +159,7 @@ def test_sigterm_drains_server_processes_and_a_second_one_stops_them(again: bool
             env.reset()
         parent.send_signal(signal.SIGTERM)
         for env in envs:
-            until(lambda env=env: env.reset() and env._remote.draining, 20.0)
+            until(lambda env=env: env.reset() and env.draining, 20.0)
         envs[0].close()
         assert parent.poll() is None
         if again:
@@ -186,6 +182,6 @@ def test_server_processes_drain_together() -> None:
         assert not server.draining
         server.drain(600.0)
         assert server.draining
-        until(lambda: env.reset() and env._remote.draining)
+        until(lambda: env.reset() and env.draining)
         env.close()
         server.wait()

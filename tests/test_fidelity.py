@@ -15,7 +15,7 @@ from gymnasium.vector import SyncVectorEnv
 from bridge import make_remote, make_vec_remote, serve_gym
 from bridge.testing import EVERY_SPACE, CountingEnv, SpaceEnv
 from bridge.wrappers import BlockingReset
-from tests.support import SmallNumbers, assert_identical, assert_same_space, minigrid, pong, sampled
+from tests.support import TAXI, SmallNumbers, assert_identical, assert_same_space, minigrid, pong, sampled
 
 EnvFn = Callable[..., Any]
 
@@ -31,7 +31,7 @@ ZOO: dict[str, tuple[EnvFn, int, int]] = {
     "Pendulum": (made("Pendulum-v1"), 3000, 500),
     "MountainCarContinuous": (made("MountainCarContinuous-v0"), 3000, 500),
     "Blackjack": (made("Blackjack-v1"), 3000, 600),
-    "Taxi": (made("Taxi-v4"), 3000, 500),
+    "Taxi": (made(TAXI), 3000, 500),
     "FrozenLake": (made("FrozenLake-v1"), 3000, 600),
     "Hopper": (made("Hopper-v5"), 1500, 300),
     "Pong": (pong, 600, 40),

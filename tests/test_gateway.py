@@ -6,6 +6,7 @@ import json
 import time
 from contextlib import ExitStack, contextmanager
 
+import grpc
 import gymnasium
 import numpy as np
 import pytest
@@ -13,16 +14,19 @@ from gymnasium import spaces
 
 from bridge import errors, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.cli import main
-from bridge.client.inspector import Inspector
+from bridge.encoding.names import CALL_REQUEST_URL
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.gateway import serve_gateway
+from bridge.pb import bridge_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.perlert import serve_perlert
 from bridge.server.registry import Registry
-from bridge.testing import CountingEnv
+from bridge.testing import CountingEnv, Inspector
 from bridge.transport.credentials import TOKEN_VARIABLE, ClientCredentials, Token
+from bridge.transport.service import METHOD, SERVICE
 from bridge.wrappers import BlockingReset
+from tests.peers import Stream
 from tests.support import assert_identical, server_process, until
 from tests.web_envs import Paddle, Paddles
 
@@ -195,15 +199,13 @@ def test_a_client_that_goes_leaves_the_server():
 def test_a_client_that_hangs_up_in_the_midst_of_a_long_wait_leaves_the_server():
     server = serve_gym(CountingEnv)
     with gateway_to(server) as gateway:
-        inspector = Inspector(gateway.url, 20.0)
-        settings = {"role": pack_tensor("spectator")}
-        inspector.ask("join_world", pb.JoinWorldRequest(world_name=f"{place(server)}/", settings=settings))
-        step = pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=[1]))
-        inspector._connection.send(step.SerializeToString())  # nobody plays: it waits for an episode
+        stream = Stream(gateway, own_connection=True).join(f"{place(server)}/", role="spectator")
+        stream.send(step=pb.StepRequest(requested_observations=[1]))  # nobody plays: it waits for an episode
         until(lambda: server.status()["requests"] == 1)
-        inspector._connection.close(0.0)
+        stream.die()
         until(lambda: server.connections == 0 and gateway.connections == 0)
         assert gateway.status()["requests"] == 0
+        stream.channel.close()
 
 
 @pytest.mark.parametrize(
@@ -254,9 +256,7 @@ def test_a_lost_server_is_told_the_others_go_on_and_it_is_found_again():
             env.close()
 
 
-def test_servers_of_a_directory_come_and_go(tmp_path, monkeypatch):
-    monkeypatch.setattr("bridge.client.endpoints._PERIOD", 0.05)
-    monkeypatch.setattr("bridge.client.endpoints.EndpointWatch.__init__.__defaults__", (0.05,))
+def test_servers_of_a_directory_come_and_go(tmp_path):
     file = tmp_path / "urls.txt"
     with serve_gym(CountingEnv) as first, serve_gym(CountingEnv) as second:
         file.write_text(f"{first.url}\n")
@@ -494,3 +494,38 @@ def test_the_command_says_what_is_wrong_with_its_urls(capsys):
     assert "the scheme 'http' is none of" in capsys.readouterr().err
     assert main(["web", "grpc://localhost:1", "perlert://localhost:1", "--port", "0"]) == 2
     assert "it names no environment" in capsys.readouterr().err
+
+
+def test_a_request_behind_a_step_in_one_message_does_not_pass_as_a_step():
+    """Protobuf takes the last field of a oneof, so a message may begin like a Step and be another request."""
+    server = serve_gym(Paddle)
+    step = pb.EnvironmentRequest(step=pb.StepRequest()).SerializeToString()
+    name = f"{place(server)}/"
+    called = pb.EnvironmentRequest()
+    called.extension.type_url = CALL_REQUEST_URL
+    called.extension.value = bridge_pb2.CallRequest(name="close").SerializeToString()
+    others = {
+        "create_world": pb.EnvironmentRequest(create_world=pb.CreateWorldRequest()),
+        "destroy_world": pb.EnvironmentRequest(destroy_world=pb.DestroyWorldRequest(world_name=name)),
+        "reset_world": pb.EnvironmentRequest(reset_world=pb.ResetWorldRequest(world_name=name)),
+        "extension": called,
+    }
+    with gateway_to(server, token="for-players", watch_token="for-watchers") as gateway:
+        env = make_remote(through(gateway, server), token="for-players")
+        env.reset(seed=0)
+        before = server.worlds
+        with grpc.insecure_channel(gateway.url.removeprefix("grpc://")) as channel:
+            process = channel.stream_stream(f"/{SERVICE}/{METHOD}")  # bytes as they are
+            for kind, other in others.items():
+                join = pb.EnvironmentRequest(join_world=pb.JoinWorldRequest(world_name=name))
+                join.join_world.settings["role"].CopyFrom(pack_tensor("spectator"))
+                requests = [join.SerializeToString(), step + other.SerializeToString()]
+                metadata = [("authorization", "Bearer for-watchers")]
+                answers = [
+                    pb.EnvironmentResponse.FromString(each) for each in process(iter(requests), metadata=metadata)
+                ]
+                assert answers[0].WhichOneof("payload") == "join_world", answers
+                assert answers[1].error.code == Code.PERMISSION_DENIED, (kind, answers[1])
+        assert server.worlds == before
+        env.step(1)
+        env.close()

@@ -8,7 +8,6 @@ import socket
 import struct
 import threading
 import time
-import weakref
 import zlib
 from types import SimpleNamespace
 
@@ -44,6 +43,7 @@ from bridge.server.grpc_services import Services
 from bridge.testing import CountingEnv, Proxy
 from bridge.transport.address import parse_address
 from bridge.wrappers import BlockingReset
+from tests.frame_proxy import FrameProxy
 from tests.http2_tools import (
     ACK,
     BEGIN,
@@ -78,7 +78,7 @@ from tests.http2_tools import (
     sent_all,
 )
 from tests.peers import Stream
-from tests.support import until
+from tests.support import objects_of, until
 
 
 def long():
@@ -1149,20 +1149,19 @@ def test_a_shared_socket_that_is_cut_truncates_all_slots_and_they_come_back():
 
 
 def test_a_slot_whose_call_ends_leaves_the_others_on_the_socket(server):
-    envs = make_vec_remote(server.url, num_envs=3, timeout=20)
-    BlockingReset(envs).reset(seed=0)
-    (connection,) = server._connections.all.values()
-    call = min(connection.calls, key=lambda call: int(call.name))
-    error = errors.RequestError(Code.UNAVAILABLE, "enough")
-    server._loop.scheduler.call_soon_threadsafe(lambda: server._calls.abandon(call, error))
-    truncated = np.zeros(3, bool)
-    while not truncated.any():
-        truncated |= envs.step(zeros(envs))[3]
-    assert truncated.sum() == 1
-    while not running(envs):
-        assert envs.step(zeros(envs))[3].sum() == 0
-    assert sockets_and_streams(server) == (1, 3)
-    envs.close()
+    with FrameProxy(server.port) as proxy:
+        envs = make_vec_remote(proxy.url, num_envs=3, timeout=20)
+        BlockingReset(envs).reset(seed=0)
+        proxy.end_stream(grpc_status=str(int(Code.UNAVAILABLE)), grpc_message="enough")
+        truncated = np.zeros(3, bool)
+        while not truncated.any():
+            truncated |= envs.step(zeros(envs))[3]
+        assert truncated.sum() == 1
+        while not running(envs):
+            assert envs.step(zeros(envs))[3].sum() == 0
+        assert sockets_and_streams(server) == (1, 3)
+        assert proxy.accepted == 1
+        envs.close()
 
 
 def test_a_slot_that_is_refused_leaves_the_others_on_the_socket():
@@ -1229,6 +1228,11 @@ def test_a_world_is_refused_where_no_thread_is_left_for_it_and_made_later(monkey
 def test_everything_of_a_connection_is_freed_when_it_closes_without_the_garbage_collector():
     """What waits for the collector is memory that nobody counts."""
     with serve_gym(LargeEnv) as server:
+        with Hand(server) as first:
+            first.step(first.play(), BEGIN)
+        until(lambda: (server.status()["sockets"], server.status()["worlds"]) == (0, 0))
+        gc.collect()
+        before = objects_of("bridge.server", "bridge.transport")
         with Hand(server, INITIAL_WINDOW_SIZE=10_000) as hand:
             hand.credits = False
             number = hand.play()
@@ -1237,16 +1241,14 @@ def test_everything_of_a_connection_is_freed_when_it_closes_without_the_garbage_
             hand.raw(half, message(bytes(1_000_000))[:300_000])  # a request that is not complete
             hand.open(WATCH)
             until(lambda: server.status()["queued_bytes"] > 500_000)
-            (connection,) = server._connections.all.values()
-            held = [connection, connection.protocol, connection.protocol.http, *connection.calls]
-            assert len(held) == 5
-            alive = [weakref.ref(item) for item in held]
-            del connection, held
+            assert (
+                objects_of("bridge.server", "bridge.transport") - before
+            ).total() >= 5  # the connection, its protocol, HTTP/2, two calls
             gc.collect()
             gc.disable()
         try:
             until(lambda: (server.connections, server.status()["queued_bytes"]) == (0, 0))
-            until(lambda: [ref() for ref in alive] == [None] * len(alive))
+            until(lambda: not objects_of("bridge.server", "bridge.transport") - before)
         finally:
             gc.enable()
 
@@ -1304,10 +1306,9 @@ def test_a_connection_that_floods_is_read_later_and_in_smaller_pieces(server):
 # Streams that a server, or a proxy before it, does not take
 
 
-def test_slots_beyond_the_streams_of_a_connection_go_over_further_ones(monkeypatch):
-    monkeypatch.setattr(grpc_server, "_SPARE_STREAMS", 2 - Limits().max_connections)
-    with serve_gym(long) as server:
-        envs = make_vec_remote(server.url, num_envs=7)
+def test_slots_beyond_the_streams_of_a_connection_go_over_further_ones():
+    with serve_gym(long) as server, FrameProxy(server.port, streams=2) as proxy:
+        envs = make_vec_remote(proxy.url, num_envs=7)
         envs = BlockingReset(envs)
         envs.reset(seed=0)
         for _ in range(3):
@@ -1317,31 +1318,23 @@ def test_slots_beyond_the_streams_of_a_connection_go_over_further_ones(monkeypat
         envs.close()
 
 
-def test_a_stream_that_is_refused_for_ever_is_a_connect_error(monkeypatch):
-    monkeypatch.setattr(grpc_server, "_SPARE_STREAMS", -Limits().max_connections)
-    with serve_gym(long) as server, pytest.raises(errors.ConnectError, match="error 7"):
-        make_remote(server.url, timeout=10.0)
+def test_a_stream_that_is_refused_for_ever_is_a_connect_error():
+    refused = pytest.raises(errors.ConnectError, match="error 7")
+    with serve_gym(long) as server, FrameProxy(server.port, streams=0) as proxy, refused:
+        make_remote(proxy.url, timeout=10.0)
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 11, None])
-def test_a_stream_that_is_cut_is_a_lost_connection_and_a_blocking_loop_goes_on(monkeypatch, code):
+def test_a_stream_that_is_cut_is_a_lost_connection_and_a_blocking_loop_goes_on(code):
     """As proxies do: by RST_STREAM of some number, or by the end of the stream without a status."""
-    with serve_gym(long) as server:
-        envs = BlockingReset(make_vec_remote(server.url, num_envs=2))
+    with serve_gym(long) as server, FrameProxy(server.port) as proxy:
+        envs = BlockingReset(make_vec_remote(proxy.url, num_envs=2))
         envs.reset(seed=0)
         envs.step(zeros(envs))
-
-        def cut():
-            (connection,) = server._connections.all.values()
-            call = next(iter(connection.calls))
-            if code is None:
-                connection.protocol.http.end_stream(call.stream)
-            else:
-                connection.protocol.http.reset_stream(call.stream, code)
-            server._connections.abandon(call)
-            server._connections.flush(connection)
-
-        server._loop.scheduler.call_soon_threadsafe(cut)
+        if code is None:
+            proxy.end_stream()
+        else:
+            proxy.reset_stream(code)
         truncated = 0
         for _ in range(50):
             *_, truncations, _ = envs.step(zeros(envs))

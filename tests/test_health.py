@@ -22,6 +22,8 @@ from bridge.testing import make_certificates
 from bridge.transport.address import parse_address
 from tests.support import until
 
+SERVING_STATUS = health_pb2.HealthCheckResponse.SERVING
+
 
 def check(url: str, timeout: float = 20.0, *, verify: bool = True) -> str:
     return check_health(parse_address(url), timeout, verify=verify)
@@ -133,3 +135,16 @@ def test_certificates_without_tls_are_refused(tmp_path: Path, capsys: pytest.Cap
     held = make_certificates(tmp_path)
     assert main(["health", "grpc://127.0.0.1:1", "--tls-ca", str(held["ca.pem"])]) == 2
     assert "write grpcs://" in capsys.readouterr().err
+
+
+def test_a_watch_takes_one_request() -> None:
+    """Who need not show a token could otherwise keep the server busy with requests that cost nothing to send."""
+    with serve_gym("CartPole-v1", token="secret") as server:
+        with grpc.insecure_channel(server.url.removeprefix("grpc://")) as channel:
+            watch = channel.stream_stream("/grpc.health.v1.Health/Watch")  # bytes as they are
+            answers = watch(iter([b"", b"", b""]), timeout=60)
+            assert next(answers) == health_pb2.HealthCheckResponse(status=SERVING_STATUS).SerializeToString()
+            with pytest.raises(grpc.RpcError) as caught:
+                next(answers)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "expected one request" in caught.value.details()

@@ -88,11 +88,15 @@ def test_a_program_in_a_string_counts_as_well():
 def test_a_patch_counts_unless_it_is_of_something_of_others():
     code = """
     import os, time
+    from tests import support
     from bridge.server import session
+    class Painted: pass
     monkeypatch.setattr(os, "fork", None)
     monkeypatch.setattr("time.sleep", None)
     monkeypatch.setitem(os.environ, "NAME", "value")
     monkeypatch.setenv("NAME", "value")
+    monkeypatch.setattr(support, "until", None)
+    monkeypatch.setattr(Painted, "drawn", 3)
     monkeypatch.setattr(session, "LIMIT", 3)
     monkeypatch.setattr(session.time, "monotonic", None)
     monkeypatch.setattr("bridge.server.session.LIMIT", 3)
@@ -100,4 +104,4 @@ def test_a_patch_counts_unless_it_is_of_something_of_others():
     mock.patch.object(session, "LIMIT", 3)
     session.LIMIT = 3
     """
-    assert [line for kind, line, _ in findings(code) if kind == "patches"] == [8, 9, 10, 11, 12, 13]
+    assert [line for kind, line, _ in findings(code) if kind == "patches"] == [12, 13, 14, 15, 16, 17]

@@ -117,7 +117,7 @@ def test_stop_in_the_midst_of_a_step_leaves_no_port_open() -> None:
     assert entered.wait(10)
     stopper = threading.Thread(target=server.stop)
     stopper.start()
-    until(lambda: server._shutdown.begun)
+    until(lambda: server.draining)
     release.set()  # its thread is in the step until here, and finds the stop before it looks at its sockets again
     stopper.join(20)
     assert not stopper.is_alive()
@@ -127,7 +127,7 @@ def test_stop_in_the_midst_of_a_step_leaves_no_port_open() -> None:
 
 def test_a_limited_log_drops_what_is_too_much_and_counts_it(caplog, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("bridge.logs.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     log = LimitedLog("bridge.test", burst=3, rate=2.0)
     with caplog.at_level("WARNING"):
         for number in range(10):

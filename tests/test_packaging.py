@@ -187,6 +187,7 @@ def test_a_package_imports_its_names_when_they_are_asked_for(name):
 
 SANS_IO = {"grpc", "socket", "threading", "asyncio", "time"}
 BASE = {"clock", "errors", "extras", "forks", "keywords", "lazy", "logs", "pb", "progress", "samples", "version"}
+BASE |= {"gymnasium_versions"}
 # What each package imports beside itself. A `perlert://` URL is handed on inside of a function, so it is listed below.
 DIRECTIONS = {
     "encoding": BASE,
@@ -448,7 +449,7 @@ def test_the_wheel_installs_bridge_and_nothing_else(built):
     assert "bridge/py.typed" in names
     assert "bridge/wrappers/__init__.py" in names
     assert "bridge/wrappers/blocking_reset.py" in names
-    assert "bridge/pb/dm_env_rpc_pb2.pyi" in names
+    assert {"bridge/pb/dm_env_rpc_pb2.pyi", "bridge/standalone/serve_env.py"} <= set(names)
 
 
 @pytest.mark.slow
@@ -482,7 +483,8 @@ def test_the_list_of_packages_is_that_of_the_folders():
         *(
             ".".join(path.parent.relative_to(ROOT).parts)
             for path in (ROOT / "bridge").rglob("*.py")
-            if "__pycache__" not in path.parts
+            # `standalone` is data: what `bridge standalone` prints.
+            if not {"__pycache__", "standalone"} & set(path.relative_to(ROOT).parts)
         ),
         *(
             ".".join(("bridge", *path.parent.relative_to(ROOT).parts))
@@ -517,3 +519,33 @@ def test_the_core_tests_are_there():
 
 def test_the_package_says_that_it_is_typed():
     assert (ROOT / "bridge" / "py.typed").exists()
+
+
+NO_PETTINGZOO = """
+import inspect, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "pettingzoo":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+from bridge import *
+import bridge
+
+assert make_remote is bridge.make_remote
+assert "make_parallel_remote" not in dir(bridge)
+assert "RemoteVectorEnv" in dict(inspect.getmembers(bridge))
+try:
+    bridge.make_parallel_remote
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_without_pettingzoo_a_star_import_and_the_members_of_the_package_are_those_that_there_are():
+    done = subprocess.run(
+        [sys.executable, "-c", NO_PETTINGZOO], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "needs PettingZoo: pip install" in done.stdout

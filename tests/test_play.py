@@ -13,7 +13,6 @@ from bridge.cli import main, play
 from bridge.cli.play import Keyboard, describe, read_keys
 from bridge.errors import SettingError
 from bridge.testing import CountingEnv
-from bridge.worlds.watching.controls import default_keys
 
 pygame = pytest.importorskip("pygame")
 
@@ -68,11 +67,11 @@ def test_the_lines_stand_below_the_picture_and_cover_none_of_it() -> None:
     pygame.init()
     font = pygame.font.Font(None, 20)
     picture = np.full((40, 60, 3), (10, 200, 30), np.uint8)
-    window = play._draw(pygame, None, font, picture, ["return 1", "round trip"], 2)
+    window = play.draw(pygame, None, font, picture, ["return 1", "round trip"], 2)
     shown = pygame.surfarray.array3d(window)
     assert (shown[:120, :80] == (10, 200, 30)).all()
     assert (shown[:, 80:] == 255).all(axis=2).any()
-    assert play._draw(pygame, window, font, picture, ["return 1"], 2) is window
+    assert play.draw(pygame, window, font, picture, ["return 1"], 2) is window
 
 
 def test_keys_that_cannot_be_read_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,13 +81,7 @@ def test_keys_that_cannot_be_read_are_an_error(capsys: pytest.CaptureFixture[str
 
 
 def test_keys_by_digits_arrows_and_meanings() -> None:
-    assert default_keys(spaces.Discrete(2, start=5), None) == {
-        frozenset({"0"}): 5,
-        frozenset({"1"}): 6,
-        frozenset({"left"}): 5,
-        frozenset({"right"}): 6,
-    }
-    keys = default_keys(spaces.Discrete(4), ["NOOP", "FIRE", "RIGHT", "RIGHTFIRE"])
+    keys = {frozenset({"space"}): 1, frozenset({"right"}): 2, frozenset({"right", "space"}): 3}
     keyboard = Keyboard(spaces.Discrete(4), keys, 0)
     assert keyboard.action() == 0
     keyboard.held |= {"right"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import socket
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def test_a_short_wait_says_nothing_and_a_long_one_each_change_once(
 ) -> None:
     terminal = as_terminal(monkeypatch)
     now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     waiting = Progress()
     waiting.tell("0 of 8")
     assert terminal.getvalue() == ""

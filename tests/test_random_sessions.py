@@ -164,7 +164,7 @@ class Sessions(RuleBasedStateMachine):
         client = self.clients[who]
         place, running = client.place, client.state is State.RUNNING
         wish = pb.StepRequest(
-            actions={key: pack_tensor(value) for key, value in actions.items()}, requested_observations=[uid, 3]
+            actions={key: pack_tensor(value) for key, value in actions.items()}, requested_observations=[uid, 2]
         )
         expected: Code | None = None
         if place is None or place.destroyed:

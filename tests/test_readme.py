@@ -18,9 +18,8 @@ import bridge.testing
 import bridge.wrappers
 from bridge import serve_gym
 from bridge.cli import main, make_parser
-from bridge.client.inspector import Inspector
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.testing import ServerProcess
+from bridge.testing import Inspector, ServerProcess
 from tests.parallel_envs import Relay
 
 ROOT = Path(__file__).parents[1]

@@ -12,6 +12,7 @@ from bridge.encoding.names import CALL_REQUEST_URL, CALL_RESPONSE_URL, PROPERTY_
 from bridge.encoding.spaces import Leaf
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
+from bridge.gymnasium_versions import discrete_space
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.session import TRANSITIONS, Event, State
@@ -74,6 +75,7 @@ class Peer:
         return response.error.message
 
     def join(self, name="", **settings):
+        settings = {"gymnasium": pack_tensor(True), **settings}
         response = self.ask(join_world={"world_name": name, "settings": settings})
         assert response.WhichOneof("payload") == "join_world", response
         return response.join_world.specs
@@ -626,7 +628,7 @@ def test_one_missing_action_of_several_is_named():
         (spaces.Graph(spaces.Discrete(2), None), pack_tensor(np.frombuffer(values.encode("x"), np.uint8))),
         (spaces.Graph(spaces.Discrete(2), None), pack_tensor(np.uint8([255]))),
         (spaces.Box(-np.inf, np.inf, (), np.float16), pack_tensor(np.float32(1e10))),
-        (spaces.Discrete(3, start=-1, dtype=np.int8), pack_tensor(np.int8(2))),
+        (discrete_space(3, -1, np.dtype(np.int8)), pack_tensor(np.int8(2))),
     ],
     ids=lambda value: str(value) if isinstance(value, spaces.Space) else "",
 )

@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
+from bridge import make_remote, serve_gym, serve_parallel
 from bridge.encoding import values
 from bridge.encoding.tensors import pack_tensor
-from bridge.errors import Code, RequestError, SettingError
+from bridge.errors import Code, EnvironmentFailedError, RefusedError, RequestError, SettingError
 from bridge.testing import CountingEnv
 from bridge.worlds.lanes import VectorWorld
 from bridge.worlds.single import GymWorld
 from bridge.worlds.source import EnvSource
-from tests.support import direct_world
+from tests.support import TAXI, direct_world
 
 
 def make(source, **settings):
@@ -56,8 +57,8 @@ class Strict(CountingEnv):
     [
         ("CartPole-v1", ["CartPole-v1"], "CartPole-v1"),
         ("gymnasium.envs:CartPole-v1", ["CartPole-v1"], "CartPole-v1"),
-        (gymnasium.spec("Taxi-v4"), ["Taxi-v4"], "Taxi-v4"),
-        (["CartPole-v1", "Taxi-v4"], ["CartPole-v1", "Taxi-v4"], "CartPole-v1, Taxi-v4"),
+        (gymnasium.spec(TAXI), [TAXI], TAXI),
+        (["CartPole-v1", TAXI], ["CartPole-v1", TAXI], f"CartPole-v1, {TAXI}"),
         (["CartPole-v*", "CartPole-v1"], ["CartPole-v0", "CartPole-v1"], "CartPole-v*, CartPole-v1"),
         (CountingEnv, [], "CountingEnv"),
         (lambda: CountingEnv(), [], "<lambda>"),
@@ -117,14 +118,14 @@ def test_nothing_is_built_before_it_is_asked_for():
 
 def test_the_client_names_one_of_the_served_environments():
     # D-3
-    source = EnvSource(["CartPole-*", "Taxi-v4"])
-    world = make(source, env_id="Taxi-v4")
-    assert world.env._env.spec.id == "Taxi-v4"
+    source = EnvSource(["CartPole-*", TAXI])
+    world = make(source, env_id=TAXI)
+    assert world.env._env.spec.id == TAXI
     world.close()
     error = refusal(source)
     assert error.code == Code.INVALID_ARGUMENT
     assert "name one of the environments, in the path of the URL or by env_id: this server has" in error.message
-    assert "CartPole-v0, CartPole-v1, Taxi-v4" in error.message
+    assert f"CartPole-v0, CartPole-v1, {TAXI}" in error.message
     for name in ("Pendulum-v1", "", "os:system", "taxi-v4"):
         error = refusal(source, env_id=name)
         assert error.code == Code.NOT_FOUND
@@ -304,3 +305,36 @@ def test_a_vector_environment_class_is_a_callable_too():
     world = make(EnvSource(SyncVectorEnv, env_kwargs={"env_fns": [CountingEnv]}))
     assert type(world.wrapped) is VectorWorld
     world.close()
+
+
+class Careless(gymnasium.Env):
+    """Its constructor takes its arguments, and then raises a TypeError of its own."""
+
+    observation_space = action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, size=1):
+        self.size = size + None
+
+
+def _careless_agents(size=1):
+    raise TypeError("unsupported operand")
+
+
+@pytest.mark.parametrize(
+    ("serve", "factory"),
+    [
+        (serve_gym, Careless),
+        (serve_gym, gymnasium.envs.registration.EnvSpec("Careless-v0", entry_point=Careless)),
+        (serve_parallel, _careless_agents),
+    ],
+    ids=["callable", "spec", "several agents"],
+)
+def test_a_type_error_inside_of_a_constructor_is_the_environment_s_own(serve, factory):
+    with serve(factory, env_kwargs={"size": 2}) as server:
+        with pytest.raises(EnvironmentFailedError, match="TypeError in its construction") as caught:
+            make_remote(server.url)
+        assert "Traceback" in str(caught.value)
+        assert "could not be made with" not in str(caught.value)
+    said = r"could not be made with .*It takes \(size=1\)"
+    with serve(factory, env_kwargs={"colour": 2}) as server, pytest.raises(RefusedError, match=said):
+        make_remote(server.url)

@@ -15,6 +15,7 @@ from bridge.encoding import space_json
 from bridge.encoding.space_json import published_space, register_space, space_from_json, space_to_json
 from bridge.encoding.spaces import Layout
 from bridge.errors import SettingError, TensorError, UnsupportedSpaceError
+from bridge.gymnasium_versions import dict_space
 from bridge.testing import EVERY_SPACE, digest
 from tests.support import sampled, stable_id
 
@@ -153,7 +154,7 @@ def test_a_big_uniform_space_is_short(space):
 
 def test_dict_keys_come_back_with_their_types_and_order():
     keys = ["b", "a", 3, -1, 2.5, float("inf"), None, ("x", 1, (None,)), "", np.int64(9)]
-    space = spaces.Dict([(key, spaces.Discrete(index + 1)) for index, key in enumerate(keys)], sort_keys=False)
+    space = dict_space([(key, spaces.Discrete(index + 1)) for index, key in enumerate(keys)], sort_keys=False)
     back = there_and_back(space)
     assert list(back.spaces) == keys
     assert [type(key) for key in back.spaces] == [*map(type, keys[:-1]), int]

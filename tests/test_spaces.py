@@ -15,6 +15,7 @@ from bridge.encoding.space_specs import space_from_specs
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Spec, pack_tensor
 from bridge.errors import InvalidActionError, TensorError
+from bridge.gymnasium_versions import dict_space, discrete_space
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import EVERY_SPACE
 
@@ -221,7 +222,7 @@ def test_spec_names_are_unique_and_nest_by_dots_only(name, lanes):
 
 def test_keys_are_written_so_that_no_two_are_alike():
     keys = ["a.b", "a%2Eb", "", "_", "%_", "%", "%25", *range(30), (1, "a"), None]
-    space = spaces.Dict([(key, spaces.Discrete(2)) for key in keys], sort_keys=False)
+    space = spaces.Dict([(key, spaces.Discrete(2)) for key in keys])
     names = [spec.name for spec in Layout(space, "action").specs]
     assert len(set(names)) == len(keys)
     assert names[:3] == ["action.a%2Eb", "action.a%252Eb", "action.%_"]
@@ -229,7 +230,7 @@ def test_keys_are_written_so_that_no_two_are_alike():
 
 
 def test_specs_say_dtype_shape_and_range():
-    space = spaces.Dict(
+    space = dict_space(
         {
             "box": spaces.Box(np.float32([-1, 0]), np.float32([1, np.inf])),
             "image": spaces.Box(0, 255, (2, 3), np.uint8),
@@ -243,7 +244,7 @@ def test_specs_say_dtype_shape_and_range():
             "words": spaces.Sequence(spaces.Text(3)),
             "uneven": spaces.Sequence(spaces.Box(np.float32([0, 1]), np.float32([2, 2]))),
             "graph": spaces.Graph(spaces.Discrete(2), None),
-        },
+        }.items(),
         sort_keys=False,
     )
     assert [f"{spec.name} {spec.describe()}" for spec in Layout(space, "o").specs] == [
@@ -454,7 +455,8 @@ def test_specs_of_another_server_become_the_space_that_they_describe():
     assert set(space.spaces) == {"arm", "gear", "raw", "byte", "image", "on", "said", "words", "events"}
     assert space["arm"]["angle"] == spaces.Box(-3, 3, (2,), np.float64)
     assert space["arm"]["force"] == spaces.Box(np.float32([-np.inf] * 2), np.float32([1, 2]))
-    assert space["gear"] == spaces.Discrete(7, start=-1, dtype=np.int32)
+    assert space["gear"] == discrete_space(7, -1, np.dtype(np.int32))
+    assert space["gear"].dtype == np.int32
     assert space["raw"] == spaces.Box(-(2**63), 2**63 - 1, (), np.int64)
     assert space["byte"] == spaces.Box(-128, 127, (), np.int8)  # 256 is more than an int8 Discrete can say
     assert space["image"] == spaces.Box(0, 255, (4, 4), np.uint8)

@@ -32,7 +32,7 @@ from bridge.errors import (
 from bridge.wrappers import BlockingReset
 from tests import test_fidelity
 from tests.peers import PublicClient
-from tests.support import LargeArrays, sampled, until
+from tests.support import TAXI, LargeArrays, sampled, until
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="this platform has no Unix sockets"),
@@ -253,8 +253,8 @@ def test_an_environment_over_a_socket_can_be_made_from_its_spec(path: str) -> No
 
 
 def test_a_path_with_a_space_and_an_environment_id_in_the_query_are_found(tmp_path: Path) -> None:
-    with serve_gym(["CartPole-v1", "Taxi-v4"], unix_path=str(tmp_path / "a b")) as server:
-        env = make_remote(f"{server.urls[1]}?env_id=Taxi-v4")
+    with serve_gym(["CartPole-v1", TAXI], unix_path=str(tmp_path / "a b")) as server:
+        env = make_remote(f"{server.urls[1]}?env_id={TAXI}")
         assert env.observation_space == gymnasium.spaces.Discrete(500)
         env.close()
 

@@ -15,7 +15,6 @@ from bridge import make_remote, serve_gym, serve_parallel
 from bridge.gateway import serve_gateway
 from bridge.perlert import serve_perlert
 from bridge.testing import CountingEnv
-from bridge.worlds.watching import pictures
 from tests.support import server_process, until, world_of
 from tests.test_web_page import (  # noqa: F401 - fixtures
     PADDLE,
@@ -191,7 +190,7 @@ def test_a_world_without_pictures_shows_its_numbers_and_can_be_played(opened):  
 
 
 def test_a_server_without_an_encoder_for_jpeg_sends_pictures_without_loss(opened, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(pictures, "_simplejpeg", lambda: None)
+    monkeypatch.setitem(sys.modules, "simplejpeg", None)
     monkeypatch.setitem(sys.modules, "PIL", None)  # as where it is not installed
     with serve_gym(Paddle) as server, serve_gateway(server.url) as gateway:
         page = opened(gateway.web_url)

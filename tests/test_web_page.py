@@ -19,7 +19,7 @@ import pytest
 import bridge
 from bridge import make_parallel_remote, make_remote, serve_gym, serve_parallel
 from bridge.transport.credentials import TOKEN_VARIABLE
-from tests.support import server_process, until
+from tests.support import keeping, read_property, server_process, until
 from tests.web_envs import Doors, Paddle, Paddles
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
@@ -117,14 +117,15 @@ def test_one_of_several_environments_is_chosen_and_played(opened, fps):
         says(page, "#badge", "playing")
         says(page, "#stage-title", "MountainCar-v0")
         shows(page, "() => document.getElementById('canvas').dataset.pictures > 3")
-        assert json.loads(server._registry._overview())["worlds"][0]["title"] == "MountainCar-v0"
+        assert json.loads(read_property(server.url, "server.web"))["worlds"][0]["title"] == "MountainCar-v0"
         page.keyboard.press("Escape")
         until(lambda: not server.worlds)
         page.wait_for_function("() => !document.getElementById('env-label').hidden")
 
 
 def test_a_held_key_moves_the_paddle_and_its_release_stops_it(opened):
-    with serve_gym(Paddle, web=True, fps=30) as server:
+    make, made = keeping(Paddle)
+    with serve_gym(make, web=True, fps=30) as server:
         page = opened(server.web_url)
         page.click("#begin")
         says(page, "#legend", "→")
@@ -133,11 +134,10 @@ def test_a_held_key_moves_the_paddle_and_its_release_stops_it(opened):
         page.keyboard.down("ArrowRight")
         shows(page, f"() => ({PADDLE})() > 130")
         page.keyboard.up("ArrowRight")
-        world = server._registry.worlds[0]
         places = [-1, -2]
 
         def stands():
-            places.append(world.env.lanes[0]._env.place)
+            places.append(made[-1].place)
             page.wait_for_timeout(100)
             return places[-1] == places[-2]
 
@@ -149,7 +149,7 @@ def test_a_held_key_moves_the_paddle_and_its_release_stops_it(opened):
         until(stands)
         page.keyboard.press("Escape")
         says(page, "#badge", "watching")
-        until(lambda: not any(world.seats.values()))
+        until(lambda: not any(json.loads(read_property(server.url, "server.web"))["worlds"][0]["seats"].values()))
 
 
 def test_a_lock_step_server_is_played_in_a_world_of_one_s_own_by_the_keyboard_alone(opened):
@@ -387,6 +387,14 @@ def test_lanes_are_a_mosaic_of_those_that_are_chosen(opened):
         envs.step(np.zeros(4, np.int64))
         shows(page, "() => document.getElementById('canvas').height === 150")
         envs.close()
+
+
+def test_a_world_that_keys_cannot_play_says_so(opened):
+    with serve_gym(Paddle, num_envs=2, web=True) as server:
+        page = opened(server.web_url)
+        page.click("#play:enabled")
+        says(page, "body", "this world has lanes, which are not played by keys")
+        assert "iterable" not in page.inner_text("body")
 
 
 def test_another_key_can_be_chosen_for_an_action(opened):

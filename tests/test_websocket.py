@@ -10,7 +10,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import weakref
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -34,7 +33,7 @@ from bridge.wrappers import BlockingReset
 from tests import test_fidelity
 from tests.parallel_envs import Relay
 from tests.peers import METHOD, SERVICE
-from tests.support import SERVE, LargeArrays, sampled, server_process, until
+from tests.support import SERVE, LargeArrays, objects_of, sampled, server_process, until
 from tests.test_unix import step_large_frames
 from tests.websocket_tools import KEY, PATH, SUBPROTOCOL, Hand, frame, handshake, request, token_subprotocol
 
@@ -605,20 +604,24 @@ def test_a_client_that_goes_without_a_word_leaves_its_world(server):
 
 def test_everything_of_a_connection_is_freed_when_it_closes_without_the_garbage_collector():
     with serve_gym(LargeArrays, web=True) as server:
+        with Hand(server).open() as first:
+            first.ask(join_world=pb.JoinWorldRequest())
+        until(lambda: server.status()["sockets"] == 0)
+        gc.collect()
+        before = objects_of("bridge.server", "bridge.transport")
         with Hand(server).open() as hand, Hand(server) as half:
             half.send(b"GET / HTTP/1.1\r\n")
             hand.ask(join_world=pb.JoinWorldRequest())
             hand.send(AGAIN * 20)  # answers that wait
             until(lambda: server.status()["queued_bytes"] > 0)
-            held = [item for c in server._connections.all.values() for item in (c, c.protocol, *c.calls)]
-            assert len(held) == 5
-            alive = [weakref.ref(item) for item in held]
-            del held
+            assert (
+                objects_of("bridge.server", "bridge.transport") - before
+            ).total() >= 5  # two connections, their protocols, a call
             gc.collect()
             gc.disable()
         try:
             until(lambda: (server.connections, server.status()["queued_bytes"]) == (0, 0))
-            until(lambda: [ref() for ref in alive] == [None] * len(alive))
+            until(lambda: not objects_of("bridge.server", "bridge.transport") - before)
         finally:
             gc.enable()
 

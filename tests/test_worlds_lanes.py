@@ -20,7 +20,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import EVERY_SPACE, CountingEnv, FailingEnv, SpaceEnv
 from bridge.worlds.lane_infos import join_infos
 from bridge.worlds.source import EnvSource
-from tests.support import assert_identical, direct_world, sampled
+from tests.support import TAXI, assert_identical, direct_world, sampled
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -93,7 +93,7 @@ def alone(infos, lanes):
 # Beside Gymnasium
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Taxi-v4", "Blackjack-v1", "MountainCarContinuous-v0"])
+@pytest.mark.parametrize("env_id", ["CartPole-v1", TAXI, "Blackjack-v1", "MountainCarContinuous-v0"])
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_lanes_play_as_a_sync_vector_env_does(env_id, lanes):
     def make():
@@ -402,14 +402,14 @@ ASYNC = """
     from bridge.encoding.tensors import pack_tensor
     from bridge.worlds.source import EnvSource
     from gymnasium.vector import SyncVectorEnv
-    from tests.support import assert_identical, direct_world
+    from tests.support import TAXI, assert_identical, direct_world
     from tests.test_worlds_lanes import act, encoded, info_of, look, observation_of, refusal
     import gymnasium
 
 
     def main():
-        local = SyncVectorEnv([lambda: gymnasium.make("Taxi-v4", max_episode_steps=8)] * 2)
-        source = EnvSource("Taxi-v4", num_envs=2, vectorization_mode="async", env_kwargs={"max_episode_steps": 8})
+        local = SyncVectorEnv([lambda: gymnasium.make(TAXI, max_episode_steps=8)] * 2)
+        source = EnvSource(TAXI, num_envs=2, vectorization_mode="async", env_kwargs={"max_episode_steps": 8})
         world = direct_world(source)
         print("pids", *(process.pid for process in world.env._env.processes), flush=True)
         agent = world.join({})
@@ -431,7 +431,7 @@ ASYNC = """
             assert_identical(look(agent, "reward", "terminated", "truncated"), [reward, terminated, truncated])
         error = None
         try:
-            direct_world(EnvSource("Taxi-v4"), {"num_envs": pack_tensor(2), "kwargs.altitude": pack_tensor(1),
+            direct_world(EnvSource(TAXI), {"num_envs": pack_tensor(2), "kwargs.altitude": pack_tensor(1),
                                                 "vectorization_mode": pack_tensor("async")})
         except Exception as caught:
             error = caught

@@ -14,7 +14,7 @@ from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv, FailingEnv, LocalRuntime, SpaceEnv
 from bridge.worlds.source import EnvSource
-from tests.support import Direct, assert_identical, direct_world
+from tests.support import TAXI, Direct, assert_identical, direct_world
 
 
 def world_of(env):
@@ -49,7 +49,7 @@ def same(one, other):
     return values.encode(one) == values.encode(other)
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "Taxi-v4", "Blackjack-v1", "FrozenLake-v1"])
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", TAXI, "Blackjack-v1", "FrozenLake-v1"])
 def test_a_world_plays_as_its_environment_does(env_id):
     # D-13, D-21
     local, agent = gymnasium.make(env_id), world_of(gymnasium.make(env_id)).join({})

@@ -7,18 +7,19 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
-from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
 from bridge.encoding.tensors import Array
 from bridge.errors import SettingError
+from bridge.gymnasium_versions import BatchWrapper
 
 __all__ = ["ActionHistory"]
 
 _ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
-class ActionHistory(VectorWrapper[Any, Any, Any, Any, Array]):
+class ActionHistory(BatchWrapper):
     """Appends the last actions to observations.
 
     With a delay of k frames an observation does not show the effect of the last k actions; an agent that sees these

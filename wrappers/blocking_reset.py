@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode, VectorWrapper
+from gymnasium.vector import AutoresetMode
 
 from bridge.client.options import checked_timeout
 from bridge.client.results import Results
@@ -17,6 +17,7 @@ from bridge.client.vector_env import RemoteVectorEnv, make_vec_remote, slots_of
 from bridge.client.waiting import OnLost
 from bridge.encoding.tensors import Array
 from bridge.errors import Code, EnvironmentFailedError, RefusedError, ResetNeededError, SettingError
+from bridge.gymnasium_versions import BatchWrapper
 
 from .transparent import Transparent
 
@@ -26,7 +27,7 @@ MAX_FAILURES = 10
 """Episodes of a slot that end by failures of its environment one after the other, after which `step` raises."""
 
 
-class BlockingReset(VectorWrapper[Any, Any, Any, Any, Array]):
+class BlockingReset(BatchWrapper):
     """Makes `reset` and `step` wait until every slot has an observation, and returns batched arrays.
 
     The results equal those of `gymnasium.vector.SyncVectorEnv` with the same environments, seeds, actions and autoreset

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from gymnasium.vector import VectorEnv, VectorWrapper
+from gymnasium.vector import VectorEnv
 
 from bridge.client.vector_env import RemoteVectorEnv
 from bridge.encoding.tensors import Array
 from bridge.errors import SettingError
+from bridge.gymnasium_versions import BatchWrapper
 
 __all__ = ["Transparent"]
 
 
-class Transparent(VectorWrapper[Any, Any, Any, Any, Array]):
+class Transparent(BatchWrapper):
     """Forwards every attribute, so that `BlockingReset` can wrap it like the remote environment itself.
 
     Args:

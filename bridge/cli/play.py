@@ -17,7 +17,7 @@ from bridge.errors import RefusedError, SettingError
 from bridge.extras import install_command
 from bridge.transport.credentials import add_credential_options, credential_keywords
 
-__all__ = ["Keyboard", "add_play_parser", "describe", "read_keys", "register", "run"]
+__all__ = ["Keyboard", "add_play_parser", "describe", "draw", "read_keys", "register", "run"]
 
 _EPILOG = """keys:
   Discrete actions: the digits 0 to 9; the arrows if there are at most four actions, or if the environment names its
@@ -204,14 +204,24 @@ def _loop(
         lines = describe(info, score, clock.get_fps())
         if waits and not keyboard.pressed:
             lines.append("no key is held: the environment waits")
-        window = _draw(pygame, window, font, picture, lines, arguments.scale)
+        window = draw(pygame, window, font, picture, lines, arguments.scale)
         frames += 1
         clock.tick(fps)
         if ended:
             time.sleep(min(0.5, 10 / fps))  # a person wants to see the end
 
 
-def _draw(pygame: Any, window: Any, font: Any, picture: Any, lines: Sequence[str], scale: int) -> Any:
+def draw(pygame: Any, window: Any, font: Any, picture: Any, lines: Sequence[str], scale: int) -> Any:
+    """Draw a picture and the lines below it, in a window of their size, which is made anew where it has another one.
+
+    Args:
+        pygame: The package.
+        window: The window so far; None: there is none.
+        font: Of the lines.
+        picture: An array of shape (height, width, 3) and dtype uint8; anything else: the lines alone.
+        lines: What stands below.
+        scale: How many pixels a pixel of the picture takes.
+    """
     if isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.shape[2] == 3 and picture.dtype == np.uint8:
         surface = pygame.surfarray.make_surface(picture.swapaxes(0, 1))
     else:

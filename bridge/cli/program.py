@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "runs": ("bridge.cli.runs", "list the episodes of recordings"),
     "replay": ("bridge.cli.replay", "verify a recorded episode, or watch it again"),
     "export": ("bridge.cli.export", "turn recorded episodes into a dataset, arrays or a film"),
+    "standalone": ("bridge.cli.standalone", "print a server in one file, for an old Python, gym or Gymnasium"),
     "cert": ("bridge.transport.certificates", "make certificates for development"),
     "token": ("bridge.cli.token", "make a token, which a server asks its clients for"),
     "web": ("bridge.cli.web", "show other servers' worlds and PERLERT lobbies on a page for browsers"),

@@ -161,6 +161,11 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         return self._world_info().server_version
 
     @property
+    def draining(self) -> bool:
+        """Whether the server has said that it takes no further worlds; this one goes on until its client leaves."""
+        return self._remote.draining
+
+    @property
     def fps(self) -> float | None:
         """Frames a second of a real-time world; None: it waits for each action."""
         return self._world_info().fps

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from bridge.client.infos import lane_info, pick_lanes, with_errors
+from bridge.client.infos import lane_info, pick_lanes, with_errors, with_interventions
 from bridge.client.lane_feed import LaneFeed, Part, Told
 from bridge.client.latency import Latency
 from bridge.encoding import values
+from bridge.encoding.interventions import ACTION, split_intervention
 from bridge.encoding.names import TIMING
 from bridge.encoding.spaces import Leaf
 from bridge.encoding.tensors import Array, fill_tensor, unpack_tensor
@@ -170,8 +171,18 @@ class Feed:
         else:
             state = message.step.state
             flags = [[state == pb.TERMINATED], [state == pb.INTERRUPTED], [False]]
-        rows = zip(timing, *numbers, *flags, strict=True)
+        rows = zip(timing, *numbers, *flags[:2], self._interventions(message), flags[2], strict=True)
         return [None if resetting else Part(message, *row) for *row, resetting in rows]
+
+    def _interventions(self, message: pb.EnvironmentResponse) -> Sequence[Mapping[str, Any]]:
+        """Return of each lane who acted in the agent's place, and how."""
+        uid = self._uids.get("info")
+        if uid is None or not _tells_of_intervention(message, uid):
+            return [{}] * len(self.lanes)
+        info = _info(message, uid)
+        return [
+            split_intervention(lane_info(info, lane) if self._shape else info)[1] for lane in range(len(self.lanes))
+        ]
 
     def _keep_failures(self, message: pb.EnvironmentResponse, parts: Sequence[Part | None]) -> None:
         """Keep why lanes have no episode, which is said once for each attempt, until they have one."""
@@ -277,6 +288,10 @@ class Feed:
             info = with_errors(_info(answer, self._uids["info"]), failures, len(told))
             _fill(answer, self._uids["info"], np.frombuffer(values.encode(info), np.uint8))
             self._failures = {index: why for index, why in self._failures.items() if index not in failures}
+        interventions = [item.intervention for item in told]
+        if "info" in self._uids and (any(interventions) or _tells_of_intervention(answer, self._uids["info"])):
+            info = with_interventions(_info(answer, self._uids["info"]), interventions, lanes=bool(self._shape))
+            _fill(answer, self._uids["info"], np.frombuffer(values.encode(info), np.uint8))
         if self._remarks is not None:
             data = answer.step.observations[self._uids["info"]].uint8s.array
             found["info"] = np.frombuffer(values.with_remarks(data, self._remarks), np.uint8)
@@ -317,6 +332,11 @@ def _fill(answer: pb.EnvironmentResponse, uid: int, array: Array) -> None:
     tensor = answer.step.observations[uid]
     tensor.Clear()
     fill_tensor(tensor, array)
+
+
+def _tells_of_intervention(message: pb.EnvironmentResponse, uid: int) -> bool:
+    """Whether an info may say that somebody else acted; looked for in its bytes, as few do."""
+    return ACTION.encode() in message.step.observations[uid].uint8s.array
 
 
 def _info(message: pb.EnvironmentResponse, uid: int) -> dict[str, Any] | list[dict[str, Any]]:

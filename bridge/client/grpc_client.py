@@ -142,7 +142,7 @@ class GrpcClient:
             ("te", "trailers"),
             ("content-type", "application/grpc"),
             ("user-agent", f"gymnasium-bridge/{__version__}"),
-            (HELLO, __version__),  # U-12
+            *address.hello,  # U-12
         ]
         if address.compression is not None:
             self._fields += [("grpc-encoding", address.compression), ("grpc-accept-encoding", address.compression)]

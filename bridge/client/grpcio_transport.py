@@ -24,7 +24,6 @@ from bridge.transport.service import HELLO, METHOD, SERVICE
 from bridge.transport.sockets import PATIENCE
 from bridge.transport.tls import client_context
 from bridge.transport.token import shown_token
-from bridge.version import __version__
 
 __all__ = ["GrpcioCall"]
 
@@ -52,7 +51,7 @@ class GrpcioCall:
         self.silent = True
         token = shown_token(address)
         self._withheld = token is None and address.credentials.token is not None
-        metadata = ((HELLO, __version__), *(() if token is None else (("authorization", f"Bearer {token}"),)))
+        metadata = (*address.hello, *(() if token is None else (("authorization", f"Bearer {token}"),)))
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         if address.compression == "zstd":
             raise SettingError("grpcio cannot read zstd: use compression='gzip', or transport='http2'")

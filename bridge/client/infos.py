@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import gymnasium
 import numpy as np
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-__all__ = ["lane_info", "merge_lanes", "pick_lanes", "with_errors"]
+from bridge.encoding.interventions import ACTION, KEYS
+
+__all__ = ["batch_interventions", "lane_info", "merge_lanes", "pick_lanes", "with_errors", "with_interventions"]
 
 
 def merge_lanes(infos: dict[str, Any], block: Mapping[str, Any], offset: int, lanes: int, num_envs: int) -> None:
@@ -81,6 +86,43 @@ def with_errors(
         if (reason := errors.get(lane, lane_info(block, lane).get("error"))) is not None:
             reasons[lane], mask[lane] = reason, True
     return {**block, "error": reasons, "_error": mask}
+
+
+def with_interventions(
+    block: Mapping[str, Any] | list[dict[str, Any]], interventions: Sequence[Mapping[str, Any]], *, lanes: bool
+) -> dict[str, Any] | list[dict[str, Any]]:
+    """Return infos with these interventions in place of their own.
+
+    Args:
+        block: The info of one environment, or those of lanes.
+        interventions: One for each lane.
+        lanes: Whether the infos are those of lanes.
+    """
+    owns = [lane_info(block, lane) if lanes else block for lane in range(len(interventions))]
+    found: list[Any] = [
+        {**{key: value for key, value in own.items() if key not in KEYS}, **intervention}  # type: ignore[union-attr]
+        for own, intervention in zip(owns, interventions, strict=True)
+    ]
+    return found if lanes else found[0]
+
+
+def batch_interventions(infos: dict[str, Any], owns: Sequence[Mapping[str, Any]], space: Any) -> None:
+    """Make of the actions in `intervene_action` a batch of the action space, as `step` takes it.
+
+    Args:
+        infos: Of all slots; changed.
+        owns: Each slot's own info.
+        space: The action space of one environment.
+    """
+    count = len(owns)
+    try:
+        empty: Any = create_empty_array(space, count)
+        rows = list(iterate(batch_space(space, count), copy.deepcopy(empty)))
+        rows = [own.get(ACTION, row) for own, row in zip(owns, rows, strict=True)]
+        infos[ACTION] = concatenate(space, rows, empty)
+    except (gymnasium.error.CustomSpaceError, TypeError, ValueError):  # a space that Gymnasium batches as a tuple
+        infos[ACTION] = tuple(own.get(ACTION) for own in owns)
+    infos[f"_{ACTION}"] = np.array([ACTION in own for own in owns])
 
 
 def _only(block: Mapping[str, Any], chosen: Any) -> dict[str, Any]:

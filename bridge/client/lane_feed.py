@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 from bridge.client.unseen_frames import Shown, UnseenFrames
+from bridge.encoding.interventions import merge_interventions
 from bridge.encoding.names import TIMING
 from bridge.encoding.tensors import Array
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -21,6 +23,15 @@ __all__ = ["LaneFeed", "Part", "Told"]
 _INDEX = {name: index for index, name in enumerate(TIMING)}
 # Ended episodes that wait for the next step, and those of them that keep their final observation.
 _MOST_RECORDS, _MOST_FINALS = 65536, 8
+
+
+Owed = tuple[float, int, Mapping[str, Any]]
+_NOTHING: Owed = 0.0, 0, {}
+
+
+def _sum(earlier: Owed, later: Owed) -> Owed:
+    """Return rewards, frames and interventions of two spans of frames as those of one."""
+    return earlier[0] + later[0], earlier[1] + later[1], merge_interventions(earlier[2], later[2])
 
 
 @dataclasses.dataclass
@@ -37,6 +48,8 @@ class Part:
     """Of how many frames that is."""
     terminated: bool = False
     truncated: bool = False
+    intervention: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Who acted in the agent's place in some of these frames, and how; empty: nobody did."""
     first: bool = False
     """Whether it is the first one of an episode."""
     shown: Shown | None = None
@@ -66,6 +79,8 @@ class Told:
     truncated: bool = False
     resetting: bool = False
     """Whether it has no observation."""
+    intervention: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """As in `Part`."""
 
 
 class LaneFeed:
@@ -87,7 +102,7 @@ class LaneFeed:
         self._records: list[dict[str, Any]] = []
         self._since = 0
         self._entered = 0  # the episode of the newest answer; 0: the next one is the first of its episode
-        self._owed = 0.0, 0  # rewards and frames that passed before the first observation of that episode
+        self._owed: Owed = _NOTHING  # what passed before the first observation of that episode
 
     @property
     def available(self) -> bool:
@@ -111,7 +126,7 @@ class LaneFeed:
     def restart(self) -> None:
         """Expect the first answer of an episode."""
         self.over = False
-        self._entered, self._owed = 0, (0.0, 0)
+        self._entered, self._owed = 0, _NOTHING
 
     def push(self, part: Part, number: int, *, counts: bool = True) -> bool:
         """Take what an answer says; return whether it is told, alone or with others.
@@ -130,7 +145,7 @@ class LaneFeed:
         part.shown, part.first = shown, part.episode != self._entered
         self.over, self._entered = part.ended, 0 if part.ended else part.episode
         if part.first:
-            self._owed = 0.0, 0
+            self._owed = _NOTHING
         self._add(part)
         return True
 
@@ -143,11 +158,13 @@ class LaneFeed:
             self.queue.pop()  # an episode that nobody was in
             return
         if part.first and not part.ended:
-            self._owed = self._owed[0] + part.reward, self._owed[1] + part.frames
-            part.reward, part.frames = 0.0, 0
+            self._owed = _sum(self._owed, (part.reward, part.frames, part.intervention))
+            part.reward, part.frames, part.intervention = _NOTHING
         elif not part.first:
-            part.reward, part.frames = part.reward + self._owed[0], part.frames + self._owed[1]
-            self._owed = 0.0, 0
+            part.reward, part.frames, part.intervention = _sum(
+                self._owed, (part.reward, part.frames, part.intervention)
+            )
+            self._owed = _NOTHING
         if last is None:
             self._add_first(part)
         elif last.first and part.first:
@@ -155,7 +172,9 @@ class LaneFeed:
         elif last.ended or last.first:
             self.queue.append(part)
         else:
-            part.reward, part.frames = part.reward + last.reward, part.frames + last.frames
+            part.reward, part.frames, part.intervention = _sum(
+                (last.reward, last.frames, last.intervention), (part.reward, part.frames, part.intervention)
+            )
             self.queue[-1] = part
 
     def _add_first(self, part: Part) -> None:
@@ -195,7 +214,9 @@ class LaneFeed:
         if not new:
             return Told(part.message, timing)
         self.told = None if part.ended else part
-        return Told(part.message, timing, part.reward, part.frames, part.terminated, part.truncated)
+        return Told(
+            part.message, timing, part.reward, part.frames, part.terminated, part.truncated, False, part.intervention
+        )
 
     def take_records(self) -> list[dict[str, Any]]:
         """Give out the records of ended episodes, each once, but not before the end that waits."""

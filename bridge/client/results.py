@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from bridge.client.infos import lane_info, merge_lanes
+from bridge.client.infos import batch_interventions, lane_info, merge_lanes
 from bridge.client.members import Member
 from bridge.client.realtime import merge_latency
 from bridge.client.session import State
 from bridge.client.step_reader import Batch, StepMessage
 from bridge.client.vector_pool import VectorPool
 from bridge.encoding import values
+from bridge.encoding.interventions import ACTION
 from bridge.encoding.spaces import Column, Layout
 from bridge.encoding.step_codec import StepAnswer
 from bridge.encoding.tensors import Array
@@ -156,6 +157,16 @@ class Results:
     def merged_infos(self) -> dict[str, Any]:
         """Return the infos by Gymnasium's rules: arrays over the slots with `_key` masks."""
         infos = {**(self._merged() if self.begun is None else self._same_step_infos(self.begun)), **self.common}
+        if any(info and _acted_for(info) for _, info in self.infos):
+            space, owns = self._pool.world_info().action_space, self.own_infos()
+            if self.begun is not None:  # what was executed in slots that ended is told with their final observation
+                ended = self.ended
+                finals = [own if over else {} for own, over in zip(owns, ended, strict=True)]
+                if any(ACTION in own for own in finals):
+                    batch_interventions(infos["final_info"], finals, space)
+                owns = [{} if over else own for own, over in zip(owns, ended, strict=True)]
+            if any(ACTION in own for own in owns):
+                batch_interventions(infos, owns, space)
         if self.moved is not None:
             infos.update(moved=self.moved, _moved=self.moved.copy())
         return infos
@@ -172,6 +183,12 @@ class Results:
         filled = [(member, info) for member, info in self.infos if info]
         only_single = all(member.single for member, _ in self.infos) if filled else True
         for member, info in filled:
+            if _acted_for(info):  # batched by itself, as its space says
+                info = (
+                    [{key: value for key, value in own.items() if key != ACTION} for own in info]
+                    if isinstance(info, list)
+                    else {key: value for key, value in info.items() if key not in (ACTION, f"_{ACTION}")}
+                )
             if member.single:
                 if only_single and member.remote.realtime is not None and "latency" in info:
                     times.append((member.start, info["latency"]))
@@ -240,6 +257,11 @@ class Results:
                 for column, new in zip(columns, self.begun.batch.columns, strict=True)
             ]
         return self._layout.batch(columns)
+
+
+def _acted_for(info: Any) -> bool:
+    """Whether an info, or infos of lanes, say that somebody else acted."""
+    return any(ACTION in own for own in info) if isinstance(info, list) else ACTION in info
 
 
 def _replaced(column: Column, new: Column, slots: Array) -> Column:

@@ -60,6 +60,7 @@ class WebSocketClient:
     def __init__(self, address: Address, max_message_bytes: int) -> None:
         self._scheme = address.scheme
         self._url = address.url
+        self._hello = address.hello
         self._max_message_bytes = max_message_bytes
         token = shown_token(address)
         self._withheld = token is None and address.credentials.token is not None
@@ -100,7 +101,7 @@ class WebSocketClient:
         call.stream = _Stream()
         request = self._websocket.connect()
         request.headers["User-Agent"] = f"gymnasium-bridge/{__version__}"
-        request.headers[HELLO] = __version__  # U-12
+        request.headers.update(self._hello)  # U-12
         self._websocket.send_request(request)
         self._flush()
 

@@ -3,6 +3,7 @@
 __all__ = [
     "CALL_REQUEST_URL",
     "CALL_RESPONSE_URL",
+    "GYMNASIUM",
     "NO_SEED",
     "PROPERTY_REQUEST_URL",
     "PROPERTY_RESPONSE_URL",
@@ -21,6 +22,10 @@ CALL_REQUEST_URL = "type.googleapis.com/gymnasium_bridge.CallRequest"
 
 CALL_RESPONSE_URL = "type.googleapis.com/gymnasium_bridge.CallResponse"
 """The type of its answer."""
+
+GYMNASIUM = "gymnasium"
+"""The JoinWorld setting, a bool: whether a client gets the observations that are Gymnasium's and not dm_env's: `info`
+and, of a single environment, `discount`, `terminated` and `truncated`. Without it, clients of this package do."""
 
 NO_SEED = -1
 """In the Reset setting `seed` of a world of lanes: no seed for this lane."""

@@ -23,6 +23,7 @@ from gymnasium import Space, spaces
 
 from bridge.encoding.tensors import Array, cast
 from bridge.errors import SettingError, TensorError, UnsupportedSpaceError
+from bridge.gymnasium_versions import dict_space, discrete_space, graph_space
 
 __all__ = [
     "SpaceReader",
@@ -95,6 +96,7 @@ def space_from_json(text: str) -> Space[Any]:
 
     Raises:
         TensorError: The text is not what `space_to_json` writes.
+        UnsupportedSpaceError: The installed Gymnasium is too old for it.
         SettingError: A registered reader failed.
     """
     return _read_text(text, _readers)
@@ -108,7 +110,7 @@ def plain_space_from_json(text: str) -> Space[Any]:
 def _read_text(text: str, readers: Mapping[str, SpaceReader] | None) -> Space[Any]:
     try:
         return _read(json.loads(text), 0, readers)
-    except SettingError:
+    except (SettingError, UnsupportedSpaceError):
         raise
     except (AssertionError, AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise TensorError(f"expected a space as JSON, got {text!r:.200}: {error!r}") from error
@@ -247,7 +249,7 @@ def _read_plain(data: dict[str, Any], depth: int, readers: Mapping[str, SpaceRea
         box.bounded_above = _array(data["bounded_above"], shape, np.dtype(bool))
         return box
     if kind == "Discrete":
-        return spaces.Discrete(data["n"], start=data["start"], dtype=np.dtype(data["dtype"]).type)
+        return discrete_space(data["n"], data["start"], np.dtype(data["dtype"]))
     if kind == "MultiBinary":
         return spaces.MultiBinary(data["n"] if isinstance(data["n"], int) else list(_shape(data["n"])))
     if kind == "MultiDiscrete":
@@ -258,7 +260,7 @@ def _read_plain(data: dict[str, Any], depth: int, readers: Mapping[str, SpaceRea
         return spaces.Text(data["max_length"], min_length=data["min_length"], charset=data["charset"])
     if kind == "Dict":
         items = [(_read_key(key), _read(item, depth + 1, readers)) for key, item in data["spaces"]]
-        return spaces.Dict(items, sort_keys=data["sort_keys"])
+        return dict_space(items, sort_keys=data["sort_keys"])
     if kind in ("Tuple", "OneOf"):
         members = [_read(item, depth + 1, readers) for item in data["spaces"]]
         return spaces.Tuple(members) if kind == "Tuple" else spaces.OneOf(members)
@@ -266,7 +268,7 @@ def _read_plain(data: dict[str, Any], depth: int, readers: Mapping[str, SpaceRea
         return spaces.Sequence(_read(data["feature"], depth + 1, readers), stack=data["stack"])
     if kind == "Graph":
         edge = None if data["edge"] is None else _read(data["edge"], depth + 1, readers)
-        return spaces.Graph(_read(data["node"], depth + 1, readers), edge)
+        return graph_space(_read(data["node"], depth + 1, readers), edge)
     raise ValueError(f"unknown kind of space {kind!r}")
 
 

@@ -13,6 +13,7 @@ from gymnasium import Space, spaces
 from bridge.encoding.tensor_space import TensorSpace
 from bridge.encoding.tensors import Spec
 from bridge.errors import TensorError
+from bridge.gymnasium_versions import discrete_space
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["space_from_specs"]
@@ -74,7 +75,7 @@ def _space_of_spec(spec: Spec) -> Space[Any]:
         low = np.asarray(limits.min if spec.minimum is None else spec.minimum)
         high = np.asarray(limits.max if spec.maximum is None else spec.maximum)
         if not spec.shape and int(high) - int(low) < min(_MAX_DISCRETE, limits.max):
-            return spaces.Discrete(int(high) - int(low) + 1, start=int(low), dtype=spec.dtype.type)
+            return discrete_space(int(high) - int(low) + 1, int(low), spec.dtype)
     else:
         low = np.asarray(-np.inf if spec.minimum is None else spec.minimum)
         high = np.asarray(np.inf if spec.maximum is None else spec.maximum)

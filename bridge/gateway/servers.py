@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -98,9 +99,14 @@ class EnvServer:
         self._known: dict[str, Any] = {}
 
     def open(self, version: str, may_act: bool) -> Relay:
-        """Begin a call to the server; the gateway has looked at what the client may do."""
-        del version, may_act
-        return Relay(self.name, self._request.address, self._poller, self._max_message_bytes)
+        """Begin a call to the server, for a client that says of its version what the gateway's own client says.
+
+        The gateway has looked at what the client may do.
+        """
+        del may_act
+        # The server publishes other observations to clients of other packages.
+        address = dataclasses.replace(self._request.address, client_version=version)
+        return Relay(self.name, address, self._poller, self._max_message_bytes)
 
     def creating(self, settings: Mapping[str, pb.Tensor]) -> list[pb.EnvironmentRequest]:
         """Return CreateWorld requests with the settings of the server's URL: at first for a world that draws."""

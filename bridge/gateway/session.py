@@ -20,8 +20,6 @@ from bridge.worlds.base import Agent, World
 
 __all__ = ["GatewaySession", "Servers"]
 
-# How a Step's request begins: its field's number, and that a message follows.
-_STEP = bytes([pb.EnvironmentRequest.DESCRIPTOR.fields_by_name["step"].number << 3 | 2])
 # Requests that change what the list of worlds shows, beside those with a name; so does a property that is written.
 _CHANGING = ("leave_world", "reset")
 _NAMED = ("join_world", "reset_world", "destroy_world")
@@ -81,20 +79,25 @@ class GatewaySession:
         """Answer a request, or have it answered."""
         self.last_error = 0
         try:
-            if self._inner is not None and data.startswith(_STEP):
-                return await self._inner.handle(data)
             return await self._route(data)
         except RequestError as error:
             self.last_error = int(error.code)
             return [error_response(error)]
 
     async def _route(self, data: Request) -> list[bytes | memoryview]:
-        """Find out whom a request is for."""
+        """Find out whom a request is for.
+
+        What is handed on is written anew from what was parsed. Protobuf takes the last field of a oneof, so the bytes
+        of a Step may be followed by those of another request, and a field that this version does not know may be a
+        request to a newer server: both would get the gateway's own rights there.
+        """
         try:
             request = pb.EnvironmentRequest.FromString(bytes(data))
+            if not self._may_act:
+                request.DiscardUnknownFields()
             kind = request.WhichOneof("payload")
             if kind is None:
-                return await self._own.handle(data)
+                return await self._own.handle(request.SerializeToString())
             changing = kind in _CHANGING
             if not self._may_act:
                 refuse_acting(kind, request, _runs_environment)
@@ -113,7 +116,7 @@ class GatewaySession:
             return await self._change(server, request)
         if self._server is not None and changing:
             return await self._change(self._server, request)
-        return await (self._inner or self._own).handle(data)
+        return await (self._inner or self._own).handle(request.SerializeToString())
 
     async def _change(self, server: PublishedServer, request: pb.EnvironmentRequest) -> list[bytes | memoryview]:
         """Hand on a request after which the server's list of worlds is old."""

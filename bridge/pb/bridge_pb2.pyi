@@ -5,97 +5,97 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class Value(_message.Message):
-    __slots__ = ("none", "boolean", "integer", "big_integer", "number", "text", "data", "array", "list", "tuple", "dict", "set", "frozenset", "complex", "notes", "form")
-    class Array(_message.Message):
-        __slots__ = ("dtype", "shape", "data", "items", "is_scalar")
-        DTYPE_FIELD_NUMBER: _ClassVar[int]
-        SHAPE_FIELD_NUMBER: _ClassVar[int]
-        DATA_FIELD_NUMBER: _ClassVar[int]
-        ITEMS_FIELD_NUMBER: _ClassVar[int]
-        IS_SCALAR_FIELD_NUMBER: _ClassVar[int]
-        dtype: str
-        shape: _containers.RepeatedScalarFieldContainer[int]
-        data: bytes
-        items: _containers.RepeatedCompositeFieldContainer[Value]
-        is_scalar: bool
-        def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., items: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., is_scalar: bool = ...) -> None: ...
-    class List(_message.Message):
-        __slots__ = ("items",)
-        ITEMS_FIELD_NUMBER: _ClassVar[int]
-        items: _containers.RepeatedCompositeFieldContainer[Value]
-        def __init__(self, items: _Optional[_Iterable[_Union[Value, _Mapping]]] = ...) -> None: ...
-    class Dict(_message.Message):
-        __slots__ = ("keys", "values", "any_keys")
-        KEYS_FIELD_NUMBER: _ClassVar[int]
-        VALUES_FIELD_NUMBER: _ClassVar[int]
-        ANY_KEYS_FIELD_NUMBER: _ClassVar[int]
-        keys: _containers.RepeatedScalarFieldContainer[str]
-        values: _containers.RepeatedCompositeFieldContainer[Value]
-        any_keys: _containers.RepeatedCompositeFieldContainer[Value]
-        def __init__(self, keys: _Optional[_Iterable[str]] = ..., values: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., any_keys: _Optional[_Iterable[_Union[Value, _Mapping]]] = ...) -> None: ...
-    class Complex(_message.Message):
-        __slots__ = ("real", "imaginary")
-        REAL_FIELD_NUMBER: _ClassVar[int]
-        IMAGINARY_FIELD_NUMBER: _ClassVar[int]
-        real: float
-        imaginary: float
-        def __init__(self, real: _Optional[float] = ..., imaginary: _Optional[float] = ...) -> None: ...
-    class Empty(_message.Message):
-        __slots__ = ()
-        def __init__(self) -> None: ...
-    NONE_FIELD_NUMBER: _ClassVar[int]
-    BOOLEAN_FIELD_NUMBER: _ClassVar[int]
-    INTEGER_FIELD_NUMBER: _ClassVar[int]
-    BIG_INTEGER_FIELD_NUMBER: _ClassVar[int]
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    TEXT_FIELD_NUMBER: _ClassVar[int]
-    DATA_FIELD_NUMBER: _ClassVar[int]
-    ARRAY_FIELD_NUMBER: _ClassVar[int]
-    LIST_FIELD_NUMBER: _ClassVar[int]
-    TUPLE_FIELD_NUMBER: _ClassVar[int]
-    DICT_FIELD_NUMBER: _ClassVar[int]
-    SET_FIELD_NUMBER: _ClassVar[int]
-    FROZENSET_FIELD_NUMBER: _ClassVar[int]
-    COMPLEX_FIELD_NUMBER: _ClassVar[int]
-    NOTES_FIELD_NUMBER: _ClassVar[int]
-    FORM_FIELD_NUMBER: _ClassVar[int]
-    none: Value.Empty
-    boolean: bool
-    integer: int
-    big_integer: str
-    number: float
-    text: str
-    data: bytes
-    array: Value.Array
-    list: Value.List
-    tuple: Value.List
-    dict: Value.Dict
-    set: Value.List
-    frozenset: Value.List
-    complex: Value.Complex
-    notes: _containers.RepeatedScalarFieldContainer[str]
-    form: Value
-    def __init__(self, none: _Optional[_Union[Value.Empty, _Mapping]] = ..., boolean: bool = ..., integer: _Optional[int] = ..., big_integer: _Optional[str] = ..., number: _Optional[float] = ..., text: _Optional[str] = ..., data: _Optional[bytes] = ..., array: _Optional[_Union[Value.Array, _Mapping]] = ..., list: _Optional[_Union[Value.List, _Mapping]] = ..., tuple: _Optional[_Union[Value.List, _Mapping]] = ..., dict: _Optional[_Union[Value.Dict, _Mapping]] = ..., set: _Optional[_Union[Value.List, _Mapping]] = ..., frozenset: _Optional[_Union[Value.List, _Mapping]] = ..., complex: _Optional[_Union[Value.Complex, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., form: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
-
 class CallRequest(_message.Message):
-    __slots__ = ("name", "args", "kwargs", "lanes", "look")
-    NAME_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ["args", "kwargs", "lanes", "look", "name"]
     ARGS_FIELD_NUMBER: _ClassVar[int]
     KWARGS_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
     LOOK_FIELD_NUMBER: _ClassVar[int]
-    name: str
+    NAME_FIELD_NUMBER: _ClassVar[int]
     args: Value.List
     kwargs: Value.Dict
     lanes: _containers.RepeatedScalarFieldContainer[int]
     look: bool
+    name: str
     def __init__(self, name: _Optional[str] = ..., args: _Optional[_Union[Value.List, _Mapping]] = ..., kwargs: _Optional[_Union[Value.Dict, _Mapping]] = ..., lanes: _Optional[_Iterable[int]] = ..., look: bool = ...) -> None: ...
 
 class CallResponse(_message.Message):
-    __slots__ = ("results", "is_method")
-    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ["is_method", "results"]
     IS_METHOD_FIELD_NUMBER: _ClassVar[int]
-    results: _containers.RepeatedCompositeFieldContainer[Value]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
     is_method: bool
+    results: _containers.RepeatedCompositeFieldContainer[Value]
     def __init__(self, results: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., is_method: bool = ...) -> None: ...
+
+class Value(_message.Message):
+    __slots__ = ["array", "big_integer", "boolean", "complex", "data", "dict", "form", "frozenset", "integer", "list", "none", "notes", "number", "set", "text", "tuple"]
+    class Array(_message.Message):
+        __slots__ = ["data", "dtype", "is_scalar", "items", "shape"]
+        DATA_FIELD_NUMBER: _ClassVar[int]
+        DTYPE_FIELD_NUMBER: _ClassVar[int]
+        IS_SCALAR_FIELD_NUMBER: _ClassVar[int]
+        ITEMS_FIELD_NUMBER: _ClassVar[int]
+        SHAPE_FIELD_NUMBER: _ClassVar[int]
+        data: bytes
+        dtype: str
+        is_scalar: bool
+        items: _containers.RepeatedCompositeFieldContainer[Value]
+        shape: _containers.RepeatedScalarFieldContainer[int]
+        def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., items: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., is_scalar: bool = ...) -> None: ...
+    class Complex(_message.Message):
+        __slots__ = ["imaginary", "real"]
+        IMAGINARY_FIELD_NUMBER: _ClassVar[int]
+        REAL_FIELD_NUMBER: _ClassVar[int]
+        imaginary: float
+        real: float
+        def __init__(self, real: _Optional[float] = ..., imaginary: _Optional[float] = ...) -> None: ...
+    class Dict(_message.Message):
+        __slots__ = ["any_keys", "keys", "values"]
+        ANY_KEYS_FIELD_NUMBER: _ClassVar[int]
+        KEYS_FIELD_NUMBER: _ClassVar[int]
+        VALUES_FIELD_NUMBER: _ClassVar[int]
+        any_keys: _containers.RepeatedCompositeFieldContainer[Value]
+        keys: _containers.RepeatedScalarFieldContainer[str]
+        values: _containers.RepeatedCompositeFieldContainer[Value]
+        def __init__(self, keys: _Optional[_Iterable[str]] = ..., values: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., any_keys: _Optional[_Iterable[_Union[Value, _Mapping]]] = ...) -> None: ...
+    class Empty(_message.Message):
+        __slots__ = []
+        def __init__(self) -> None: ...
+    class List(_message.Message):
+        __slots__ = ["items"]
+        ITEMS_FIELD_NUMBER: _ClassVar[int]
+        items: _containers.RepeatedCompositeFieldContainer[Value]
+        def __init__(self, items: _Optional[_Iterable[_Union[Value, _Mapping]]] = ...) -> None: ...
+    ARRAY_FIELD_NUMBER: _ClassVar[int]
+    BIG_INTEGER_FIELD_NUMBER: _ClassVar[int]
+    BOOLEAN_FIELD_NUMBER: _ClassVar[int]
+    COMPLEX_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    DICT_FIELD_NUMBER: _ClassVar[int]
+    FORM_FIELD_NUMBER: _ClassVar[int]
+    FROZENSET_FIELD_NUMBER: _ClassVar[int]
+    INTEGER_FIELD_NUMBER: _ClassVar[int]
+    LIST_FIELD_NUMBER: _ClassVar[int]
+    NONE_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SET_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TUPLE_FIELD_NUMBER: _ClassVar[int]
+    array: Value.Array
+    big_integer: str
+    boolean: bool
+    complex: Value.Complex
+    data: bytes
+    dict: Value.Dict
+    form: Value
+    frozenset: Value.List
+    integer: int
+    list: Value.List
+    none: Value.Empty
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    number: float
+    set: Value.List
+    text: str
+    tuple: Value.List
+    def __init__(self, none: _Optional[_Union[Value.Empty, _Mapping]] = ..., boolean: bool = ..., integer: _Optional[int] = ..., big_integer: _Optional[str] = ..., number: _Optional[float] = ..., text: _Optional[str] = ..., data: _Optional[bytes] = ..., array: _Optional[_Union[Value.Array, _Mapping]] = ..., list: _Optional[_Union[Value.List, _Mapping]] = ..., tuple: _Optional[_Union[Value.List, _Mapping]] = ..., dict: _Optional[_Union[Value.Dict, _Mapping]] = ..., set: _Optional[_Union[Value.List, _Mapping]] = ..., frozenset: _Optional[_Union[Value.List, _Mapping]] = ..., complex: _Optional[_Union[Value.Complex, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., form: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...

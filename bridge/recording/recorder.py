@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import iterate
 
 from bridge.client.vector_env import RemoteVectorEnv, slots_of
 from bridge.encoding.space_json import space_to_json
 from bridge.encoding.tensors import Array
 from bridge.errors import SettingError
+from bridge.gymnasium_versions import BatchWrapper
 from bridge.recording.columns import Kind, Row
 from bridge.recording.encoders import Encoder
 from bridge.recording.facts import facts_of
@@ -40,7 +41,7 @@ class _Slot:
         self.options: Any = None
 
 
-class Recorder(VectorWrapper[Any, Any, Any, Any, Array]):
+class Recorder(BatchWrapper):
     """Records what goes through remote environments, as far as the client sees it.
 
     Each slot is an environment of the recording. Where a server can record itself (`serve_gym(record=…)`), that sees

@@ -27,13 +27,15 @@ class SideCall:
     Args:
         serve: Called with each request; returns its answer. Raises RequestError.
         unary: Whether the first answer is the last one.
-        last_words: The answer that is due when the server stops; None: none is, and the call goes on.
+        last_words: Of a call that takes one request and then only answers: the answer that is due when the server
+            stops. None: the call ends with its client.
     """
 
     def __init__(self, serve: Callable[[bytes], bytes], *, unary: bool, last_words: bytes | None = None) -> None:
         self._serve = serve
         self._unary = unary
         self._last_words = last_words
+        self._asked = False
         self.over = False
         """Whether nothing follows."""
         self.error: RequestError | None = None
@@ -44,6 +46,10 @@ class SideCall:
         if self.over:
             return []
         try:
+            if self._last_words is not None and self._asked:
+                text = "expected one request of this call, got another; open a new call"
+                raise RequestError(Code.INVALID_ARGUMENT, text)
+            self._asked = True
             if len(data) > MAX_REQUEST:
                 raise RequestError(Code.RESOURCE_EXHAUSTED, f"expected a request of at most {MAX_REQUEST} bytes")
             answer = self._serve(data)

@@ -18,6 +18,7 @@ _BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.
 _GAUGES = {
     "connections": "Open connections",
     "worlds": "Worlds",
+    "viewers": "Spectators that see pictures",
     "sockets": "Open sockets, each with any number of connections",
     "requests": "Requests being served",
     "queued_bytes": "Bytes of requests and answers that are held",

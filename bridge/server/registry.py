@@ -134,6 +134,7 @@ class Registry:
             "uptime": time.monotonic() - self._began,
             "draining": self._closed,
             "worlds": len(found),
+            "viewers": 0 if self.gallery is None else sum(self.gallery.viewers(world) for world, _ in found),
             "slots": sum(counts.lanes for world, counts in found if world.agents),
             "steps": self._past_steps + sum(counts.steps for _, counts in found),
             "episodes": self._past_episodes + sum(counts.episodes for _, counts in found),

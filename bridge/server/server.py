@@ -392,6 +392,11 @@ class Server:
         """Whether it takes no further worlds, and ends once its clients have left."""
         return self._shutdown.begun
 
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended: by `stop`, by a signal, or since the last client left while it drained."""
+        return self._stopped.is_set() or self._serving.finished.is_set()
+
     def drain(self, timeout: float | None = None) -> None:
         """Take no further worlds, tell the clients, and end once the last of them has left. Returns at once.
 

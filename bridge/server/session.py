@@ -357,7 +357,8 @@ class Session:
     async def _join_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         self._require(Event.JOIN_WORLD)
         world = await self._hub.find_world(request.join_world.world_name)
-        agent = world.admit(request.join_world.settings, partial(join, world, gallery=self._hub.gallery))
+        settings, ours = request.join_world.settings, bool(self._client_version)
+        agent = world.admit(settings, partial(join, world, gallery=self._hub.gallery), ours=ours)
         self._world, self._agent = world, agent
         self._codec = self._wanted = None
         self._known.clear()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from bridge.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from bridge.client.inspector import Inspector
     from bridge.clock import Clock, MonotonicClock
     from bridge.testing.clock import VirtualClock
     from bridge.testing.conformance import REQUIREMENTS, check_server
@@ -37,6 +38,7 @@ __all__ = [
     "Duplex",
     "End",
     "FailingEnv",
+    "Inspector",
     "Link",
     "LinkStats",
     "LocalRuntime",
@@ -64,6 +66,7 @@ _PLACES = {
     "EVERY_SPACE": "bridge.testing.envs",
     "End": "bridge.testing.link",
     "FailingEnv": "bridge.testing.envs",
+    "Inspector": "bridge.client.inspector",
     "Link": "bridge.testing.link",
     "LinkStats": "bridge.testing.link",
     "LocalRuntime": "bridge.testing.runtime",

@@ -90,10 +90,22 @@ class ServerProcess:
                 self._lines.put(line)
         self._lines.put(None)
 
-    def stop(self, timeout: float = 5.0) -> int:
-        """End the process, by force where it does not end within `timeout` seconds; return its exit code."""
+    def release(self) -> None:
+        """Close the standard input of the process, as the end of this one does: it ends by itself."""
         if self._process.stdin is not None:
             self._process.stdin.close()
+
+    def wait(self, timeout: float) -> int:
+        """Wait for the process to end by itself; return its exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: It has not ended within `timeout` seconds.
+        """
+        return self._process.wait(timeout)
+
+    def stop(self, timeout: float = 5.0) -> int:
+        """End the process, by force where it does not end within `timeout` seconds; return its exit code."""
+        self.release()
         if self._process.poll() is None:
             self._process.terminate()
         try:

@@ -24,6 +24,8 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 from bridge.errors import AddressError, SettingError, shown_url
 from bridge.transport.compression import Compression, checked_compression
 from bridge.transport.credentials import ClientCredentials, Token
+from bridge.transport.service import HELLO
+from bridge.version import __version__
 
 __all__ = ["Address", "is_loopback", "parse_address", "secret_url"]
 
@@ -56,6 +58,13 @@ class Address:
     """What is shown there; no part of the URL."""
     compression: Compression | None = None
     """What the server is to compress its answers with; None: nothing."""
+    client_version: str = __version__
+    """The version of this package that the client says it has; empty where it asks for a client of another package."""
+
+    @property
+    def hello(self) -> list[tuple[str, str]]:
+        """The metadata by which servers of this package know a client of it."""
+        return [(HELLO, self.client_version)] if self.client_version else []
 
     @property
     def tls(self) -> bool:

@@ -625,6 +625,7 @@ async function play(chosen) {
     // A recording of what begins with a seed can be replayed.
     if (!home.match && (own || env || !(world?.begun ?? false))) await stream.ask(request.reset({seed: tensor([seed()], 5, [])}));
     const keyboard = new Keyboard(JSON.parse(await stream.property("world.controls")));
+    if (keyboard.nothing !== null) throw new Error(`This world cannot be played here: ${keyboard.nothing}.`);
     const fps = (own || env ? home.fps : world?.fps ?? home.fps) || 30;
     if (env) await refresh(stream);
     if (home.match) {

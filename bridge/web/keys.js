@@ -18,6 +18,11 @@ export class Keyboard {
     this.held = new Set();
   }
 
+  // Why there is nothing to play with; null: there is. Actions of such a space cannot be made of keys.
+  get nothing() {
+    return this.controls.kind === "none" ? this.controls.why : null;
+  }
+
   // All keys that mean something.
   get names() {
     if (this.controls.kind === "discrete") return [...new Set(this.controls.keys.flatMap((entry) => entry.keys))];

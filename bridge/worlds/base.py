@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import inspect
 import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +12,10 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import gymnasium
+import numpy as np
 
 from bridge.encoding import values
+from bridge.encoding.names import GYMNASIUM
 from bridge.encoding.properties import PropertyTree
 from bridge.encoding.tensors import Array, Spec, fill_tensor, unpack_tensor
 from bridge.errors import Code, RequestError, SettingError, StartError, TensorError, UnsupportedSpaceError
@@ -31,12 +34,14 @@ __all__ = [
     "environment_failure",
     "failures_in",
     "in_environment",
+    "misfit",
     "start_error",
 ]
 
 T = TypeVar("T")
 DEFAULT_PLAYER = "agent"
 """Who acts where the client does not say."""
+_FLAGS = ("discount", "terminated", "truncated")
 _PLAYER = re.compile(r"(agent|person)(:[^\x00-\x1f\x7f]{1,64})?")
 _EXPECTED_PLAYER = "agent or person, or one of them with a name of at most 64 characters as in person:Ann"
 
@@ -62,6 +67,19 @@ class Agent(abc.ABC):
             actions={uid: spec.to_proto() for uid, spec in self.actions.items()},
             observations={uid: spec.to_proto() for uid, spec in self.observations.items()},
         )
+
+    def hide_gymnasium(self) -> None:
+        """Publish no observation that a client of dm_env would take for the environment's, or for dm_env's own.
+
+        Public adaptors ask for every observation that there is. They would give agents `info`, bytes of any length, and
+        the `discount` 1.0 where dm_env's contract has None. The state of a Step tells them all of it. Lanes keep their
+        flags, which are the only sign of an end: such a world stays RUNNING.
+        """
+        self.observations = {
+            uid: spec
+            for uid, spec in self.observations.items()
+            if not (spec.name == "info" or (spec.name in _FLAGS and spec.shape == ()))
+        }
 
     @abc.abstractmethod
     def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
@@ -174,18 +192,29 @@ class World(abc.ABC):
         """
 
     def admit(
-        self, settings: Mapping[str, pb.Tensor], join: Callable[[Mapping[str, pb.Tensor]], Agent] | None = None
+        self,
+        settings: Mapping[str, pb.Tensor],
+        join: Callable[[Mapping[str, pb.Tensor]], Agent] | None = None,
+        *,
+        ours: bool = True,
     ) -> Agent:
         """Let an agent in by the settings of a JoinWorld: `player` says who it is, `join` takes the others.
 
         Args:
             settings: The settings.
             join: Lets it in; None: `self.join`.
+            ours: Whether the client is of this package: one that does not say so by the setting `gymnasium` gets the
+                observations that only Gymnasium knows.
 
         Raises:
-            RequestError: As `join`; INVALID_ARGUMENT where `player` is not `agent` or `person`, with a name or without.
+            RequestError: As `join`; INVALID_ARGUMENT where `player` is not `agent` or `person`, with a name or without,
+                or `gymnasium` no bool.
         """
-        agent = (join or self.join)({name: tensor for name, tensor in settings.items() if name != "player"})
+        whole = read_bool(settings[GYMNASIUM], GYMNASIUM, "JoinWorld") if GYMNASIUM in settings else ours
+        own = ("player", GYMNASIUM)
+        agent = (join or self.join)({name: tensor for name, tensor in settings.items() if name not in own})
+        if not whole:
+            agent.hide_gymnasium()
         if "player" in settings:
             try:
                 agent.unwrapped.player = read_text(settings["player"], "player", "JoinWorld", _PLAYER, _EXPECTED_PLAYER)
@@ -361,6 +390,15 @@ def answer_to(where: str, error: BaseException) -> RequestError:
     return environment_failure(where, error)
 
 
+def misfit(signature: inspect.Signature, arguments: Mapping[str, Any]) -> str | None:
+    """Return a sentence with what a callable takes, where it does not take some keyword arguments; None: it does."""
+    try:
+        signature.bind(**arguments)
+    except TypeError:
+        return f"It takes {signature}"
+    return None
+
+
 def read_bytes(settings: Mapping[str, pb.Tensor], name: str) -> Any:
     """Decode a setting that travels in the values codec, or return None where it is not given."""
     if name not in settings:
@@ -391,6 +429,26 @@ def read_text(tensor: pb.Tensor, name: str, request: str, pattern: re.Pattern[st
     if not isinstance(text, str) or not pattern.fullmatch(text):
         raise RequestError(Code.INVALID_ARGUMENT, f"expected the setting {name} to be {expected}, got {text!r:.100}")
     return text
+
+
+def read_bool(tensor: pb.Tensor, name: str, request: str) -> bool:
+    """Return a setting that is a bool.
+
+    Args:
+        tensor: Its value.
+        name: Its name, for the message.
+        request: What it came with, for the message.
+
+    Raises:
+        RequestError: INVALID_ARGUMENT: it is none.
+    """
+    try:
+        value = unpack_tensor(tensor, name)
+    except TensorError as error:
+        raise RequestError(Code.INVALID_ARGUMENT, f"bad {request} settings: {error}") from error
+    if value.dtype != np.bool_ or value.shape != ():
+        raise RequestError(Code.INVALID_ARGUMENT, f"expected the setting {name} to be a bool, got {value!r:.100}")
+    return bool(value)
 
 
 # Settings that other worlds than the one at hand take.

@@ -113,6 +113,11 @@ class EnvAgent(Agent):
         over = self._lanes is None and bool(self._terminated or self._truncated)
         return None if over or self._observation is None else (self._observation, self._info)
 
+    @property
+    def ended_lanes(self) -> Array | None:
+        """Which lanes ended their episode in the last step, bools `(lanes,)`; None: there are no lanes."""
+        return None if self._lanes is None else self._terminated | self._truncated
+
     def interrupt(self) -> None:
         """End the sequence by truncation, with the last observations."""
         self._reward[...] = 0
@@ -318,6 +323,11 @@ class EnvWorld(World):
     def newest(self) -> tuple[Any, Any] | None:
         """Observation and info of the running episode; None: nobody plays one."""
         return None if self._agent is None else self._agent.newest
+
+    @property
+    def ended_lanes(self) -> Array | None:
+        """Which lanes the next step resets, bools `(lanes,)`; None: nobody plays, or it has no lanes."""
+        return None if self._agent is None else self._agent.ended_lanes
 
     def counts(self) -> WorldCounts:
         """Return how much it has done; a call that failed counts as a step too."""

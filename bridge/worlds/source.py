@@ -18,7 +18,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from bridge.encoding.tensors import unpack_tensor
 from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.worlds.base import World, answer_to, read_bytes, refuse_unknown
+from bridge.worlds.base import World, answer_to, misfit, read_bytes, refuse_unknown
 from bridge.worlds.environment import Lanes, adopt
 from bridge.worlds.isolated.env import start_isolated
 from bridge.worlds.isolated.world import Isolation, start_method
@@ -182,14 +182,16 @@ class EnvRecipe:
             return self._make(request)
         except RequestError:
             raise
-        except TypeError as error:
+        except (Exception, SystemExit) as error:
+            # Other errors are the environment's own, also a TypeError, and are told with their traceback.
+            wrong = self._misfit(request) if isinstance(error, TypeError) else None
+            if wrong is None:
+                raise answer_to("its construction", error) from error
             raise RequestError(
                 Code.INVALID_ARGUMENT,
                 f"{request.env_id or self.title} could not be made with env_kwargs={dict(request.kwargs)}: {error}. "
-                f"{self._signature(request)}",
+                f"{wrong}",
             ) from error
-        except (Exception, SystemExit) as error:
-            raise answer_to("its construction", error) from error
 
     def _make(self, request: WorldRequest) -> gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]:
         kwargs = dict(request.kwargs)
@@ -244,18 +246,24 @@ class EnvRecipe:
             raise _no_environment(self.title, env)
         return env
 
-    def _signature(self, request: WorldRequest) -> str:
-        """Return a sentence with the arguments of the environment's constructor, if they are known."""
-        try:
-            if self.factory is not None:
-                return f"It takes {inspect.signature(self.factory)}"
+    def _misfit(self, request: WorldRequest) -> str | None:
+        """Return what the environment's constructor takes, where it does not take the arguments; None: it does."""
+        arguments = dict(request.kwargs)
+        constructor: Any = self.factory
+        if constructor is None:
             spec = self.spec or gymnasium.spec(str(request.env_id))
-            point: Any = spec.entry_point
-            if isinstance(point, str):
-                point = gymnasium.envs.registration.load_env_creator(point)
-            return f"It takes {inspect.signature(point)}" if point else ""
+            constructor = spec.entry_point
+            if request.vectorization_mode == "vector_entry_point" and not request.single:
+                constructor, arguments["num_envs"] = spec.vector_entry_point, request.num_envs
+            of_make = inspect.signature(gymnasium.make).parameters
+            arguments = {**spec.kwargs, **{key: value for key, value in arguments.items() if key not in of_make}}
+        try:
+            if isinstance(constructor, str):
+                constructor = gymnasium.envs.registration.load_env_creator(constructor)
+            signature = inspect.signature(constructor)
         except (TypeError, ValueError, ImportError, AttributeError, gymnasium.error.Error):
-            return ""
+            return None
+        return misfit(signature, arguments)
 
 
 class EnvSource:

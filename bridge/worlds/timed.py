@@ -16,6 +16,7 @@ import numpy as np
 from gymnasium import spaces
 
 from bridge.errors import SettingError
+from bridge.gymnasium_versions import dict_space
 
 __all__ = ["TimeAction", "TimeActionEnv"]
 
@@ -70,7 +71,7 @@ class TimeActionEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
                 )
             self._seconds_per_step = time.seconds_per_step or 1.0 / float(fps or 1.0)
             amount = spaces.Box(0.0, time.most, (), np.float64)
-        self.action_space = spaces.Dict({"action": env.action_space, time.unit: amount}, sort_keys=False)
+        self.action_space = dict_space([("action", env.action_space), (time.unit, amount)], sort_keys=False)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Step the environment for as long as the action says, or until its episode ends."""

@@ -14,7 +14,7 @@ import gymnasium
 from bridge.encoding.tensors import unpack_tensor
 from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.worlds.base import World, answer_to, read_bytes, refuse_unknown
+from bridge.worlds.base import World, answer_to, misfit, read_bytes, refuse_unknown
 from bridge.worlds.environment import adopt
 from bridge.worlds.isolated.env import start_isolated
 from bridge.worlds.isolated.world import Isolation
@@ -163,12 +163,23 @@ class ParallelRecipe:
             return as_parallel(self.factory(**kwargs))
         except RequestError:
             raise
-        except TypeError as error:
-            raise RequestError(
-                Code.INVALID_ARGUMENT, f"{self.title} could not be made with env_kwargs={dict(kwargs)}: {error}"
-            ) from error
         except (Exception, SystemExit) as error:
-            raise answer_to("its construction", error) from error
+            # Other errors are the environment's own, also a TypeError, and are told with their traceback.
+            wrong = self._misfit(kwargs) if isinstance(error, TypeError) else None
+            if wrong is None:
+                raise answer_to("its construction", error) from error
+            raise RequestError(
+                Code.INVALID_ARGUMENT,
+                f"{self.title} could not be made with env_kwargs={dict(kwargs)}: {error}. {wrong}",
+            ) from error
+
+    def _misfit(self, kwargs: Mapping[str, Any]) -> str | None:
+        """Return what the factory takes, where it does not take the arguments; None: it does, or nobody knows."""
+        try:
+            signature = inspect.signature(self.factory)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            return None
+        return misfit(signature, kwargs)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,8 @@ import dataclasses
 from collections import deque
 from typing import Any
 
+from bridge.encoding.interventions import merge_interventions
+
 __all__ = ["Ended", "LaneBuffer", "Taken"]
 
 _MOST_RECORDS = 65536
@@ -82,21 +84,26 @@ class LaneBuffer:
         """Ended episodes that were never told, because more than 65536 waited."""
         self._closing_reward, self._closing_frames, self._closing_unseen = 0.0, 0, 0
         self._reward, self._frames = 0.0, 0
+        self._intervention: dict[str, Any] = {}  # of those frames: who acted in the agent's place, and how
         self._records: deque[Ended] = deque()
 
     def began(self) -> None:
         """An episode begins: rewards from here on are its own."""
-        self._reward, self._frames = 0.0, 0
+        self._reward, self._frames, self._intervention = 0.0, 0, {}
         self.error = None
 
-    def frame(self, reward: float) -> None:
-        """A frame of the running episode passed."""
+    def frame(self, reward: float, intervention: dict[str, Any]) -> None:
+        """A frame of the running episode passed; `intervention` is empty where the agent acted itself."""
         self._reward += reward
         self._frames += 1
+        if intervention:
+            self._intervention = merge_interventions(self._intervention, intervention)
         self.unseen += bool(self.entered)
 
     def ended(self, ended: Ended, observed_at: float) -> None:
         """The running episode ended; its last observation was made at `observed_at`."""
+        if self._intervention:
+            ended = dataclasses.replace(ended, info={**ended.info, **self._intervention})
         if ended.finished:
             self._record(ended)
         if self.reading == ended.episode and self.closing is None:
@@ -105,7 +112,7 @@ class LaneBuffer:
             self._closing_unseen, self.unseen = self.unseen, 0
         elif ended.error is not None:
             self.error = ended.error
-        self._reward, self._frames = 0.0, 0
+        self._reward, self._frames, self._intervention = 0.0, 0, {}
 
     def _record(self, ended: Ended) -> None:
         if len(self._records) == _MOST_RECORDS:
@@ -154,7 +161,9 @@ class LaneBuffer:
         self.frames_skipped += max(0, self.unseen - 1)
         self.unseen = 0
         reward, frames = self._reward, self._frames
-        self._reward, self._frames = 0.0, 0
+        if self._intervention:
+            info = {**info, **self._intervention}
+        self._reward, self._frames, self._intervention = 0.0, 0, {}
         return Taken(observation, info, reward, frames, False, False, observed_at, self.reading)
 
     def take_records(self) -> list[Ended]:

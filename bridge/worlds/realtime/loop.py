@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bridge.encoding.interventions import split_intervention
 from bridge.errors import SettingError
 from bridge.samples import Samples
 from bridge.worlds.realtime.lane_buffer import Ended, LaneBuffer, Taken
@@ -326,12 +327,14 @@ class RealtimeLoop:
         self, lane: Lane, now: float, observation: Any, reward: float, terminated: bool, truncated: bool, info: Any
     ) -> None:
         """Add a frame to a lane's episode, and end that where the frame did."""
+        # Told with the frames that it is of: the newest info may be told again, or come after such a frame.
+        info, intervention = split_intervention(info)
         lane.observation, lane.info, lane.observed_at = observation, info, now
         lane.reward += reward
         lane.length += 1
         lane.frames += 1
         for buffer in lane.buffers:
-            buffer.frame(reward)
+            buffer.frame(reward, intervention)
         if terminated or truncated:
             lane.move(Event.ENDED)
             ended = Ended(lane.episode, lane.reward, lane.length, terminated, truncated, observation, info)

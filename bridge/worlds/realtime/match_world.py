@@ -90,10 +90,14 @@ class MatchWorld(RealtimeMultiAgentWorld):
     # Seats
 
     def admit(
-        self, settings: Mapping[str, pb.Tensor], join: Callable[[Mapping[str, pb.Tensor]], Agent] | None = None
+        self,
+        settings: Mapping[str, pb.Tensor],
+        join: Callable[[Mapping[str, pb.Tensor]], Agent] | None = None,
+        *,
+        ours: bool = True,
     ) -> Agent:
         """Let an agent in; one that plays takes its seat."""
-        agent = super().admit(settings, join)
+        agent = super().admit(settings, join, ours=ours)
         inner = agent.unwrapped
         if isinstance(inner, _SeatedAgent) and not inner.spectator:
             self.match.take(inner.name, inner.player)

@@ -13,10 +13,10 @@ from gymnasium.envs.registration import EnvSpec
 
 from bridge.worlds.default_actions import neutral_action
 
-__all__ = ["controls_of", "controls_of_space", "default_keys", "does_nothing", "known_names"]
+__all__ = ["ACTION_NAMES", "controls_of", "controls_of_space", "default_keys", "does_nothing", "known_names"]
 
 _MEANINGS = {"UP": "up", "DOWN": "down", "LEFT": "left", "RIGHT": "right", "FIRE": "space"}
-_GYMNASIUM = {
+ACTION_NAMES = {
     "Acrobot": ("LEFT", "NOOP", "RIGHT"),
     "Blackjack": ("STICK", "HIT"),
     "CarRacing": ("NOOP", "RIGHT", "LEFT", "UP: GAS", "DOWN: BRAKE"),
@@ -27,6 +27,7 @@ _GYMNASIUM = {
     "MountainCar": ("LEFT", "NOOP", "RIGHT"),
     "Taxi": ("DOWN", "UP", "RIGHT", "LEFT", "TAKE IN", "DROP OFF"),
 }
+"""The names of the actions of Gymnasium's own environments, which do not name them."""
 """What the actions of Gymnasium's own environments do, as their documentation says; they do not tell themselves."""
 # Keys that pygame knows by numbers beyond those of characters; the small ones are those of pygame 1, as in MountainCar.
 _CODES = {
@@ -74,7 +75,7 @@ def known_names(spec: EnvSpec | None, space: Space[Any]) -> list[str] | None:
         spec: The environment's.
         space: Its action space.
     """
-    names = _GYMNASIUM.get(spec.name) if spec is not None and spec.namespace is None else None
+    names = ACTION_NAMES.get(spec.name) if spec is not None and spec.namespace is None else None
     return list(names) if names is not None and isinstance(space, spaces.Discrete) and space.n == len(names) else None
 
 

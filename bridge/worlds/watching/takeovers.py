@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+
+from bridge.encoding.interventions import ACTION
+from bridge.encoding.tensors import Array
 
 __all__ = ["HOLD", "Takeover", "Takeovers", "mark"]
 
@@ -29,7 +34,9 @@ class Takeover:
 class Takeovers(dict[Any, Takeover]):
     """The people who may act in an agent's place, by the agent's id, or by the lane; 0 for a single environment."""
 
-    def replace(self, action: Any, env: Any, lane: int, now: float) -> tuple[Any, dict[Any, str]]:
+    def replace(
+        self, action: Any, env: Any, lane: int, now: float, resetting: Array | None = None
+    ) -> tuple[Any, dict[Any, Takeover]]:
         """Return the action that is taken in place of an agent's, and who acts, by agent or lane.
 
         Args:
@@ -37,41 +44,59 @@ class Takeovers(dict[Any, Takeover]):
             env: The environment.
             lane: Which one of its world it is.
             now: The time, in seconds of the scheduler.
+            resetting: Which lanes of a vector environment this step resets; None: none.
         """
-        held = {key: one for key, one in self.items() if one.action is not None and now - one.at <= HOLD}
+        held = {key: dataclasses.replace(one) for key, one in self.items() if one.action is not None}
+        held = {key: one for key, one in held.items() if now - one.at <= HOLD}
         if hasattr(env, "possible_agents"):
             held = {agent: one for agent, one in held.items() if agent in action}
-            action = {**action, **{agent: one.action for agent, one in held.items()}}
+            action = {**action, **_actions(held)}
         elif getattr(env, "num_envs", None) is not None:
-            action = np.array(action)
-            for index, one in held.items():
-                action[index] = one.action
+            # A lane that resets executes no action, so nobody acted in its place.
+            held = {index: one for index, one in held.items() if resetting is None or not resetting[index]}
+            action = _with_lanes(env, action, _actions(held))
         else:
             held = {index: one for index, one in held.items() if index == lane}
-            for one in held.values():
-                action = one.action
-        return action, {key: one.who for key, one in held.items()}
+            action = _actions(held).get(lane, action)
+        return action, held
 
 
-def mark(result: Any, env: Any, taken: Mapping[Any, str]) -> Any:
-    """Return what `step` returned with `intervention` and `intervened_by` in the infos of those who did not act."""
+def _actions(held: Mapping[Any, Takeover]) -> dict[Any, Any]:
+    """Return the actions, copied: an environment may change what it is stepped with, and they are used again."""
+    return {key: copy.deepcopy(one.action) for key, one in held.items()}
+
+
+def _with_lanes(env: Any, action: Any, held: Mapping[int, Any]) -> Any:
+    """Return the lanes' action, an element of the batched space, with the actions of some lanes in place."""
+    if not held:
+        return action
+    space, lanes = env.action_space, env.num_envs
+    rows = [held.get(lane, row) for lane, row in enumerate(iterate(batch_space(space, lanes), action))]
+    empty: Any = create_empty_array(space, lanes)
+    return concatenate(space, rows, empty)
+
+
+def mark(result: Any, env: Any, taken: Mapping[Any, Takeover]) -> Any:
+    """Return what `step` returned, and in the infos of those who did not act that, who did, and the action."""
     if not taken:
         return result
     parts = list(result)
     info = parts[4]
+    marks = {key: {"intervention": True, "intervened_by": one.who, ACTION: one.action} for key, one in taken.items()}
     if hasattr(env, "possible_agents"):
-        parts[4] = {agent: _told(one, taken[agent]) if agent in taken else one for agent, one in info.items()}
-    elif (count := getattr(env, "num_envs", None)) is not None:
+        parts[4] = {**info, **{agent: {**(info.get(agent) or {}), **own} for agent, own in marks.items()}}
+    elif (count := getattr(env, "num_envs", None)) is None:
+        (own,) = marks.values()
+        parts[4] = {**(info or {}), **own}
+    elif isinstance(info, list):  # infos that do not fit into arrays
+        parts[4] = [{**own, **marks.get(lane, {})} for lane, own in enumerate(info)]
+    else:
         mask = np.zeros(count, np.bool_)
         mask[list(taken)] = True
-        names = np.array([taken.get(lane, "") for lane in range(count)], object)
-        arrays = {"intervention": mask, "intervened_by": names}
-        parts[4] = {**info, **arrays, **{f"_{name}": mask.copy() for name in arrays}}
-    else:
-        (who,) = taken.values()
-        parts[4] = _told(info, who)
+        names = np.array([taken[lane].who if lane in taken else "" for lane in range(count)], object)
+        actions = np.full(count, None)  # of any space; clients batch them as the space says
+        for lane, one in taken.items():
+            actions[lane] = one.action
+        arrays = {"intervention": mask, "intervened_by": names, ACTION: actions}
+        parts[4] = {**(info or {}), **arrays, **{f"_{name}": mask.copy() for name in arrays}}
     return tuple(parts)
-
-
-def _told(info: Any, who: str) -> dict[str, Any]:
-    return {**(info or {}), "intervention": True, "intervened_by": who}

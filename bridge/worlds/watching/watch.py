@@ -113,9 +113,9 @@ class Watched:
         """Step the environment."""
         watch = self._watch
         if watch.takeovers:
-            action, taken = watch.takeovers.replace(action, self.watched, self._lane, watch.now())
+            action, taken = watch.takeovers.replace(action, self.watched, self._lane, watch.now(), watch.resetting())
             if (note := getattr(self.watched, "note_takeovers", None)) is not None:
-                note(taken)
+                note({key: one.who for key, one in taken.items()})
             result = mark(await self.watched.step(action), self.watched, taken)
         else:
             result = await self.watched.step(action)
@@ -316,6 +316,11 @@ class Watch:
     def now(self) -> float:
         """Return the time, in seconds of the scheduler."""
         return self._scheduler.now()
+
+    def resetting(self) -> Array | None:
+        """Return which lanes the next step resets, bools `(lanes,)`; None: the world has none that a step resets."""
+        ended: Array | None = self._world.ended_lanes
+        return ended
 
     def mark(self) -> int:
         """Return how many steps the world has made since it is watched; in real time, the frames of its clock."""

@@ -1,0 +1,70 @@
+"""Environments of today's Gymnasium that the standalone server is tested with."""
+
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from bridge.testing import EVERY_SPACE, SpaceEnv, make_info
+
+
+def every_space(space):
+    """An environment that observes and acts in one of `EVERY_SPACE`."""
+    return SpaceEnv(EVERY_SPACE[space](), EVERY_SPACE[space]())
+
+
+class Remarkable(gymnasium.Env[Any, Any]):
+    """Gives infos of every type, takes options, and returns what its spaces do not say."""
+
+    metadata: ClassVar[Any] = {"render_modes": ["rgb_array"], "render_fps": 7, "a class": object}
+    action_space: Any = spaces.Discrete(2)
+    observation_space: Any = spaces.Dict(a=spaces.Discrete(9), b=spaces.Box(-9, 9, (2,), np.float32))
+
+    def __init__(self, render_mode=None):
+        self.render_mode, self.steps = render_mode, 0
+
+    def _observe(self):
+        return {"b": np.array([self.steps, 0.25], np.float32), "a": self.steps}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._observe(), {"options": options, "seed": self.np_random_seed}
+
+    def step(self, action):
+        self.steps += 1
+        return self._observe(), np.float32(0.5), self.steps == 5, self.steps == 5, self._info()
+
+    def _info(self):
+        return make_info(np.random.default_rng(self.steps), self.steps)
+
+    def render(self):
+        return np.full((4, 5, 3), self.steps, np.uint8)
+
+
+class Numbered(Remarkable):
+    """Gives infos that Gymnasium joins without loss."""
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0], {"seed": seed}
+
+    def _info(self):
+        return {"steps": self.steps, "nested": {"half": self.steps / 2}, "array": np.arange(self.steps)}
+
+
+class Talkative(Remarkable):
+    """Its infos hold what does not travel, and its observation is of another dtype than its space."""
+
+    observation_space: Any = spaces.Box(-9, 9, (2,), np.float32)
+
+    def _observe(self):
+        return np.array([self.steps, 0.1])
+
+    def _info(self):
+        return {"file": open, "list": [1, open], "kept": 1}
+
+
+class Failing(Remarkable):
+    def step(self, action):
+        raise ZeroDivisionError("on purpose")

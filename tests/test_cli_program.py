@@ -1,0 +1,64 @@
+"""The command line, whatever the sub-command: options in errors, Ctrl-C, and who adds a command."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bridge.cli import main, program
+from bridge.cli.program import positive
+
+DEADLINE = 30.0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("pass tls=TLS(ca=…) or", "pass --tls-ca or"),
+        ("expected tls=TLS(ca='x', key=…), got", "expected --tls-ca 'x' and --tls-key, got"),
+        ("limits=Limits(num_envs=5) and TLS(…)", "--num-envs 5 and TLS(…)"),
+        ("in use; port=0 takes any, port 5 does not", "in use; --port 0 takes any, port 5 does not"),
+        ("expected token or token_file, got both", "expected token or --token-file, got both"),
+        ("made with env_kwargs={'a': 1}: no", "made with --env-kwargs {'a': 1}: no"),
+        ("with fork=True, x=5, grpc://a?port=5 and 'num_envs'", "with --fork, x=5, grpc://a?port=5 and 'num_envs'"),
+    ],
+)
+def test_errors_speak_in_options(text: str, expected: str) -> None:
+    names = ("tls_ca", "tls_key", "port", "token", "token_file", "env_kwargs", "fork", "num_envs")
+    assert program.in_options(text, {name: f"--{name.replace('_', '-')}" for name in names}) == expected
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "x"])
+def test_a_number_of_seconds_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(Exception, match="expected a positive number"):
+        positive(text)
+
+
+def test_ctrl_c_while_modules_are_imported_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "slow_command.py").write_text(
+        "import os, signal, time\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT); time.sleep(60)\n"
+        "except BaseException as error:\n    raise ImportError('a library makes this of it') from error\n"
+    )
+    code = "from bridge.cli import program; program.COMMANDS['slow'] = ('slow_command', ''); program.main(['slow'])"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE, env=environment
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "bridge: interrupted\n")
+
+
+def test_another_module_adds_its_command_by_being_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "greet_command.py").write_text(
+        "def register(commands):\n"
+        "    parser = commands.add_parser('greet')\n"
+        "    parser.set_defaults(run=lambda arguments: print('hello') or 0)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(program.COMMANDS, "greet", ("greet_command", "say hello"))
+    assert main(["greet"]) == 0
+    assert capsys.readouterr().out == "hello\n"

@@ -1,0 +1,109 @@
+"""Which keys play an environment, and what its actions are called."""
+
+import json
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from bridge.worlds.watching.controls import ACTION_NAMES, controls_of, controls_of_space, default_keys, known_names
+
+
+def test_keys_are_the_environment_s_own_where_it_has_some():
+    class Own(gymnasium.Env):
+        action_space = spaces.Discrete(4)
+
+        def get_keys_to_action(self):
+            return {(): 0, (ord("a"),): 1, ("d",): 2, (1073741904, 32): 3}
+
+        def get_action_meanings(self):
+            return ["NOOP", "LEFT", "RIGHT", "JUMP"]
+
+    found = json.loads(controls_of(gymnasium.Wrapper(Own())))
+    assert found["keys"] == [
+        {"keys": ["a"], "action": 1},
+        {"keys": ["d"], "action": 2},
+        {"keys": ["left", "space"], "action": 3},
+    ]
+    assert (found["kind"], found["neutral"], found["names"][3]) == ("discrete", 0, "JUMP")
+
+
+def test_the_action_of_no_key_is_the_environment_s_own_and_idle_where_it_does_nothing():
+    def controls(space, own=None, names=None):
+        found = json.loads(controls_of_space(space, own, names))
+        return found["neutral"], found["idle"]
+
+    assert controls(spaces.Discrete(2)) == (0, False)
+    assert controls(spaces.Discrete(6)) == (0, False)
+    assert controls(spaces.Discrete(3, start=-1)) == (0, True), "between left and right"
+    assert controls(spaces.Discrete(3), None, ["NOOP", "LEFT", "RIGHT"]) == (0, True)
+    assert controls(spaces.Discrete(3), None, ["LEFT", "RIGHT", "JUMP"]) == (0, False)
+    assert controls(spaces.Discrete(4), {(): 2, ("a",): 0}) == (2, True)
+    assert controls(spaces.Discrete(4), {("a",): 1}) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "keys", "no_key"),
+    [
+        ("CartPole-v1", {"left": 0, "right": 1}, None),
+        ("MountainCar-v0", {"left": 0, "right": 2}, 1),
+        ("FrozenLake-v1", {"left": 0, "down": 1, "right": 2, "up": 3}, None),
+        ("CliffWalking-v1", {"up": 0, "right": 1, "down": 2, "left": 3}, None),
+        ("Taxi-v4", {"down": 0, "up": 1, "right": 2, "left": 3, "4": 4, "5": 5}, None),
+    ],
+)
+def test_keys_of_gymnasium_s_own_environments_are_what_the_actions_do(env_id, keys, no_key):
+    found = json.loads(controls_of(gymnasium.make(env_id)))
+    assert {entry["keys"][0]: entry["action"] for entry in found["keys"]} == keys
+    assert (found["neutral"] if found["idle"] else None) == no_key
+
+
+def test_every_action_of_gymnasium_s_own_environments_is_named():
+    for name, names in ACTION_NAMES.items():
+        specs = [spec for spec in gymnasium.registry.values() if (spec.namespace, spec.name) == (None, name)]
+        spec = max(specs, key=lambda spec: spec.version)
+        if name in ("LunarLander", "CarRacing"):  # Box2D may be missing; their spaces are in their documentation
+            assert known_names(spec, spaces.Discrete(len(names))) == list(names)
+        else:
+            assert known_names(spec, gymnasium.make(spec).action_space) == list(names)
+    assert known_names(spec, spaces.Discrete(99)) is None
+
+
+@pytest.mark.parametrize(
+    ("space", "kind", "keys"),
+    [
+        (spaces.Discrete(2), "discrete", [["left"], ["right"]]),
+        (spaces.Discrete(3), "discrete", [["left"], ["right"]]),
+        (spaces.Discrete(3, start=-1), "discrete", [["left"], ["right"]]),
+        (spaces.Discrete(6), "discrete", [["1"], ["2"], ["3"], ["4"], ["5"]]),
+    ],
+)
+def test_keys_of_a_space(space, kind, keys):
+    found = json.loads(controls_of_space(space))
+    assert found["kind"] == kind
+    assert [entry["keys"] for entry in found["keys"]][-len(keys) :] == keys
+
+
+def test_keys_of_a_box_are_arrows_and_of_others_there_are_none():
+    found = json.loads(controls_of_space(spaces.Box(np.array([-1, 0, 0], np.float32), 1)))
+    assert (found["low"], found["high"]) == ([-1, 0, 0], [1, 1, 1])
+    assert [axis["less"] for axis in found["axes"]] == ["left", "down"]
+    assert json.loads(controls_of_space(spaces.Box(-np.inf, np.inf, (1,))))["high"] == [1e6]
+    for space in (spaces.Text(3), spaces.Box(0, 9, (2,), np.int64), spaces.Box(0, 1, (99,))):
+        assert "no keys" in json.loads(controls_of_space(space))["why"]
+
+
+def test_keys_by_digits_arrows_and_meanings():
+    assert default_keys(spaces.Discrete(2, start=5), None) == {
+        frozenset({"0"}): 5,
+        frozenset({"1"}): 6,
+        frozenset({"left"}): 5,
+        frozenset({"right"}): 6,
+    }
+    assert default_keys(spaces.Discrete(4), ["NOOP", "FIRE", "RIGHT", "RIGHTFIRE"]) == {
+        **{frozenset({str(digit)}): digit for digit in range(4)},
+        frozenset({"space"}): 1,
+        frozenset({"right"}): 2,
+        frozenset({"right", "space"}): 3,
+    }

@@ -1,0 +1,520 @@
+"""The server that `bridge standalone` prints, in this Python: one file, without the package that prints it."""
+
+import ast
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import tokenize
+import warnings
+
+import gymnasium
+import numpy as np
+import pytest
+from dm_env_rpc.v1 import compliance, tensor_utils
+from dm_env_rpc.v1 import dm_env_rpc_pb2 as public
+from dm_env_rpc.v1.error import DmEnvRpcError
+from gymnasium import spaces
+
+import bridge
+from bridge import TLS, make_remote, make_vec_remote
+from bridge.errors import EnvironmentFailedError, RefusedError, RemoteError
+from bridge.testing import EVERY_SPACE, check_server, make_info
+from bridge.transport.certificates import make_certificates
+from bridge.wrappers import BlockingReset
+from tests.peers import PublicClient
+from tests.standalone_envs import Numbered, Remarkable, every_space
+from tests.standalone_server import DEADLINE, FILE, first_line, standalone
+from tests.support import assert_identical, assert_same_space, sampled, until
+from tests.test_compliance import INVALID, SPACES, least, methods, run, run_reset
+
+ENVS = "tests.standalone_envs"
+OLD = "tests.old_style_env"
+MOST_LINES = 1000
+
+
+@pytest.fixture(scope="module")
+def cartpole():
+    with standalone("CartPole-v1") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def zoo():
+    with standalone(f"{ENVS}:every_space", "--env-kwargs", "space=box_float32") as server:
+        yield server
+
+
+# The file
+
+
+def test_the_command_prints_the_file():
+    done = subprocess.run(
+        [sys.executable, "-m", "bridge", "standalone"], capture_output=True, timeout=DEADLINE, check=True
+    )
+    assert done.stdout.decode() == FILE.read_text()
+
+
+def test_the_file_is_of_python_3_7_and_ascii_and_not_too_long():
+    text = FILE.read_text("ascii")
+    tree = ast.parse(text, feature_version=(3, 7))
+    nothing = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    lines = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in nothing:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines.difference_update(range(node.lineno, node.end_lineno + 1))
+    assert 500 < len(lines) <= MOST_LINES
+
+
+def test_the_file_needs_nothing_but_three_packages_and_says_the_version():
+    tree = ast.parse(FILE.read_text())
+    roots = {
+        alias.name.partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
+    }
+    roots |= {node.module.partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {root for root in roots if root not in sys.stdlib_module_names} == {"google", "grpc", "numpy"}
+    assert f'VERSION = "{bridge.__version__}"' in FILE.read_text()
+
+
+def test_it_shares_a_process_with_both_libraries():
+    """Its messages are in a pool of their own."""
+    code = (
+        "import dm_env_rpc.v1.dm_env_rpc_pb2, bridge.pb.bridge_pb2, serve_env; print(serve_env.pb.Tensor().ByteSize())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE, cwd=FILE.parent, check=True
+    )
+    assert done.stdout.strip() == "0", done.stderr
+
+
+# The protocol
+
+
+def test_it_passes_every_check_strictly(cartpole):
+    """D-1 to D-21 and D-25."""
+    report = check_server(cartpole.url, strict=True, required_actions=["action"])
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "box_per_element",
+        "box_half_bounded",
+        "discrete_start",
+        "multi_discrete_2d",
+        "multi_binary",
+        "dict",
+        "tuple_nested",
+    ],
+)
+def test_it_passes_every_check_over_spaces(name, zoo):
+    report = check_server(
+        zoo.url,
+        strict=True,
+        create_settings={"kwargs.space": name},
+        only=["D-7", "D-9", "D-10", "D-11", "D-19", "D-20"],
+    )
+    assert report.ok, str(report)
+
+
+@pytest.fixture(scope="module")
+def endless():
+    with standalone("tests.test_compliance:Endless") as server:
+        yield server
+
+
+@pytest.fixture
+def client(endless):
+    client = PublicClient(endless)
+    yield client
+    client.close()
+
+
+def create(client, space):
+    settings = {"kwargs.space": tensor_utils.pack_tensor(space)}
+    return client.send(public.CreateWorldRequest(settings=settings)).world_name
+
+
+@pytest.mark.parametrize("method", methods(compliance.CreateDestroyWorld))
+def test_create_and_destroy_comply(method, client):
+    """D-3, D-17."""
+    settings = {"required_world_settings": {}, "invalid_world_settings": INVALID, "has_multiple_world_support": True}
+    run(compliance.CreateDestroyWorld, method, connection=client, **settings)
+
+
+@pytest.mark.parametrize("space", sampled(SPACES, 4))
+@pytest.mark.parametrize("method", methods(compliance.JoinLeaveWorld))
+def test_join_and_leave_comply(method, space, client):
+    """D-6, D-7, D-16."""
+    name = create(client, space)
+    run(compliance.JoinLeaveWorld, method, connection=client, world_name=name, invalid_join_settings=INVALID)
+
+
+# The public class casts the least double to float for an unbounded action.
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
+@pytest.mark.parametrize("space", sampled(SPACES, 2))
+@pytest.mark.parametrize("method", methods(compliance.Step))
+def test_steps_comply(method, space, client):
+    """D-9, D-10, D-11, D-19, D-20."""
+    client.join(create(client, space))
+    required = {uid: least(spec) for uid, spec in client.specs.actions.items()}
+    if method == "test_first_step_actions_are_ignored":
+        required = {}
+    run(compliance.Step, method, connection=client, specs=client.specs, required_actions=required)
+
+
+@pytest.mark.parametrize("space", sampled(SPACES, 4))
+@pytest.mark.parametrize("method", methods(compliance.Reset))
+def test_reset_complies(method, space, client):
+    """D-8, D-14."""
+    run_reset(method, client, create(client, space))
+
+
+@pytest.mark.parametrize("method", methods(compliance.ResetWorld))
+def test_reset_world_complies(method, client):
+    """D-15."""
+    run(compliance.ResetWorld, method, connection=client, world_name=create(client, "nested"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "lanes", "hidden"),
+    [
+        ({}, 1, {"discount", "terminated", "truncated", "info"}),
+        ({"gymnasium": False}, 1, {"discount", "terminated", "truncated", "info"}),
+        ({}, 2, {"info"}),
+        ({"gymnasium": True}, 1, set()),
+    ],
+)
+def test_other_clients_get_what_only_gymnasium_knows_where_they_ask_for_it(settings, lanes, hidden, cartpole):
+    client = PublicClient(cartpole)
+    asked = {"num_envs": tensor_utils.pack_tensor(lanes)}
+    name = client.send(public.CreateWorldRequest(settings=asked)).world_name
+    client.join(name, **settings)
+    everything = {"observation", "reward", "discount", "terminated", "truncated", "info"}
+    assert set(client.observations) == everything - hidden
+    state, observed = client.step(*client.observations)
+    assert state == public.RUNNING
+    assert set(observed) == everything - hidden
+    client.close()
+
+
+def test_the_setting_is_a_bool(client):
+    with pytest.raises(DmEnvRpcError, match="gymnasium to be a bool"):
+        client.join(create(client, "nested"), gymnasium=3)
+
+
+# Remote equals local
+
+
+def play(remote, local, steps, seed=3):
+    """Hold two environments against each other, step by step."""
+    local.action_space.seed(seed)
+    assert_identical(remote.reset(seed=seed), local.reset(seed=seed))
+    for _ in range(steps):
+        action = local.action_space.sample()
+        mine, theirs = remote.step(action), local.step(action)
+        assert_identical(mine, theirs)
+        if mine[2] or mine[3]:
+            assert_identical(remote.reset(), local.reset())
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "FrozenLake-v1", "Blackjack-v1", "Pendulum-v1"])
+def test_a_remote_environment_equals_the_local_one(env_id):
+    with (
+        standalone(f"gymnasium:{env_id}") as server,
+        make_remote(server.url) as remote,
+        gymnasium.make(env_id) as local,
+    ):
+        assert_same_space(remote.observation_space, local.observation_space)
+        assert_same_space(remote.action_space, local.action_space)
+        assert remote.spec.id == local.spec.id
+        play(remote, local, 200)
+
+
+def is_served(space):
+    """Whether a space is of the kinds that the file names, all through."""
+    if isinstance(space, spaces.Dict):
+        return all(isinstance(key, (str, int)) and is_served(item) for key, item in space.spaces.items())
+    if isinstance(space, spaces.Tuple):
+        return all(map(is_served, space.spaces))
+    kinds = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Text)
+    return isinstance(space, kinds)
+
+
+SERVED_SPACES = [name for name, make in EVERY_SPACE.items() if is_served(make())]
+
+
+@pytest.mark.parametrize("name", sampled(SERVED_SPACES, 3))
+def test_spaces_are_exact_and_samples_equal(name, zoo):
+    local = every_space(name)
+    with make_remote(zoo.url, env_kwargs={"space": name}) as remote:
+        assert_same_space(remote.observation_space, local.observation_space)
+        assert_same_space(remote.action_space, local.action_space)
+        play(remote, local, 12)
+
+
+@pytest.mark.parametrize("kind", ["Sequence", "Graph", "OneOf"])
+def test_a_space_that_is_not_served_is_refused_by_name(kind, zoo):
+    name = next(name for name, make in EVERY_SPACE.items() if type(make()).__name__ == kind)
+    with pytest.raises(
+        RefusedError, match=rf"observation is a {kind}, which this server does not serve; it serves Box"
+    ):
+        make_remote(zoo.url, env_kwargs={"space": name})
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_lanes_equal_local_ones(lanes, cartpole):
+    envs = BlockingReset(make_vec_remote(f"{cartpole.url}?num_envs={lanes}"))
+    local = gymnasium.make_vec("CartPole-v1", lanes, vectorization_mode="sync")
+    local.action_space.seed(0)
+    assert_same_space(envs.single_observation_space, local.single_observation_space)
+    for seed in (5, list(range(7, 7 + lanes))):
+        assert_identical(envs.reset(seed=seed), local.reset(seed=seed))
+        for _ in range(100):
+            actions = local.action_space.sample()
+            mine, theirs = envs.step(actions), local.step(actions)
+            assert_identical(mine[:4], theirs[:4])
+    envs.close()
+    local.close()
+
+
+def test_lanes_of_the_command_line_and_some_of_them_reset():
+    with standalone("CartPole-v1", "--num-envs", "3") as server:
+        envs, local = make_vec_remote(server.url), gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="sync")
+        assert envs.num_envs == 3
+        envs, mask = BlockingReset(envs), np.array([False, True, False])
+        assert_identical(envs.reset(seed=1), local.reset(seed=1))
+        assert_identical(envs.step(np.array([0, 1, 0]))[:4], local.step(np.array([0, 1, 0]))[:4])
+        options = {"reset_mask": mask}
+        assert_identical(
+            envs.reset(seed=[None, 8, None], options=options), local.reset(seed=[None, 8, None], options=options)
+        )
+        assert_identical(envs.step(np.array([1, 1, 1]))[:4], local.step(np.array([1, 1, 1]))[:4])
+        envs.close()
+        local.close()
+
+
+def test_infos_options_seeds_and_the_order_of_keys_travel():
+    options = make_info(np.random.default_rng(0), 1)
+    with standalone(f"{ENVS}:Remarkable") as server, make_remote(server.url) as remote:
+        local = Remarkable()
+        for seed in (0, 2**62, 2**63, 2**70):
+            mine, theirs = (env.reset(seed=seed, options=options) for env in (remote, local))
+            assert_identical(mine, theirs)
+            assert list(mine[0]) == list(theirs[0])
+            assert type(mine[0]["a"]) is type(theirs[0]["a"]) is int
+        for _ in range(5):
+            mine, theirs = remote.step(0), local.step(0)
+            assert_identical(mine, theirs)
+            assert [type(item) for item in mine[1:4]] == [float, bool, bool]
+        assert remote.metadata["render_fps"] == 7
+        assert "a class" not in remote.metadata
+
+
+def test_infos_and_frames_of_lanes_travel():
+    with standalone(f"{ENVS}:Numbered", "--num-envs", "2") as server:
+        envs = make_vec_remote(server.url, render_mode="rgb_array")
+        local, blocking = gymnasium.vector.SyncVectorEnv([Numbered, Numbered]), BlockingReset(envs)
+        assert_identical(blocking.reset(seed=1), local.reset(seed=1))
+        for _ in range(7):
+            assert_identical(blocking.step(np.array([0, 1])), local.step(np.array([0, 1])))
+        assert [frame.shape for frame in envs.render()] == [(4, 5, 3)] * 2
+        envs.close()
+
+
+def test_frames_are_drawn():
+    with standalone(f"{ENVS}:Remarkable") as server, make_remote(server.url, render_mode="rgb_array") as remote:
+        assert remote.render_mode == "rgb_array"
+        with pytest.raises(RefusedError, match="no frame before the first Step"):
+            remote.render()
+        remote.reset()
+        remote.step(1)
+        assert_identical(remote.render(), np.full((4, 5, 3), 1, np.uint8))
+
+
+def test_what_does_not_travel_is_told_once():
+    with standalone(f"{ENVS}:Talkative") as server, make_remote(server.url) as remote:
+        with pytest.warns(RuntimeWarning, match="is of type float64, and comes as an array of float32"):
+            observation, _ = remote.reset()
+        assert_identical(observation, np.array([0, 0.1], np.float32))
+        with pytest.warns(RuntimeWarning) as told:
+            info = remote.step(0)[4]
+        assert len(told) == 2
+        assert info == {"list": [1, None], "kept": 1}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            remote.step(0)
+
+
+def test_the_error_of_an_environment_is_named_and_the_server_goes_on():
+    with standalone(f"{ENVS}:Failing") as server, make_remote(server.url) as remote:
+        remote.reset()
+        for _ in range(2):
+            with pytest.raises(EnvironmentFailedError, match="ZeroDivisionError in step: on purpose"):
+                remote.step(0)
+        remote.reset()
+
+
+# Older interfaces
+
+
+def test_four_values_seed_and_a_reset_without_info_are_translated():
+    with standalone(f"{OLD}:Walk") as server, make_remote(server.url) as remote:
+        generator = np.random.RandomState(11)
+        assert_identical(remote.reset(seed=11), (np.array([0, generator.uniform(-1, 1)]), {}))
+        for position, ends in ((2, False), (4, False), (6, True)):
+            observation, reward, terminated, truncated, info = remote.step(2)
+            assert_identical(observation, np.array([position, generator.uniform(-1, 1)]))
+            assert (reward, terminated, truncated, info) == (1.0, ends, False, {"seeds": [11]})
+        remote.reset(options={})
+        with pytest.raises(EnvironmentFailedError, match="unexpected keyword argument 'options'"):
+            remote.reset(options={"level": 3})
+
+
+def test_the_wrapper_says_what_is_truncation():
+    with standalone(f"{OLD}:limited_walk") as server, make_remote(server.url) as remote:
+        remote.reset(seed=1)
+        flags = [remote.step(1)[2:4] for _ in range(4)]
+        assert flags == [(False, False)] * 3 + [(False, True)]
+        remote.reset()
+        assert [remote.step(2)[2:4] for _ in range(3)][-1] == (True, False)
+    with standalone(f"{OLD}:limited_walk", "--env-kwargs", "steps=3") as server, make_remote(server.url) as remote:
+        remote.reset()
+        *_, (*flags, info) = [remote.step(2)[2:] for _ in range(3)]
+        assert flags == [True, False]  # it would have ended by itself
+        assert info["TimeLimit.truncated"] is False
+
+
+def test_lanes_of_older_environments_begin_anew_by_themselves():
+    with standalone(f"{OLD}:limited_walk", "--num-envs", "2") as server:
+        envs = BlockingReset(make_vec_remote(server.url))
+        observations, _ = envs.reset(seed=[4, 9])
+        assert_identical(observations[:, 1], np.array([np.random.RandomState(seed).uniform(-1, 1) for seed in (4, 9)]))
+        found = [envs.step(np.array([1, 2])) for _ in range(5)]
+        assert [list(step[0][:, 0]) for step in found] == [[1, 2], [2, 4], [3, 6], [4, 0], [0, 2]]
+        assert [list(step[2]) for step in found][2:] == [[False, True], [False, False], [False, False]]
+        assert [list(step[3]) for step in found][2:] == [[False, False], [True, False], [False, False]]
+        envs.close()
+
+
+def test_an_older_render_is_given_its_mode():
+    with standalone(f"{OLD}:limited_walk") as server:
+        for mode in (None, "rgb_array"):
+            with make_remote(server.url, render_mode=mode) as remote:
+                assert remote.metadata["render_modes"] == ["rgb_array"]
+                remote.reset()
+                assert_identical(remote.render(), np.full((2, 3, 3), 7, np.uint8))
+
+
+# Connections
+
+
+def test_two_clients_play_at_a_time_and_one_that_is_gone_leaves_its_place():
+    with standalone("CartPole-v1", "--max-worlds", "2") as server:
+        first, second = make_remote(server.url), make_remote(server.url)
+        assert_identical(first.reset(seed=0), second.reset(seed=0))
+        assert_identical(first.step(1), second.step(1))
+        with pytest.raises(RefusedError, match="max_worlds=2"):
+            make_remote(server.url, env_id="CartPole-v1")
+        first.close()
+        with make_remote(server.url, env_id="CartPole-v1") as third:
+            assert_identical(third.reset(seed=0)[0], second.reset(seed=0)[0])
+        second.close()
+
+
+def test_connections_have_a_limit():
+    with standalone("CartPole-v1", "--max-connections", "1") as server:
+        with make_remote(server.url), pytest.raises(RefusedError, match="max_connections=1"):
+            make_remote(server.url)
+
+        def is_free():
+            try:
+                make_remote(server.url).close()
+            except RefusedError:
+                return False
+            return True
+
+        until(is_free)
+
+
+@pytest.mark.parametrize("how", ["option", "file", "variable"])
+def test_a_token_is_asked_for(how, tmp_path):
+    (tmp_path / "token").write_text("s3cret\n")
+    options = {"option": ["--token", "s3cret"], "file": ["--token-file", str(tmp_path / "token")]}.get(how, [])
+    variables = {"BRIDGE_TOKEN": "s3cret"} if how == "variable" else {}
+    with standalone("CartPole-v1", *options, **variables) as server:
+        for wrong in (None, "other"):
+            with pytest.raises(RefusedError, match=r"token is (required|wrong)"):
+                make_remote(server.url, token=wrong)
+        with make_remote(server.url, token="s3cret") as remote:
+            remote.reset()
+
+
+def test_a_token_is_made_where_others_reach_the_port():
+    with standalone("CartPole-v1", "--host", "0.0.0.0") as server:
+        assert "?token=" in server.url
+        with make_remote(server.url.replace("0.0.0.0", "127.0.0.1")) as remote:
+            remote.reset()
+        with pytest.raises(RefusedError, match="token is required"):
+            make_remote(f"grpc://127.0.0.1:{server.port}")
+
+
+@pytest.mark.parametrize("mutual", [False, True])
+def test_it_speaks_tls(mutual, tmp_path):
+    certs = make_certificates(tmp_path)
+    options = ["--tls-certificate", str(certs["server.pem"]), "--tls-key", str(certs["server.key"])]
+    options += ["--tls-client-ca", str(certs["ca.pem"])] if mutual else []
+    own = {"certificate": certs["client.pem"], "key": certs["client.key"]} if mutual else {}
+    with standalone("CartPole-v1", *options) as server:
+        assert server.url.startswith("grpcs://")
+        with make_remote(server.url, tls=TLS(ca=certs["ca.pem"], **own)) as remote:
+            remote.reset()
+        if mutual:
+            with pytest.raises(RemoteError):
+                make_remote(server.url, tls=TLS(ca=certs["ca.pem"]), timeout=20)
+
+
+# The command line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["NoSuchEnv-v0"], "no environment 'NoSuchEnv-v0'"),
+        (["no_such_module:Env-v0"], "no_such_module"),
+        (["CartPole-v1", "--num-envs", "0"], "expected --num-envs from 1"),
+        (["CartPole-v1", "--tls-key", "k.pem"], "both --tls-certificate and --tls-key"),
+        (["CartPole-v1", "--env-kwargs", "gravity"], "KEY=VALUE"),
+        ([f"{OLD}:WalkOverGraphs"], "observation is a Graph, which this server does not serve"),
+    ],
+)
+def test_the_command_line_says_what_is_wrong(arguments, reason):
+    command = [sys.executable, str(FILE), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, cwd=FILE.parents[2], check=False)
+    assert done.returncode != 0
+    assert reason in done.stderr, done.stderr
+
+
+def test_an_engine_of_ones_own_is_served():
+    """`serve` is what the file is an example of."""
+    page = (FILE.parents[2] / "docs" / "old-python.md").read_text()
+    block = next(
+        text for text in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL) if "serve(" in text
+    )
+    code = "from tests.old_style_env import Walk as MyEngine\n" + block.replace("50051", "0")
+    path = os.pathsep.join([str(FILE.parent), str(FILE.parents[2])])
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}) as server:
+        try:
+            with make_remote(f"grpc://{first_line(server)}") as remote:
+                remote.reset(seed=1)
+                remote.step(1)
+        finally:
+            server.send_signal(signal.SIGINT)
+        assert server.wait(DEADLINE) == 0

@@ -1,0 +1,1 @@
+"""Tests across versions of Python, Gymnasium, NumPy and Protobuf: `make test-versions`."""

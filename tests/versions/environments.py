@@ -1,0 +1,107 @@
+"""Python environments with other versions of Gymnasium, NumPy and Protobuf: `python -m tests.versions.environments NAME…`.
+
+Each is a virtual environment `.venv-versions/NAME`, made where it is missing. Without a name, all are made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FOLDER = ROOT / ".venv-versions"
+# What the core tests need beside the package.
+TESTS = ("dm-env-rpc==1.1.6", "hypothesis>=6.100", "psutil>=6", "pytest>=8.2", "pytest-xdist>=3.6")
+
+
+@dataclasses.dataclass(frozen=True)
+class Environment:
+    """A set of versions."""
+
+    name: str
+    python: str
+    """The wanted version of Python, such as `3.10`; where it is not at hand, the running one is taken."""
+    pins: tuple[str, ...]
+    """Requirements beside `TESTS`."""
+
+    @property
+    def interpreter(self) -> Path:
+        """The path of its Python."""
+        return FOLDER / self.name / "bin" / "python"
+
+
+ENVIRONMENTS = {
+    environment.name: environment
+    for environment in (
+        # The lowest versions that pyproject.toml allows.
+        Environment(
+            "oldest",
+            "3.10",
+            (
+                "gymnasium[classic-control]==1.1.0",
+                "numpy==1.26.0",
+                "grpcio==1.66.0",
+                "protobuf==4.21.12",
+                "cloudpickle==3.0.0",
+                "hpack==4.1.0",
+            ),
+        ),
+        Environment("1.1", "3.12", ("gymnasium[classic-control]==1.1.1",)),
+        # RLlib 2.60 pins this Gymnasium.
+        Environment("rllib", "3.11", ("gymnasium[classic-control]==1.2.2", "numpy==1.26.4", "protobuf==4.25.8")),
+        Environment("1.2", "3.13", ("gymnasium[classic-control]==1.2.3",)),
+        Environment("1.3-old", "3.10", ("gymnasium[classic-control]==1.3.0", "numpy==1.26.0", "protobuf==5.29.5")),
+        Environment("1.3", "3.12", ("gymnasium[classic-control]==1.3.0",)),
+        Environment("1.4-old", "3.10", ("gymnasium[classic-control]==1.4.0", "numpy==1.26.0", "protobuf==4.21.12")),
+        Environment("newest", "3.13", ("gymnasium[classic-control]>=1.4",)),
+    )
+}
+"""The environments by their names."""
+IN_CI = ("oldest", "rllib", "newest")
+"""Those that every change is tested on."""
+
+
+def python_for(version: str) -> str:
+    """Return the path of a Python of a version, from the PATH or from pyenv; else the running one, with a word."""
+    found = shutil.which(f"python{version}")
+    # The shims of pyenv answer for versions that are not active, and fail.
+    if found is not None and subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0:
+        return found
+    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    places = sorted(versions.glob(f"{version}.*/bin/python"))
+    if places:
+        return str(places[-1])
+    print(f"Python {version} is not at hand: {sys.executable} is taken")
+    return sys.executable
+
+
+def make(environment: Environment) -> None:
+    """Make a virtual environment where it is missing, with this package from its source."""
+    stamp = FOLDER / environment.name / "made"
+    wanted = "\n".join((*environment.pins, *TESTS))
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return
+    print(f"making {environment.interpreter.parent.parent}: {', '.join(environment.pins)}", flush=True)
+    shutil.rmtree(FOLDER / environment.name, ignore_errors=True)
+    subprocess.run([python_for(environment.python), "-m", "venv", FOLDER / environment.name], check=True)
+    pip = [environment.interpreter, "-m", "pip", "install", "--quiet"]
+    subprocess.run([*pip, "--upgrade", "pip"], check=True)
+    # The package with the pins in one call: pip refuses pins that pyproject.toml does not allow.
+    subprocess.run([*pip, "--editable", str(ROOT), *environment.pins, *TESTS], check=True)
+    stamp.write_text(wanted)
+
+
+def main() -> None:
+    """Make the environments that are named."""
+    for name in sys.argv[1:] or ENVIRONMENTS:
+        if name not in ENVIRONMENTS:
+            sys.exit(f"expected one of {', '.join(ENVIRONMENTS)}, got {name!r}")
+        make(ENVIRONMENTS[name])
+
+
+if __name__ == "__main__":
+    main()
