@@ -47,6 +47,16 @@ VOCABULARY = {
 }
 """Internal modules that any test may import, each with the reason: the words in which a layer speaks to the outside."""
 
+THIRD_PARTY = {
+    ("tests/peers.py", "_stream"): "dm_env_rpc's connection",
+    ("tests/peers.py", "_requests"): "dm_env_rpc's connection",
+    ("tests/test_public_client.py", "_dm_env_rpc_specs"): "dm_env_rpc's adaptor",
+    ("tests/test_readme.py", "_actions"): "argparse's parser",
+    ("tests/test_realtime.py", "_add_info"): "Gymnasium's VectorEnv",
+    ("tests/test_vector_contract.py", "_add_info"): "Gymnasium's VectorEnv",
+}
+"""Private attributes of other projects' objects, which no rebuild of ours changes."""
+
 NAMEDTUPLE = {"_asdict", "_fields", "_field_defaults", "_make", "_replace"}
 """Public names of Python's named tuples, in spite of their underscore."""
 
@@ -174,7 +184,7 @@ class Reader(ast.NodeVisitor):
             return
         if isinstance(owner, ast.Name) and owner.id in ("self", "cls"):
             return
-        if not self.is_foreign(owner):
+        if not self.is_foreign(owner) and (self.file, name) not in THIRD_PARTY:
             self.add("private", node, f".{name}")
 
     def visit_Attribute(self, node: ast.Attribute) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
+from dm_env_rpc.v1 import dm_env_rpc_pb2 as public_pb2
 
 import bridge
 from bridge import TLS, Limits, make_remote, serve_gym, serve_parallel
@@ -29,6 +30,7 @@ from bridge.transport.credentials import TOKEN_VARIABLE, write_secret
 from tests.parallel_envs import Relay
 from tests.peers import PublicClient
 from tests.public_server import PublicServer
+from tests.scripted_server import Refuse, ScriptedServer
 from tests.support import sampled, until
 from tests.web_envs import Paddles
 
@@ -651,6 +653,35 @@ def test_info_shows_what_an_environment_raised_in_one_line(capsys: pytest.Captur
     err = capsys.readouterr().err
     assert "the environment raised RuntimeError in its construction: no such map\n" in err
     assert err.count("\n") == 1
+
+
+OBEYED = "\x1b[2J\x1b]0;title\x07\x9b31m\u202e"
+"""What clears a terminal, names its window, colours it, and turns the direction of a line."""
+
+
+class Plain(ScriptedServer):
+    def answer(self, kind: str, request: Any) -> Any:
+        if kind == "extension":
+            raise Refuse(12, "no such thing here")
+        return super().answer(kind, request)
+
+
+def test_info_prints_nothing_of_a_server_that_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = {1: public_pb2.TensorSpec(name=f"action{OBEYED}", dtype=public_pb2.INT8)}
+    with Plain(public_pb2.ActionObservationSpecs(actions=kinds, observations=kinds)) as server:
+        assert main(["info", server.url, "--all"]) == 0
+    out = capsys.readouterr().out
+    assert "[2J" in out
+    assert all(line.isprintable() for line in out.splitlines())
+
+    def broken() -> None:
+        raise RuntimeError(f"no such map {OBEYED}")
+
+    with serve_gym(broken) as server:
+        assert main(["info", server.url]) == 1
+    err = capsys.readouterr().err
+    assert "no such map" in err
+    assert all(line.isprintable() for line in err.splitlines())
 
 
 def test_info_of_a_zoo_lists_it_and_looks_at_the_one_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import gzip
 import random
+import select
 import socket
 import struct
 import threading
@@ -361,9 +362,36 @@ def test_a_large_request_to_grpcs_own_services_is_refused_and_gives_its_room_bac
         until(lambda: server.status()["queued_bytes"] == 0)
 
 
+def test_a_watch_is_one_request(server):
+    with Hand(server) as hand:
+        number = hand.open(WATCH)
+        hand.say(number, b"")
+        assert hand.answer(number)
+        hand.say(number, b"")
+        assert hand.status(number)[0] == Code.INVALID_ARGUMENT
+
+
 @pytest.mark.parametrize("path", [WATCH, REFLECT])
-def test_who_asks_and_asks_grpcs_own_services_and_takes_no_answers_is_ended(server, path):
-    ask = b"" if path == WATCH else reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()
+def test_many_small_requests_in_a_large_frame_of_grpcs_own_services_are_charged(server, path):
+    windows = frame(SETTINGS, 0, 0, b"\0\4\x7f\xff\xff\xff") + frame(WINDOW_UPDATE, 0, 0, b"\x7f\xff\0\0")
+    begin = PREFACE + windows + frame(HEADERS, END_HEADERS, 1, block(path))
+    data, sent = memoryview(frame(DATA, 0, 1, bytes((1 << 22) - 1))), 0  # 838,860 empty messages
+    with raw(server) as sock, playing(server):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+        sock.sendall(begin)
+        sock.setblocking(False)
+        while server.status()["throttled"] == 0:
+            assert sent < len(data), "the server took all of them"
+            readable, writable, _ = select.select([sock], [sock], [], 10.0)
+            if readable:
+                sock.recv(1 << 20)
+            if writable:
+                sent += sock.send(data[sent:])
+
+
+def test_who_asks_and_asks_reflection_and_takes_no_answers_is_ended(server):
+    path = REFLECT
+    ask = reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()
     with Hand(server, INITIAL_WINDOW_SIZE=0) as hand, playing(server):
         number = hand.open(path)
         hand.say(number, *[ask] * 3)

@@ -85,6 +85,20 @@ def test_runs_lists_the_episodes(tmp_path, capsys):
     assert capsys.readouterr().out.endswith("0 episodes, 0 steps\n")
 
 
+def test_runs_prints_nothing_that_a_terminal_obeys(tmp_path, capsys):
+    with serve_gym("CartPole-v1", record=tmp_path) as server:
+        env = make_remote(server.url, player="person:\x9b2J\u202e")
+        env.reset(seed=0)
+        env.step(0)
+        env.close()
+    assert main(["runs", str(tmp_path)]) == 0
+    (tmp_path / "\x1b[2J.rec").write_bytes(b"no recording")
+    assert main(["runs", str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert (out.count("2J"), err.count("2J")) == (1, 1)
+    assert all(line.isprintable() for line in (out + err).splitlines())
+
+
 def test_runs_says_what_is_damaged_and_what_is_no_folder(tmp_path, capsys):
     record(tmp_path)
     (file,) = tmp_path.glob("*.rec")
@@ -124,10 +138,10 @@ def test_replay_verifies_one_episode_or_all_of_a_folder(tmp_path, capsys):
 
 
 def test_the_exit_codes_of_replay_tell_what_is_wrong(tmp_path, capsys):
-    """1: it differs; 2: there is no such episode, or no such environment; 3: it cannot be verified."""
+    """1: it differs, is damaged or cannot be verified; 2: there is no such episode, or no such environment."""
     record(tmp_path / "unseeded", seed=None, episodes=1)
     (episode,) = read_folder(tmp_path / "unseeded").episodes()
-    assert main(["replay", str(tmp_path / "unseeded" / episode.id), "--verify"]) == 3
+    assert main(["replay", str(tmp_path / "unseeded" / episode.id), "--verify"]) == 1
     assert "no reset with a seed was recorded before it" in capsys.readouterr().out
     assert main(["replay", str(tmp_path / "unseeded" / f"{episode.id}9"), "--verify"]) == 2
     assert "has no episode 1.0.19" in capsys.readouterr().err

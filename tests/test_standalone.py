@@ -26,7 +26,7 @@ from bridge.transport.certificates import make_certificates
 from bridge.wrappers import BlockingReset
 from tests.peers import PublicClient
 from tests.standalone_envs import Numbered, Remarkable, every_space
-from tests.standalone_server import DEADLINE, FILE, first_line, standalone
+from tests.standalone_server import DEADLINE, FILE, Output, standalone
 from tests.support import assert_identical, assert_same_space, sampled, until
 from tests.test_compliance import INVALID, SPACES, least, methods, run, run_reset
 
@@ -488,7 +488,7 @@ def test_it_speaks_tls(mutual, tmp_path):
     [
         (["NoSuchEnv-v0"], "no environment 'NoSuchEnv-v0'"),
         (["no_such_module:Env-v0"], "no_such_module"),
-        (["CartPole-v1", "--num-envs", "0"], "expected --num-envs from 1"),
+        (["CartPole-v1", "--num-envs", "0"], "expected num_envs to be an integer from 1"),
         (["CartPole-v1", "--tls-key", "k.pem"], "both --tls-certificate and --tls-key"),
         (["CartPole-v1", "--env-kwargs", "gravity"], "KEY=VALUE"),
         ([f"{OLD}:WalkOverGraphs"], "observation is a Graph, which this server does not serve"),
@@ -511,10 +511,12 @@ def test_an_engine_of_ones_own_is_served():
     path = os.pathsep.join([str(FILE.parent), str(FILE.parents[2])])
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}) as server:
+        output = Output(server)
         try:
-            with make_remote(f"grpc://{first_line(server)}") as remote:
+            with make_remote(f"grpc://{next(iter(output)).strip()}") as remote:
                 remote.reset(seed=1)
                 remote.step(1)
         finally:
             server.send_signal(signal.SIGINT)
         assert server.wait(DEADLINE) == 0
+        output.close()

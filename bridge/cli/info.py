@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bridge.cli.hints import connecting_lines, naming_url
-from bridge.cli.program import OK, positive
+from bridge.cli.program import OK, positive, say
 from bridge.client.inspector import Inspector
 from bridge.client.world_request import WorldRequest
 from bridge.encoding.properties import read_encoded
@@ -75,7 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
     named = request.env_id or request.address.world is not None or "env_id" in dict(request.address.settings)
     if len(environments) > 1 and not named:
         name = f"bridge info {shlex.quote(naming_url(request.address.url, environments[0]))}"
-        print(f"\nTo see one of the environments, name it: {name}")
+        print()
+        say(f"To see one of the environments, name it: {name}")
     else:
         with Inspector(url, timeout, credentials) as inspector:
             specs = inspector.join()
@@ -234,11 +235,11 @@ def _print_properties(properties: Properties) -> None:
 def _table(rows: Sequence[Sequence[str]]) -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
-        print("  " + "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+        say("  " + "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _row(name: str, text: str) -> None:
-    print(f"  {name:13} {text}")
+    say(f"  {name:13} {text}")
 
 
 def _shortened(value: Any, most: int) -> str:

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from gymnasium import spaces
 
-from bridge.cli.program import FAILED, OK
+from bridge.cli.program import FAILED, OK, clean
 from bridge.errors import PacketError, SettingError
 from bridge.perlert import player
 from bridge.perlert.address import parse_perlert_address
@@ -27,7 +27,7 @@ from bridge.perlert.protocol.packet import Action, Message, Start, check_label, 
 from bridge.perlert.protocol.profile import parse_tag
 from bridge.worlds.default_actions import neutral_action
 
-__all__ = ["clean", "key_actions", "key_legend", "read_key", "register", "run", "run_lobby"]
+__all__ = ["key_actions", "key_legend", "read_key", "register", "run", "run_lobby"]
 
 HELP = """commands:
   slots                 show the lobby
@@ -41,11 +41,6 @@ during a run: the arrow keys, wasd or digits (in a pipe: a line with the action'
 _ARROWS = {"\x1b[D": "left", "\x1b[C": "right", "\x1b[A": "up", "\x1b[B": "down"}
 _ARROWS |= {key.replace("[", "O"): name for key, name in _ARROWS.items()}
 _LETTERS = {"a": "left", "d": "right", "w": "up", "s": "down"}
-
-
-def clean(text: str) -> str:
-    """Return a peer's text without anything that a terminal would obey."""
-    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 
 def _arrows(space: spaces.Discrete) -> dict[str, str]:

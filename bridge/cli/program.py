@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType, MappingProxyType
 from typing import TextIO
 
-__all__ = ["COMMANDS", "FAILED", "INTERRUPTED", "OK", "USAGE", "main", "make_parser", "positive", "say"]
+__all__ = ["COMMANDS", "FAILED", "INTERRUPTED", "OK", "USAGE", "clean", "main", "make_parser", "positive", "say"]
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("bridge.cli.serve", "publish environments until Ctrl-C"),
@@ -232,10 +232,15 @@ def positive(text: str) -> float:
     return value
 
 
+def clean(text: str) -> str:
+    """Return a line without anything that a terminal would obey: what a server or a recording says may be in it."""
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+
+
 def say(line: str) -> None:
-    """Print a line of a command that goes on where its output cannot be written, because the disk is full."""
+    """Print a line, cleaned, of a command that goes on where its output cannot be written, because the disk is full."""
     try:
-        print(line, flush=True)
+        print(clean(line), flush=True)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -246,7 +251,7 @@ def say(line: str) -> None:
 def _complain(line: str) -> None:
     """Write a line to standard error; where that cannot be, there is nobody to tell."""
     try:
-        print(f"bridge: {line}", file=sys.stderr)
+        print(f"bridge: {clean(line)}", file=sys.stderr)
     except OSError:
         _drop(sys.stderr)
 

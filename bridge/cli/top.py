@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from bridge.cli.program import FAILED, OK, positive, say
+from bridge.cli.program import FAILED, OK, clean, positive, say
 from bridge.errors import SettingError
 from bridge.extras import install_command
 from bridge.fleet.top import ServerRow, Snapshot, Top, find_directory
@@ -166,7 +166,7 @@ def render(snapshot: Snapshot, rows: int | None = None) -> Any:
     problems = [f"{row.name}: {row.problem}" for row in listed if row.problem]
     if snapshot.problem:
         problems.insert(0, f"the directory cannot be read, its servers stay as they were: {snapshot.problem}")
-    parts += [Text(problem, style="red", no_wrap=True, overflow="ellipsis") for problem in problems[:3]]
+    parts += [Text(clean(problem), style="red", no_wrap=True, overflow="ellipsis") for problem in problems[:3]]
     if len(problems) > 3:
         parts.append(Text(f"… and {len(problems) - 3} more problems", style="red"))
     return Group(*parts)

@@ -42,6 +42,8 @@ class Member:
     """Of the Reset that its next episode begins with."""
     error: RemoteError | None = None
     """Why it is lost, or why its episode was cut off."""
+    refused: bool = False
+    """Whether `error` is a refusal of its last Reset or Step, rather than the reason of a lost connection."""
     failures: int = 0
     """Attempts in a row to connect or to reset that failed."""
     retry_at: float = 0.0

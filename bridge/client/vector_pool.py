@@ -270,7 +270,7 @@ class VectorPool(Pool):
                 self.begin_in_new_world(member)
         elif isinstance(event, Refused):
             self.has_errors = True
-            member.error = event.error
+            member.error, member.refused = event.error, True
             member.abandon_step()
             member.remote.session.abandon_episode()
             self._reconnector.refused(member, time.monotonic())
@@ -304,7 +304,7 @@ class VectorPool(Pool):
         """Take note that a member's stream was lost; `check_deadlines` connects it again after a pause."""
         self.has_errors = True
         member.abandon_step()
-        member.error = event.error
+        member.error, member.refused = event.error, False
         member.remote.salvage(member.answer)
         member.answer = None
         # A slot that moves is not away: it has left one server by itself, and the next did not answer.
@@ -397,7 +397,9 @@ class VectorPool(Pool):
                 self.check_deadlines(now)
                 check_at = now + 0.02
             if now >= deadline:
-                return False
+                # The deadlines of slots are those of whoever gathers, so a hung server has just been given up above:
+                # its slots have an end to tell, and nothing is missing any more.
+                return enough()
             # Wakes for what is due in between: a retry, or an answer that is late.
             answer, member = self.next_event(min(deadline, now + 0.1))
             while member is not None:
@@ -410,13 +412,17 @@ class VectorPool(Pool):
     def raise_permanent_error(self) -> None:
         """Raise what no waiting mends: settings that are refused, an environment that fails in every reset."""
         for member in self.members:
-            if member.state is SlotState.RESETTING and isinstance(member.error, RefusedError) and not member.in_episode:
-                if member.error.code in ENDED_CODES:
-                    continue  # another world was made since
-                if isinstance(member.error, EnvironmentFailedError) and member.failures < _RESET_ATTEMPTS:
-                    continue
-                error, member.error, member.failures, member.settings = member.error, None, 0, None
-                raise error
+            error = member.error
+            # Only what the Reset itself was refused with. A refusal of an attempt to connect, such as that of a full
+            # server while another one was away, says nothing of the world that was joined since.
+            if not member.refused or not isinstance(error, RefusedError) or member.in_episode:
+                continue
+            if member.state is not SlotState.RESETTING or error.code in ENDED_CODES:
+                continue  # it was lost, or another world was made, since
+            if isinstance(error, EnvironmentFailedError) and member.failures < _RESET_ATTEMPTS:
+                continue
+            member.error, member.failures, member.settings = None, 0, None
+            raise error
         self.has_errors = any(member.error is not None for member in self.members)
 
     def infos(self) -> list[WorldInfo | None]:

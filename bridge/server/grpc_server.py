@@ -130,13 +130,8 @@ class GrpcProtocol(Keepalive):
 
     @property
     def receives_large(self) -> bool:
-        """True while a large request is being received, whose bytes are not charged before it is complete.
-
-        Only a call of dm_env_rpc has such requests. The calls of gRPC's own services need no token, and one DATA frame
-        can hold many small messages to them: that is no large request, and its time is charged.
-        """
-        frame = self.http.frame
-        return frame is not None and type(frame.stream.owner) is Call and self.http.receives_large
+        """True while a large request is being received; gRPC's own services, which need no token, take none."""
+        return self.http.receives_large
 
     # What comes
 

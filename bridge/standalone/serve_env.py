@@ -221,6 +221,11 @@ def pack(value, tensor=None):
     return tensor
 
 
+def product(sizes):
+    """Return the product of sizes; those of a stranger's tensor may be too large for NumPy's integers."""
+    return functools.reduce(lambda found, size: found * size, sizes, 1)
+
+
 def unpack(tensor, name, shape=None):
     """Return the array of a tensor, writable; its shape has to become `shape`, where that is given.
 
@@ -232,13 +237,13 @@ def unpack(tensor, name, shape=None):
     elements = getattr(tensor, payload).array
     make = np.frombuffer if payload in ("int8s", "uint8s") else np.array
     flat = make(elements if make is np.frombuffer else list(elements), DTYPES[payload])
-    rest = int(np.prod([size for size in found if size >= 0], dtype=object))
+    rest = product([size for size in found if size >= 0])
     if sum(size < 0 for size in found) == 1:
         found = [(flat.size // rest if rest else 0) if size < 0 else size for size in found]
     if min(found, default=0) < 0 or (shape is not None and tuple(found) != shape):
         wanted = "at most one variable dimension" if shape is None else f"the shape {list(shape)}"
         raise Refusal(f"{name}: expected {wanted}, got the shape {list(tensor.shape)}")
-    count = int(np.prod(found, dtype=object))
+    count = product(found)
     if flat.size == 1 < count <= MAX_BROADCAST // flat.itemsize:
         return np.full(found, flat[0], flat.dtype)
     if flat.size != count:
@@ -1326,8 +1331,6 @@ def read_arguments(arguments):
     add("--max-connections", type=int, default=64, metavar="N", help="connections at a time (default: 64)")
     add("--max-worlds", type=int, default=64, metavar="N", help="worlds at a time, the default one apart (default: 64)")
     options = parser.parse_args(arguments)
-    if not 1 <= options.num_envs <= Server.MAX_LANES:
-        parser.error(f"expected --num-envs from 1 to {Server.MAX_LANES}, got {options.num_envs}")
     needed, optional = {options.tls_certificate, options.tls_key}, options.tls_client_ca
     if None in needed and (len(needed) > 1 or optional):
         parser.error("TLS needs both --tls-certificate and --tls-key")

@@ -171,6 +171,10 @@ Event: TypeAlias = Any
 class DataReader(Protocol):
     """What the user of a connection makes of the bytes of one stream. Events are added as `(stream, event)`."""
 
+    @property
+    def receives_large(self) -> bool:
+        """Whether most of something large is still to come."""
+
     def receive_data(self, stream: Stream, data: bytes, start: int, stop: int, events: list[Any]) -> None:
         """Take `data[start:stop]`."""
 

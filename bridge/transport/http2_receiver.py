@@ -27,7 +27,6 @@ from bridge.transport.frames import (
     GOAWAY,
     HEADERS,
     MAX_WINDOW,
-    MIN_FRAME_SIZE,
     NO_ERROR,
     PADDED,
     PING,
@@ -154,8 +153,9 @@ class Http2Receiver:
 
     @property
     def receives_large(self) -> bool:
-        """Whether the bytes of a large piece of data are being received."""
-        return self.frame is not None and self.frame.stream.reader is not None and self.frame.left >= MIN_FRAME_SIZE
+        """Whether the bytes of a large message are being received: a large frame may hold any number of small ones."""
+        frame = self.frame
+        return frame is not None and frame.stream.reader is not None and frame.stream.reader.receives_large
 
     def get_buffer(self) -> memoryview | None:
         """Return where the next bytes are to be received into, for `buffer_updated`; None: they go to `receive_data`.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bridge.errors import RequestError
-from bridge.transport.frames import Stream
+from bridge.transport.frames import MIN_FRAME_SIZE, Stream
 
 __all__ = [
     "LARGE",
@@ -98,6 +98,11 @@ class MessageReader:
         self._size = 0
         self._compressed = False
         self._refused: RefusedMessage | None = None
+
+    @property
+    def receives_large(self) -> bool:
+        """Whether most of a large message is to come, whatever the size of the frames that it comes in."""
+        return self._size - self._have >= MIN_FRAME_SIZE and (self._body is not None or self._refused is not None)
 
     def receive_data(self, stream: Stream, data: bytes, start: int, stop: int, events: list[Any]) -> None:
         """Take `data[start:stop]`; add the messages that it completes to `events`."""

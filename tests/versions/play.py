@@ -1,7 +1,7 @@
 """Plays environments at one end and compares at the other; each end runs in an environment of its own.
 
-`serve FILE` plays each case locally, serves it, writes both into FILE, prints a line, and serves until its standard input
-ends. `compare FILE` plays the same actions on the served environments and prints what differs, as JSON.
+`serve FILE` plays each case locally, serves it, writes both into FILE, prints a line, and serves until its standard
+input ends. `compare FILE` plays the same actions on the served environments and prints what differs, as JSON.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def serve(target: Path) -> None:
 
 
 def comparable(spaces: list[str]) -> list[str]:
-    """Leave out what this Gymnasium does not know: before 1.4 a Dict has no `sort_keys`, and its order is kept anyway."""
+    """Leave out what this Gymnasium does not know: a Dict has no `sort_keys` before 1.4, and keeps its order."""
     if VERSION >= (1, 4):
         return spaces
     return [text.replace('"sort_keys":false', '"sort_keys":true') for text in spaces]
