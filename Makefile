@@ -17,6 +17,7 @@
 # make test-trainers     run the tests that need PyTorch, with the trainers themselves
 # make test-peers        run the tests against servers of other packages, which need older versions of what we use
 # make test-ray          run the tests of fleets, on a Ray cluster of this machine
+# make test-network      run the tests on networks of several machines, made of namespaces: Linux, as root
 # make test-standalone     run the standalone server in old Pythons, of PYTHONS: .venv-versions
 # make notebooks         execute the notebooks in place, at full length
 # make notebooks-short   execute them with short trainings, and leave them as they are
@@ -55,7 +56,7 @@ CORE_TESTS = -k "not Pong and not MiniGrid" @tests/core.txt
 WORKERS ?= 4
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-all test-core test-versions test-old-peer test-standalone test-trainers test-peers test-ray notebooks notebooks-short check bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
+.PHONY: demo test test-all test-core test-versions test-old-peer test-standalone test-trainers test-network test-peers test-ray notebooks notebooks-short check bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
 
 # One stamp a set of extras; a changed pyproject.toml installs again.
 $(VENV)/.installed-%: pyproject.toml
@@ -126,6 +127,9 @@ test-peers: $(VENV)/.installed-test $(PEERS)/.installed
 
 test-ray: $(VENV)/.installed-test $(VENV)/.installed-ray
 	$(BIN)/python -m pytest tests/fleet
+
+test-network: $(VENV)/.installed-test
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal tests/network
 
 notebooks: $(TRAINERS)/.installed-notebooks
 	$(TRAINERS)/bin/python notebooks/run.py
