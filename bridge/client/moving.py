@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bridge.client.members import Member
-from bridge.client.placement import Load
 from bridge.client.remote import SlotState
+from bridge.client.slots.placement import Load
 from bridge.client.step_reader import Batch
 from bridge.encoding.tensors import Array
 from bridge.errors import shown_url
@@ -84,7 +84,7 @@ class Moves:
             pool.placement.watch.poll(now, soon=True)
             load = Load(pool.everybody())
             for member in leaving[len(pool.spares) :]:
-                endpoint = pool.placement.choose(load, member.lanes, now)
+                endpoint = pool.placement.choose(load, member.lanes, now, pool.timeout)
                 if endpoint is not None:
                     pool.add_replacement(endpoint, pool.placement, member.lanes)
         for spare in pool.spares[len(leaving) :]:
@@ -156,10 +156,10 @@ class Moves:
         latest = now + self._pool.timeout - _PATIENCE
         for spare in self._pool.spares:
             recent = spare.state is SlotState.CONNECTING and spare.remote.session.deadline > latest
-            if recent and spare.lanes == member.lanes and not placement.has_failed(spare.endpoint):
+            if recent and spare.lanes == member.lanes and placement.is_well(spare.endpoint):
                 return spare
-        endpoint = placement.choose(Load(self._pool.everybody()), member.lanes, now)
-        if endpoint is None or placement.has_failed(endpoint.key):
+        endpoint = placement.choose(Load(self._pool.everybody()), member.lanes, now, self._pool.timeout)
+        if endpoint is None or not placement.is_well(endpoint.key):
             return None
         return self._pool.add_replacement(endpoint, placement, member.lanes)
 

@@ -16,11 +16,11 @@ from bridge.client.endpoints import Endpoint
 from bridge.client.events import Event, Joined, Lost, Refused, StepAnswered
 from bridge.client.members import SPARE, Member
 from bridge.client.moving import Moves
-from bridge.client.placement import Placement
 from bridge.client.pool import Pool
 from bridge.client.reconnect import Reconnector
 from bridge.client.remote import Remote, SlotState
 from bridge.client.session import ENDED_CODES
+from bridge.client.slots.placement import Placement
 from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.errors import (
     ClosedError,
@@ -252,6 +252,8 @@ class VectorPool(Pool):
 
     def handle(self, event: Event, member: Member) -> None:
         """Let an event change the member that it came for."""
+        if isinstance(event, Joined) and self.placement is not None and member.endpoint is not None:
+            self.placement.joined(member.endpoint, time.monotonic())
         if member.start == SPARE:
             self._handle_spare(event, member)
         elif isinstance(event, StepAnswered):
@@ -260,7 +262,7 @@ class VectorPool(Pool):
                 member.failures, member.settings = 0, None
                 now = time.monotonic()
                 if self.placement is not None and member.endpoint is not None:
-                    self.placement.succeeded(member.endpoint)
+                    self.placement.observed(member.endpoint, now)
                 member.remote.record.back(now)
                 if member.away_since is not None:
                     _log.warning("%s: back after %.0f s", member.title, now - member.away_since)
