@@ -427,3 +427,39 @@ def test_room_that_returns_carries_the_slots_that_a_full_server_refused(tmp_path
         envs.close()
         for server in servers:
             server.stop()
+
+
+class Raises(CountingEnv):
+    """Its resets fail."""
+
+    def reset(self, **_):
+        raise RuntimeError("no such map")
+
+
+def test_slots_leave_a_server_whose_environment_always_raises(tmp_path):
+    servers = [serve_gym(make) for make in (lambda: CountingEnv(5), Raises, lambda: CountingEnv(5))]
+    listed = tmp_path / "servers"
+    listed.write_text("\n".join(server.url for server in servers))
+    envs = BlockingReset(make_vec_remote(f"file://{listed}", num_envs=6))
+    try:
+        envs.reset(seed=0)
+        play(envs, 20)
+        assert servers[1].url not in envs.env.urls
+    finally:
+        envs.close()
+        for server in servers:
+            server.stop()
+
+
+def test_an_environment_that_raises_on_every_server_ends_the_loop(tmp_path):
+    servers = [serve_gym(Raises) for _ in range(2)]
+    listed = tmp_path / "servers"
+    listed.write_text("\n".join(server.url for server in servers))
+    envs = BlockingReset(make_vec_remote(f"file://{listed}", num_envs=4))
+    try:
+        with pytest.raises(EnvironmentFailedError, match="no such map"):
+            envs.reset(seed=0)
+    finally:
+        envs.close()
+        for server in servers:
+            server.stop()

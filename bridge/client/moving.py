@@ -1,4 +1,4 @@
-"""How slots leave a server that drains, and none of their steps and episodes is lost.
+"""How slots leave a server that drains or fails, and none of their steps and episodes is lost.
 
 A server says that it drains by a GOAWAY or by its health service, or its directory says so. A replacement is then
 connected for each of its worlds: at a free endpoint of the directory, or it is one of the spares. A world of one
@@ -103,7 +103,8 @@ class Moves:
         Args:
             member: Its episode has ended, or is given up; `settings` are those of its next Reset.
         """
-        if not member.connected or not self.is_leaving(member) or "reset_mask" in (member.settings or {}):
+        leaves = self.is_leaving(member) or (self._pool.placement is not None and member.fails_every_reset)
+        if not member.connected or not leaves or "reset_mask" in (member.settings or {}):
             return False
         now = time.monotonic()
         replacement = self._ready(member) or self._connecting(member, now)
@@ -170,6 +171,8 @@ class Moves:
         pool.replace(member, replacement)
         if pool.placement is None:
             self._come_back_later(replacement, time.monotonic())
-        _log.info("%s moved from %s, which drains, to %s", member.title, before.url, shown_url(member.remote.url))
+        _log.info(
+            "%s moved from %s, which drains or fails, to %s", member.title, before.url, shown_url(member.remote.url)
+        )
         if member.idle:
             pool.begin_in_new_world(member)

@@ -9,7 +9,7 @@ from bridge.client.members import SPARE, Member
 from bridge.client.remote import SlotState
 from bridge.client.slots.back_off import pause
 from bridge.client.slots.placement import Load
-from bridge.errors import shown_url
+from bridge.errors import RemoteError, shown_url
 from bridge.logs import SafeLog
 
 if TYPE_CHECKING:
@@ -41,9 +41,12 @@ class Reconnector:
             now, pause(member.failures), str(event.error), established=event.established
         )
 
-    def refused(self, member: Member, now: float) -> None:
+    def refused(self, member: Member, error: RemoteError, now: float) -> None:
         """Set when a member whose Reset or Step was refused is reset again: the first time at once."""
         member.failures += 1
+        placement = self._pool.placement
+        if placement is not None and member.endpoint is not None and member.fails_every_reset:
+            placement.failed(member.endpoint, error, now)
         member.retry_at = now + (pause(member.failures - 1) if member.failures > 1 else 0.0)
 
     def check(self, now: float) -> None:

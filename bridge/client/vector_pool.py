@@ -38,7 +38,6 @@ __all__ = ["VectorPool"]
 
 # If we did not poll for this many seconds, deadlines are extended by the gap: nobody else is to blame.
 _POLL_GAP = 1.0
-_RESET_ATTEMPTS = 3
 # Seconds between two looks at what was lost, between calls.
 _AWAY_PERIOD = 0.1
 
@@ -275,7 +274,7 @@ class VectorPool(Pool):
             member.error, member.refused = event.error, True
             member.abandon_step()
             member.remote.session.abandon_episode()
-            self._reconnector.refused(member, time.monotonic())
+            self._reconnector.refused(member, event.error, time.monotonic())
         elif isinstance(event, Lost):
             self.lose(member, event)
 
@@ -337,6 +336,7 @@ class VectorPool(Pool):
     def replace(self, member: Member, spare: Member) -> None:
         """Let a spare take over the slots of a member, whose remote stands by then; with a directory it goes."""
         member.remote, spare.remote = spare.remote, member.remote
+        member.refused = False  # it was refused where it leaves
         if self.waits_for_lanes:
             member.remote.session.wait_for_all()
         self._member_of[member.remote], self._member_of[spare.remote] = member, spare
@@ -421,8 +421,11 @@ class VectorPool(Pool):
                 continue
             if member.state is not SlotState.RESETTING or error.code in ENDED_CODES:
                 continue  # it was lost, or another world was made, since
-            if isinstance(error, EnvironmentFailedError) and member.failures < _RESET_ATTEMPTS:
-                continue
+            if isinstance(error, EnvironmentFailedError):
+                if not member.fails_every_reset:
+                    continue
+                if self.placement is not None and self.placement.any_well():
+                    continue  # its next reset is elsewhere
             member.error, member.failures, member.settings = None, 0, None
             raise error
         self.has_errors = any(member.error is not None for member in self.members)

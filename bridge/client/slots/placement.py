@@ -83,6 +83,10 @@ class Placement:
         """Tell whether nothing speaks against an endpoint."""
         return key is not None and not self._records[key].rank[0]
 
+    def any_well(self) -> bool:
+        """Tell whether there is an endpoint that nothing speaks against."""
+        return any(self.is_well(endpoint.key) and not endpoint.draining for endpoint in self.watch.endpoints)
+
     def is_draining(self, key: str | None) -> bool:
         """Tell whether the directory says that an endpoint takes no further worlds."""
         return key is not None and key in self.watch.draining
