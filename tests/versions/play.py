@@ -58,7 +58,7 @@ def digest(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value with Python's numbers for NumPy's: versions differ in which an environment gives, as for rewards."""
+    """Return a value with Python's numbers for NumPy's; versions of an environment differ in which they give."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, dict):
