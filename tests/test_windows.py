@@ -1,11 +1,12 @@
 """What users of Windows do, each part a process of its own without what CPython lacks there: a simulation.
 
-`tests/windows/simulated_windows.py` lists what is missing. The clients that these tests use themselves are on this system.
+`tests/windows/simulated_windows.py` lists what is missing. The clients that these tests use are on this system.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil

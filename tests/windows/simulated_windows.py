@@ -1,6 +1,7 @@
 """A simulated Windows: this package runs without what CPython does not have there.
 
-With this folder on PYTHONPATH, `sitecustomize` installs it in a process and in all that it starts. Modules of `bridge` then
+With this folder on PYTHONPATH, `sitecustomize` installs it in a process and in all that it starts. Modules of
+`bridge` then
 import views of the standard library, from which the names below are missing and in which `os.name` is `nt`. The
 standard library itself keeps what it needs on this system. What sockets, selectors and signals refuse on Windows they
 refuse in the whole process.
