@@ -25,7 +25,7 @@ KINDS = ("private", "imports", "patches")
 PUBLIC_MODULES = ("bridge", "bridge.cli", "bridge.perlert", "bridge.recording")
 """Modules that users import, not counting what is in their folders: `bridge.cli` is the command's entry point."""
 PUBLIC_PACKAGES = ("bridge.errors", "bridge.pb", "bridge.testing", "bridge.wrappers")
-"""Packages that users import, with all that is in them. What the reference lists or an example imports is public too."""
+"""Packages that users import, with all that is in them. What the reference or an example names is public too."""
 
 VOCABULARY = {
     "bridge.perlert.lobby": "PERLERT's lobby without input or output: datagrams in, datagrams out",
