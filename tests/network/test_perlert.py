@@ -1,0 +1,54 @@
+"""PERLERT where datagrams are late, lost, doubled and overtake each other."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from bridge.perlert import make_perlert_env, serve_perlert
+from bridge.testing import Conditions, CountingEnv
+
+PORT, LENGTH = 32322, 30
+RETURN = float(sum(range(LENGTH + 1)))  # of an episode of CountingEnv, whose rewards are 1, 2, 3, …
+KEY = "0123456789abcdef0123456789abcdef"
+ROUGH = Conditions(delay=0.02, jitter=0.03, loss=0.15, duplicate=0.15, reorder=0.15, hold=0.1)
+
+
+def lobby(key):
+    warnings.filterwarnings("ignore", "serve_perlert on", UserWarning)
+    keywords = {"name": "count", "host": "0.0.0.0", "port": PORT, "fps": 30, "key": key}
+    with serve_perlert(lambda: CountingEnv(LENGTH), **keywords) as server:
+        yield server.url
+        yield server.wait()
+
+
+def played(runs, key):
+    """Play some runs; return what the client counted, and the returns as its steps add up and as its infos say."""
+    with make_perlert_env(f"perlert://game-pc:{PORT}/count:0", key=key) as env:
+        returns = []
+        for _ in range(runs):
+            _, info = env.reset()
+            total, over = 0.0, False
+            while not over:
+                _, reward, terminated, truncated, info = env.step(1)
+                total += reward
+                over = terminated or truncated
+            returns.append((total, info["return"], terminated))
+    return returns, info["perlert"]
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["plain", "enciphered"])
+def test_runs_end_and_their_returns_are_exact_whatever_is_lost(network, key):
+    game, player = network.machine("game-pc"), network.machine("player", ROUGH)
+    game.start(lobby, key).next()
+    returns, counted = player.run(played, 3, key)
+    assert returns == [(RETURN, RETURN, True)] * 3
+    assert counted["lost"] > 0
+    if key is None:  # a cipher lets no datagram through twice
+        assert counted["duplicates"] > 0
+    assert counted["reordered"] > 0
+    assert counted["rtt_min"] >= 0.04, "the line takes 40 ms or more there and back"
+    there, back = network.counts(player)
+    assert there.lost > 0
+    assert back.lost > 0
