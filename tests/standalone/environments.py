@@ -113,7 +113,7 @@ ENVIRONMENTS = (
     Environment(
         "3.10",
         ("safety-gymnasium", "protobuf", "numpy<2"),
-        (Play("safety_gymnasium:SafetyPointGoal1Gymnasium-v0"), Play("safety_gymnasium:SafetyCarButton1Gymnasium-v0")),
+        (Play("safety_gymnasium:SafetyPointGoal1Gymnasium-v0"),),
     ),
 )
 
