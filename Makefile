@@ -111,7 +111,7 @@ test-versions: $(VENV)/.installed-test
 
 test-standalone: $(VENV)/.installed-test
 	$(BIN)/python -m tests.standalone.environments $(PYTHONS)
-	$(BIN)/python -m pytest tests/standalone
+	$(BIN)/python -m pytest tests/standalone --write
 
 test-trainers: $(TRAINERS)/.installed-test $(TRAINERS)/.installed-trainers
 	$(TRAINERS)/bin/python -m pytest tests/trainers

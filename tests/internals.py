@@ -25,7 +25,7 @@ KINDS = ("private", "imports", "patches")
 PUBLIC_MODULES = ("bridge", "bridge.cli", "bridge.perlert", "bridge.recording")
 """Modules that users import, not counting what is in their folders: `bridge.cli` is the command's entry point."""
 PUBLIC_PACKAGES = ("bridge.errors", "bridge.pb", "bridge.testing", "bridge.wrappers")
-"""Packages that users import, with all that is in them. What `docs/reference-*.md` lists is public as well."""
+"""Packages that users import, with all that is in them. What the reference or an example names is public too."""
 
 VOCABULARY = {
     "bridge.perlert.lobby": "PERLERT's lobby without input or output: datagrams in, datagrams out",
@@ -87,10 +87,12 @@ def modules() -> frozenset[str]:
 
 @functools.cache
 def documented() -> frozenset[str]:
-    """The modules and packages whose names `docs/reference-*.md` lists."""
+    """The modules and packages whose names `docs/reference-*.md` lists, or that an example imports."""
     texts = (file.read_text(encoding="utf-8") for file in ROOT.glob("docs/reference-*.md"))
     names = itertools.chain.from_iterable(re.findall(r"^::: (\S+)", text, re.MULTILINE) for text in texts)
-    return frozenset(module_of(name) for name in names)
+    programs = (file.read_text(encoding="utf-8") for file in ROOT.glob("examples/**/*.py"))
+    used = itertools.chain.from_iterable(re.findall(r"^from (bridge\.\S+)", text, re.MULTILINE) for text in programs)
+    return frozenset(module_of(name) for name in (*names, *used))
 
 
 def module_of(name: str) -> str:

@@ -401,7 +401,7 @@ def test_a_hung_simulator_truncates_its_slot_and_the_others_go_on():
         envs.close()
 
 
-def test_room_that_returns_carries_the_slots_that_a_full_server_refused(tmp_path):
+def test_room_that_returns_carries_the_slots_that_a_full_server_refused(tmp_path, caplog):
     """Three full servers carry nine worlds; while one of them is gone, the others refuse its three."""
     limits = Limits(max_worlds=3)
     servers = [serve_gym(lambda: CountingEnv(1000), limits=limits) for _ in range(3)]
@@ -421,6 +421,44 @@ def test_room_that_returns_carries_the_slots_that_a_full_server_refused(tmp_path
         while not envs.step(np.zeros(9, np.int64))[4]["valid"].all():
             assert time.monotonic() < deadline
         assert all(report.state == "running" for report in envs.env.remotes())
+        # Three slots are cut off and come back, and each server is told of when its state changes: no line an attempt.
+        assert len(caplog.records) <= 20, caplog.text
+    finally:
+        envs.close()
+        for server in servers:
+            server.stop()
+
+
+class Raises(CountingEnv):
+    """Its resets fail."""
+
+    def reset(self, **_):
+        raise RuntimeError("no such map")
+
+
+def test_slots_leave_a_server_whose_environment_always_raises(tmp_path):
+    servers = [serve_gym(make) for make in (lambda: CountingEnv(5), Raises, lambda: CountingEnv(5))]
+    listed = tmp_path / "servers"
+    listed.write_text("\n".join(server.url for server in servers))
+    envs = BlockingReset(make_vec_remote(f"file://{listed}", num_envs=6))
+    try:
+        envs.reset(seed=0)
+        play(envs, 20)
+        assert servers[1].url not in envs.env.urls
+    finally:
+        envs.close()
+        for server in servers:
+            server.stop()
+
+
+def test_an_environment_that_raises_on_every_server_ends_the_loop(tmp_path):
+    servers = [serve_gym(Raises) for _ in range(2)]
+    listed = tmp_path / "servers"
+    listed.write_text("\n".join(server.url for server in servers))
+    envs = BlockingReset(make_vec_remote(f"file://{listed}", num_envs=4))
+    try:
+        with pytest.raises(EnvironmentFailedError, match="no such map"):
+            envs.reset(seed=0)
     finally:
         envs.close()
         for server in servers:

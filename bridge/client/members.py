@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from bridge.client.remote import Remote, SlotState
 from bridge.client.session import ONLINE, State
 from bridge.client.step_reader import StepMessage, StepReader
-from bridge.errors import RemoteError
+from bridge.errors import EnvironmentFailedError, RemoteError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["SPARE", "Member"]
 
+_RESET_ATTEMPTS = 3
 SPARE = -1
 """In place of a first slot: a remote that stands by."""
 
@@ -63,6 +64,11 @@ class Member:
         if self.stepping:
             self.remote.record.steps_lost += self.lanes
             self.stepping = False
+
+    @property
+    def fails_every_reset(self) -> bool:
+        """Whether its environment raised in each of the last attempts to reset it."""
+        return self.refused and isinstance(self.error, EnvironmentFailedError) and self.failures >= _RESET_ATTEMPTS
 
     @property
     def state(self) -> SlotState:

@@ -16,11 +16,11 @@ from bridge.client.endpoints import Endpoint
 from bridge.client.events import Event, Joined, Lost, Refused, StepAnswered
 from bridge.client.members import SPARE, Member
 from bridge.client.moving import Moves
-from bridge.client.placement import Placement
 from bridge.client.pool import Pool
 from bridge.client.reconnect import Reconnector
 from bridge.client.remote import Remote, SlotState
 from bridge.client.session import ENDED_CODES
+from bridge.client.slots.placement import Placement
 from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.errors import (
     ClosedError,
@@ -38,7 +38,6 @@ __all__ = ["VectorPool"]
 
 # If we did not poll for this many seconds, deadlines are extended by the gap: nobody else is to blame.
 _POLL_GAP = 1.0
-_RESET_ATTEMPTS = 3
 # Seconds between two looks at what was lost, between calls.
 _AWAY_PERIOD = 0.1
 
@@ -252,6 +251,8 @@ class VectorPool(Pool):
 
     def handle(self, event: Event, member: Member) -> None:
         """Let an event change the member that it came for."""
+        if isinstance(event, Joined) and self.placement is not None and member.endpoint is not None:
+            self.placement.joined(member.endpoint, time.monotonic())
         if member.start == SPARE:
             self._handle_spare(event, member)
         elif isinstance(event, StepAnswered):
@@ -260,7 +261,7 @@ class VectorPool(Pool):
                 member.failures, member.settings = 0, None
                 now = time.monotonic()
                 if self.placement is not None and member.endpoint is not None:
-                    self.placement.succeeded(member.endpoint)
+                    self.placement.observed(member.endpoint, now)
                 member.remote.record.back(now)
                 if member.away_since is not None:
                     _log.warning("%s: back after %.0f s", member.title, now - member.away_since)
@@ -273,7 +274,7 @@ class VectorPool(Pool):
             member.error, member.refused = event.error, True
             member.abandon_step()
             member.remote.session.abandon_episode()
-            self._reconnector.refused(member, time.monotonic())
+            self._reconnector.refused(member, event.error, time.monotonic())
         elif isinstance(event, Lost):
             self.lose(member, event)
 
@@ -335,6 +336,7 @@ class VectorPool(Pool):
     def replace(self, member: Member, spare: Member) -> None:
         """Let a spare take over the slots of a member, whose remote stands by then; with a directory it goes."""
         member.remote, spare.remote = spare.remote, member.remote
+        member.refused = False  # it was refused where it leaves
         if self.waits_for_lanes:
             member.remote.session.wait_for_all()
         self._member_of[member.remote], self._member_of[spare.remote] = member, spare
@@ -419,8 +421,11 @@ class VectorPool(Pool):
                 continue
             if member.state is not SlotState.RESETTING or error.code in ENDED_CODES:
                 continue  # it was lost, or another world was made, since
-            if isinstance(error, EnvironmentFailedError) and member.failures < _RESET_ATTEMPTS:
-                continue
+            if isinstance(error, EnvironmentFailedError):
+                if not member.fails_every_reset:
+                    continue
+                if self.placement is not None and self.placement.any_well():
+                    continue  # its next reset is elsewhere
             member.error, member.failures, member.settings = None, 0, None
             raise error
         self.has_errors = any(member.error is not None for member in self.members)

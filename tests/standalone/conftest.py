@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.standalone.environments import ENVIRONMENTS, Environment
+from tests.standalone.environments import ENVIRONMENTS, ROOT, Environment
 
 VERSIONS = """
 import importlib, json, sys
@@ -19,6 +19,9 @@ for name in ("gymnasium", "gym", "numpy", "google.protobuf", "grpc"):
         pass
 print(json.dumps(found))
 """
+PAGE = ROOT / "docs" / "old-python.md"
+BEGIN = "<!-- versions: written by make test-standalone -->\n"
+END = "<!-- end of versions -->"
 results: dict[str, list[str]] = {}
 
 
@@ -44,19 +47,35 @@ def pytest_runtest_makereport(item, call):
     return report
 
 
-def pytest_terminal_summary(terminalreporter):
-    write = terminalreporter.write_line
-    write("| Python | library | NumPy | Protobuf | grpcio | beside it | tests |")
-    write("|---|---|---|---|---|---|---|")
+def table() -> list[str]:
+    """What was run, a row for each environment: versions, and the tests that passed."""
+    lines = ["| Python | library | NumPy | Protobuf | grpcio | played | tests |", "|---|---|---|---|---|---|---|"]
     for environment in ENVIRONMENTS:
         outcomes = results.get(environment.name, [])
+        plays = ", ".join(play.target.rpartition(":")[2] for play in environment.plays)
         if environment.reason is not None:
-            write(f"| {environment.python} | {environment.packages[0]} | | | | | not installed: {environment.reason} |")
+            reason = " ".join(environment.reason.split())
+            lines.append(
+                f"| {environment.python} | {environment.packages[0]} | | | | {plays} | not installed: {reason} |"
+            )
         elif outcomes:
             found = versions_of(environment)
             library = "gymnasium" if "gymnasium" in found else "gym"
-            zoo = "" if environment.packages[0].startswith(("gym==", "gymnasium==")) else environment.packages[0]
-            counts = ", ".join(f"{outcomes.count(kind)} {kind}" for kind in sorted(set(outcomes)))
             row = [found["Python"], f"{library} {found[library]}"]
-            row += [found[name] for name in ("numpy", "google.protobuf", "grpc")] + [zoo]
-            write(f"| {' | '.join(row)} | {counts} |")
+            row += [found[name] for name in ("numpy", "google.protobuf", "grpc")] + [plays]
+            counts = ", ".join(f"{outcomes.count(kind)} {kind}" for kind in sorted(set(outcomes)))
+            lines.append(f"| {' | '.join(row)} | {counts} |")
+    return lines
+
+
+def pytest_addoption(parser):
+    parser.addoption("--write", action="store_true", help="write the table into docs/old-python.md")
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    lines = table()
+    for line in lines:
+        terminalreporter.write_line(line)
+    if config.getoption("--write"):
+        head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+        PAGE.write_text(f"{head}{BEGIN}{chr(10).join(lines)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")

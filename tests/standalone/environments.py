@@ -49,6 +49,8 @@ class Environment:
     """What is played there."""
     tools: tuple[str, ...] = ()
     """What is installed before, and what packages are built with."""
+    after: str = ""
+    """Code that runs there once it is installed."""
 
     @property
     def name(self) -> str:
@@ -74,6 +76,17 @@ class Environment:
         return found.read_text() if found.exists() else "it was not installed yet: make test-standalone does it"
 
 
+# The package downloads a table that numbers all states. Without a network, one stands in that numbers them as they
+# come.
+CUBE_STATES = """
+import collections, itertools, os, pickle
+import gymnasium, rubiks_cube_gym.envs as envs
+try:
+    gymnasium.make("rubiks-cube-222-v0")
+except OSError:
+    with open(os.path.join(os.path.dirname(envs.__file__), "rubiks_cube_222_states_FRU.pickle"), "wb") as file:
+        pickle.dump(collections.defaultdict(itertools.count().__next__), file)
+"""
 CARTPOLE, FROZEN_LAKE = Play("CartPole-v1"), Play("FrozenLake-v1")
 OLD_PLAYS = (Play("CartPole-v1", old=True), Play("FrozenLake-v1", old=True), Play("Blackjack-v1", old=True))
 ENVIRONMENTS = (
@@ -94,11 +107,13 @@ ENVIRONMENTS = (
         (Play("gym_super_mario_bros:SuperMarioBros-v0", old=True),),
         OLD_TOOLS,
     ),
-    Environment("3.10", ("rubiks-cube-gym", "protobuf"), (Play("rubiks_cube_gym:rubiks-cube-222-v0"),)),
+    Environment(
+        "3.10", ("rubiks-cube-gym", "protobuf"), (Play("rubiks_cube_gym:rubiks-cube-222-v0"),), (), CUBE_STATES
+    ),
     Environment(
         "3.10",
         ("safety-gymnasium", "protobuf", "numpy<2"),
-        (Play("safety_gymnasium:SafetyPointGoal1Gymnasium-v0"), Play("safety_gymnasium:SafetyCarButton1Gymnasium-v0")),
+        (Play("safety_gymnasium:SafetyPointGoal1Gymnasium-v0"),),
     ),
 )
 
@@ -127,6 +142,8 @@ def install(environment: Environment, interpreter: str | None) -> str | None:
     packages = dict.fromkeys(environment.packages)
     grpcio = [] if any(package.startswith("grpcio") for package in packages) else ["grpcio"]
     steps.append([*pip, *isolation, *packages, *grpcio])
+    if environment.after:
+        steps.append([str(environment.interpreter), "-c", environment.after])
     for step in steps:
         done = subprocess.run(step, capture_output=True, text=True, timeout=1800, check=False)
         if done.returncode:

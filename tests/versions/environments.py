@@ -62,8 +62,6 @@ ENVIRONMENTS = {
     )
 }
 """The environments by their names."""
-IN_CI = ("oldest", "rllib", "newest")
-"""Those that every change is tested on."""
 
 
 def python_for(version: str) -> str:
