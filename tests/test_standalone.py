@@ -300,6 +300,18 @@ def test_lanes_of_the_command_line_and_some_of_them_reset():
         local.close()
 
 
+@pytest.mark.parametrize("name", ["text", "dict", "tuple_nested", "multi_discrete_2d", "box_uint16"])
+def test_lanes_of_other_spaces_equal_local_ones(name, zoo):
+    remote = make_vec_remote(f"{zoo.url}?num_envs=2", env_kwargs={"space": name})
+    envs, local = BlockingReset(remote), gymnasium.vector.SyncVectorEnv([lambda: every_space(name)] * 2)
+    local.action_space.seed(0)
+    assert_identical(envs.reset(seed=1)[0], local.reset(seed=1)[0])
+    for _ in range(20):
+        actions = local.action_space.sample()
+        assert_identical(envs.step(actions)[:4], local.step(actions)[:4])
+    envs.close()
+
+
 def test_infos_options_seeds_and_the_order_of_keys_travel():
     options = make_info(np.random.default_rng(0), 1)
     with standalone(f"{ENVS}:Remarkable") as server, make_remote(server.url) as remote:

@@ -68,22 +68,22 @@ def make(target):
 class Lane:
     """One environment, and where it is."""
 
-    def __init__(self, target, old):
-        self.env, self.old, self.ended = make(target), old, False
+    def __init__(self, target, interface):
+        self.env, self.interface, self.ended = make(target), interface, False
 
     def reset(self, seed=None):
         self.ended = False
-        if self.old:
-            if seed is not None:
-                self.env.seed(seed)
-            return self.env.reset(), {}
-        return self.env.reset() if seed is None else self.env.reset(seed=seed)
+        if self.interface == "0.21" and seed is not None:
+            self.env.seed(seed)
+            seed = None
+        found = self.env.reset() if seed is None else self.env.reset(seed=seed)
+        return found if self.interface == "today's" else (found, {})
 
     def step(self, action):
         if self.ended:
             observation, info = self.reset()
             return observation, 0.0, False, False, info
-        if self.old:
+        if self.interface != "today's":
             observation, reward, done, info = self.env.step(action)
             truncated = done and info.get("TimeLimit.truncated", False)
             found = observation, float(reward), bool(done and not truncated), bool(truncated), info
@@ -94,9 +94,9 @@ class Lane:
         return found
 
 
-def play(target, old, lanes, seed, actions):
+def play(target, interface, lanes, seed, actions):
     """Return the spaces, the first observations and infos, and what each step gave, for each lane."""
-    envs = [Lane(target, old) for _ in range(lanes)]
+    envs = [Lane(target, interface) for _ in range(lanes)]
     spaces = [facts_of(envs[0].env.observation_space), facts_of(envs[0].env.action_space)]
     found = [[plain(env.reset(seed + lane)) for lane, env in enumerate(envs)]]
     found += [[plain(env.step(read_action(action))) for env, action in zip(envs, step)] for step in actions]

@@ -31,8 +31,8 @@ class Play:
 
     target: str
     """As the command line of the server names it."""
-    old: bool = False
-    """Whether it has `seed`, a `reset` without an info, and a `step` of four values."""
+    interface: str = "today's"
+    """`0.21`: a method `seed`, a `reset` without an info, a `step` of four values; `0.25`: `reset` takes the seed."""
     steps: int = 200
     """How many."""
 
@@ -88,13 +88,18 @@ except OSError:
         pickle.dump(collections.defaultdict(itertools.count().__next__), file)
 """
 CARTPOLE, FROZEN_LAKE = Play("CartPole-v1"), Play("FrozenLake-v1")
-OLD_PLAYS = (Play("CartPole-v1", old=True), Play("FrozenLake-v1", old=True), Play("Blackjack-v1", old=True))
+OLD_PLAYS = (
+    Play("CartPole-v1", interface="0.21"),
+    Play("FrozenLake-v1", interface="0.21"),
+    Play("Blackjack-v1", interface="0.21"),
+)
 ENVIRONMENTS = (
     # The oldest of everything that this Python gets, and the newest.
     Environment("3.7", (*GYM_021, "protobuf==3.19.6", "grpcio==1.44.0", "numpy==1.18.5"), OLD_PLAYS, OLD_TOOLS),
     Environment("3.7", ("gym==0.26.2", "protobuf"), (CARTPOLE, FROZEN_LAKE)),
     Environment("3.8", (*GYM_021, "protobuf"), OLD_PLAYS, OLD_TOOLS),
     Environment("3.8", ("gymnasium==0.26.3", "protobuf==3.20.3", "numpy<2"), (CARTPOLE, FROZEN_LAKE)),
+    Environment("3.9", ("gym==0.25.2", "protobuf", "numpy<2"), (Play("CartPole-v1", interface="0.25"),)),
     Environment("3.9", ("gymnasium==0.28.1", "protobuf==4.21.12", "numpy<2"), (CARTPOLE, FROZEN_LAKE)),
     Environment("3.10", ("gymnasium==0.29.1", "protobuf<6"), (CARTPOLE, FROZEN_LAKE)),
     Environment("3.11", ("gym==0.26.2", "protobuf", "numpy<2"), (CARTPOLE, FROZEN_LAKE)),
@@ -104,7 +109,7 @@ ENVIRONMENTS = (
     Environment(
         "3.8",
         ("gym-super-mario-bros==7.4.0", *GYM_021, "protobuf"),
-        (Play("gym_super_mario_bros:SuperMarioBros-v0", old=True),),
+        (Play("gym_super_mario_bros:SuperMarioBros-v0", interface="0.21"),),
         OLD_TOOLS,
     ),
     Environment(

@@ -34,7 +34,13 @@ def label(value: Any) -> str:
 def played_by_hand(environment: Environment, play: Play, actions: list[Any], folder: Path) -> tuple[Any, Any]:
     """Return the spaces, and what reset and each step gave in each lane, of environments stepped without a server."""
     question, answer = folder / "question", folder / "answer"
-    asked = {"target": play.target, "old": play.old, "lanes": len(actions[0]), "seed": SEED, "actions": actions}
+    asked = {
+        "target": play.target,
+        "interface": play.interface,
+        "lanes": len(actions[0]),
+        "seed": SEED,
+        "actions": actions,
+    }
     question.write_bytes(pickle.dumps(asked, protocol=2))
     script = ROOT / "tests" / "standalone" / "by_hand.py"
     command = [str(environment.interpreter), "-W", "ignore", str(script), str(question), str(answer)]
