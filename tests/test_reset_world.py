@@ -46,7 +46,7 @@ def server(isolation):
 
 
 def begun(stream, world=""):
-    stream.join(world)
+    stream.join(world, gymnasium=True)  # with the flags
     assert stream.ask(**STEP).step.state == pb.RUNNING
     return stream
 
