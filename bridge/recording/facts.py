@@ -91,19 +91,15 @@ def describe_world(
         lane: Which lane of a world that steps its lanes one by one; None: all of them together.
     """
     env = world.env
-    spaces: Any = (
-        {str(agent): (env.observation_space(agent), env.action_space(agent)) for agent in env.possible_agents}
-        if kind == "agents"
-        else (env.observation_space, env.action_space)
-    )
+    spaces: Any = {str(agent): pair for agent, pair in env.facts.agents.items()} or env.facts.spaces
     facts = facts_of(journal.run, journal.number(), kind, spaces, made_by)
     facts["world"] = world.name
     if kind == "lanes":
-        facts["lanes"] = env.num_envs
+        facts["lanes"] = env.facts.num_envs
     if lane is not None:
         facts["lane"] = lane
-    if env.reward_space is not None:
-        facts["reward_space"] = space_to_json(env.reward_space)
+    if env.facts.reward_space is not None:
+        facts["reward_space"] = space_to_json(env.facts.reward_space)
     fps = getattr(getattr(world, "options", None), "fps", None)
     if fps is not None:
         facts["fps"] = fps

@@ -25,7 +25,8 @@ from bridge.pb import bridge_pb2, properties_pb2
 from bridge.recording.columns import Kind, hash_of
 from bridge.recording.facts import package_versions
 from bridge.recording.reader import Episode, Stream, open_episode
-from bridge.worlds.environment import adopt
+from bridge.worlds.environment import Environment
+from bridge.worlds.local import adopt
 from bridge.worlds.multi_agent.source import ParallelRecipe, ParallelSource
 from bridge.worlds.realtime.clocked_world import kept
 from bridge.worlds.rewards import Rewards
@@ -121,11 +122,11 @@ class Replay:
             kwargs["render_mode"] = render_mode
         make = _maker(stream, env, kwargs)
         try:
-            self.env: Any = _now(adopt(make, _Inline(), parallel=stream.kind == "agents"))
+            self.env: Environment = _now(adopt(make, _Inline()))
         except RequestError as error:
             raise SettingError(f"the environment of the recording cannot be made: {error.message}") from error
         self._calls = stream.calls()
-        self._ids = {str(agent): agent for agent in getattr(self.env, "possible_agents", ())}
+        self._ids = {str(agent): agent for agent in self.env.facts.agents}
 
     def rows(self, start: int, stop: int) -> Iterator[ReplayedRow]:
         """Reset and step as the rows from `start` up to `stop` say, and yield what comes of each.

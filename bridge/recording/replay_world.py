@@ -25,6 +25,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.recording.player import LARGEST_SPEED, EpisodeEnv, begun
 from bridge.recording.reader import open_episode
 from bridge.worlds.base import Agent, read_text, refuse_unknown
+from bridge.worlds.environment import Environment, EnvironmentProxy, Result
 from bridge.worlds.isolated.env import start_isolated
 from bridge.worlds.isolated.world import Isolation
 from bridge.worlds.realtime.clocked_world import ROLES, RealtimeOptions, one_of
@@ -131,7 +132,7 @@ def _show(path: Path, factory: Callable[..., Any] | None, entry_point: str, spec
         raise RequestError(Code.FAILED_PRECONDITION, f"this episode cannot be shown: {error}") from error
 
 
-async def _steer(env: Any, wanted: Mapping[str, Any]) -> dict[str, Any]:
+async def _steer(env: Environment, wanted: Mapping[str, Any]) -> dict[str, Any]:
     """Call `EpisodeEnv.steer`; return what it says."""
     kwargs = bridge_pb2.Value.Dict(keys=list(wanted), values=[values.to_value(value) for value in wanted.values()])
     response = await env.call(bridge_pb2.CallRequest(name="steer", kwargs=kwargs))
@@ -139,7 +140,7 @@ async def _steer(env: Any, wanted: Mapping[str, Any]) -> dict[str, Any]:
     return state
 
 
-class SteeredEnv:
+class SteeredEnv(EnvironmentProxy):
     """The environment of a replay, steered by the property `world.replay`; while it is paused its `step` waits.
 
     Args:
@@ -148,8 +149,8 @@ class SteeredEnv:
         scheduler: Runs what is written to the property.
     """
 
-    def __init__(self, env: Any, state: dict[str, Any], scheduler: Scheduler) -> None:
-        self._env = env
+    def __init__(self, env: Environment, state: dict[str, Any], scheduler: Scheduler) -> None:
+        super().__init__(env)
         self.state = state
         """What is shown, and how."""
         self._scheduler = scheduler
@@ -162,26 +163,16 @@ class SteeredEnv:
         self._closed = False
         self._changed: Pending[None] = Pending()
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._env, name)
-
-    @property
-    def lanes(self) -> list[Any]:
-        """The environments that a world steps separately: this one."""
-        return [self]
-
-    async def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+    async def reset(self, *, seed: object = None, options: object = None) -> Result:
         """Show what is shown: where people look is not for a reset to change."""
-        return await self._env.reset(options={"position": self._aim})
+        return await self.inner.reset(options={"position": self._aim})
 
-    async def step(self, action: Any) -> Any:
+    async def step(self, action: object) -> Result:
         """Go on; wait while the replay is paused and shows what it showed."""
         while self.state["paused"] and not self._moved and not self._closed:
             await self._changed
         self._moved = False
-        result = await self._env.step(action)
+        result = await self.inner.step(action)
         info = result[4]
         self.state.update(position=int(info["position"]), paused=bool(info["paused"]))
         if not self._steering:
@@ -195,20 +186,20 @@ class SteeredEnv:
 
     async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a method of the `EpisodeEnv`, such as `seek`."""
-        response: bridge_pb2.CallResponse = await self._env.call(request)
+        response = await self.inner.call(request)
         self._wake()
         return response
 
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
         """Answer a request for a property."""
-        response: properties_pb2.PropertyResponse = await self._env.answer_property(request)
+        response = await self.inner.answer_property(request)
         if request.WhichOneof("payload") == "write_property":
             self._wake()
         return response
 
     def properties(self) -> PropertyTree:
         """Return what it adds to the tree below `world`."""
-        tree: PropertyTree = self._env.properties()
+        tree = self.inner.properties()
         text = "the episode that is shown, as JSON; written as JSON it takes paused, position and speed"
         return tree.merged(PropertyTree([Property("world.replay", TEXT, text, self._read, self._write)]))
 
@@ -227,7 +218,7 @@ class SteeredEnv:
         try:
             while self._wanted and not self._closed:
                 wanted, self._wanted = self._wanted, {}
-                self.state = await _steer(self._env, wanted)
+                self.state = await _steer(self.inner, wanted)
                 self._wake()
         finally:
             self._steering = False
@@ -236,7 +227,7 @@ class SteeredEnv:
         """Close the environment, and end its process."""
         self._closed = True
         self._wake()
-        await self._env.close(reason)
+        await self.inner.close(reason)
 
 
 def _read_controls(text: str) -> dict[str, Any]:

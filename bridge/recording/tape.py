@@ -23,6 +23,7 @@ from bridge.recording.encoders import AgentsEncoder, Encoder
 from bridge.recording.facts import describe_world
 from bridge.recording.writer import Journal
 from bridge.worlds.base import World
+from bridge.worlds.environment import Environment, EnvironmentProxy, Lane, Result
 from bridge.worlds.realtime.clocked_world import ClockedWorld, kept
 from bridge.worlds.realtime.world import RealtimeWorld
 from bridge.worlds.single import EnvWorld
@@ -77,77 +78,39 @@ class Tape:
             self.add(Row(Kind.END, time.time()))
 
 
-class RecordedEnv:
-    """An environment whose resets and steps are recorded; everything else is the environment's own.
+class _RecordedLane:
+    """A lane, or an environment, whose resets and steps are recorded.
 
     Args:
-        env: What is recorded: a `LocalEnv`, a lane, a `LocalVectorEnv`, or what stands for one in another process.
+        env: What is recorded.
         tape: Takes the rows.
-        applied_by: Says who the action at hand is of, given the lane.
-        moment: In real time, says when it is; None: in lock-step.
+        world: Says who the action at hand is of.
         read_frames: Returns what `render` gives; None: frames are not recorded.
-        lane: Its number among those that are stepped one by one, for `applied_by`.
+        lane: Its number among those that are stepped one by one.
     """
 
     def __init__(
         self,
-        env: Any,
+        env: Lane,
         tape: Tape,
-        applied_by: Callable[[int], Any],
-        moment: Callable[[], Any] | None = None,
+        world: EnvWorld,
         read_frames: Callable[[], Any] | None = None,
         lane: int = 0,
     ) -> None:
+        self.facts = env.facts
         self._env = env
         self._lane = lane
         self._tape = tape
-        self._tapes = [tape]
-        self._applied_by = applied_by
-        self._moment = moment
+        self._world = world
+        self._applied_by = world.applied_by
+        self._moment = _moment_of(world, lane)
         self._read_frames = read_frames
-        self._taken: Mapping[Any, str] = {}
-        self.notes: list[str] = getattr(env, "notes", [])
-        self.times = getattr(env, "times", None)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_env":
-            raise AttributeError(name)
-        return getattr(self._env, name)
-
-    @property
-    def lanes(self) -> list[Any]:
-        """The environments that a world steps separately: this one."""
-        return [self] if getattr(self._env, "num_envs", None) is None else self._env.lanes
-
-    @property
-    def recording(self) -> bool:
-        """Whether its episodes are recorded: from the next row on, where it is set."""
-        return self._tape.on
-
-    @recording.setter
-    def recording(self, on: bool) -> None:
-        for tape in self._tapes:
-            tape.on = on
-
-    def properties(self) -> PropertyTree:
-        """Return what the environment adds to the tree below `world`, and the switch of its recording."""
-        tree: PropertyTree = self._env.properties()
-        text = "whether its episodes are recorded: on or off"
-        switch = Property("world.recording", TEXT, text, lambda: "on" if self.recording else "off", self._switch)
-        return tree.merged(PropertyTree([switch]))
-
-    def _switch(self, text: str) -> None:
-        if text not in ("on", "off"):
-            raise RequestError(
-                Code.INVALID_ARGUMENT, f"expected world.recording to be written as on or off, got {text!r:.80}"
-            )
-        self.recording = text == "on"
 
     async def _frame(self) -> Any:
         """Return what `render` gives now, where that is recorded."""
         return await self._read_frames() if self._read_frames is not None and self._tape.on else None
 
-    async def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+    async def reset(self, *, seed: object = None, options: object = None) -> Result:
         """Reset the environment."""
         given = kept(seed), kept(options)  # Gymnasium's vector environments take `reset_mask` out of the dict
         try:
@@ -162,9 +125,11 @@ class RecordedEnv:
         self._record(Kind.RESET, None, result, *given, "", moment, frame)
         return result
 
-    async def step(self, action: Any) -> Any:
+    async def step(self, action: object) -> Result:
         """Step the environment."""
-        by = self._acting(self._applied_by(self._lane)) if self._taken else self._applied_by(self._lane)
+        by = self._applied_by(self._lane)
+        if self._world.taken_over:
+            by = self._acting(by)
         given = action if type(action) in _IMMUTABLE else self._copy(action)
         moment = None if self._moment is None else self._moment()
         try:
@@ -201,10 +166,6 @@ class RecordedEnv:
             self._record(Kind.STEP, given, result, None, None, by, moment, frame)
         return result
 
-    def note_takeovers(self, taken: Mapping[Any, str]) -> None:
-        """Note the names of the people whose actions the next step takes in place of an agent's."""
-        self._taken = taken
-
     def _acting(self, by: Any) -> Any:
         """Return who acts in a step of which people took over a part.
 
@@ -214,9 +175,9 @@ class RecordedEnv:
         Returns:
             As `applied_by` of the world; of lanes that are stepped together a list with an entry for each.
         """
-        taken, self._taken = self._taken, {}
+        taken = self._world.take_takeovers()
         people = {str(key): f"person:{name}" if name else "person" for key, name in taken.items()}
-        lanes = getattr(self._env, "num_envs", None)
+        lanes = self.facts.num_envs
         if lanes is not None:
             return [people.get(str(lane), by) for lane in range(lanes)]
         return {**by, **people} if isinstance(by, Mapping) else next(iter(people.values()))
@@ -249,26 +210,73 @@ class RecordedEnv:
         observation, reward, terminated, truncated, _ = result
         return observation, reward, terminated, truncated, ()
 
+
+class _Recorded(EnvironmentProxy):
+    """An environment that is recorded, with the switch of its recording.
+
+    Args:
+        env: The environment.
+        tapes: Take its rows.
+    """
+
+    def __init__(self, env: Environment, tapes: Sequence[Tape]) -> None:
+        EnvironmentProxy.__init__(self, env)
+        self._tapes = tapes
+
+    @property
+    def recording(self) -> bool:
+        """Whether its episodes are recorded: from the next row on, where it is set."""
+        return self._tapes[0].on
+
+    @recording.setter
+    def recording(self, on: bool) -> None:
+        for tape in self._tapes:
+            tape.on = on
+
+    def properties(self) -> PropertyTree:
+        """Return what the environment adds to the tree below `world`, and the switch of its recording."""
+        text = "whether its episodes are recorded: on or off"
+        switch = Property("world.recording", TEXT, text, lambda: "on" if self.recording else "off", self._switch)
+        return self.inner.properties().merged(PropertyTree([switch]))
+
+    def _switch(self, text: str) -> None:
+        if text not in ("on", "off"):
+            raise RequestError(
+                Code.INVALID_ARGUMENT, f"expected world.recording to be written as on or off, got {text!r:.80}"
+            )
+        self.recording = text == "on"
+
+    async def close(self, reason: RequestError | None = None) -> None:
+        """Close the environment."""
+        try:
+            await self.inner.close(reason)
+        finally:
+            for tape in self._tapes:
+                tape.end()
+
+
+class RecordedEnv(_RecordedLane, _Recorded):
+    """An environment that is recorded as a whole; arguments as of a lane."""
+
+    def __init__(
+        self, env: Environment, tape: Tape, world: EnvWorld, read_frames: Callable[[], Any] | None = None
+    ) -> None:
+        _Recorded.__init__(self, env, [tape])
+        _RecordedLane.__init__(self, env, tape, world, read_frames)
+
     async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a public method, or read a public attribute; calls are recorded, for they may change its state."""
-        response: bridge_pb2.CallResponse = await self._env.call(request)
+        response = await self.inner.call(request)
         if not request.look:
             self._tape.add(Row(Kind.CALL, time.time(), action=("call", request.SerializeToString())))
         return response
 
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
         """Answer a request for a property; what is written is recorded."""
-        response: properties_pb2.PropertyResponse = await self._env.answer_property(request)
+        response = await self.inner.answer_property(request)
         if request.WhichOneof("payload") == "write_property":
             self._tape.add(Row(Kind.CALL, time.time(), action=("write", request.SerializeToString())))
         return response
-
-    async def close(self, reason: RequestError | None = None) -> None:
-        """Close the environment."""
-        try:
-            await self._env.close(reason)
-        finally:
-            self._tape.end()
 
 
 class RecordedParallelEnv(RecordedEnv):
@@ -286,7 +294,7 @@ class RecordedParallelEnv(RecordedEnv):
         return _named(kept(dict(action)))
 
 
-class RecordedLanes(RecordedEnv):
+class RecordedLanes(_Recorded):
     """Lanes that are stepped one by one, each of which is recorded.
 
     Args:
@@ -295,19 +303,18 @@ class RecordedLanes(RecordedEnv):
         tapes: Those of the lanes.
     """
 
-    def __init__(self, env: Any, lanes: list[RecordedEnv], tapes: list[Tape]) -> None:
-        super().__init__(env, tapes[0], lambda lane: "")
+    def __init__(self, env: Environment, lanes: Sequence[Lane], tapes: Sequence[Tape]) -> None:
+        super().__init__(env, tapes)
         self._lanes = lanes
-        self._tapes = tapes
 
     @property
-    def lanes(self) -> list[Any]:
-        """The environments that a world steps separately."""
-        return list(self._lanes)
+    def lanes(self) -> Sequence[Lane]:
+        """What a world can step separately."""
+        return self._lanes
 
     async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a public method, or read a public attribute, on the lanes that the request names."""
-        response: bridge_pb2.CallResponse = await self._env.call(request)
+        response = await self.inner.call(request)
         part = bridge_pb2.CallRequest()
         part.CopyFrom(request)
         del part.lanes[:]
@@ -317,7 +324,7 @@ class RecordedLanes(RecordedEnv):
 
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
         """Answer a request for a property; what is written is recorded, for each lane its own value."""
-        response: properties_pb2.PropertyResponse = await self._env.answer_property(request)
+        response = await self.inner.answer_property(request)
         if request.WhichOneof("payload") == "write_property":
             written = read_encoded(request.write_property.value)
             for tape, value in zip(self._tapes, written, strict=True):
@@ -326,14 +333,6 @@ class RecordedLanes(RecordedEnv):
                 part.write_property.value.CopyFrom(encoded([value]))
                 tape.add(Row(Kind.CALL, time.time(), action=("write", part.SerializeToString())))
         return response
-
-    async def close(self, reason: RequestError | None = None) -> None:
-        """Close the environments."""
-        try:
-            await self._env.close(reason)
-        finally:
-            for tape in self._tapes:
-                tape.end()
 
 
 def attach(journal: Journal, world: World, made_by: Mapping[str, Any]) -> None:
@@ -346,24 +345,22 @@ def attach(journal: Journal, world: World, made_by: Mapping[str, Any]) -> None:
     """
     if not isinstance(world, EnvWorld):
         return
-    env = world.env
-    if hasattr(env, "possible_agents"):
-        spaces = {str(a): (env.observation_space(a), env.action_space(a)) for a in env.possible_agents}
-        facts = describe_world(journal, world, "agents", made_by)
-        tape = Tape(journal, AgentsEncoder(facts, spaces, journal.options.observations))
-        frames = _Frames(env, None) if journal.options.frames else None
-        world.env = RecordedParallelEnv(env, tape, world.applied_by, _moment_of(world, 0), frames)
-        return
+    env, observations = world.env, journal.options.observations
+    facts = env.facts
     if isinstance(world, RealtimeWorld):
         made = [_record_lane(journal, world, lane, made_by) for lane in range(len(env.lanes))]
         world.env = RecordedLanes(env, [recorded for recorded, _ in made], [tape for _, tape in made])
         return
-    lanes = getattr(env, "num_envs", None)
-    facts = describe_world(journal, world, "env" if lanes is None else "lanes", made_by)
-    pair = (env.observation_space, env.action_space)
-    tape = Tape(journal, Encoder(facts, pair, lanes, env.reward_space, journal.options.observations))
     frames = _Frames(env, None) if journal.options.frames else None
-    world.env = RecordedEnv(env, tape, world.applied_by, None, frames)
+    if facts.agents:
+        described = describe_world(journal, world, "agents", made_by)
+        spaces = {str(agent): pair for agent, pair in facts.agents.items()}
+        tape = Tape(journal, AgentsEncoder(described, spaces, observations))
+        world.env = RecordedParallelEnv(env, tape, world, frames)
+        return
+    described = describe_world(journal, world, "env" if facts.num_envs is None else "lanes", made_by)
+    tape = Tape(journal, Encoder(described, facts.spaces, facts.num_envs, facts.reward_space, observations))
+    world.env = RecordedEnv(env, tape, world, frames)
 
 
 def _moment_of(world: EnvWorld, lane: int) -> Callable[[], Any] | None:
@@ -373,14 +370,13 @@ def _moment_of(world: EnvWorld, lane: int) -> Callable[[], Any] | None:
 
 def _record_lane(
     journal: Journal, world: RealtimeWorld, lane: int, made_by: Mapping[str, Any]
-) -> tuple[RecordedEnv, Tape]:
+) -> tuple[_RecordedLane, Tape]:
     """Return one lane of a real-time world, recorded."""
     env = world.env
     facts = describe_world(journal, world, "env", made_by, lane)
-    pair = (env.observation_space, env.action_space)
-    tape = Tape(journal, Encoder(facts, pair, None, None, journal.options.observations))
+    tape = Tape(journal, Encoder(facts, env.facts.spaces, None, None, journal.options.observations))
     frames = _Frames(env, None if world.single else lane) if journal.options.frames else None
-    return RecordedEnv(env.lanes[lane], tape, world.applied_by, _moment_of(world, lane), frames, lane), tape
+    return _RecordedLane(env.lanes[lane], tape, world, frames, lane), tape
 
 
 class _Frames:
@@ -391,7 +387,7 @@ class _Frames:
         lane: Which of its frames is wanted; None: all of them.
     """
 
-    def __init__(self, env: Any, lane: int | None) -> None:
+    def __init__(self, env: Environment, lane: int | None) -> None:
         self._env = env
         self._lane = lane
         self._over = False

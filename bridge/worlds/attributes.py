@@ -6,12 +6,12 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-import gymnasium
 import numpy as np
-from gymnasium.vector import SyncVectorEnv, VectorEnv
+from gymnasium.vector import VectorEnv
 
 from bridge.encoding import values
 from bridge.errors import Code, RequestError, TensorError
+from bridge.worlds.kinds import Batch, Known, layers_of, local_lanes
 
 __all__ = ["find_attribute", "list_attributes"]
 
@@ -20,7 +20,7 @@ _MOST_ITEMS = 1000  # a longer list or dict is not looked through
 _MISSING = object()
 
 
-def list_attributes(env: Any) -> list[str]:
+def list_attributes(env: Known) -> list[str]:
     """Return the names of public attributes whose values can be sent, at most 100. Runs no code of the environment.
 
     Args:
@@ -37,7 +37,7 @@ def list_attributes(env: Any) -> list[str]:
     return [name for name, value in found.items() if not name.startswith("_") and _travels(value)][:_MOST_NAMES]
 
 
-def find_attribute(env: Any, name: str) -> None:
+def find_attribute(env: Known, name: str) -> None:
     """Raise NOT_FOUND where an environment has no attribute or method of a name."""
     layers = _layers(env)
     # A property may take its time: only what is there in no plain way is asked for.
@@ -47,18 +47,12 @@ def find_attribute(env: Any, name: str) -> None:
         raise RequestError(Code.NOT_FOUND, f"the environment has no method or attribute {name!r}")
 
 
-def _layers(env: Any) -> Sequence[Any]:
+def _layers(env: Known) -> Sequence[Any]:
     """The wrappers, the outermost first, and the environment in them; nothing where that lives in another process."""
-    if isinstance(env, VectorEnv):
-        vector = env.unwrapped
-        if not isinstance(vector, SyncVectorEnv):
-            return []
-        env = vector.envs[0]
-    layers = [env]
-    while isinstance(env, gymnasium.Wrapper):
-        env = env.env
-        layers.append(env)
-    return layers
+    if not isinstance(env, VectorEnv) or isinstance(env, Batch):
+        return list(layers_of(env))
+    lanes = local_lanes(env)
+    return list(layers_of(lanes[0])) if lanes else []
 
 
 def _travels(value: Any) -> bool:

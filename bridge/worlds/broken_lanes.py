@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gymnasium.vector import AsyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, VectorEnv
 
 from bridge.errors import Code, RequestError
+from bridge.worlds.base import answer_to
 
 __all__ = ["refusal_of_broken_lanes", "without_reset_mask"]
 
 
-def refusal_of_broken_lanes(env: Any, error: Exception) -> RequestError | None:
+def refusal_of_broken_lanes(env: VectorEnv[Any, Any, Any], where: str, error: BaseException) -> RequestError | None:
     """Return how to answer calls after a failure that left a vector environment of no use; None: it goes on.
 
     A lane of an AsyncVectorEnv that raises ends its process, and Gymnasium starts no other one: the whole vector
@@ -20,12 +21,13 @@ def refusal_of_broken_lanes(env: Any, error: Exception) -> RequestError | None:
 
     Args:
         env: The vector environment.
+        where: What it did.
         error: What it raised.
     """
     vector = env.unwrapped
     if not isinstance(vector, AsyncVectorEnv) or None not in vector.parent_pipes:
         return None
-    first = str(error).partition("\n")[0]
+    first = str(answer_to(where, error)).partition("\n")[0]
     return RequestError(
         Code.FAILED_PRECONDITION, f"the lanes cannot be used since one of them failed, reset all of them: {first}"
     )

@@ -13,8 +13,11 @@ from typing import Any
 
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space, iterate
 
-__all__ = ["collect_infos", "join_infos"]
+from bridge.worlds.environment import EnvFacts
+
+__all__ = ["FinalInfos", "collect_infos", "join_infos"]
 
 
 def collect_infos(env: VectorEnv[Any, Any, Any]) -> bool:
@@ -24,7 +27,8 @@ def collect_infos(env: VectorEnv[Any, Any, Any]) -> bool:
 
     def keep(infos: dict[Any, Any], info: dict[str, Any], lane: int) -> dict[Any, Any]:
         if info:
-            infos[lane] = info
+            # In SAME_STEP mode it is called twice for a lane that ended: with the end, and with the new beginning.
+            infos[lane] = {**infos.get(lane, {}), **info}
         return infos
 
     env._add_info = keep  # type: ignore[method-assign,assignment]  # noqa: SLF001 - Gymnasium's hook for it
@@ -64,3 +68,54 @@ def _uniform(infos: list[Mapping[str, Any]]) -> bool:
             if isinstance(value, Mapping):
                 nested.setdefault(key, []).append(value)
     return all(_uniform(inner) for inner in nested.values())
+
+
+class FinalInfos:
+    """Finds the final observations in the infos of a simulator that resets lanes in the step that ends them.
+
+    Gymnasium's name for them is `final_obs`, and was `final_observation`; simulators give a batch of all lanes there.
+
+    Args:
+        facts: Those of the simulator.
+    """
+
+    def __init__(self, facts: EnvFacts) -> None:
+        self._kind = facts.kind
+        self._lanes = facts.num_envs or 0
+        self._space = batch_space(facts.observation_space, self._lanes)
+        self._told = False
+
+    def read(self, info: Any, terminated: Any, truncated: Any, notes: list[str]) -> Any:
+        """Return the infos of a step with `final_obs` as Gymnasium gives it: an array of objects, None where none is.
+
+        Args:
+            info: As the simulator gave it.
+            terminated: Of each lane.
+            truncated: Of each lane.
+            notes: Is told once where there are no final observations.
+        """
+        ended = np.asarray(terminated, np.bool_) | np.asarray(truncated, np.bool_)
+        if not ended.any() or not isinstance(info, Mapping):
+            return info
+        rest = {key: value for key, value in info.items() if key.lstrip("_") not in _FINAL}
+        found = next((info[key] for key in _FINAL[:2] if info.get(key) is not None), None)
+        if found is not None:
+            batch = found if isinstance(found, np.ndarray) and found.dtype == object else iterate(self._space, found)
+            rows = np.full(self._lanes, None)
+            for lane, row in enumerate(batch):
+                rows[lane] = row if ended[lane] else None
+            rest.update(final_obs=rows, _final_obs=ended)
+        elif not self._told:
+            self._told = True
+            notes.append(
+                f"{self._kind} resets a lane in the step that ends it, and gives no final observation (final_obs in "
+                "its infos): what a truncated episode ended with is not known"
+            )
+        if isinstance(final_info := info.get("final_info"), Mapping):
+            rest.update(final_info={**final_info}, _final_info=ended)
+        elif final_info is not None:
+            rest.update(final_info=final_info, _final_info=ended)
+        return rest
+
+
+_FINAL = ("final_obs", "final_observation", "final_info")

@@ -13,25 +13,28 @@ from bridge.encoding.tensors import Array, unpack_tensor
 from bridge.errors import SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import failures_in
+from bridge.worlds.environment import Environment
 from bridge.worlds.scheduling import Scheduler
-from bridge.worlds.single import EnvAgent, EnvWorld
+from bridge.worlds.single import AgentsWorld, EnvAgent, EnvWorld
 
 __all__ = ["VectorAgent", "VectorWorld"]
 
 
 class VectorAgent(EnvAgent):
-    """The agent of all lanes. It stays RUNNING; a finished lane begins anew in the next Step (NEXT_STEP)."""
+    """The agent of all lanes. It stays RUNNING: a lane that ended begins anew by itself, in this Step or the next."""
 
     SETTINGS = ("seed", "options", "reset_mask")
 
-    def __init__(self, world: VectorWorld) -> None:
-        env = world.env
-        super().__init__(world, env.observation_space, env.action_space, lanes=env.num_envs)
-        self._kind, self._separable = env.kind, env.resets_lanes
+    def __init__(self, world: AgentsWorld) -> None:
+        facts = world.env.facts
+        self._count = facts.num_envs or 0
+        super().__init__(world, *facts.spaces, lanes=self._count)
+        self._kind, self._separable = facts.kind, facts.resets_lanes
+        self._resets_at_once = facts.autoreset is not AutoresetMode.NEXT_STEP
 
     def _read_seed(self, array: Array) -> Any:
         """An integer seeds lane i with itself + i; a list gives each lane's, -1 for none."""
-        seeds = unpack_seeds(array, self._world.env.num_envs)
+        seeds = unpack_seeds(array, self._count)
         if self._separable or isinstance(seeds, int):
             return seeds
         # Other vector environments take one integer, from which they seed all lanes.
@@ -53,6 +56,11 @@ class VectorAgent(EnvAgent):
         if not self._separable:
             raise TensorError(f"{self._kind} cannot reset some of its lanes alone; reset all of them")
         return {**(options or {}), "reset_mask": mask}
+
+    @property
+    def ended_lanes(self) -> Array | None:
+        """Which lanes the next step resets, bools `(lanes,)`; None: it resets none."""
+        return None if self._resets_at_once else super().ended_lanes
 
     async def step(self, actions: Mapping[int, Array]) -> int:
         """Step all lanes."""
@@ -76,25 +84,24 @@ class VectorAgent(EnvAgent):
 
     def ended(self, state: int) -> tuple[int, int]:
         """Return the number of lanes, and how many of them ended their episode."""
-        return self._world.env.num_envs, int(np.count_nonzero(self._terminated | self._truncated))
+        return self._count, int(np.count_nonzero(self._terminated | self._truncated))
 
 
 class VectorWorld(EnvWorld):
     """The world of the lanes of a vector environment.
 
     Raises:
-        SettingError: The vector environment does not reset its lanes in the next step.
+        SettingError: The vector environment does not reset its lanes by itself.
     """
 
-    def __init__(self, name: str, env: Any, scheduler: Scheduler) -> None:
-        mode = env.autoreset_mode
-        if mode is not AutoresetMode.NEXT_STEP:
+    def __init__(self, name: str, env: Environment, scheduler: Scheduler) -> None:
+        if env.facts.autoreset is AutoresetMode.DISABLED:
             raise SettingError(
-                f"expected a vector environment whose autoreset mode is NEXT_STEP, got {mode} from {env}; the client's "
-                "BlockingReset gives the other modes"
+                "expected a vector environment whose autoreset mode is NEXT_STEP or SAME_STEP, got "
+                f"{env.facts.autoreset} from {env.facts.kind}; the client's BlockingReset gives the other modes"
             )
         super().__init__(name, env, scheduler)
 
-    def make_agent(self, world: Any = None) -> VectorAgent:
+    def make_agent(self, world: AgentsWorld | None = None) -> VectorAgent:
         """Return an agent that is not in."""
         return VectorAgent(world or self)

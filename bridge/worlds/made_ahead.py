@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from gymnasium import Space
 
@@ -14,26 +14,35 @@ from bridge.worlds.scheduling import Pending
 __all__ = ["MadeAhead"]
 
 
-class MadeAhead:
+class _Closable(Protocol):
+    def close(self) -> Coroutine[Any, Any, None]:
+        """Close it."""
+
+
+R = TypeVar("R")
+E = TypeVar("E", bound=_Closable)
+
+
+class MadeAhead(Generic[R, E]):
     """Holds at most one environment until a world takes it. Of a robot or an emulator there is but one."""
 
     def __init__(self) -> None:
         self._making: Pending[None] | None = None
         """Done once an environment has been made, or could not be."""
-        self._made: tuple[Any, Any] | None = None
+        self._made: tuple[R, E] | None = None
         """What was asked for, and the environment."""
 
     async def make(
         self,
-        request: Any,
-        making: Coroutine[Any, Any, Any],
-        spaces: Callable[[Any], Iterable[tuple[Space[Any], str]]],
+        request: R,
+        making: Coroutine[Any, Any, E],
+        spaces: Callable[[E], Iterable[tuple[Space[Any], str]]],
     ) -> None:
         """Make the environment, and check that its spaces travel.
 
         Args:
             request: What it answers to, as `take` gives it.
-            making: Makes it; what it returns has a method `close`, to be awaited.
+            making: Makes it.
             spaces: Returns its spaces, each with a name for messages.
 
         Raises:
@@ -53,7 +62,7 @@ class MadeAhead:
             self._making = None
             done.set_result(None)
 
-    async def take(self, request: Any) -> Any:
+    async def take(self, request: R | None) -> E | None:
         """Return the environment if it was made for this request, which waits while it is being made; else None.
 
         One that was made for another request is closed, because there may be no second one at a time.
@@ -73,7 +82,7 @@ class MadeAhead:
             await made[1].close()
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(one: object, other: object) -> bool:
     try:
         return bool(one == other)
     except ValueError:  # arguments that are arrays

@@ -2,64 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
-import gymnasium
 import numpy as np
-from gymnasium import Space, spaces
-from gymnasium.vector import SyncVectorEnv, VectorEnv
+from gymnasium import Space
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from gymnasium.vector import sync_vector_env as sync_module
 
 from bridge.encoding import values
-from bridge.encoding.space_json import published_space
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array, Spec
 from bridge.errors import Code, RequestError, SettingError, TensorError
 
-__all__ = ["Rewards", "explain_lane_failure", "prepare_lanes", "reward_space_of"]
+__all__ = ["Rewards", "explain_lane_failure", "prepare_lanes"]
 
 _REMEDY = (
     "an environment of several agents is served with serve_parallel, as a PettingZoo ParallelEnv; a reward of several "
     "objectives needs a reward_space of the environment, or a wrapper on the server that makes it a number, such as "
     "mo_gymnasium.wrappers.LinearReward"
 )
-
-
-def reward_space_of(env: Any) -> Space[Any] | None:
-    """Return the space of an environment's rewards where they are arrays, None where they are numbers.
-
-    The outermost wrapper with an attribute `reward_space` says it; MO-Gymnasium's LinearReward makes numbers. A wrapper
-    of one's own that makes numbers says so by `reward_space = None`.
-
-    Args:
-        env: An environment, or a vector of them, whose first lane is asked.
-
-    Raises:
-        SettingError: It is no Box, or the lanes are of a vector environment that takes numbers alone.
-    """
-    vector = env if isinstance(env, VectorEnv) else None
-    if vector is not None:
-        lanes = getattr(vector.unwrapped, "envs", ())
-        space = _space_of(lanes[0]) if lanes else getattr(vector, "reward_space", None)
-    else:
-        space = _space_of(env)
-    if space is None:
-        return None
-    if not isinstance(space, spaces.Box):
-        raise SettingError(f"expected the reward_space to be a Box, got {space!r:.200}")
-    return published_space(space)
-
-
-def _space_of(env: Any) -> Any:
-    while True:
-        if any(kind.__name__ == "LinearReward" for kind in type(env).__mro__):
-            return None
-        if inspect.getattr_static(env, "reward_space", env) is not env:
-            return env.reward_space
-        if not isinstance(env, gymnasium.Wrapper):
-            return None
-        env = env.env
 
 
 class Rewards:
@@ -167,7 +128,7 @@ def prepare_lanes(env: VectorEnv[Any, Any, Any], space: Space[Any] | None) -> No
     if type(vector) is SyncVectorEnv:
         # As MO-Gymnasium's own MOSyncVectorEnv does.
         vector._rewards = _LaneRewards(space, vector.num_envs)  # type: ignore[assignment]  # noqa: SLF001
-    elif not hasattr(vector, "reward_space"):
+    elif isinstance(vector, AsyncVectorEnv) or type(vector).__module__.startswith("gymnasium."):
         raise SettingError(
             f"expected vectorization_mode='sync' for rewards of {space}, which {type(vector).__name__} does not take"
         )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from gymnasium import Space
 
 from bridge.encoding import values
 from bridge.encoding.properties import ENCODED, TEXT, Property, PropertyTree
@@ -15,7 +16,6 @@ from bridge.encoding.tensors import Array, Spec, unpack_tensor
 from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.worlds.access import refuse_private
 from bridge.worlds.base import (
     DEFAULT_PLAYER,
     Agent,
@@ -26,14 +26,35 @@ from bridge.worlds.base import (
     read_bytes,
     refuse_unknown,
 )
+from bridge.worlds.environment import Environment
+from bridge.worlds.hosts import refuse_private
 from bridge.worlds.rewards import Rewards
 from bridge.worlds.scheduling import Scheduler
 
-__all__ = ["EnvAgent", "EnvWorld", "GymAgent", "GymWorld"]
+__all__ = ["AgentsWorld", "EnvAgent", "EnvWorld", "GymAgent", "GymWorld"]
 
 
 NO_INFO = values.encode_info({}, values.Notes())
 """An empty info as it travels."""
+
+
+class AgentsWorld(Protocol):
+    """What an agent needs of its world."""
+
+    episodes: int
+
+    @property
+    def env(self) -> Environment:
+        """What is stepped."""
+
+    def properties(self) -> PropertyTree:
+        """Return the tree below `world`."""
+
+    def refuse_if_over(self) -> None:
+        """Raise RequestError where the world has ended."""
+
+    def vacate(self, agent: EnvAgent) -> None:
+        """Make room for another agent."""
 
 
 class EnvAgent(Agent):
@@ -41,12 +62,14 @@ class EnvAgent(Agent):
 
     SETTINGS: tuple[str, ...] = ("seed", "options")
 
-    def __init__(self, world: EnvWorld, observation_space: Any, action_space: Any, lanes: int | None) -> None:
+    def __init__(
+        self, world: AgentsWorld, observation_space: Space[Any], action_space: Space[Any], lanes: int | None
+    ) -> None:
         self._world = world
         self._lanes = lanes
         self._observation_layout = Layout(observation_space, "observation", lanes)
         self._action_layout = Layout(action_space, "action", lanes)
-        self._rewards = Rewards(getattr(world.env, "reward_space", None), lanes)
+        self._rewards = Rewards(world.env.facts.reward_space, lanes)
         self.actions = dict(enumerate(self._action_layout.specs, start=1))
         shape = () if lanes is None else (lanes,)
         flags = [
@@ -193,15 +216,13 @@ class EnvAgent(Agent):
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
         """Read, write or list a property that the environment computes."""
         self._world.refuse_if_over()
-        response: properties_pb2.PropertyResponse = await self._world.env.answer_property(request)
-        return response
+        return await self._world.env.answer_property(request)
 
     async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a public method of the environment, or read a public attribute, on some lanes."""
         refuse_private(request.name)
         self._world.refuse_if_over()
-        response: bridge_pb2.CallResponse = await self._world.env.call(request)
-        return response
+        return await self._world.env.call(request)
 
     def leave(self) -> None:
         """Leave the world to the next agent."""
@@ -211,7 +232,9 @@ class EnvAgent(Agent):
 class GymAgent(EnvAgent):
     """The agent of a single environment."""
 
-    def __init__(self, world: EnvWorld, observation_space: Any, action_space: Any, lanes: int | None) -> None:
+    def __init__(
+        self, world: AgentsWorld, observation_space: Space[Any], action_space: Space[Any], lanes: int | None
+    ) -> None:
         super().__init__(world, observation_space, action_space, lanes)
         # Not a dict of integers, from which an environment may take what it has read.
         self.keeps_actions = self._action_layout.single and self._action_layout.leaves[0].kind == "scalar"
@@ -271,9 +294,12 @@ class EnvWorld(World):
     allows_takeover = True
     """Whether people may act in an agent's place."""
 
-    def __init__(self, name: str, env: Any, scheduler: Scheduler) -> None:
+    def __init__(self, name: str, env: Environment, scheduler: Scheduler) -> None:
         super().__init__(name, scheduler)
-        self.env: Any = env
+        self.env: Environment = env
+        """What is stepped; observers put themselves in its place."""
+        self.taken_over: Mapping[Any, str] = {}
+        """The people whose actions the step at hand takes in place of an agent's, by agent or lane."""
         self.episodes = 0
         """Episodes that ended, counted for each lane."""
         self._agent: EnvAgent | None = None
@@ -314,6 +340,16 @@ class EnvWorld(World):
         """
         return self._agent.player if self._agent is not None else DEFAULT_PLAYER
 
+    def take_takeovers(self) -> Mapping[Any, str]:
+        """Return `taken_over` for the step at hand, once."""
+        people, self.taken_over = self.taken_over, {}
+        return people
+
+    @property
+    def clock_frames(self) -> int | None:
+        """Frames of the world's clock; None: it has none."""
+        return None
+
     @property
     def begun(self) -> bool:
         """Whether its environment was ever reset."""
@@ -331,7 +367,7 @@ class EnvWorld(World):
 
     def counts(self) -> WorldCounts:
         """Return how much it has done; a call that failed counts as a step too."""
-        lanes = getattr(self.env, "num_envs", 1)
+        lanes = self.env.facts.num_envs or 1
         return WorldCounts(lanes, self.env.times.step.count * lanes, self.episodes)
 
     def refuse_if_over(self) -> None:
@@ -359,7 +395,7 @@ class EnvWorld(World):
         else:
             agent.pending = pending
 
-    def make_agent(self, world: Any = None) -> EnvAgent:
+    def make_agent(self, world: AgentsWorld | None = None) -> EnvAgent:
         """Return an agent that is not in; `world` stands for this world where it is to see another environment."""
         raise NotImplementedError
 
@@ -392,6 +428,6 @@ class EnvWorld(World):
 class GymWorld(EnvWorld):
     """The world of a single environment."""
 
-    def make_agent(self, world: Any = None) -> GymAgent:
+    def make_agent(self, world: AgentsWorld | None = None) -> GymAgent:
         """Return an agent that is not in."""
-        return GymAgent(world or self, self.env.observation_space, self.env.action_space, lanes=None)
+        return GymAgent(world or self, *self.env.facts.spaces, lanes=None)

@@ -19,10 +19,12 @@ from bridge.encoding.tensors import unpack_tensor
 from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import World, answer_to, misfit, read_bytes, refuse_unknown
-from bridge.worlds.environment import Lanes, adopt
-from bridge.worlds.isolated.env import start_isolated
+from bridge.worlds.environment import Environment
+from bridge.worlds.isolated.env import IsolatedEnv, start_isolated
 from bridge.worlds.isolated.world import Isolation, start_method
+from bridge.worlds.kinds import GymEnv, Lanes, recognise
 from bridge.worlds.lanes import VectorWorld
+from bridge.worlds.local import LaneGroup, LocalEnv, adopt
 from bridge.worlds.made_ahead import MadeAhead
 from bridge.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.worlds.realtime.world import RealtimeWorld
@@ -172,7 +174,7 @@ class EnvRecipe:
             raise RequestError(Code.NOT_FOUND, f"the environment {env_id!r} is not served here; {offer}")
         return env_id
 
-    def make_env(self, request: WorldRequest) -> gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]:
+    def make_env(self, request: WorldRequest) -> GymEnv | Lanes:
         """Make the environment of a world.
 
         Raises:
@@ -193,20 +195,20 @@ class EnvRecipe:
                 f"{wrong}",
             ) from error
 
-    def _make(self, request: WorldRequest) -> gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]:
+    def _make(self, request: WorldRequest) -> GymEnv | Lanes:
         kwargs = dict(request.kwargs)
         if self.factory is not None:
             return self._make_by_factory(self.factory, request, kwargs)
         spec = self.spec if self.spec is not None else gymnasium.spec(str(request.env_id))
         if request.single:
-            env: gymnasium.Env[Any, Any] = gymnasium.make(spec, **kwargs)
-            return env if self.time_action is None else self.time_action.wrap(env)
+            env: GymEnv = gymnasium.make(spec, **kwargs)
+            return self._recognised(env if self.time_action is None else self.time_action.wrap(env))
         vector_kwargs: dict[str, Any] = {}
         if request.vectorization_mode == "sync":
             vector_kwargs = {"copy": False}  # what it returns is sent before its next step
         elif request.vectorization_mode == "async":
             vector_kwargs = {"copy": False, "context": start_method()}
-        vector: VectorEnv[Any, Any, Any] = gymnasium.make_vec(
+        vector: Lanes = gymnasium.make_vec(
             spec,
             num_envs=request.num_envs,
             vectorization_mode=request.vectorization_mode,
@@ -216,35 +218,55 @@ class EnvRecipe:
         )
         return vector
 
+    def _recognised(self, made: object) -> GymEnv | Lanes:
+        """Return what a callable returned as an environment of Gymnasium, if it is one."""
+        try:
+            env = recognise(made)
+        except SettingError as error:
+            raise RequestError(Code.FAILED_PRECONDITION, f"{self.title} returned no environment: {error}") from error
+        if not isinstance(env, (gymnasium.Env, VectorEnv)):
+            raise RequestError(
+                Code.FAILED_PRECONDITION,
+                f"{self.title} returned a {type(made).__name__}, where a gymnasium.Env or VectorEnv was expected; "
+                "PettingZoo environments are for serve_parallel, or for `bridge serve` with a function that says what "
+                "it returns: def make() -> pettingzoo.ParallelEnv",
+            )
+        return env
+
     def _make_by_factory(
         self, factory: Callable[..., Any], request: WorldRequest, kwargs: dict[str, Any]
-    ) -> gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]:
+    ) -> GymEnv | Lanes:
         num_envs = request.num_envs
         if self.time_action is not None:
             factory = partial(_make_timed, factory, self.time_action)
         if request.single:
-            env = factory(**kwargs)
-        elif request.vectorization_mode == "vector_entry_point":
+            return self._recognised(factory(**kwargs))
+        if request.vectorization_mode == "vector_entry_point":
             raise RequestError(
                 Code.INVALID_ARGUMENT,
                 f"{self.title} is a callable, which has no vector entry point; expected vectorization_mode sync or "
                 "async, or a callable that returns a VectorEnv",
             )
-        elif request.vectorization_mode == "async":
-            env = AsyncVectorEnv([lambda: factory(**kwargs)] * num_envs, copy=False, context=start_method())
-        else:
-            first = factory(**kwargs)
-            if isinstance(first, VectorEnv):
-                first.close()
-                raise RequestError(
-                    Code.INVALID_ARGUMENT,
-                    f"{self.title} returns a vector environment of {first.num_envs} lanes, so num_envs cannot be given",
-                )
-            made = iter([first])
-            env = SyncVectorEnv([lambda: next(made, None) or factory(**kwargs)] * num_envs, copy=False)
-        if not isinstance(env, (gymnasium.Env, VectorEnv)):
-            raise _no_environment(self.title, env)
+        if request.vectorization_mode == "async":
+            return AsyncVectorEnv([lambda: factory(**kwargs)] * num_envs, copy=False, context=start_method())
+        first = self._recognised(factory(**kwargs))
+        if isinstance(first, VectorEnv):
+            first.close()
+            raise self.lanes_already(first.num_envs)
+        made = iter([first])
+        return SyncVectorEnv([lambda: next(made, None) or self._one(factory, kwargs)] * num_envs, copy=False)
+
+    def _one(self, factory: Callable[..., Any], kwargs: Mapping[str, Any]) -> GymEnv:
+        env = self._recognised(factory(**kwargs))
+        assert not isinstance(env, VectorEnv), "the same function made one environment before"
         return env
+
+    def lanes_already(self, count: int) -> RequestError:
+        """Return how to refuse `num_envs` where the environment has lanes by itself."""
+        return RequestError(
+            Code.INVALID_ARGUMENT,
+            f"{self.title} returns a vector environment of {count} lanes, so num_envs cannot be given",
+        )
 
     def _misfit(self, request: WorldRequest) -> str | None:
         """Return what the environment's constructor takes, where it does not take the arguments; None: it does."""
@@ -322,7 +344,7 @@ class EnvSource:
         self._thread_safe = thread_safe
         self._isolation = isolation
         self._factories = allow_env_factories
-        self._ahead = MadeAhead()
+        self._ahead: MadeAhead[WorldRequest, Environment] = MadeAhead()
         if isolation is not None:
             isolation.check(self.title, lambda: self._recipe.pickled(None))
 
@@ -376,7 +398,7 @@ class EnvSource:
         request = self._recipe.read({})
         making = self._make_env("", self._recipe, request, None, runtime)
         await self._ahead.make(
-            request, making, lambda env: [(env.observation_space, "observation"), (env.action_space, "action")]
+            request, making, lambda env: zip(env.facts.spaces, ("observation", "action"), strict=True)
         )
 
     async def close(self) -> None:
@@ -399,7 +421,7 @@ class EnvSource:
             if self._realtime is not None:
                 world: World = RealtimeWorld(name, env, runtime.scheduler, self._realtime)
             else:
-                kind = GymWorld if getattr(env, "num_envs", None) is None else VectorWorld
+                kind = GymWorld if env.facts.num_envs is None else VectorWorld
                 world = kind(name, env, runtime.scheduler)
             world.title = request.env_id
             return world
@@ -412,7 +434,7 @@ class EnvSource:
 
     async def _make_env(
         self, name: str, recipe: EnvRecipe, request: WorldRequest, factory: bytes | None, runtime: Runtime
-    ) -> Any:
+    ) -> Environment:
         """Make the environment of a world, in this process or in one of its own."""
         isolation = self._isolation
         if self._realtime is not None and self._thread_safe and request.num_envs > 1:
@@ -426,7 +448,7 @@ class EnvSource:
 
     async def _make_lanes(
         self, name: str, recipe: EnvRecipe, request: WorldRequest, factory: bytes | None, runtime: Runtime
-    ) -> Lanes:
+    ) -> LaneGroup:
         """Make the lanes of a real-time world one by one, each in a thread or a process of its own."""
         if request.vectorization_mode != "sync":
             raise RequestError(
@@ -435,26 +457,21 @@ class EnvSource:
                 f"{request.vectorization_mode!r}",
             )
         single = dataclasses.replace(request, num_envs=1)
-        lanes: list[Any] = []
+        lanes: list[LocalEnv | IsolatedEnv] = []
         try:
             for lane in range(request.num_envs):
                 if self._isolation is not None:
                     data = recipe.pickled(single)
-                    made = await start_isolated(f"{name} {lane}", data, factory, self._isolation, runtime)
+                    lanes.append(await start_isolated(f"{name} {lane}", data, factory, self._isolation, runtime))
                 else:
                     thread = runtime.start_thread(f"bridge-world {name or 'default'} {lane}")
-                    made = await adopt(partial(recipe.make_env, single), thread, own_executor=True)
-                lanes.append(made)
-                if getattr(made, "num_envs", None) is not None:
-                    raise RequestError(
-                        Code.INVALID_ARGUMENT,
-                        f"{recipe.title} returns a vector environment of {made.num_envs} lanes, so num_envs cannot be "
-                        "given",
-                    )
+                    lanes.append(await adopt(partial(recipe.make_env, single), thread, own_executor=True))
+                if (count := lanes[-1].facts.num_envs) is not None:
+                    raise recipe.lanes_already(count)
         except BaseException:
             await gather(runtime.scheduler, [lane.close() for lane in lanes])
             raise
-        return Lanes(lanes, runtime.scheduler)
+        return LaneGroup(lanes, runtime.scheduler)
 
     def _read_factory(self, settings: Mapping[str, pb.Tensor]) -> bytes | None:
         """Return a client's factory, still pickled."""
@@ -477,17 +494,6 @@ class EnvSource:
 def _factory_of_client(**kwargs: Any) -> Any:
     """A placeholder for a client's factory in the server, which does not unpickle it."""
     raise SettingError("a client's factory is called in a world's process only")
-
-
-def _no_environment(title: str, made: Any) -> RequestError:
-    """Refuse what a callable returned that is no environment of Gymnasium."""
-    text = f"{title} returned a {type(made).__name__}, where a gymnasium.Env or VectorEnv was expected"
-    if hasattr(made, "possible_agents"):
-        text += (
-            "; PettingZoo environments are for serve_parallel, or for `bridge serve` with a function that says what it "
-            "returns: def make() -> pettingzoo.ParallelEnv"
-        )
-    return RequestError(Code.FAILED_PRECONDITION, text)
 
 
 def _make_timed(function: Callable[..., Any], time_action: TimeAction, **kwargs: Any) -> Any:

@@ -14,22 +14,16 @@ from collections.abc import Callable, Mapping
 from multiprocessing import connection, parent_process
 from typing import Any
 
-import gymnasium
-import numpy as np
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
-
 from bridge.encoding import values
 from bridge.encoding.properties import Property, PropertyTree
-from bridge.encoding.space_json import plain_space_from_json, space_to_json
-from bridge.encoding.spaces import Layout
 from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.worlds.access import EnvAccess, ParallelAccess
 from bridge.worlds.base import environment_failure, failures_in
-from bridge.worlds.broken_lanes import refusal_of_broken_lanes, without_reset_mask
-from bridge.worlds.lane_infos import collect_infos, join_infos
-from bridge.worlds.rewards import Rewards, prepare_lanes, reward_space_of
+from bridge.worlds.environment import Result
+from bridge.worlds.hosts import Host, host_of
+from bridge.worlds.isolated.codec import Codec, codec_of, facts_to_values
+from bridge.worlds.kinds import Known
 
 __all__ = ["LENGTH", "main"]
 
@@ -91,215 +85,15 @@ def _end_with_parent() -> None:
         os._exit(1)  # an environment that never returns must not outlive its server
 
 
-class _Player:
-    """Resets and steps one environment, or all lanes of a vector."""
-
-    def __init__(self, env: Any, spaces: tuple[Any, Any], lanes: int | None, reward_space: Any) -> None:
-        self._env = env
-        self._rewards = Rewards(reward_space, lanes)
-        self._lanes = lanes
-        self._collects = lanes is not None and collect_infos(env)
-        self._observations = Layout(spaces[0], "observation", lanes)
-        self._actions = Layout(spaces[1], "action", lanes)
-        self._notes = values.Notes()
-
-    def reset(self, seed: Any, options: Any) -> list[Any]:
-        with failures_in("reset"):
-            given = {} if seed is None else {"seed": seed}
-            observation, info = self._env.reset(**given, **({} if options is None else {"options": options}))
-        return [self._pack(observation), self._info(info, observation)]
-
-    def step(self, arrays: list[Any]) -> list[Any]:
-        action = self._actions.unpack(arrays)
-        with failures_in("step"):
-            observation, reward, terminated, truncated, info = self._env.step(action)
-            told: list[Any]
-            if self._lanes is None:
-                told = [self._rewards.read(reward, self._notes), bool(terminated), bool(truncated)]
-            else:
-                flags = [np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)]
-                told = [self._rewards.read_lanes(reward, self._notes), *flags]
-        return [self._pack(observation), *told, self._info(info, observation)]
-
-    def _pack(self, observation: Any) -> list[Any]:
-        packed = _pack(self._observations, observation)
-        for index in range(len(packed)):
-            self._observations.note_type(index, observation, self._notes)
-        return packed
-
-    def _info(self, info: Any, observation: Any) -> bytes:
-        plain = join_infos(info, self._lanes or 1) if self._collects else info
-        form = self._observations.form(observation)
-        return values.encode_info(plain, self._notes, values.UNCHANGED if form is None else form)
-
-
-class _EnvHost:
-    """A Gymnasium environment."""
-
-    access: EnvAccess
-
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        self.env = env
-        self.access = EnvAccess(env)
-        self.facts: dict[str, Any] = {"kind": "env", "spaces": [_texts(env.observation_space, env.action_space)]}
-        reward_space = reward_space_of(env)
-        self.facts["reward_space"] = None if reward_space is None else space_to_json(reward_space)
-        self._player = _Player(env, _published(self.facts["spaces"][0]), None, reward_space)
-
-    def reset(self, payload: Any) -> Any:
-        return self._player.reset(*payload[1:])
-
-    def step(self, payload: Any) -> Any:
-        return self._player.step(payload[1])
-
-    def call(self, request: bridge_pb2.CallRequest) -> Any:
-        return self.access.call(request)
-
-
-class _VectorHost:
-    """A vector environment; the lanes of a SyncVectorEnv can also be called one by one.
-
-    Args:
-        env: The environment.
-        make: Makes another one in its place, where a failure leaves it of no use.
-    """
-
-    access: EnvAccess
-
-    def __init__(self, env: VectorEnv[Any, Any, Any], make: Callable[[], Any]) -> None:
-        self._make = make
-        self.access = EnvAccess(env)
-        mode = (env.metadata or {}).get("autoreset_mode")
-        texts = _texts(env.single_observation_space, env.single_action_space)
-        self._reward_space = reward_space_of(env)
-        self.facts: dict[str, Any] = {
-            "kind": "vector",
-            "spaces": [texts],
-            "num_envs": env.num_envs,
-            "autoreset_mode": getattr(mode, "name", None),
-            "type": type(env.unwrapped).__name__,
-            "text": str(env),
-            "resets_lanes": isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv)),
-            "steps_lanes": isinstance(env, SyncVectorEnv),
-            "reward_space": None if self._reward_space is None else space_to_json(self._reward_space),
-        }
-        self._spaces = _published(texts)
-        self._adopt(env)
-
-    def _adopt(self, env: VectorEnv[Any, Any, Any]) -> None:
-        self.env = env
-        self._broken: RequestError | None = None
-        prepare_lanes(env, self._reward_space)
-        self._player = _Player(env, self._spaces, env.num_envs, self._reward_space)
-        lanes = env.envs if isinstance(env, SyncVectorEnv) else ()
-        self._lanes = [_Player(lane, self._spaces, None, self._reward_space) for lane in lanes]
-
-    def reset(self, payload: Any) -> Any:
-        lane, seed, options = payload
-        if self._broken is not None:
-            with failures_in("its construction"):
-                self.env.close(terminate=True)
-                self._adopt(self._make())
-            self.access.replace(self.env)
-            options = without_reset_mask(options)
-        return self._run(self._of(lane).reset, seed, options)
-
-    def step(self, payload: Any) -> Any:
-        lane, arrays = payload
-        return self._run(self._of(lane).step, arrays)
-
-    def call(self, request: bridge_pb2.CallRequest) -> Any:
-        return self._run(self.access.call, request)
-
-    def _run(self, function: Callable[..., Any], *args: Any) -> Any:
-        if self._broken is not None:
-            raise self._broken
-        try:
-            return function(*args)
-        except RequestError as error:
-            self._broken = refusal_of_broken_lanes(self.env, error)
-            raise
-
-    def _of(self, lane: int | None) -> _Player:
-        return self._player if lane is None else self._lanes[lane]
-
-
-class _ParallelHost:
-    """A PettingZoo ParallelEnv; agents are sent as indices into `possible_agents`."""
-
-    access: EnvAccess
-
-    def __init__(self, env: Any) -> None:
-        self.env = env
-        self.access = ParallelAccess(env)
-        self._agents = list(env.possible_agents)
-        self._numbers = {agent: number for number, agent in enumerate(self._agents)}
-        texts = [_texts(env.observation_space(agent), env.action_space(agent)) for agent in self._agents]
-        self.facts: dict[str, Any] = {
-            "kind": "parallel",
-            "spaces": texts,
-            "agents": [agent if isinstance(agent, (str, int)) else str(agent) for agent in self._agents],
-        }
-        pairs = [_published(pair) for pair in texts]
-        self._layouts = [(Layout(pair[0], "observation"), Layout(pair[1], "action")) for pair in pairs]
-        self._notes = values.Notes()
-
-    def reset(self, payload: Any) -> Any:
-        seed, options = payload
-        with failures_in("reset"):
-            observations, infos = self.env.reset(seed=seed, options=options)
-        return self._told(observations, {}, {}, {}, infos)
-
-    def step(self, payload: Any) -> Any:
-        actions = {self._agents[number]: self._layouts[number][1].unpack(arrays) for number, arrays in payload}
-        with failures_in("step"):
-            observations, rewards, terminations, truncations, infos = self.env.step(actions)
-        return self._told(observations, rewards, terminations, truncations, infos)
-
-    def call(self, request: bridge_pb2.CallRequest) -> Any:
-        return self.access.call(request)
-
-    def _told(self, observations: Any, rewards: Any, terminations: Any, truncations: Any, infos: Any) -> list[Any]:
-        rows = []
-        for number, agent in enumerate(self._agents):
-            seen = _pack(self._layouts[number][0], observations[agent]) if agent in observations else None
-            rows.append(
-                [
-                    number,
-                    seen,
-                    float(rewards[agent]) if agent in rewards else None,
-                    bool(terminations[agent]) if agent in terminations else None,
-                    bool(truncations[agent]) if agent in truncations else None,
-                    values.encode_info(infos[agent], self._notes) if agent in infos else None,
-                ]
-            )
-        return [[self._numbers[agent] for agent in self.env.agents], rows]
-
-
-def _texts(*spaces: Any) -> list[str]:
-    return [space_to_json(space) for space in spaces]
-
-
-def _published(texts: list[str]) -> tuple[Any, Any]:
-    return plain_space_from_json(texts[0]), plain_space_from_json(texts[1])
-
-
-def _pack(layout: Layout, observation: Any) -> list[Any]:
-    try:
-        return layout.pack(observation, rounding=True)
-    except TensorError as error:
-        raise RequestError(
-            Code.INTERNAL, f"the environment's observation is not of its observation_space: {error}"
-        ) from error
-
-
 class _Child:
     """The environment, and a handler for each kind of message."""
 
     def __init__(self, recipe: bytes, factory: bytes | None, max_bytes: int | None) -> None:
-        self._load: Callable[[], Callable[[], Any]] = lambda: _load(recipe, factory, max_bytes)
-        self._make: Callable[[], Any] | None = None
-        self._host: _EnvHost | _VectorHost | _ParallelHost | None = None
+        self._load: Callable[[], Callable[[], Known]] = lambda: _load(recipe, factory, max_bytes)
+        self._make: Callable[[], Known] | None = None
+        self._host: Host[Any] | None = None
+        self._codecs: list[Codec] = []
+        """Of the environment, and where it has lanes that are stepped one by one, of these."""
         self._properties = PropertyTree()
 
     def serve(self, pipe: Pipe) -> None:
@@ -321,10 +115,10 @@ class _Child:
         pipe.send(answer)
         return kind != b"x"
 
-    def _hosted(self) -> _EnvHost | _VectorHost | _ParallelHost:
+    def _hosted(self, lane: int | None = None) -> Host[Any]:
         if self._host is None:
             raise RequestError(Code.FAILED_PRECONDITION, "the environment was not made")
-        return self._host
+        return self._host if lane is None else self._host.lanes[lane]
 
     def _greet(self, payload: bytes) -> bytes:
         self._make = self._load()  # imports what it refers to
@@ -335,12 +129,11 @@ class _Child:
             raise RequestError(Code.FAILED_PRECONDITION, "nothing was loaded to make the environment of")
         env = self._make()
         with failures_in("its construction"):
-            if isinstance(env, VectorEnv):
-                self._host = _VectorHost(env, self._make)
-            else:
-                self._host = _EnvHost(env) if isinstance(env, gymnasium.Env) else _ParallelHost(env)
-        self._properties = self._host.access.properties()
-        return values.encode(self._host.facts)
+            self._host = host_of(env, self._make)
+        facts = self._host.facts
+        self._codecs = [codec_of(facts), codec_of(facts.of_lane)] if facts.num_envs is not None else [codec_of(facts)]
+        self._properties = self._host.properties()
+        return values.encode(facts_to_values(facts))
 
     def _describe(self, payload: bytes) -> bytes:
         leaves = [
@@ -350,14 +143,26 @@ class _Child:
         return values.encode([leaves, [[family.key, family.description] for family in self._properties.families]])
 
     def _reset(self, payload: bytes) -> bytes:
-        return values.encode(self._hosted().reset(values.decode(payload)))
+        lane, seed, options = values.decode(payload)
+        with failures_in("reset"):
+            return self._packed(lane, self._hosted(lane).reset(seed, options))
 
     def _step(self, payload: bytes) -> bytes:
-        return values.encode(self._hosted().step(values.decode(payload)))
+        lane, packed = values.decode(payload)
+        action = self._codecs[lane is not None].unpack_action(packed)
+        with failures_in("step"):
+            return self._packed(lane, self._hosted(lane).step(action))
+
+    def _packed(self, lane: int | None, result: Result) -> bytes:
+        host = self._hosted()
+        packed = values.encode([self._codecs[lane is not None].pack(result), host.notes])
+        host.notes.clear()
+        return packed
 
     def _call(self, payload: bytes) -> bytes:
-        response: bytes = self._hosted().call(bridge_pb2.CallRequest.FromString(payload)).SerializeToString()
-        return response
+        response = self._hosted().call(bridge_pb2.CallRequest.FromString(payload))
+        data: bytes = response.SerializeToString()
+        return data
 
     def _property(self, payload: bytes) -> bytes:
         return self._properties.answer(properties_pb2.PropertyRequest.FromString(payload)).SerializeToString()
@@ -365,7 +170,7 @@ class _Child:
     def _close(self, payload: bytes) -> bytes:
         if self._host is not None:
             with failures_in("close"):
-                self._host.env.close()
+                self._host.close()
         return b""
 
     _SERVE: Mapping[bytes, Callable[[_Child, bytes], bytes]] = {
@@ -384,7 +189,7 @@ def _value(leaf: Property) -> Any:
     return None if leaf.read is None else leaf.read()
 
 
-def _load(recipe: bytes, factory: bytes | None, max_bytes: int | None) -> Callable[[], Any]:
+def _load(recipe: bytes, factory: bytes | None, max_bytes: int | None) -> Callable[[], Known]:
     """Unpickle the recipe; return a function that makes the environment."""
     if max_bytes is not None:
         try:

@@ -10,6 +10,7 @@ from bridge.encoding.space_json import space_to_json
 from bridge.encoding.tensors import unpack_tensor
 from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.worlds.environment import Spaces
 from bridge.worlds.watching.controls import controls_of_space
 
 __all__ = ["Members"]
@@ -19,16 +20,14 @@ class Members:
     """Names, ids and spaces of all agents that an environment may have.
 
     Args:
-        env: A `LocalParallelEnv` or what stands for one in another process.
+        agents: The spaces of each, by the environment's own ids.
     """
 
-    def __init__(self, env: Any) -> None:
-        self.ids: dict[str, Any] = {str(agent): agent for agent in env.possible_agents}
+    def __init__(self, agents: Mapping[Any, Spaces]) -> None:
+        self.ids: dict[str, Any] = {str(agent): agent for agent in agents}
         """The environment's own id of each agent, by its name."""
         self._names = {agent: name for name, agent in self.ids.items()}
-        self.spaces = {
-            name: (env.observation_space(agent), env.action_space(agent)) for name, agent in self.ids.items()
-        }
+        self.spaces = {name: agents[agent] for name, agent in self.ids.items()}
         """Observation and action space of each agent, by its name."""
 
     def __iter__(self) -> Iterator[str]:

@@ -15,9 +15,11 @@ from bridge.encoding.tensors import unpack_tensor
 from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import World, answer_to, misfit, read_bytes, refuse_unknown
-from bridge.worlds.environment import adopt
+from bridge.worlds.environment import Environment
 from bridge.worlds.isolated.env import start_isolated
 from bridge.worlds.isolated.world import Isolation
+from bridge.worlds.kinds import ParallelEnv, as_parallel, is_parallel
+from bridge.worlds.local import adopt
 from bridge.worlds.made_ahead import MadeAhead
 from bridge.worlds.multi_agent.joint_steps import MultiAgentOptions
 from bridge.worlds.multi_agent.world import MultiAgentWorld
@@ -28,79 +30,7 @@ from bridge.worlds.realtime.match_world import MatchWorld
 from bridge.worlds.realtime.multi_agent import RealtimeMultiAgentWorld, check_default_action
 from bridge.worlds.scheduling import Executor, Runtime
 
-__all__ = ["ParallelRecipe", "ParallelSource", "SingleAgentEnv", "as_parallel"]
-
-
-class SingleAgentEnv:
-    """A Gymnasium environment as a parallel one of a single agent, `agent0`.
-
-    Args:
-        env: The environment, whose other attributes and methods are this one's.
-    """
-
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        self._env = env
-        self.possible_agents = ["agent0"]
-        self.agents: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return self._env.get_wrapper_attr(name)
-
-    def observation_space(self, agent: str) -> gymnasium.Space[Any]:
-        """Return the environment's observation space."""
-        return self._env.observation_space
-
-    def action_space(self, agent: str) -> gymnasium.Space[Any]:
-        """Return the environment's action space."""
-        return self._env.action_space
-
-    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Reset the environment; return observation and info by agent."""
-        observation, info = self._env.reset(seed=seed, options=options)
-        self.agents = list(self.possible_agents)
-        return {"agent0": observation}, {"agent0": info}
-
-    def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
-        """Step the environment; return its five results by agent."""
-        results = self._env.step(actions["agent0"])
-        if results[2] or results[3]:
-            self.agents = []
-        return tuple({"agent0": result} for result in results)
-
-    def render(self) -> Any:
-        """Return the environment's frame."""
-        return self._env.render()
-
-    def close(self) -> None:
-        """Close the environment."""
-        self._env.close()
-
-
-def as_parallel(env: Any) -> Any:
-    """Return an environment as a parallel one of PettingZoo; an AEC one goes through PettingZoo's own conversion.
-
-    A Gymnasium environment has one agent, `agent0`.
-
-    Raises:
-        SettingError: It is none of these.
-    """
-    if isinstance(env, gymnasium.Env):
-        return SingleAgentEnv(env)
-    if hasattr(env, "agent_iter"):
-        from pettingzoo.utils import conversions
-
-        if env.metadata.get("is_parallelizable", False):
-            return conversions.aec_to_parallel(env)
-        return conversions.turn_based_aec_to_parallel(env)
-    missing = [name for name in ("possible_agents", "observation_space", "action_space") if not hasattr(env, name)]
-    if missing:
-        raise SettingError(
-            f"expected a PettingZoo ParallelEnv or AECEnv, got {env!r:.80} of type {type(env).__name__}, which has no "
-            f"{', '.join(missing)}"
-        )
-    return env
+__all__ = ["ParallelRecipe", "ParallelSource"]
 
 
 def _maker(env_id: str) -> Callable[..., Any]:
@@ -151,7 +81,7 @@ class ParallelRecipe:
             raise RequestError(Code.INVALID_ARGUMENT, f"bad CreateWorld settings: {error}") from error
         return kwargs
 
-    def make_env(self, kwargs: Mapping[str, Any]) -> Any:
+    def make_env(self, kwargs: Mapping[str, Any]) -> ParallelEnv:
         """Make the environment of a world.
 
         Raises:
@@ -186,15 +116,15 @@ class ParallelRecipe:
 class _Made:
     """An environment that was made for a world."""
 
-    env: Any
+    env: Environment
     executor: Executor
     """Runs its calls, where it is in this process."""
 
     def spaces(self) -> Iterator[tuple[gymnasium.Space[Any], str]]:
         """Give the spaces of each agent."""
-        for agent in self.env.possible_agents:
-            yield self.env.observation_space(agent), f"{agent}'s observation"
-            yield self.env.action_space(agent), f"{agent}'s action"
+        for agent, (observation_space, action_space) in self.env.facts.agents.items():
+            yield observation_space, f"{agent}'s observation"
+            yield action_space, f"{agent}'s action"
 
     async def close(self) -> None:
         """Close the environment."""
@@ -246,8 +176,8 @@ class ParallelSource:
         self._isolation = isolation
         self._realtime = realtime
         self._thread_safe = thread_safe
-        self._ahead = MadeAhead()
-        self._only: list[Any] = []
+        self._ahead: MadeAhead[dict[str, Any], _Made] = MadeAhead()
+        self._only: list[ParallelEnv] = []
         """The environment that was made already, until its one world takes it."""
         self._env_id = env if isinstance(env, str) else ""
         factory: Any
@@ -255,7 +185,7 @@ class ParallelSource:
             factory, title = _maker(env), env
         elif inspect.ismodule(env):
             factory, title = getattr(env, "parallel_env", None) or getattr(env, "env", None), env.__name__
-        elif hasattr(env, "possible_agents") and not inspect.isclass(env):
+        elif is_parallel(env):
             factory, title = None, str(env)
             self._only.append(as_parallel(env))
             if env_kwargs:
@@ -358,7 +288,7 @@ class ParallelSource:
             raise
 
     async def _make_env(
-        self, name: str, kwargs: Mapping[str, Any], runtime: Runtime, make: Callable[[], Any] | None = None
+        self, name: str, kwargs: Mapping[str, Any], runtime: Runtime, make: Callable[[], ParallelEnv] | None = None
     ) -> _Made:
         """Make the environment of a world, which has all agents for which policies are given.
 
@@ -371,14 +301,14 @@ class ParallelSource:
         made = await self._start_env(name, kwargs, runtime, make)
         try:
             if self._realtime is not None:
-                by_name("agents", self._realtime.agents, [str(agent) for agent in made.env.possible_agents], "agents")
+                by_name("agents", self._realtime.agents, [str(agent) for agent in made.env.facts.agents], "agents")
         except SettingError as error:
             await made.close()
             raise RequestError(Code.INVALID_ARGUMENT, str(error)) from error
         return made
 
     async def _start_env(
-        self, name: str, kwargs: Mapping[str, Any], runtime: Runtime, make: Callable[[], Any] | None
+        self, name: str, kwargs: Mapping[str, Any], runtime: Runtime, make: Callable[[], ParallelEnv] | None
     ) -> _Made:
         """Make the environment of a world, in this process or in one of its own."""
         executor = runtime.executor
@@ -388,9 +318,9 @@ class ParallelSource:
         if self._thread_safe:
             executor = runtime.start_thread(f"bridge-world {name or 'default'}")
         make = make or partial(self.recipe.make_env, kwargs)
-        return _Made(await adopt(make, executor, own_executor=self._thread_safe, parallel=True), executor)
+        return _Made(await adopt(make, executor, own_executor=self._thread_safe), executor)
 
-    def _take(self, settings: Mapping[str, pb.Tensor]) -> Callable[[], Any]:
+    def _take(self, settings: Mapping[str, pb.Tensor]) -> Callable[[], ParallelEnv]:
         """Return what hands over the environment that was made already, and keeps no reference to it."""
         if settings or not self._only:
             raise RequestError(

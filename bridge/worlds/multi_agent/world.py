@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from gymnasium import Space
+
 from bridge.encoding.properties import TEXT, Property, PropertyTree
 from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError
@@ -16,6 +18,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
 from bridge.worlds.base import Agent, in_environment, refuse_unknown
 from bridge.worlds.default_actions import default_action
+from bridge.worlds.environment import Environment
 from bridge.worlds.multi_agent.joint_steps import (
     JointStepTable,
     MissingAgent,
@@ -37,7 +40,9 @@ class MultiAgent(EnvAgent):
 
     _world: MultiAgentWorld
 
-    def __init__(self, world: MultiAgentWorld, name: str, observation_space: Any, action_space: Any) -> None:
+    def __init__(
+        self, world: MultiAgentWorld, name: str, observation_space: Space[Any], action_space: Space[Any]
+    ) -> None:
         super().__init__(world, observation_space, action_space, None)
         self.name = name
         self.participant = Participant(name, self)
@@ -105,20 +110,20 @@ class MultiAgentWorld(EnvWorld):
 
     Args:
         name: The world's name.
-        env: A `LocalParallelEnv` or what stands for one in another process, owned by the world from here on.
+        env: An environment of several agents, owned by the world from here on.
         scheduler: Runs what the world waits for.
         executor: Calls the function that gives default actions.
         options: How the agents are coordinated.
     """
 
     def __init__(
-        self, name: str, env: Any, scheduler: Scheduler, executor: Executor, options: MultiAgentOptions
+        self, name: str, env: Environment, scheduler: Scheduler, executor: Executor, options: MultiAgentOptions
     ) -> None:
         super().__init__(name, env, scheduler)
         self._executor = executor
         self._options = options
         self._default_action = options.default_action or default_action
-        self._members = Members(env)
+        self._members = Members(env.facts.agents)
         self.table = JointStepTable(name, list(self._members), options, self.resets)
         self._pending: dict[Participant, Pending[int]] = {}
         self._timer: Timer | None = None

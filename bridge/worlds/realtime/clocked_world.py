@@ -22,6 +22,7 @@ from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import Agent, WorldCounts
+from bridge.worlds.environment import Environment
 from bridge.worlds.realtime.agent import RealtimeAgent
 from bridge.worlds.realtime.loop import Job, Observer, Phase, RealtimeLoop
 from bridge.worlds.realtime.seat import Seats
@@ -123,7 +124,9 @@ class ClockedWorld(EnvWorld, abc.ABC):
         loop: Says what is due.
     """
 
-    def __init__(self, name: str, env: Any, scheduler: Scheduler, options: RealtimeOptions, loop: RealtimeLoop) -> None:
+    def __init__(
+        self, name: str, env: Environment, scheduler: Scheduler, options: RealtimeOptions, loop: RealtimeLoop
+    ) -> None:
         super().__init__(name, env, scheduler)
         self.options = options
         self.loop = loop
@@ -160,6 +163,11 @@ class ClockedWorld(EnvWorld, abc.ABC):
         part = self.loop.lanes[lane]
         now = part.applied_at if part.phase is Phase.RUNNING else self.now()
         return now, self.loop.frames, part.acted_at if part.applied_by else math.nan
+
+    @property
+    def clock_frames(self) -> int:
+        """Frames of the world's clock."""
+        return self.loop.frames
 
     # Agents
 

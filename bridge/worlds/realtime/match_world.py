@@ -18,6 +18,7 @@ from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import Agent
+from bridge.worlds.environment import Environment
 from bridge.worlds.policies import policy_name
 from bridge.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.worlds.realtime.loop import Observer
@@ -74,7 +75,7 @@ class MatchWorld(RealtimeMultiAgentWorld):
     def __init__(
         self,
         name: str,
-        env: Any,
+        env: Environment,
         scheduler: Scheduler,
         executor: Executor,
         options: RealtimeOptions,

@@ -34,6 +34,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
 from bridge.worlds.base import Agent, failures_in, in_environment, refuse_unknown
 from bridge.worlds.default_actions import default_action, is_allowed
+from bridge.worlds.environment import Environment
 from bridge.worlds.multi_agent.members import Members
 from bridge.worlds.policies import as_policy, by_name, policy_name
 from bridge.worlds.realtime.agent import WAITS, RealtimeAgent
@@ -144,7 +145,7 @@ class RealtimeMultiAgentWorld(ClockedWorld):
 
     Args:
         name: The world's name.
-        env: A `LocalParallelEnv` or what stands for one in another process, owned by the world from here on.
+        env: An environment of several agents, owned by the world from here on.
         scheduler: Runs the frames.
         executor: Calls the function that gives default actions.
         options: How it runs.
@@ -155,9 +156,11 @@ class RealtimeMultiAgentWorld(ClockedWorld):
 
     loop: JointLoop
 
-    def __init__(self, name: str, env: Any, scheduler: Scheduler, executor: Executor, options: RealtimeOptions) -> None:
+    def __init__(
+        self, name: str, env: Environment, scheduler: Scheduler, executor: Executor, options: RealtimeOptions
+    ) -> None:
         check_default_action(options.default_action)
-        self.members = Members(env)
+        self.members = Members(env.facts.agents)
         given = by_name("agents", options.agents, list(self.members), "agents")
         self._policies = {
             name: as_policy("agents", policy, self.members.spaces[name][1]) for name, policy in given.items()

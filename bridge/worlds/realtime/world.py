@@ -11,6 +11,7 @@ from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import Agent, failures_in, refuse_unknown
 from bridge.worlds.default_actions import neutral_action
+from bridge.worlds.environment import Environment
 from bridge.worlds.realtime.agent import WAITS, RealtimeAgent
 from bridge.worlds.realtime.clocked_world import ROLES, ClockedWorld, RealtimeOptions, kept, one_of
 from bridge.worlds.realtime.loop import Job, Observer, Phase, RealtimeLoop
@@ -34,24 +35,24 @@ class RealtimeWorld(ClockedWorld):
         SettingError: The lanes cannot be stepped one by one, or options do not fit.
     """
 
-    def __init__(self, name: str, env: Any, scheduler: Scheduler, options: RealtimeOptions) -> None:
+    def __init__(self, name: str, env: Environment, scheduler: Scheduler, options: RealtimeOptions) -> None:
         if not env.lanes:
             raise SettingError(
                 "a real-time world of lanes steps each environment by itself: expected vectorization_mode='sync', "
-                f"got {env.kind}"
+                f"got {env.facts.kind}"
             )
-        if env.reward_space is not None:
+        if env.facts.reward_space is not None:
             raise SettingError(
-                f"a real-time world adds rewards up, which are numbers then: expected none of {env.reward_space}; make "
-                "them numbers by a wrapper such as mo_gymnasium.wrappers.LinearReward"
+                "a real-time world adds rewards up, which are numbers then: expected none of "
+                f"{env.facts.reward_space}; make them numbers by a wrapper such as mo_gymnasium.wrappers.LinearReward"
             )
-        space = env.action_space
+        space = env.facts.action_space
         default = neutral_action(space) if options.default_action is None else options.default_action
         if not space.contains(default):
             raise SettingError(f"expected default_action to be an element of {space}, got {default!r:.80}")
         loop = RealtimeLoop(len(env.lanes), options.fps, default, **options.timing())
         super().__init__(name, env, scheduler, options, loop)
-        self.single = getattr(env, "num_envs", None) is None
+        self.single = env.facts.num_envs is None
         """Whether it is of one environment, without lanes."""
 
     def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
@@ -71,9 +72,8 @@ class RealtimeWorld(ClockedWorld):
         return self._agent_of(self.loop.join(role == "player"), wait)
 
     def _agent_of(self, observer: Observer, wait: str) -> RealtimeAgent:
-        env = self.env
-        lanes = None if self.single else len(env.lanes)
-        return RealtimeAgent(self, observer, wait, env.observation_space, env.action_space, lanes)
+        lanes = None if self.single else len(self.loop.lanes)
+        return RealtimeAgent(self, observer, wait, *self.env.facts.spaces, lanes)
 
     def _reset_reader(self) -> RealtimeAgent:
         return self._agent_of(Observer(self.loop.lanes, False), WAITS[0])

@@ -101,7 +101,7 @@ def join(world: World, settings: Mapping[str, pb.Tensor], gallery: Gallery | Non
 
 def _read_view(world: EnvWorld, settings: Mapping[str, pb.Tensor]) -> View | None:
     """Return what is to be seen; None: no pictures are asked for."""
-    count = int(getattr(world.env, "num_envs", 1))
+    count = world.env.facts.num_envs or 1
     if "frame" not in settings:
         if "lanes" in settings:
             text = "expected the setting lanes, which chooses the lanes of pictures, with frame=jpeg or frame=png"

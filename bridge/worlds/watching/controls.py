@@ -10,10 +10,20 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv
 
 from bridge.worlds.default_actions import neutral_action
+from bridge.worlds.kinds import GymEnv, Lanes, spec_of
 
-__all__ = ["ACTION_NAMES", "controls_of", "controls_of_space", "default_keys", "does_nothing", "known_names"]
+__all__ = [
+    "ACTION_NAMES",
+    "LANES_HAVE_NO_KEYS",
+    "controls_of",
+    "controls_of_space",
+    "default_keys",
+    "does_nothing",
+    "known_names",
+]
 
 _MEANINGS = {"UP": "up", "DOWN": "down", "LEFT": "left", "RIGHT": "right", "FIRE": "space"}
 ACTION_NAMES = {
@@ -89,21 +99,25 @@ def does_nothing(names: Sequence[str] | None, position: int) -> bool:
     return names is not None and position < len(names) and names[position].upper() in _NO_OPS
 
 
-def controls_of(env: Any) -> str:
+LANES_HAVE_NO_KEYS = json.dumps({"kind": "none", "why": "this world has lanes, which are not played by keys"})
+"""The controls of a vector environment."""
+
+
+def controls_of(env: GymEnv | Lanes) -> str:
     """Return what keys do in an environment, as JSON; a function of its own is asked.
 
     Args:
         env: A Gymnasium environment, or a vector of them, in its own thread.
     """
-    if getattr(env, "num_envs", None) is not None:
-        return _json({"kind": "none", "why": "this world has lanes, which are not played by keys"})
+    if isinstance(env, VectorEnv):
+        return LANES_HAVE_NO_KEYS
     own: dict[Any, Any] = {}
     names: list[str] | None = None
     with contextlib.suppress(Exception):  # whatever an environment's own function raises: it has no keys then
         own = dict(env.get_wrapper_attr("get_keys_to_action")())
     with contextlib.suppress(Exception):
         names = [str(name) for name in env.get_wrapper_attr("get_action_meanings")()]
-    names = names or known_names(getattr(env, "spec", None), env.action_space)
+    names = names or known_names(spec_of(env), env.action_space)
     return controls_of_space(env.action_space, own, names)
 
 

@@ -16,6 +16,7 @@ from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import Agent
+from bridge.worlds.environment import EnvironmentProxy, Result
 from bridge.worlds.scheduling import Pending
 from bridge.worlds.single import EnvAgent, EnvWorld
 
@@ -39,11 +40,15 @@ class _MirroredWorld:
         self._world = world
         self.env = env
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._world, name)
+        self.episodes = 0
+        self.properties = world.properties
+        self.refuse_if_over = world.refuse_if_over
+
+    def vacate(self, agent: EnvAgent) -> None:
+        """Nothing: it has no seat in the world."""
 
 
-class Mirror:
+class Mirror(EnvironmentProxy):
     """Returns what a world's environment returned to somebody else; rewards that were not seen are added up.
 
     Args:
@@ -54,7 +59,8 @@ class Mirror:
     def __init__(self, world: EnvWorld, waits: bool) -> None:
         self._world = world
         self._waits = waits
-        self._lanes: int | None = getattr(world.env, "num_envs", None)
+        super().__init__(world.env)
+        self._lanes = self.facts.num_envs
         self._newest = world.newest
         """Observation and info of the world's running episode; None: it has none yet."""
         self._running = self._newest is not None
@@ -63,19 +69,16 @@ class Mirror:
         """What was not told yet: observation, reward, terminated, truncated, info."""
         self._changed: Pending[None] = Pending()
         self._error: RequestError | None = None
-        self.notes: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._world.env, name)
+        self.notes = []
 
     # What the environment does (`bridge.worlds.watching.watch.Tap`)
 
-    def began(self, result: Any) -> None:
+    def began(self, result: Result) -> None:
         """Take what `reset` returned."""
         self._newest, self._running = result, True
         self._wake()
 
-    def stepped(self, result: Any) -> None:
+    def stepped(self, result: Result) -> None:
         """Take what `step` returned."""
         observation, reward, terminated, truncated, info = result
         self._newest = observation, info
@@ -116,7 +119,7 @@ class Mirror:
 
     # What the agent asks for
 
-    async def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, Any]:
+    async def reset(self, *, seed: object = None, options: object = None) -> Result:
         """Wait until an episode runs, and return its newest observation and info."""
         self._transition, self._entered = None, False
         if self._error is not None:
@@ -130,7 +133,7 @@ class Mirror:
         self._entered = True
         return self._newest
 
-    async def step(self, action: Any) -> tuple[Any, ...]:
+    async def step(self, action: object) -> Result:
         """Return what happened since the last call; the action is dropped."""
         if self._error is not None:
             raise self._error
@@ -162,7 +165,7 @@ class Spectator(Agent):
         self.tap: Mirror | None = None
         """What is to be told of the environment; None: nothing is."""
         self.actions, self.observations = {}, {}
-        if not hasattr(world.env, "possible_agents"):
+        if not world.env.facts.agents:
             self.tap = Mirror(world, wait != "now")
             self._agent = world.make_agent(_MirroredWorld(world, self.tap))
             self.actions, self.observations = self._agent.actions, self._agent.observations

@@ -40,10 +40,10 @@ def join_takeover(
     Raises:
         RequestError: INVALID_ARGUMENT for settings that are none, RESOURCE_EXHAUSTED where somebody has the seat.
     """
-    env = world.env
+    facts = world.env.facts
     if not world.seats:
         raise RequestError(Code.FAILED_PRECONDITION, "nobody plays in this world, so nobody can be taken over from")
-    several, lanes = hasattr(env, "possible_agents"), getattr(env, "num_envs", None)
+    several, lanes = bool(facts.agents), facts.num_envs
     known = ("role", "name", *(("agent",) if several else ("lane",) if lanes else ()))
     refuse_unknown(settings, known, "JoinWorld")
     world.refuse_if_over()
@@ -53,20 +53,20 @@ def join_takeover(
     who = str(_read(settings, "name", str) or "somebody")[:_MAX_NAME]
     key: Any = 0
     if several:
-        agents = {str(agent): agent for agent in env.possible_agents}
+        agents = {str(agent): agent for agent in facts.agents}
         name = _read(settings, "agent", str)
         if name not in agents:
             text = f"expected the setting agent to be one of {', '.join(agents)}, got {name!r:.80}"
             raise RequestError(Code.INVALID_ARGUMENT, text)
         key = agents[name]
-        space = env.action_space(key)
+        space = facts.agents[key][1]
     else:
         lane = _read(settings, "lane", int) or 0
         if not 0 <= lane < (lanes or 1):
             raise RequestError(
                 Code.INVALID_ARGUMENT, f"expected the lane to be from 0 to {(lanes or 1) - 1}, got {lane}"
             )
-        key, space = int(lane), env.action_space
+        key, space = int(lane), facts.action_space
     if key in watch.takeovers:
         text = f"{watch.takeovers[key].who!r} has the seat already from which one takes over; try again later"
         raise RequestError(Code.RESOURCE_EXHAUSTED, text)
@@ -161,7 +161,7 @@ class TakeoverAgent(Agent):
 
     def properties(self) -> PropertyTree:
         """Return the properties of the world, with the keys of this seat where it is one of several."""
-        if not hasattr(self._world.env, "possible_agents") and getattr(self._world.env, "num_envs", None) is None:
+        if not self._world.env.facts.agents and self._world.env.facts.num_envs is None:
             return self._world.properties()
         keys = Property(
             "world.controls", TEXT, "what keys do for a person, as JSON", lambda: controls_of_space(self._space)
@@ -170,8 +170,7 @@ class TakeoverAgent(Agent):
 
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
         """Hand on a request for a property."""
-        response: properties_pb2.PropertyResponse = await self._world.env.answer_property(request)
-        return response
+        return await self._world.env.answer_property(request)
 
     def leave(self) -> None:
         """Give back, and leave."""

@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from gymnasium import Space
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from bridge.encoding.interventions import ACTION
 from bridge.encoding.tensors import Array
+from bridge.worlds.environment import EnvFacts, Result
 
 __all__ = ["HOLD", "Takeover", "Takeovers", "mark"]
 
@@ -35,26 +37,26 @@ class Takeovers(dict[Any, Takeover]):
     """The people who may act in an agent's place, by the agent's id, or by the lane; 0 for a single environment."""
 
     def replace(
-        self, action: Any, env: Any, lane: int, now: float, resetting: Array | None = None
+        self, action: Any, facts: EnvFacts, lane: int, now: float, resetting: Array | None = None
     ) -> tuple[Any, dict[Any, Takeover]]:
         """Return the action that is taken in place of an agent's, and who acts, by agent or lane.
 
         Args:
             action: What the environment is to be stepped with.
-            env: The environment.
+            facts: Those of the environment.
             lane: Which one of its world it is.
             now: The time, in seconds of the scheduler.
             resetting: Which lanes of a vector environment this step resets; None: none.
         """
         held = {key: dataclasses.replace(one) for key, one in self.items() if one.action is not None}
         held = {key: one for key, one in held.items() if now - one.at <= HOLD}
-        if hasattr(env, "possible_agents"):
+        if facts.agents:
             held = {agent: one for agent, one in held.items() if agent in action}
             action = {**action, **_actions(held)}
-        elif getattr(env, "num_envs", None) is not None:
+        elif facts.num_envs is not None:
             # A lane that resets executes no action, so nobody acted in its place.
             held = {index: one for index, one in held.items() if resetting is None or not resetting[index]}
-            action = _with_lanes(env, action, _actions(held))
+            action = _with_lanes(facts.action_space, facts.num_envs, action, _actions(held))
         else:
             held = {index: one for index, one in held.items() if index == lane}
             action = _actions(held).get(lane, action)
@@ -66,26 +68,25 @@ def _actions(held: Mapping[Any, Takeover]) -> dict[Any, Any]:
     return {key: copy.deepcopy(one.action) for key, one in held.items()}
 
 
-def _with_lanes(env: Any, action: Any, held: Mapping[int, Any]) -> Any:
+def _with_lanes(space: Space[Any], lanes: int, action: Any, held: Mapping[int, Any]) -> Any:
     """Return the lanes' action, an element of the batched space, with the actions of some lanes in place."""
     if not held:
         return action
-    space, lanes = env.action_space, env.num_envs
     rows = [held.get(lane, row) for lane, row in enumerate(iterate(batch_space(space, lanes), action))]
     empty: Any = create_empty_array(space, lanes)
     return concatenate(space, rows, empty)
 
 
-def mark(result: Any, env: Any, taken: Mapping[Any, Takeover]) -> Any:
+def mark(result: Result, facts: EnvFacts, taken: Mapping[Any, Takeover]) -> Result:
     """Return what `step` returned, and in the infos of those who did not act that, who did, and the action."""
     if not taken:
         return result
     parts = list(result)
     info = parts[4]
     marks = {key: {"intervention": True, "intervened_by": one.who, ACTION: one.action} for key, one in taken.items()}
-    if hasattr(env, "possible_agents"):
+    if facts.agents:
         parts[4] = {**info, **{agent: {**(info.get(agent) or {}), **own} for agent, own in marks.items()}}
-    elif (count := getattr(env, "num_envs", None)) is None:
+    elif (count := facts.num_envs) is None:
         (own,) = marks.values()
         parts[4] = {**(info or {}), **own}
     elif isinstance(info, list):  # infos that do not fit into arrays

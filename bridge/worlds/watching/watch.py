@@ -16,6 +16,7 @@ import numpy as np
 from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError
 from bridge.logs import SafeLog
+from bridge.worlds.environment import Environment, EnvironmentProxy, Lane, Result
 from bridge.worlds.scheduling import Pending, Scheduler, Timer
 from bridge.worlds.watching.pictures import View, encode
 from bridge.worlds.watching.takeovers import Takeovers, mark
@@ -78,54 +79,59 @@ class Tap(Protocol):
         """Note that the world has ended."""
 
 
-class Watched:
-    """Stands for an environment of a world that is watched.
+class _WatchedLane:
+    """Stands for a lane of a world that is watched, or for its environment.
 
     Args:
-        env: The environment.
+        env: What it stands for.
         watch: Is told what it returns.
-        lane: Which one of its world it is, where the world steps them one by one.
+        lane: Its number, where the world steps lanes one by one.
     """
 
-    def __init__(self, env: Any, watch: Watch, lane: int = 0) -> None:
-        self.watched = env
+    def __init__(self, env: Lane, watch: Watch, lane: int = 0) -> None:
+        self.facts = env.facts
+        self._env = env
         self._watch = watch
         self._lane = lane
-        self._lanes: list[Any] | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.watched, name)
-
-    @property
-    def lanes(self) -> list[Any]:
-        """What a real-time world steps one by one."""
-        if self._lanes is None:
-            self._lanes = [Watched(env, self._watch, lane) for lane, env in enumerate(self.watched.lanes)]
-        return self._lanes
-
-    async def reset(self, **keywords: Any) -> Any:
+    async def reset(self, *, seed: object = None, options: object = None) -> Result:
         """Reset the environment."""
-        result = await self.watched.reset(**keywords)
+        result = await self._env.reset(seed=seed, options=options)
         self._watch.began(result)
         return result
 
-    async def step(self, action: Any) -> Any:
+    async def step(self, action: object) -> Result:
         """Step the environment."""
         watch = self._watch
         if watch.takeovers:
-            action, taken = watch.takeovers.replace(action, self.watched, self._lane, watch.now(), watch.resetting())
-            if (note := getattr(self.watched, "note_takeovers", None)) is not None:
-                note({key: one.who for key, one in taken.items()})
-            result = mark(await self.watched.step(action), self.watched, taken)
+            action, taken = watch.takeovers.replace(action, self.facts, self._lane, watch.now(), watch.resetting())
+            watch.note_takeovers({key: one.who for key, one in taken.items()})
+            result = mark(await self._env.step(action), self.facts, taken)
         else:
-            result = await self.watched.step(action)
+            result = await self._env.step(action)
         watch.stepped(result)
         return result
+
+
+class Watched(_WatchedLane, EnvironmentProxy):
+    """Stands for the environment of a world that is watched."""
+
+    def __init__(self, env: Environment, watch: Watch) -> None:
+        EnvironmentProxy.__init__(self, env)
+        _WatchedLane.__init__(self, env, watch)
+        self._lanes: Sequence[Lane] = [self]
+        if env.facts.num_envs is not None:
+            self._lanes = [_WatchedLane(lane, watch, number) for number, lane in enumerate(env.lanes)]
+
+    @property
+    def lanes(self) -> Sequence[Lane]:
+        """What a world can step separately."""
+        return self._lanes
 
     async def close(self, reason: RequestError | None = None) -> None:
         """Close the environment."""
         self._watch.over(reason or RequestError(Code.FAILED_PRECONDITION, "the world was destroyed"))
-        await self.watched.close(reason)
+        await self.inner.close(reason)
 
 
 class Returns:
@@ -175,6 +181,22 @@ class Returns:
         self._agents.clear()
 
 
+class WatchedWorld(Protocol):
+    """What is needed of a world to watch it."""
+
+    name: str
+    env: Environment
+    taken_over: Mapping[Any, str]
+
+    @property
+    def ended_lanes(self) -> Array | None:
+        """Which lanes the next step resets, bools `(lanes,)`; None: it resets none."""
+
+    @property
+    def clock_frames(self) -> int | None:
+        """Frames of the world's clock; None: it has none."""
+
+
 class Watch:
     """The viewers of one world.
 
@@ -185,7 +207,7 @@ class Watch:
         share: Of the time of the environment's thread that rendering may take.
     """
 
-    def __init__(self, world: Any, scheduler: Scheduler, encoder: Encoder, share: float = SHARE) -> None:
+    def __init__(self, world: WatchedWorld, scheduler: Scheduler, encoder: Encoder, share: float = SHARE) -> None:
         self._world = world
         self._scheduler = scheduler
         self._encoder = encoder
@@ -235,7 +257,7 @@ class Watch:
         if self._viewers:
             return False
         if isinstance(self._world.env, Watched):
-            self._world.env = self._world.env.watched
+            self._world.env = self._world.env.inner
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -305,7 +327,7 @@ class Watch:
         for tap in self._taps:
             tap.began(result)
 
-    def stepped(self, result: Any) -> None:
+    def stepped(self, result: Result) -> None:
         """Take what `step` returned."""
         self.steps += 1
         self.returns.add(result)
@@ -319,12 +341,16 @@ class Watch:
 
     def resetting(self) -> Array | None:
         """Return which lanes the next step resets, bools `(lanes,)`; None: the world has none that a step resets."""
-        ended: Array | None = self._world.ended_lanes
-        return ended
+        return self._world.ended_lanes
 
     def mark(self) -> int:
         """Return how many steps the world has made since it is watched; in real time, the frames of its clock."""
-        return int(self._world.loop.frames if hasattr(self._world, "loop") else self.steps)
+        frames = self._world.clock_frames
+        return self.steps if frames is None else frames
+
+    def note_takeovers(self, people: Mapping[Any, str]) -> None:
+        """Note the names of the people whose actions the next step takes in place of an agent's, for a recording."""
+        self._world.taken_over = people
 
     def over(self, error: RequestError) -> None:
         """Let all who wait hear that the world is over."""

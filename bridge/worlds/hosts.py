@@ -1,0 +1,460 @@
+"""Environments in the thread that they belong to: resets, steps, frames, properties, attributes and methods.
+
+A host is the same in the server and in an isolated world's process: `bridge.worlds.local` calls it by an executor,
+`bridge.worlds.isolated.child` for messages. `reset` and `step` raise whatever the environment raises.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from bridge.encoding import values
+from bridge.encoding.properties import ENCODED, NUMBER, TEXT, Family, Property, PropertyTree
+from bridge.encoding.random_state import state_of
+from bridge.encoding.space_json import space_to_json
+from bridge.errors import Code, RequestError, TensorError
+from bridge.pb import bridge_pb2
+from bridge.worlds.attributes import find_attribute, list_attributes
+from bridge.worlds.base import failures_in
+from bridge.worlds.broken_lanes import refusal_of_broken_lanes, without_reset_mask
+from bridge.worlds.environment import EnvFacts, Result
+from bridge.worlds.kinds import (
+    GymEnv,
+    Known,
+    Lanes,
+    ParallelEnv,
+    call_simulator,
+    facts_of,
+    local_lanes,
+    metadata_of,
+    render_mode_of,
+    spec_of,
+    unwrapped_of,
+)
+from bridge.worlds.lane_infos import FinalInfos, collect_infos, join_infos
+from bridge.worlds.rewards import prepare_lanes
+from bridge.worlds.watching.controls import LANES_HAVE_NO_KEYS, controls_of
+
+__all__ = ["EnvHost", "Host", "LanesHost", "ParallelHost", "host_of", "refuse_private"]
+
+E = TypeVar("E", bound=Known)
+
+
+class Host(abc.ABC, Generic[E]):
+    """What all kinds of environments have in common.
+
+    Args:
+        env: The environment, owned by this object from here on.
+        facts: Its description.
+    """
+
+    step: Callable[[Any], Result]
+    """Steps it."""
+
+    def __init__(self, env: E, facts: EnvFacts) -> None:
+        self.env = env
+        self.facts = facts
+        self.lanes: Sequence[Host[Any]] = ()
+        """The environments that can be stepped one by one, where they are several."""
+        self.notes: list[str] = []
+        """What clients are to be told of what it returned."""
+
+    def reset(self, seed: Any, options: Any) -> Result:
+        """Reset it, as a local caller would: not every `reset` takes both."""
+        given = {} if seed is None else {"seed": seed}
+        if options is not None:
+            given["options"] = options
+        result: Result = self.env.reset(**given)
+        return result
+
+    def close(self) -> None:
+        """Close it."""
+        self.env.close()
+
+    # Properties
+
+    def properties(self) -> PropertyTree:
+        """Return what the environment adds to the tree below `world`."""
+        env, facts, spec = self.env, self.facts, spec_of(self.env)
+        reward_space = "" if facts.reward_space is None else space_to_json(facts.reward_space)
+        leaves = [
+            _fixed("env_id", TEXT, "the environment's id; empty where it has none", spec.id if spec else ""),
+            _fixed("num_envs", NUMBER, "the number of lanes; 0 for a single environment", facts.num_envs or 0),
+            _fixed("reward_space", TEXT, "the space of array rewards, as JSON; empty: numbers", reward_space),
+            _fixed("metadata", ENCODED, "the environment's metadata", _plain_dict(metadata_of(env))),
+            _fixed("render_mode", TEXT, "the render mode; empty where there is none", render_mode_of(env)),
+            _fixed("spec", ENCODED, "what the environment's registration says", _describe_spec(spec)),
+            _live("frame", ENCODED, "what render() gives now, a value for each lane", self.frame),
+        ]
+        attributes = Family(
+            "world.attributes",
+            "an attribute, a value for each lane",
+            self._get_attr,
+            self._set_attr,
+            self._names,
+            self._look_for,
+            in_environment=True,
+        )
+        return PropertyTree([*leaves, *self._own_properties()], [attributes])
+
+    def _own_properties(self) -> list[Property]:
+        """Return what this kind of environment adds; of several agents each has spaces of its own, which worlds add."""
+        return []
+
+    def draw(self, lanes: Sequence[int]) -> list[Any]:
+        """Return what `render()` gives now for some lanes, copied."""
+        found = self.frame()
+        return [None if found[lane] is None else np.array(found[lane]) for lane in lanes]
+
+    def frame(self) -> list[Any]:
+        """Return what `render()` gives now, a list with an entry a lane."""
+        with failures_in("render"):
+            return [self.env.render()]
+
+    # Attributes and methods
+
+    def _names(self) -> list[str]:
+        with failures_in("listing its attributes"):
+            return list_attributes(self.env)
+
+    def _look_for(self, name: str) -> None:
+        refuse_private(name)
+        with failures_in(f"looking for {name}"):
+            find_attribute(self.env, name)
+
+    def _get_attr(self, name: str) -> list[Any]:
+        response = self.call(bridge_pb2.CallRequest(name=name))
+        return [values.from_value(result) for result in response.results]
+
+    def _set_attr(self, name: str, value: Any) -> None:
+        refuse_private(name)
+        count = self.facts.num_envs or 1
+        if not isinstance(value, list) or len(value) != count:
+            raise RequestError(
+                Code.INVALID_ARGUMENT, f"expected a list of {count} values, one a lane, got {value!r:.80}"
+            )
+        with failures_in(f"setting {name}"):
+            self._set(name, value)
+
+    def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+        """Call a public method, or read a public attribute, on the lanes that the request names."""
+        refuse_private(request.name)
+        try:
+            args = [values.from_value(item) for item in request.args.items]
+            kwargs = {
+                key: values.from_value(item)
+                for key, item in zip(request.kwargs.keys, request.kwargs.values, strict=True)
+            }
+        except (TensorError, ValueError) as error:
+            raise RequestError(Code.INVALID_ARGUMENT, f"bad arguments for {request.name}: {error}") from error
+        lanes = self._check_lanes(request.lanes)
+        with failures_in(f"call of {request.name}"):
+            if request.look:
+                results = self._find(request.name, lanes)
+                if results and callable(results[0]):
+                    return bridge_pb2.CallResponse(is_method=True)
+            else:
+                results = self._call(request.name, args, kwargs, lanes)
+        try:
+            return bridge_pb2.CallResponse(results=[values.to_value(result) for result in results])
+        except TensorError as error:
+            raise RequestError(
+                Code.INVALID_ARGUMENT, f"the result of {request.name} cannot be sent: {error}"
+            ) from error
+
+    def _check_lanes(self, lanes: Sequence[int]) -> list[int]:
+        """Return the lanes to call; all of them where none is named."""
+        count = self.facts.num_envs or 1
+        wrong = [lane for lane in lanes if not 0 <= lane < count]
+        if wrong:
+            raise RequestError(Code.INVALID_ARGUMENT, f"expected lanes 0 to {count - 1}, got {list(lanes)}")
+        return list(lanes) or list(range(count))
+
+    def _call(self, name: str, args: list[Any], kwargs: dict[str, Any], lanes: list[int]) -> list[Any]:
+        return [value(*args, **kwargs) if callable(value) else value for value in self._find(name, lanes)]
+
+    @abc.abstractmethod
+    def _find(self, name: str, lanes: list[int]) -> list[Any]:
+        """Return an attribute, or a method, of the environment or of some lanes, which must be here."""
+
+    @abc.abstractmethod
+    def _set(self, name: str, value: list[Any]) -> None:
+        """Set an attribute, which has a value for each lane."""
+
+
+class EnvHost(Host[GymEnv]):
+    """One environment."""
+
+    def __init__(self, env: GymEnv, facts: EnvFacts) -> None:
+        super().__init__(env, facts)
+        self.step = env.step
+
+    def _own_properties(self) -> list[Property]:
+        return _of_gymnasium(self, self.env)
+
+    def controls(self) -> str:
+        """Return what keys do, as JSON."""
+        return controls_of(self.env)
+
+    def random(self) -> list[dict[str, Any]]:
+        """Return seed and state of the random generator."""
+        return _random_states(self.env, 1)
+
+    def _find(self, name: str, lanes: list[int]) -> list[Any]:
+        return [_look_up(partial(self.env.get_wrapper_attr, name), name)]
+
+    def _set(self, name: str, value: list[Any]) -> None:
+        self.env.set_wrapper_attr(name, value[0])
+
+
+class LanesHost(Host[Lanes]):
+    """Lanes that one call steps together. The infos of Gymnasium's own vector environments are joined without loss.
+
+    An AsyncVectorEnv is of no use any more once one of its lanes has raised, since that ended the lane's process: the
+    next reset makes another one.
+
+    Args:
+        env: The vector environment.
+        facts: Its description.
+        make: Makes another one.
+    """
+
+    def __init__(self, env: Lanes, facts: EnvFacts, make: Callable[[], Known]) -> None:
+        super().__init__(env, facts)
+        self._make = make
+        self._broken: RequestError | None = None
+        self.step = self._step
+        if facts.autoreset is None:
+            self.notes.append(
+                f"{facts.kind} does not say in metadata['autoreset_mode'] when a lane that ended begins anew; it is "
+                "taken to do so in the same step"
+            )
+        self._adopt(env)
+
+    def _adopt(self, env: Lanes) -> None:
+        self.env = env
+        prepare_lanes(env, self.facts.reward_space)
+        self._collects = collect_infos(env)
+        same_step = self.facts.autoreset in (None, AutoresetMode.SAME_STEP)
+        self._finals = FinalInfos(self.facts) if same_step and not self._collects else None
+        if self.facts.steps_lanes:
+            self.lanes = [EnvHost(lane, self.facts.of_lane) for lane in local_lanes(env)]
+
+    def reset(self, seed: Any, options: Any) -> Result:
+        """Reset all lanes, or those of the option `reset_mask`."""
+        if self._broken is not None:
+            with failures_in("its construction"):
+                self.env.close(terminate=True)
+                env = self._make()
+                assert isinstance(env, VectorEnv), "the same function made lanes before"
+                self._adopt(env)
+            self._broken = None
+            options = without_reset_mask(options)
+        observation, info = self._guarded("reset", super().reset, seed, options)
+        return observation, join_infos(info, self.env.num_envs) if self._collects else info
+
+    def _step(self, action: Any) -> Result:
+        observation, reward, terminated, truncated, info = self._guarded("step", self.env.step, action)
+        if self._collects:
+            info = join_infos(info, self.env.num_envs)
+        elif self._finals is not None:
+            info = self._finals.read(info, terminated, truncated, self.notes)
+        return observation, reward, terminated, truncated, info
+
+    def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+        """Call a public method, or read a public attribute, on the lanes that the request names."""
+        response: bridge_pb2.CallResponse = self._guarded(f"call of {request.name}", super().call, request)
+        return response
+
+    def _guarded(self, where: str, function: Callable[..., Any], *args: Any) -> Any:
+        """Call the environment, unless a failure left it of no use; note where it does."""
+        if self._broken is not None:
+            raise self._broken
+        try:
+            return function(*args)
+        except BaseException as error:
+            self._broken = refusal_of_broken_lanes(self.env, where, error)
+            raise
+
+    def draw(self, lanes: Sequence[int]) -> list[Any]:
+        """Return what `render()` gives now for some lanes, copied; no other lanes are drawn where that can be."""
+        environments = local_lanes(self.env)
+        if not environments:
+            return super().draw(lanes)
+        with failures_in("render"):
+            frames = [environments[lane].render() for lane in lanes]
+        return [None if frame is None else np.array(frame) for frame in frames]
+
+    def frame(self) -> list[Any]:
+        """Return what `render()` gives now, a list with an entry a lane."""
+        with failures_in("render"):
+            frame: Any = self.env.render()
+        if isinstance(frame, np.ndarray) and frame.ndim == 3 and frame.shape[-1] in (3, 4):
+            frame = None if not frame.size else [frame] * self.env.num_envs  # one picture of all, as of a simulator
+        return [None] * self.env.num_envs if frame is None else list(frame)
+
+    def _own_properties(self) -> list[Property]:
+        return _of_gymnasium(self, next(iter(local_lanes(self.env)), None))
+
+    def controls(self) -> str:
+        """Return what keys do, as JSON."""
+        return LANES_HAVE_NO_KEYS
+
+    def random(self) -> list[dict[str, Any]]:
+        """Return seed and state of each lane's random generator."""
+        return _random_states(self.env, self.env.num_envs)
+
+    def _call(self, name: str, args: list[Any], kwargs: dict[str, Any], lanes: list[int]) -> list[Any]:
+        if set(lanes) < set(range(self.env.num_envs)):
+            return super()._call(name, args, kwargs, lanes)
+        if environments := local_lanes(self.env):
+            _look_up(lambda: environments[0].get_wrapper_attr(name), name)
+        if not self.facts.resets_lanes:
+            results = _look_up(partial(call_simulator, self.env, name, args, kwargs), name)
+        else:
+            vector: Any = self.env  # Sync and Async have methods that a VectorEnv has not
+            results = list(vector.call(name, *args, **kwargs))
+        return [results[lane] for lane in lanes]
+
+    def _check_lanes(self, lanes: Sequence[int]) -> list[int]:
+        chosen = super()._check_lanes(lanes)
+        if set(chosen) < set(range(self.env.num_envs)) and not local_lanes(self.env):
+            raise RequestError(
+                Code.UNIMPLEMENTED,
+                f"the lanes of {self.facts.kind} are called all together; name all {self.env.num_envs} of them",
+            )
+        return chosen
+
+    def _find(self, name: str, lanes: list[int]) -> list[Any]:
+        environments = local_lanes(self.env)
+        if not environments:
+            raise RequestError(Code.UNIMPLEMENTED, f"the lanes of {self.facts.kind} are elsewhere")
+        return [_look_up(partial(environments[lane].get_wrapper_attr, name), name) for lane in lanes]
+
+    def _set(self, name: str, value: list[Any]) -> None:
+        vector: Any = self.env
+        vector.set_attr(name, value)
+
+
+class ParallelHost(Host[ParallelEnv]):
+    """A PettingZoo ParallelEnv; `reset` and `step` return which agents are alive as a last item."""
+
+    def __init__(self, env: ParallelEnv, facts: EnvFacts) -> None:
+        super().__init__(env, facts)
+        self.step = self._step
+
+    def reset(self, seed: Any, options: Any) -> Result:
+        """Reset it."""
+        observations, infos = super().reset(seed, options)
+        return observations, infos, list(self.env.agents)
+
+    def _step(self, actions: Any) -> Result:
+        return *self.env.step(actions), list(self.env.agents)
+
+    def _find(self, name: str, lanes: list[int]) -> list[Any]:
+        return [_look_up(lambda: getattr(self.env, name), name)]
+
+    def _set(self, name: str, value: list[Any]) -> None:
+        setattr(unwrapped_of(self.env), name, value[0])
+
+
+def host_of(env: Known, make: Callable[[], Known]) -> Host[Any]:
+    """Return the host of an environment; `make` makes another one like it.
+
+    Raises:
+        SettingError: Its rewards have a space that is no Box, or that its lanes do not take.
+    """
+    facts = facts_of(env)
+    if isinstance(env, VectorEnv):
+        return LanesHost(env, facts, make)
+    return EnvHost(env, facts) if isinstance(env, gymnasium.Env) else ParallelHost(env, facts)
+
+
+def refuse_private(name: str) -> None:
+    """Raise PERMISSION_DENIED for a name that is not public."""
+    if not name.isidentifier() or name.startswith("_"):
+        raise RequestError(Code.PERMISSION_DENIED, f"expected the name of a public method or attribute, got {name!r}")
+
+
+def _of_gymnasium(host: EnvHost | LanesHost, one: GymEnv | None) -> list[Property]:
+    """Return the properties that environments of one agent have; `one` is one of them, where it is in this process."""
+    observation_space, action_space = (space_to_json(space) for space in host.facts.spaces)
+    return [
+        _fixed("observation_space", TEXT, "one environment's exact space, as JSON", observation_space),
+        _fixed("action_space", TEXT, "one environment's exact space, as JSON", action_space),
+        _live("controls", TEXT, "what keys do for a person, as JSON", host.controls),
+        _live("random", ENCODED, "seed and state of the random generator, a dict for each lane", host.random),
+        _fixed("wrappers", ENCODED, "the classes of the wrappers around one environment", _wrappers_of(one)),
+    ]
+
+
+def _wrappers_of(env: GymEnv | None) -> list[str]:
+    names: dict[str, None] = {}
+    while isinstance(env, gymnasium.Wrapper):
+        names.update((f"{kind.__module__}:{kind.__qualname__}", None) for kind in type(env).__mro__)
+        env = env.env
+    return list(names)
+
+
+def _random_states(env: GymEnv | Lanes, count: int) -> list[dict[str, Any]]:
+    with failures_in("np_random"):
+        found: Any = env.np_random, env.np_random_seed
+    if not isinstance(found[0], tuple):  # one environment, or lanes that share a generator
+        found = [(part,) * count for part in found]
+    try:
+        return [state_of(generator, seed) for generator, seed in zip(*found, strict=True)]
+    except TensorError as error:
+        raise RequestError(Code.FAILED_PRECONDITION, f"the random state cannot be sent: {error}") from error
+
+
+def _fixed(name: str, kind: str, description: str, value: Any) -> Property:
+    """A property that is read once, when the environment has been made."""
+    return Property(f"world.{name}", kind, description, lambda: value)
+
+
+def _live(name: str, kind: str, description: str, read: Callable[[], Any]) -> Property:
+    """A property whose value is computed by the environment."""
+    return Property(f"world.{name}", kind, description, read, in_environment=True)
+
+
+def _look_up(look: Callable[[], Any], name: str) -> Any:
+    try:
+        return look()
+    except AttributeError as error:
+        raise RequestError(Code.NOT_FOUND, f"the environment has no method or attribute {name!r}: {error}") from error
+
+
+def _plain_dict(data: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the entries of a dict that the values codec can encode."""
+    return {key: value for key, value in data.items() if isinstance(key, str) and _plain(value)}
+
+
+def _plain(value: Any) -> bool:
+    try:
+        values.to_value(value)
+    except TensorError:
+        return False
+    return True
+
+
+def _describe_spec(spec: EnvSpec | None) -> dict[str, Any] | None:
+    """Return the fields of an EnvSpec that are valid for the client too."""
+    if spec is None:
+        return None
+    facts = {
+        "id": spec.id,
+        "reward_threshold": spec.reward_threshold,
+        "nondeterministic": spec.nondeterministic,
+        "max_episode_steps": spec.max_episode_steps,
+        "order_enforce": spec.order_enforce,
+        "kwargs": _plain_dict(spec.kwargs),
+    }
+    return {key: value for key, value in facts.items() if _plain(value)}

@@ -1,0 +1,379 @@
+"""Looks at what a user gave as an environment and says what it is: one environment, lanes, or several agents.
+
+This is the only file that asks an object which attributes it has. `recognise` returns a `gymnasium.Env`, a `VectorEnv`
+or a `ParallelEnv`, so that everything else is written for these three types:
+
+- whatever has `num_envs`, `single_observation_space` and `single_action_space` is lanes, whatever its class: batched
+  simulators are a `gymnasium.Env` (Isaac Lab), a `VectorEnv` (ManiSkill) or both (EnvPool);
+- otherwise an object with `possible_agents` has several agents, if it is no `gymnasium.Env`;
+- otherwise an object with `reset`, `step` and the two spaces is one environment, also where it is no `gymnasium.Env`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeGuard
+
+import gymnasium
+from gymnasium import Space, spaces
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+from gymnasium.vector.utils import batch_space
+
+from bridge.encoding.space_json import published_space
+from bridge.errors import SettingError
+from bridge.worlds.environment import EnvFacts, Spaces
+
+__all__ = [
+    "Batch",
+    "GymEnv",
+    "Known",
+    "Lanes",
+    "ParallelEnv",
+    "as_parallel",
+    "call_simulator",
+    "facts_of",
+    "is_parallel",
+    "layers_of",
+    "local_lanes",
+    "metadata_of",
+    "read_attribute",
+    "recognise",
+    "render_mode_of",
+    "spec_of",
+    "unwrapped_of",
+]
+
+GymEnv = gymnasium.Env[Any, Any]
+Lanes = VectorEnv[Any, Any, Any]
+_OF_LANES = ("num_envs", "single_observation_space", "single_action_space")
+_OF_ALL = ("reset", "step")
+_MISSING = object()
+
+
+class ParallelEnv(Protocol):
+    """What a world needs of a PettingZoo ParallelEnv."""
+
+    possible_agents: list[Any]
+    agents: list[Any]
+
+    def observation_space(self, agent: Any) -> Space[Any]:
+        """Return an agent's observation space."""
+
+    def action_space(self, agent: Any) -> Space[Any]:
+        """Return an agent's action space."""
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        """Return observations and infos by agent."""
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """Return observations, rewards, terminations, truncations and infos by agent."""
+
+    def render(self) -> Any:
+        """Return a frame."""
+
+    def close(self) -> None:
+        """Close the environment."""
+
+
+Known = GymEnv | Lanes | ParallelEnv
+"""What `recognise` returns."""
+
+
+class _Unregistered:
+    """What environments have in common that are of none of Gymnasium's classes.
+
+    Args:
+        env: The environment.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self.metadata: dict[str, Any] = dict(read_attribute(env, "metadata", None) or {})
+        self.render_mode: str | None = read_attribute(env, "render_mode", None)
+        self.spec: EnvSpec | None = spec_of(env)
+
+    def reset(self, **given: Any) -> Any:
+        """Reset the environment: it may not take both `seed` and `options`."""
+        return self.env.reset(**given)
+
+    def step(self, action: Any) -> Any:
+        """Step the environment."""
+        return self.env.step(action)
+
+    def render(self) -> Any:
+        """Return the environment's frame; None: it has none."""
+        render = read_attribute(self.env, "render", None)
+        return None if render is None else render()
+
+    def close(self, **keywords: Any) -> None:
+        """Close the environment, where it can be closed."""
+        close = read_attribute(self.env, "close", None)
+        if close is not None:
+            close()
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """Return an attribute of the environment or of one in it."""
+        value = read_attribute(self.env, name)
+        if value is _MISSING:
+            raise AttributeError(f"{type(self.env).__name__!r} object has no attribute {name!r}")
+        return value
+
+    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
+        """Set an attribute of the environment."""
+        setattr(self.env, name, value)
+        return True
+
+
+class Batch(_Unregistered, Lanes):
+    """A batched simulator that is no `VectorEnv`, as one."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.num_envs = int(read_attribute(env, "num_envs"))
+        self.single_observation_space = read_attribute(env, "single_observation_space")
+        self.single_action_space = read_attribute(env, "single_action_space")
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+
+
+class _Single(_Unregistered, GymEnv):
+    """One environment that is no `gymnasium.Env`, as one."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.observation_space = read_attribute(env, "observation_space")
+        self.action_space = read_attribute(env, "action_space")
+
+
+def recognise(env: object) -> Known:
+    """Return what a user's function returned as one of the three types that worlds step.
+
+    Raises:
+        SettingError: It is none of them; the message says what it lacks.
+    """
+    if is_parallel(env):
+        return env
+    lacking = [name for name in _OF_LANES if read_attribute(env, name) is _MISSING]
+    steps = all(callable(read_attribute(env, name)) for name in _OF_ALL)
+    if isinstance(env, VectorEnv) and not lacking:
+        return env
+    if not lacking and steps and not _is_unbatched(env):
+        return Batch(env)
+    if isinstance(env, gymnasium.Env):
+        return env
+    needed = (*_OF_ALL, *(_OF_LANES if len(lacking) < len(_OF_LANES) else ("observation_space", "action_space")))
+    missing = [name for name in needed if read_attribute(env, name) is _MISSING]
+    if missing:
+        raise SettingError(
+            f"expected a gymnasium.Env, a VectorEnv or an object with their methods, got a {type(env).__name__}, which "
+            f"has no {', '.join(missing)}"
+        )
+    return _Single(env)
+
+
+def _is_unbatched(env: object) -> bool:
+    """Whether a wrapper makes a simulator of one lane an ordinary environment, as ManiSkill's CPUGymWrapper does."""
+    if not isinstance(env, gymnasium.Wrapper) or all(name in dir(env) for name in _OF_LANES):
+        return False
+    return bool(env.action_space == read_attribute(env, "single_action_space"))
+
+
+def is_parallel(env: object) -> TypeGuard[ParallelEnv]:
+    """Whether an object is an environment of several agents; a class is not."""
+    several = hasattr(env, "possible_agents") and not isinstance(env, (gymnasium.Env, VectorEnv))
+    return several and not inspect.isclass(env)
+
+
+def read_attribute(env: object, name: str, default: object = _MISSING) -> Any:
+    """Return an attribute of an environment or of one that its wrappers hold; `default` where none has it."""
+    for layer in layers_of(env):
+        if (value := getattr(layer, name, _MISSING)) is not _MISSING:
+            return value
+    return default
+
+
+def layers_of(env: object) -> Iterator[Any]:
+    """Give the wrappers, the outermost first, and the environment in them."""
+    yield env
+    while isinstance(env, (gymnasium.Wrapper, VectorWrapper, _Unregistered)):
+        env = env.env
+        yield env
+
+
+def local_lanes(env: Lanes) -> Sequence[GymEnv]:
+    """Return the environments of a SyncVectorEnv; none: the lanes are in other processes, or in one simulator."""
+    vector = env.unwrapped
+    return vector.envs if isinstance(vector, SyncVectorEnv) else ()
+
+
+def call_simulator(env: Lanes, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+    """Call a public method of a simulator once, or read an attribute; return what it gives for each lane.
+
+    What has an item for each lane is taken for a batch, anything else for a value that all lanes share.
+
+    Raises:
+        AttributeError: There is none of that name.
+    """
+    call = read_attribute(env, "call")
+    if call is not _MISSING:
+        value = call(name, *args, **kwargs)
+    elif (value := read_attribute(env, name)) is _MISSING:
+        raise AttributeError(f"{type(env).__name__!r} object has no attribute {name!r}")
+    elif callable(value):
+        value = value(*args, **kwargs)
+    sized = not isinstance(value, (str, bytes, Mapping)) and hasattr(value, "__getitem__") and hasattr(value, "__len__")
+    return value if sized and len(value) == env.num_envs else [value] * env.num_envs
+
+
+def unwrapped_of(env: ParallelEnv) -> Any:
+    """Return what is in a PettingZoo environment's wrappers; not all that have agents know them."""
+    return read_attribute(env, "unwrapped", env)
+
+
+def spec_of(env: object) -> EnvSpec | None:
+    """Return how Gymnasium's registry made an environment; None: it did not. EnvPool's `spec` is one of its own."""
+    spec = read_attribute(env, "spec", None)
+    return spec if isinstance(spec, EnvSpec) else None
+
+
+def metadata_of(env: object) -> Mapping[str, Any]:
+    """Return an environment's metadata, which some set to None."""
+    return read_attribute(env, "metadata", None) or {}
+
+
+def render_mode_of(env: object) -> str:
+    """Return an environment's render mode; empty: it has none."""
+    return read_attribute(env, "render_mode", None) or ""
+
+
+def facts_of(env: Known) -> EnvFacts:
+    """Describe an environment.
+
+    Raises:
+        SettingError: Its rewards have a space that is no Box.
+    """
+    *_, innermost = layers_of(env)
+    kind = type(innermost).__name__
+    if isinstance(env, VectorEnv):
+        pair = _published(env.single_observation_space, env.single_action_space)
+        mode = metadata_of(env).get("autoreset_mode")
+        return EnvFacts(
+            kind,
+            pair,
+            num_envs=env.num_envs,
+            reward_space=_reward_space_of(env),
+            autoreset=None if mode is None else AutoresetMode(mode),
+            resets_lanes=isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv)),
+            steps_lanes=isinstance(env, SyncVectorEnv),
+        )
+    if isinstance(env, gymnasium.Env):
+        pair = _published(env.observation_space, env.action_space)
+        return EnvFacts(kind, pair, reward_space=_reward_space_of(env))
+    agents = {agent: _published(env.observation_space(agent), env.action_space(agent)) for agent in env.possible_agents}
+    return EnvFacts(kind, next(iter(agents.values())), agents)
+
+
+def _published(observation_space: Space[Any], action_space: Space[Any]) -> Spaces:
+    return published_space(observation_space), published_space(action_space)
+
+
+def _reward_space_of(env: GymEnv | Lanes) -> Space[Any] | None:
+    """Return the space of an environment's rewards where they are arrays, None where they are numbers.
+
+    The outermost wrapper with an attribute `reward_space` says it; MO-Gymnasium's LinearReward makes numbers. A wrapper
+    of one's own that makes numbers says so by `reward_space = None`. Of lanes the first is asked.
+    """
+    lanes = local_lanes(env) if isinstance(env, VectorEnv) else ()
+    space: Any = None
+    for layer in layers_of(lanes[0] if lanes else env):
+        if any(kind.__name__ == "LinearReward" for kind in type(layer).__mro__):
+            break
+        if inspect.getattr_static(layer, "reward_space", _MISSING) is not _MISSING:
+            space = layer.reward_space
+            break
+    if space is None:
+        return None
+    if not isinstance(space, spaces.Box):
+        raise SettingError(f"expected the reward_space to be a Box, got {space!r:.200}")
+    return published_space(space)
+
+
+# Environments of several agents
+
+
+class SingleAgentEnv:
+    """A Gymnasium environment as a parallel one of a single agent, `agent0`.
+
+    Args:
+        env: The environment, whose other attributes and methods are this one's.
+    """
+
+    def __init__(self, env: GymEnv) -> None:
+        self._env = env
+        self.possible_agents: list[Any] = ["agent0"]
+        self.agents: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self._env.get_wrapper_attr(name)
+
+    def observation_space(self, agent: Any) -> Space[Any]:
+        """Return the environment's observation space."""
+        return self._env.observation_space
+
+    def action_space(self, agent: Any) -> Space[Any]:
+        """Return the environment's action space."""
+        return self._env.action_space
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        """Reset the environment; return observation and info by agent."""
+        observation, info = self._env.reset(seed=seed, options=options)
+        self.agents = list(self.possible_agents)
+        return {"agent0": observation}, {"agent0": info}
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """Step the environment; return its five results by agent."""
+        observation, reward, terminated, truncated, info = self._env.step(actions["agent0"])
+        if terminated or truncated:
+            self.agents = []
+        return (
+            {"agent0": observation}, {"agent0": reward}, {"agent0": terminated}, {"agent0": truncated}, {"agent0": info}
+        )  # fmt: skip
+
+    def render(self) -> Any:
+        """Return the environment's frame."""
+        return self._env.render()
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+
+def as_parallel(env: Any) -> ParallelEnv:
+    """Return an environment as a parallel one of PettingZoo; an AEC one goes through PettingZoo's own conversion.
+
+    A Gymnasium environment has one agent, `agent0`.
+
+    Raises:
+        SettingError: It is none of these.
+    """
+    if isinstance(env, gymnasium.Env):
+        return SingleAgentEnv(env)
+    if hasattr(env, "agent_iter"):
+        from pettingzoo.utils import conversions
+
+        parallelizable = metadata_of(env).get("is_parallelizable", False)
+        convert = conversions.aec_to_parallel if parallelizable else conversions.turn_based_aec_to_parallel
+        converted: ParallelEnv = convert(env)
+        return converted
+    missing = [name for name in ("possible_agents", "observation_space", "action_space") if not hasattr(env, name)]
+    if missing:
+        raise SettingError(
+            f"expected a PettingZoo ParallelEnv or AECEnv, got {env!r:.80} of type {type(env).__name__}, which has no "
+            f"{', '.join(missing)}"
+        )
+    parallel: ParallelEnv = env
+    return parallel

@@ -1,0 +1,261 @@
+"""Environments of this process.
+
+All code of an environment runs through its executor, in the one thread that the environment belongs to; its last
+reference is dropped there too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from bridge.encoding.properties import NUMBER, Property, PropertyTree, encoded, read_encoded
+from bridge.errors import Code, RequestError
+from bridge.pb import bridge_pb2, properties_pb2
+from bridge.worlds.base import answer_to, in_environment
+from bridge.worlds.environment import Call, Environment, EnvironmentProxy, Lane, LaneOf, Result, StepTimes
+from bridge.worlds.hosts import Host, host_of
+from bridge.worlds.kinds import Known
+from bridge.worlds.scheduling import Executor, Scheduler, gather
+
+__all__ = ["LaneGroup", "LocalEnv", "adopt"]
+
+
+class LocalEnv:
+    """An environment of this process. Made in the thread that it belongs to.
+
+    Args:
+        host: Calls the environment; owned by this object from here on.
+        executor: Runs its calls.
+        own_executor: Whether the executor serves nothing else, and ends with the environment.
+    """
+
+    def __init__(self, host: Host[Any], executor: Executor, own_executor: bool = False) -> None:
+        self._host: Host[Any] | None = host
+        self._tree = host.properties()
+        self._executor = executor
+        self._own_executor = own_executor
+        self._closed = RequestError(Code.FAILED_PRECONDITION, "the environment was closed")
+        self.facts = host.facts
+        self.times = StepTimes()
+        self.notes = host.notes
+        self.lanes: Sequence[Lane] = [self]
+        """What a world can step separately."""
+        if host.facts.num_envs is not None:
+            self.lanes = [LaneOf(self, lane) for lane in range(len(host.lanes))]
+
+    ended: RequestError | None = None
+
+    def _hosted(self, lane: int | None = None) -> Host[Any]:
+        if self._host is None:
+            raise self._closed
+        return self._host if lane is None else self._host.lanes[lane]
+
+    def reset(self, *, seed: object = None, options: object = None) -> Call[Result]:
+        """Reset the environment."""
+        return self._executor.run(self._reset, seed, options, None)
+
+    def step(self, action: object) -> Call[Result]:
+        """Step the environment."""
+        return self._executor.run(self._step, action)
+
+    def _reset(self, seed: object, options: object, lane: int | None) -> Result:
+        host, began = self._hosted(lane), time.perf_counter()
+        try:
+            return in_environment("reset", host.reset, seed, options)
+        finally:
+            self.times.reset.add(time.perf_counter() - began)
+
+    def _step(self, action: object, lane: int | None = None) -> Result:
+        # Every step comes through here: no calls that can be left out.
+        host = self._host if lane is None else self._hosted(lane)
+        if host is None:
+            raise self._closed
+        began = time.perf_counter()
+        try:
+            return host.step(action)
+        except BaseException as error:
+            answer = answer_to("step", error)
+        finally:
+            times = self.times.step
+            times.recent.append(time.perf_counter() - began)
+            times.count += 1
+        answer.__cause__ = answer.__context__ = answer.__traceback__ = None  # its frames would keep the environment
+        raise answer
+
+    async def close(self, reason: RequestError | None = None) -> None:
+        """Close the environment and drop the last reference to it.
+
+        Args:
+            reason: What later calls raise; None: that it was closed.
+        """
+        try:
+            await self._executor.run(self._close, reason)
+        finally:
+            if self._own_executor:
+                self._executor.close()
+
+    def _close(self, reason: RequestError | None) -> None:
+        self._closed = reason or self._closed
+        host, self._host = self._host, None
+        self._tree = _without_environment(self._tree)
+        if host is not None:
+            in_environment("close", host.close)
+
+    def render(self, lanes: Sequence[int]) -> Call[list[Any]]:
+        """Return what `render()` gives now for some lanes, copied."""
+        return self._executor.run(lambda: in_environment("render", self._hosted().draw, lanes))
+
+    def properties(self) -> PropertyTree:
+        """Return what the environment adds to the tree below `world`."""
+        return self._tree
+
+    def answer_property(self, request: properties_pb2.PropertyRequest) -> Call[properties_pb2.PropertyResponse]:
+        """Read, write or list a property for which code of the environment runs."""
+        return self._executor.run(self._answer_property, request)
+
+    def _answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
+        self._hosted()
+        return in_environment("reading its properties", self._tree.answer, request)
+
+    def call(self, request: bridge_pb2.CallRequest) -> Call[bridge_pb2.CallResponse]:
+        """Call a public method, or read a public attribute, on the lanes that the request names."""
+        where = f"call of {request.name}"
+        return self._executor.run(lambda: in_environment(where, self._hosted().call, request))
+
+    def reset_lane(self, lane: int, seed: object, options: object) -> Call[Result]:
+        """Reset one lane by itself."""
+        return self._executor.run(self._reset, seed, options, lane)
+
+    def step_lane(self, lane: int, action: object) -> Call[Result]:
+        """Step one lane by itself."""
+        return self._executor.run(self._step, action, lane)
+
+
+def _without_environment(tree: PropertyTree) -> PropertyTree:
+    """Return a copy of a property tree that keeps no reference to the environment."""
+
+    def closed(*arguments: Any) -> Any:
+        raise RequestError(Code.FAILED_PRECONDITION, "the environment was closed")
+
+    leaves = [dataclasses.replace(leaf, read=closed) if leaf.in_environment else leaf for leaf in tree.leaves]
+    families = [
+        dataclasses.replace(family, read=closed, write=closed, names=closed, find=closed) for family in tree.families
+    ]
+    return PropertyTree(leaves, families)
+
+
+class _Member(Environment, Protocol):
+    times: StepTimes
+    notes: list[str]
+
+
+class LaneGroup(EnvironmentProxy):
+    """Environments with a thread or a process each, as the lanes of one world.
+
+    Args:
+        lanes: The environments, all of one kind.
+        scheduler: Runs calls of several lanes side by side.
+    """
+
+    def __init__(self, lanes: Sequence[_Member], scheduler: Scheduler) -> None:
+        super().__init__(lanes[0])
+        self._lanes = lanes
+        self._scheduler = scheduler
+        self.num_envs = len(lanes)
+        self.facts = dataclasses.replace(lanes[0].facts, kind="LaneGroup", num_envs=len(lanes), steps_lanes=True)
+        for lane in lanes:
+            lane.times, lane.notes = self.times, self.notes
+
+    @property
+    def lanes(self) -> Sequence[Environment]:
+        """The environments."""
+        return self._lanes
+
+    @property
+    def ended(self) -> RequestError | None:
+        """The error to answer with if one of their processes has ended; None: none has."""
+        return next((lane.ended for lane in self.lanes if lane.ended is not None), None)
+
+    async def close(self, reason: RequestError | None = None) -> None:
+        """Close all environments."""
+        await gather(self._scheduler, [lane.close(reason) for lane in self.lanes])
+
+    async def render(self, lanes: Sequence[int]) -> list[Any]:
+        """Return what `render()` gives now for some lanes, copied."""
+        drawn = await gather(self._scheduler, [self.lanes[lane].render([0]) for lane in lanes])
+        return [frame for frames in drawn for frame in frames]
+
+    def properties(self) -> PropertyTree:
+        """Return what the environments add to the tree below `world`."""
+        first: PropertyTree = self.lanes[0].properties()
+        number = Property("world.num_envs", NUMBER, "the number of lanes", lambda: self.num_envs)
+        return first.merged(PropertyTree([number]))
+
+    async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
+        """Read or write a property of all lanes, whose value is a list with an item a lane; list that of the first."""
+        kind = request.WhichOneof("payload")
+        responses: list[properties_pb2.PropertyResponse]
+        if kind == "list_property" or request.read_property.key == "world.controls":
+            listed: properties_pb2.PropertyResponse = await self.lanes[0].answer_property(request)
+            return listed
+        requests = [request] * self.num_envs
+        if kind == "write_property":
+            value = read_encoded(request.write_property.value)
+            if not isinstance(value, list) or len(value) != self.num_envs:
+                raise RequestError(
+                    Code.INVALID_ARGUMENT, f"expected a list of {self.num_envs} values, one a lane, got {value!r:.80}"
+                )
+            requests = [properties_pb2.PropertyRequest() for _ in value]
+            for part, item in zip(requests, value, strict=True):
+                part.write_property.key = request.write_property.key
+                part.write_property.value.CopyFrom(encoded([item]))
+        responses = await gather(
+            self._scheduler,
+            [lane.answer_property(part) for lane, part in zip(self.lanes, requests, strict=True)],
+        )
+        if kind == "read_property":
+            merged = [item for response in responses for item in read_encoded(response.read_property.value)]
+            responses[0].read_property.value.CopyFrom(encoded(merged))
+        return responses[0]
+
+    async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+        """Call a public method, or read a public attribute, on the lanes that the request names; none: on all."""
+        wrong = [lane for lane in request.lanes if not 0 <= lane < self.num_envs]
+        if wrong:
+            text = f"expected lanes 0 to {self.num_envs - 1}, got {list(request.lanes)}"
+            raise RequestError(Code.INVALID_ARGUMENT, text)
+        chosen = list(request.lanes) or list(range(self.num_envs))
+        part = bridge_pb2.CallRequest()
+        part.CopyFrom(request)
+        del part.lanes[:]
+        responses = await gather(self._scheduler, [self.lanes[lane].call(part) for lane in chosen])
+        return bridge_pb2.CallResponse(
+            results=[result for response in responses for result in response.results],
+            is_method=responses[0].is_method,
+        )
+
+
+async def adopt(make: Callable[[], Known], executor: Executor, *, own_executor: bool = False) -> LocalEnv:
+    """Make an environment in the thread of an executor, and return what worlds see of it.
+
+    Args:
+        make: Returns the environment.
+        executor: Runs this call and all others of the environment.
+        own_executor: Whether the executor ends with the environment.
+
+    Raises:
+        RequestError: It could not be made.
+    """
+
+    def here() -> LocalEnv:
+        return LocalEnv(host_of(make(), make), executor, own_executor)
+
+    try:
+        return await executor.run(in_environment, "its construction", here)
+    except BaseException:
+        if own_executor:
+            executor.close()
+        raise
