@@ -14,6 +14,7 @@ from bridge.server.server import Server
 from bridge.server.web_site import WebSite, page_files
 from bridge.transport.address import is_loopback
 from bridge.transport.credentials import TLS, TokenLike
+from bridge.worlds.arrays import ArrayKind, Arrays
 from bridge.worlds.isolated.world import Isolation
 from bridge.worlds.realtime.clocked_world import RealTime, RealtimeOptions
 from bridge.worlds.source import EnvLike, EnvSource
@@ -31,6 +32,8 @@ def serve_gym(
     vectorization_mode: str = "sync",
     env_kwargs: Mapping[str, Any] | None = None,
     time_action: TimeAction | None = None,
+    array: ArrayKind = "numpy",
+    device: str | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
     unix_path: str | None = None,
@@ -75,6 +78,9 @@ def serve_gym(
         vectorization_mode: How Gymnasium steps the lanes: `sync`, `async` (a process each) or `vector_entry_point`.
         env_kwargs: Keyword arguments for the environment's constructor; those that a client sends override them.
         time_action: Which part of an action says how many steps, or seconds, one Step advances the environment.
+        array: Which arrays the environment takes and gives: `numpy`, `torch` or `jax`. Results come to the host once a
+            step.
+        device: Where `torch` or `jax` puts actions, such as `cuda:0`; None: the library's default device.
         host: The address to listen on. Beyond loopback, a server that is given neither a token nor
             `TLS(client_ca=…)` makes a token, which its `.url` carries.
         port: The port to listen on; 0: any free port.
@@ -150,6 +156,7 @@ def serve_gym(
         env_kwargs=drawing_kwargs(env, env_kwargs) if web else env_kwargs,
         max_lanes=limits.max_lanes,
         time_action=time_action,
+        arrays=Arrays(array, device),
         realtime=_realtime(fps, default_action, realtime),
         thread_safe=thread_safe,
         isolation=own_processes,

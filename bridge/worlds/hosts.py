@@ -232,7 +232,7 @@ class LanesHost(Host[Lanes]):
         self._make = make
         self._broken: RequestError | None = None
         self.step = self._step
-        if facts.autoreset is None:
+        if "autoreset_mode" not in metadata_of(env):
             self.notes.append(
                 f"{facts.kind} does not say in metadata['autoreset_mode'] when a lane that ended begins anew; it is "
                 "taken to do so in the same step"
@@ -243,7 +243,7 @@ class LanesHost(Host[Lanes]):
         self.env = env
         prepare_lanes(env, self.facts.reward_space)
         self._collects = collect_infos(env)
-        same_step = self.facts.autoreset in (None, AutoresetMode.SAME_STEP)
+        same_step = self.facts.autoreset is AutoresetMode.SAME_STEP
         self._finals = FinalInfos(self.facts) if same_step and not self._collects else None
         if self.facts.steps_lanes:
             self.lanes = [EnvHost(lane, self.facts.of_lane) for lane in local_lanes(env)]

@@ -151,7 +151,7 @@ def recognise(env: object) -> Known:
     """Return what a user's function returned as one of the three types that worlds step.
 
     Raises:
-        SettingError: It is none of them; the message says what it lacks.
+        SettingError: It is none of them; the message begins with what it is, and says what it lacks.
     """
     if is_parallel(env):
         return env
@@ -167,8 +167,8 @@ def recognise(env: object) -> Known:
     missing = [name for name in needed if read_attribute(env, name) is _MISSING]
     if missing:
         raise SettingError(
-            f"expected a gymnasium.Env, a VectorEnv or an object with their methods, got a {type(env).__name__}, which "
-            f"has no {', '.join(missing)}"
+            f"a {type(env).__name__}, where a gymnasium.Env or VectorEnv was expected, or an object with what these "
+            f"have: it has no {', '.join(missing)}"
         )
     return _Single(env)
 
@@ -258,14 +258,16 @@ def facts_of(env: Known) -> EnvFacts:
     kind = type(innermost).__name__
     if isinstance(env, VectorEnv):
         pair = _published(env.single_observation_space, env.single_action_space)
-        mode = metadata_of(env).get("autoreset_mode")
+        of_gymnasium = isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
+        # Isaac Lab and ManiSkill do not say it: simulators that step all lanes at once reset them at once too.
+        mode = metadata_of(env).get("autoreset_mode", None if of_gymnasium else AutoresetMode.SAME_STEP)
         return EnvFacts(
             kind,
             pair,
             num_envs=env.num_envs,
             reward_space=_reward_space_of(env),
             autoreset=None if mode is None else AutoresetMode(mode),
-            resets_lanes=isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv)),
+            resets_lanes=of_gymnasium,
             steps_lanes=isinstance(env, SyncVectorEnv),
         )
     if isinstance(env, gymnasium.Env):

@@ -95,7 +95,7 @@ class VectorWorld(EnvWorld):
     """
 
     def __init__(self, name: str, env: Environment, scheduler: Scheduler) -> None:
-        if env.facts.autoreset is AutoresetMode.DISABLED:
+        if env.facts.autoreset not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
             raise SettingError(
                 "expected a vector environment whose autoreset mode is NEXT_STEP or SAME_STEP, got "
                 f"{env.facts.autoreset} from {env.facts.kind}; the client's BlockingReset gives the other modes"

@@ -18,6 +18,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from bridge.encoding.tensors import unpack_tensor
 from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.worlds.arrays import Arrays
 from bridge.worlds.base import World, answer_to, misfit, read_bytes, refuse_unknown
 from bridge.worlds.environment import Environment
 from bridge.worlds.isolated.env import IsolatedEnv, start_isolated
@@ -70,6 +71,7 @@ class EnvRecipe:
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     max_lanes: int = 4096
     time_action: TimeAction | None = None
+    arrays: Arrays = Arrays()  # noqa: RUF009 - it cannot be changed
 
     @classmethod
     def of(cls, env: EnvLike, **options: Any) -> EnvRecipe:
@@ -114,7 +116,7 @@ class EnvRecipe:
 
     def of_factory(self, factory: Callable[..., Any]) -> EnvRecipe:
         """Return a recipe that calls a client's function in place of what is served."""
-        return EnvRecipe(factory, None, max_lanes=self.max_lanes, time_action=self.time_action)
+        return EnvRecipe(factory, None, max_lanes=self.max_lanes, time_action=self.time_action, arrays=self.arrays)
 
     def pickled(self, request: WorldRequest | None) -> bytes:
         """Pickle the recipe for another process, in which nothing is registered that was registered here."""
@@ -203,6 +205,9 @@ class EnvRecipe:
         if request.single:
             env: GymEnv = gymnasium.make(spec, **kwargs)
             return self._recognised(env if self.time_action is None else self.time_action.wrap(env))
+        # Gymnasium refuses wrappers of one environment there; arrays are those of all lanes.
+        stepped_together = request.vectorization_mode == "vector_entry_point"
+        wrappers = [] if stepped_together and self.time_action is None else self._wrappers()
         vector_kwargs: dict[str, Any] = {}
         if request.vectorization_mode == "sync":
             vector_kwargs = {"copy": False}  # what it returns is sent before its next step
@@ -213,17 +218,26 @@ class EnvRecipe:
             num_envs=request.num_envs,
             vectorization_mode=request.vectorization_mode,
             vector_kwargs=vector_kwargs,
-            wrappers=None if self.time_action is None else [self.time_action.wrap],
+            wrappers=wrappers or None,
             **kwargs,
         )
-        return vector
+        return self._recognised(vector) if stepped_together else vector
+
+    def _wrappers(self) -> list[Callable[[GymEnv], gymnasium.Wrapper[Any, Any, Any, Any]]]:
+        """Return what is to be around each lane, the innermost first."""
+        wrappers: list[Callable[[GymEnv], gymnasium.Wrapper[Any, Any, Any, Any]]] = []
+        if self.arrays.kind != "numpy":
+            wrappers.append(self.arrays.host_env)
+        if self.time_action is not None:
+            wrappers.append(self.time_action.wrap)
+        return wrappers
 
     def _recognised(self, made: object) -> GymEnv | Lanes:
         """Return what a callable returned as an environment of Gymnasium, if it is one."""
         try:
             env = recognise(made)
         except SettingError as error:
-            raise RequestError(Code.FAILED_PRECONDITION, f"{self.title} returned no environment: {error}") from error
+            raise RequestError(Code.FAILED_PRECONDITION, f"{self.title} returned {error}") from error
         if not isinstance(env, (gymnasium.Env, VectorEnv)):
             raise RequestError(
                 Code.FAILED_PRECONDITION,
@@ -231,7 +245,7 @@ class EnvRecipe:
                 "PettingZoo environments are for serve_parallel, or for `bridge serve` with a function that says what "
                 "it returns: def make() -> pettingzoo.ParallelEnv",
             )
-        return env
+        return self.arrays.wrap(env)
 
     def _make_by_factory(
         self, factory: Callable[..., Any], request: WorldRequest, kwargs: dict[str, Any]
@@ -248,7 +262,9 @@ class EnvRecipe:
                 "async, or a callable that returns a VectorEnv",
             )
         if request.vectorization_mode == "async":
-            return AsyncVectorEnv([lambda: factory(**kwargs)] * num_envs, copy=False, context=start_method())
+            return AsyncVectorEnv(
+                [lambda: self.arrays.wrap_one(factory(**kwargs))] * num_envs, copy=False, context=start_method()
+            )
         first = self._recognised(factory(**kwargs))
         if isinstance(first, VectorEnv):
             first.close()
@@ -299,6 +315,7 @@ class EnvSource:
         env_kwargs: For the environment's constructor; the client's own go on top.
         max_lanes: The most lanes that a client may ask for.
         time_action: Which part of an action says how long the environment advances.
+        arrays: Which arrays the environment takes and gives.
         realtime: The settings of real-time worlds; None: lock-step.
         thread_safe: Each world has a thread of its own, in real time each of its lanes.
         isolation: The limits of each world's process; None: environments run in this process.
@@ -319,6 +336,7 @@ class EnvSource:
         env_kwargs: Mapping[str, Any] | None = None,
         max_lanes: int = 4096,
         time_action: TimeAction | None = None,
+        arrays: Arrays = Arrays(),  # noqa: B008 - it cannot be changed
         realtime: RealtimeOptions | None = None,
         thread_safe: bool = False,
         isolation: Isolation | None = None,
@@ -339,6 +357,7 @@ class EnvSource:
             kwargs=dict(env_kwargs or {}),
             max_lanes=max_lanes,
             time_action=time_action,
+            arrays=arrays,
         )
         self._realtime = realtime
         self._thread_safe = thread_safe

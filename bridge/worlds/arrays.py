@@ -1,0 +1,188 @@
+"""Environments that take and give arrays of PyTorch or JAX, which may live on an accelerator: `array=`, `device=`.
+
+Actions go there by DLPack, which copies nothing on the same device; all results of a step come back to the host at
+once. Neither library is imported unless it is asked for.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import VectorEnv, VectorWrapper
+
+from bridge.encoding.tensors import Array
+from bridge.errors import SettingError
+from bridge.worlds.kinds import GymEnv, Lanes
+
+__all__ = ["ArrayKind", "Arrays"]
+
+ArrayKind: TypeAlias = Literal["numpy", "torch", "jax"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrays:
+    """Which arrays an environment takes and gives. It can be pickled.
+
+    Raises:
+        SettingError: There is no such library, it is not installed, or it knows no such device.
+    """
+
+    kind: ArrayKind = "numpy"
+    device: str | None = None
+    """Where actions are put, such as `cuda:0`; None: the library's default device."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("numpy", *_LIBRARIES):
+            known = ", ".join(map(repr, ("numpy", *_LIBRARIES)))
+            raise SettingError(f"expected array to be one of {known}, got {self.kind!r:.80}")
+        if self.kind == "numpy":
+            if self.device is not None:
+                raise SettingError(f"device={self.device!r} is for array='torch' or 'jax': give that too")
+            return
+        self._library()
+
+    def _library(self) -> _Library:
+        try:
+            return _LIBRARIES[self.kind](self.device)
+        except ImportError as error:
+            raise SettingError(
+                f"array={self.kind!r} needs the package {self.kind}, which is not here: {error}"
+            ) from None
+        except (RuntimeError, ValueError) as error:
+            raise SettingError(f"expected a device of {self.kind}, got {self.device!r}: {error}") from error
+
+    def wrap(self, env: GymEnv | Lanes) -> GymEnv | Lanes:
+        """Return an environment that takes and gives arrays of NumPy."""
+        if self.kind == "numpy":
+            return env
+        if isinstance(env, VectorEnv):
+            return _HostLanes(env, self._library())
+        return self.wrap_one(env)
+
+    def wrap_one(self, env: GymEnv) -> GymEnv:
+        """Return one environment that takes and gives arrays of NumPy."""
+        return env if self.kind == "numpy" else self.host_env(env)
+
+    def host_env(self, env: GymEnv) -> gymnasium.Wrapper[Any, Any, Any, Any]:
+        """Return the wrapper that makes NumPy's arrays of one environment's; `kind` is not `numpy`."""
+        return _HostEnv(env, self._library())
+
+
+class _Library(abc.ABC):
+    """A library of arrays."""
+
+    array: type
+    """The class of its arrays."""
+
+    @abc.abstractmethod
+    def from_host(self, array: Array) -> Any:
+        """Return an array of NumPy as one of the library, on the device."""
+
+    @abc.abstractmethod
+    def to_host(self, arrays: list[Any]) -> list[Array]:
+        """Return arrays of the library as those of NumPy; waits for the device once."""
+
+    def action(self, action: Any) -> Any:
+        """Return an action with arrays of the library in the place of NumPy's."""
+        return _mapped(action, (np.ndarray, np.generic), lambda leaf: self.from_host(np.asarray(leaf)))
+
+    def results(self, results: Any) -> Any:
+        """Return what `reset` or `step` returned with arrays of NumPy in the place of the library's."""
+        found: list[Any] = []
+        _mapped(results, (self.array,), found.append)
+        arrays = iter(self.to_host(found))
+        return _mapped(results, (self.array,), lambda leaf: next(arrays))
+
+
+class _Torch(_Library):
+    def __init__(self, device: str | None) -> None:
+        self._torch: Any = importlib.import_module("torch")
+        self._device = self._torch.device(device) if device else self._torch.get_default_device()
+        self._torch.empty(0, device=self._device)  # raises where there is no such device
+        self.array = self._torch.Tensor
+
+    def from_host(self, array: Array) -> Any:
+        # DLPack takes what is writable alone: what came from the network may not be.
+        own = np.array(array) if not array.flags.writeable or array.ndim == 0 else array
+        try:
+            tensor = self._torch.from_dlpack(own)
+        except (BufferError, RuntimeError, TypeError):  # a dtype that the installed NumPy does not export
+            tensor = self._torch.as_tensor(own)
+        return tensor.to(self._device)
+
+    def to_host(self, arrays: list[Any]) -> list[Array]:
+        copies = [array.detach().to("cpu", non_blocking=True) for array in arrays]
+        if any(array.is_cuda for array in arrays):
+            self._torch.cuda.current_stream(self._device).synchronize()
+        return [copy.numpy() for copy in copies]
+
+
+class _Jax(_Library):
+    def __init__(self, device: str | None) -> None:
+        self._jax: Any = importlib.import_module("jax")
+        platform, _, number = (device or "").partition(":")
+        self._device = self._jax.devices(platform or None)[int(number or 0)]
+        self.array = self._jax.Array
+
+    def from_host(self, array: Array) -> Any:
+        own = np.array(array) if not array.flags.writeable or array.ndim == 0 else array
+        try:
+            made = self._jax.numpy.from_dlpack(own)
+        except (BufferError, RuntimeError, TypeError, ValueError):  # such as int64, which JAX has in its x64 mode alone
+            made = self._jax.numpy.asarray(own)
+        return self._jax.device_put(made, self._device)
+
+    def to_host(self, arrays: list[Any]) -> list[Array]:
+        return [np.asarray(array) for array in self._jax.device_get(arrays)]
+
+
+_LIBRARIES: Mapping[str, Callable[[str | None], _Library]] = {"torch": _Torch, "jax": _Jax}
+
+
+class _HostEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """One environment with arrays of NumPy outside."""
+
+    def __init__(self, env: GymEnv, library: _Library) -> None:
+        super().__init__(env)
+        self._library = library
+
+    def reset(self, **given: Any) -> Any:
+        """Reset the environment."""
+        return self._library.results(self.env.reset(**given))
+
+    def step(self, action: Any) -> Any:
+        """Step the environment."""
+        return self._library.results(self.env.step(self._library.action(action)))
+
+
+class _HostLanes(VectorWrapper):
+    """Lanes with arrays of NumPy outside."""
+
+    def __init__(self, env: Lanes, library: _Library) -> None:
+        super().__init__(env)
+        self._library = library
+
+    def reset(self, **given: Any) -> Any:
+        """Reset the lanes."""
+        return self._library.results(self.env.reset(**given))
+
+    def step(self, actions: Any) -> Any:
+        """Step the lanes."""
+        return self._library.results(self.env.step(self._library.action(actions)))
+
+
+def _mapped(tree: Any, kinds: tuple[type, ...], function: Callable[[Any], Any]) -> Any:
+    """Return a tree of containers with what a function makes of its leaves of some classes."""
+    if isinstance(tree, kinds):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        return {key: _mapped(item, kinds, function) for key, item in tree.items()}
+    if type(tree) in (tuple, list):
+        return type(tree)(_mapped(item, kinds, function) for item in tree)
+    return tree

@@ -1,0 +1,204 @@
+"""Batched simulators as worlds of lanes, whatever their classes, beside the same simulator stepped without a server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from bridge import errors, make_remote, make_vec_remote, serve_gym
+from bridge.testing import CountingEnv
+from bridge.wrappers import BlockingReset
+from tests.simulators import DuckLanes, IsaacDouble, ManiSkillDouble
+from tests.support import assert_identical
+
+DOUBLES = [IsaacDouble, ManiSkillDouble, DuckLanes]
+
+
+def play_beside(served: Any, local: Any, to_local: Any = lambda actions: actions, steps: int = 200) -> int:
+    """Step a server's lanes beside a simulator in the mode SAME_STEP; return how many episodes ended.
+
+    Args:
+        served: What `serve_gym` returned.
+        local: The same simulator.
+        to_local: Makes of NumPy's actions what the local one takes.
+        steps: How many.
+    """
+    ends = 0
+    envs = BlockingReset(make_vec_remote(served.url), autoreset_mode=AutoresetMode.SAME_STEP)
+    try:
+        assert envs.num_envs == local.num_envs
+        assert envs.single_action_space == local.single_action_space
+        envs.action_space.seed(3)
+        observation, infos = envs.reset(seed=5)
+        expected, expected_infos = local.reset(seed=5)
+        assert_identical(observation, plain(expected))
+        assert_identical(infos, plain(expected_infos))
+        for _ in range(steps):
+            actions = envs.action_space.sample()
+            observation, reward, terminated, truncated, infos = envs.step(actions)
+            expected = local.step(to_local(actions))
+            assert_identical(observation, plain(expected[0]))
+            assert_identical(reward, plain(expected[1]).astype(np.float64))
+            assert_identical([terminated, truncated], [plain(expected[2]), plain(expected[3])])
+            ends += int((terminated | truncated).sum())
+            compare_infos(infos, plain(expected[4]), terminated | truncated)
+    finally:
+        envs.close()
+    return ends
+
+
+def compare_infos(infos: Any, expected: Any, ended: Any) -> None:
+    """Hold infos against a simulator's, whose final observations are a batch under the name of older versions."""
+    final = expected.pop("final_observation", None)
+    for mask in ("_final_observation", "_final_info"):
+        expected.pop(mask, None)
+    if final is not None:
+        rows = infos.pop("final_obs")
+        assert_identical(infos.pop("_final_obs"), ended)
+        assert_identical(infos.pop("_final_info"), ended)
+        for lane in range(len(ended)):
+            assert_identical(rows[lane], final[lane] if ended[lane] else None)
+    assert_identical(infos, expected)
+
+
+def plain(value: Any) -> Any:
+    """Arrays of any library as NumPy's."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return np.asarray(value)
+
+
+@pytest.mark.parametrize("isolation", [None, "process"])
+@pytest.mark.parametrize("make", DOUBLES)
+def test_a_simulator_plays_as_it_does_without_a_server(make: Any, isolation: str | None) -> None:
+    with serve_gym(make, isolation=isolation) as server:
+        assert play_beside(server, make()) > 20
+
+
+def test_lanes_that_gymnasium_resets_in_the_same_step_are_served_so() -> None:
+    def make() -> SyncVectorEnv:
+        return SyncVectorEnv([lambda: CountingEnv(3)] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+
+    local = make()
+    with serve_gym(make) as server:
+        envs = BlockingReset(make_vec_remote(server.url), autoreset_mode=AutoresetMode.SAME_STEP)
+        assert_identical(envs.reset(seed=1)[0], local.reset(seed=1)[0])
+        for _ in range(20):
+            actions = np.zeros(2, np.int64)
+            *result, infos = envs.step(actions)
+            *expected, expected_infos = local.step(actions)
+            assert_identical(result, expected)
+            assert_identical(infos, expected_infos)
+        envs.close()
+    local.close()
+
+
+def test_the_plain_vector_gives_the_new_episode_with_the_flags_of_the_old_one() -> None:
+    local = ManiSkillDouble()
+    with serve_gym(ManiSkillDouble) as server:
+        envs = make_vec_remote(server.url)
+        envs.reset(seed=5)
+        local.reset(seed=5)
+        assert envs.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+        actions, ended = np.zeros((4, 3), np.float32), np.zeros(4, np.bool_)
+        while not ended.any():
+            observations, _, terminated, truncated, infos = envs.step(actions)
+            expected = local.step(actions)
+            ended = terminated | truncated
+        lane = int(np.flatnonzero(ended)[0])
+        assert_identical(observations[lane], expected[0][lane])
+        assert_identical(infos["final_obs"][lane], expected[4]["final_observation"][lane])
+        assert not np.array_equal(observations[lane], infos["final_obs"][lane])
+        envs.close()
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
+def test_another_mode_is_refused_by_name(mode: AutoresetMode) -> None:
+    with serve_gym(IsaacDouble) as server:
+        envs = make_vec_remote(server.url)
+        with pytest.raises(errors.SettingError, match=f"autoreset_mode={mode.name}.*in the same step.*SAME_STEP"):
+            BlockingReset(envs, autoreset_mode=mode)
+        envs.close()
+
+
+def test_a_simulator_without_final_observations_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    with serve_gym(IsaacDouble) as server:
+        play_beside(server, IsaacDouble(), steps=60)
+    told = [record.getMessage() for record in caplog.records if "no final observation" in record.getMessage()]
+    assert len(told) == 1
+    assert "IsaacDouble" in told[0]
+
+
+class DuckEnv:
+    """One environment of no class of Gymnasium."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(-10, 10, (1,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.metadata: dict[str, Any] = {"render_modes": []}
+        self.total = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.total = seed or 0
+        return np.array([self.total], np.float32), {"seed": seed}
+
+    def step(self, action: Any) -> Any:
+        self.total += int(action)
+        return np.array([self.total], np.float32), float(action), self.total > 8, False, {}
+
+
+def test_one_environment_of_no_class_of_gymnasium_is_served() -> None:
+    with serve_gym(DuckEnv) as server, make_remote(server.url) as env:
+        local = DuckEnv()
+        assert_identical(env.reset(seed=2), local.reset(seed=2))
+        for _ in range(4):
+            assert_identical(env.step(1), local.step(1))
+        assert env.get_wrapper_attr("total") == 6
+
+
+def test_what_an_object_lacks_is_listed() -> None:
+    class Half:
+        num_envs = 3
+        single_observation_space = spaces.Discrete(2)
+
+        def reset(self) -> None:
+            pass
+
+    with pytest.raises(errors.SettingError, match=r"returned a Half, .* it has no step, single_action_space"):
+        serve_gym(Half)
+
+
+def test_a_wrapper_that_unbatches_a_simulator_of_one_lane_makes_one_environment() -> None:
+    class Unbatched(gymnasium.Wrapper[Any, Any, Any, Any]):
+        """As ManiSkill's CPUGymWrapper."""
+
+        def __init__(self) -> None:
+            super().__init__(IsaacDouble(1))
+            self.observation_space = self.env.get_wrapper_attr("single_observation_space")
+            self.action_space = self.env.get_wrapper_attr("single_action_space")
+
+        def reset(self, **given: Any) -> Any:
+            observation, info = self.env.reset(**given)
+            return {"policy": observation["policy"][0]}, info
+
+        def step(self, action: Any) -> Any:
+            observation, reward, terminated, truncated, _ = self.env.step(action[None])
+            return {"policy": observation["policy"][0]}, float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
+
+    with serve_gym(Unbatched) as server, make_remote(server.url) as env:
+        local = Unbatched()
+        assert_identical(env.reset(seed=1), local.reset(seed=1))
+        action = np.full(3, 0.5, np.float32)
+        assert_identical(env.step(action), local.step(action))
+
+
+def test_a_library_of_arrays_that_is_not_there_or_unknown_is_refused() -> None:
+    with pytest.raises(errors.SettingError, match="expected array to be one of 'numpy', 'torch', 'jax', got 'cupy'"):
+        serve_gym(IsaacDouble, array="cupy")  # type: ignore[arg-type]
+    with pytest.raises(errors.SettingError, match="device='cuda:0' is for array='torch' or 'jax'"):
+        serve_gym(IsaacDouble, device="cuda:0")
