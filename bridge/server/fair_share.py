@@ -1,10 +1,10 @@
 """Processor time, shared fairly: what a connection may use beside the requests that it is served.
 
 Requests are what a server is for, and are served as they come. Everything else that a client can send (pings, settings,
-header blocks, resets, frames of no meaning) costs it nothing and this server something: each connection may use a little
-of that at once, and all of them together a fixed share of the time. Who uses more is read later, and in smaller pieces;
-nobody is cut for it. A request beside such bytes does not make them free: it is worth what a request has been seen to
-take on this machine, and the rest of the turn is charged.
+header blocks, resets, frames of no meaning) costs it nothing and this server something: each connection may use a
+little of that at once, and all of them together a fixed share of the time. Who uses more is read later, and in smaller
+pieces; nobody is cut for it. A request beside such bytes does not make them free: it is worth what a request has been
+seen to take on this machine, and the rest of the turn is charged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REFILL = 0.1
 """Seconds that all connections together may use a second, beyond those, in equal parts."""
 SHARE = 0.15
 """The share of the time that all connections together may use which have used more than that."""
-# How many times what the fastest request took a turn may take for each of its requests, or for each page of a large one.
+# What a turn may take for each request, or page of a large one, without a closer look: so often the fastest request.
 
 
 _USUAL = 8
