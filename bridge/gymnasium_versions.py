@@ -22,10 +22,13 @@ VERSION = tuple(int(part) for part in gymnasium.__version__.split(".")[:2])
 """The installed version: major and minor."""
 
 if TYPE_CHECKING or VERSION >= (1, 4):
-    BatchWrapper: TypeAlias = VectorWrapper[Any, Any, Any, Any, np.ndarray[Any, Any]]
-    """A vector wrapper whose rewards and flags are arrays."""
+    _Base: TypeAlias = VectorWrapper[Any, Any, Any, Any, np.ndarray[Any, Any]]
 else:  # 1.4 made the class generic
-    BatchWrapper = VectorWrapper
+    _Base = VectorWrapper
+
+
+class BatchWrapper(_Base):
+    """A vector wrapper whose rewards and flags are arrays."""
 
 
 def discrete_space(n: int, start: int, dtype: np.dtype[Any]) -> spaces.Discrete:

@@ -207,7 +207,7 @@ class PublicServer(dm_env_rpc_pb2_grpc.EnvironmentServicer):
         self.kind, self.episode_length, self.max_agents = kind, episode_length, max_agents
         self.create_served, self.properties_served = create, properties
         self.actions_required = actions_required
-        self.max_worlds, self.max_streams, self.streams = max_worlds, max_streams, 0
+        self.max_worlds, self.max_streams, self.streams, self.opened = max_worlds, max_streams, 0, 0
         self.volume = 0.5
         self.lock = threading.Condition()
         self.stopped = False
@@ -249,6 +249,7 @@ class PublicServer(dm_env_rpc_pb2_grpc.EnvironmentServicer):
         with self.lock:
             full = self.max_streams is not None and self.streams >= self.max_streams
             self.streams += not full
+            self.opened += not full
         if full:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self.max_streams} streams are open already")
 

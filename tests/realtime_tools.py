@@ -35,7 +35,7 @@ class Network:
         source = EnvSource(env, realtime=RealtimeOptions(fps, clock=server_clock))
         self.registry = direct_registry(source)
         self.duplex: Duplex[bytes] = Duplex(conditions, np.random.default_rng(0))
-        self.session = direct_session(self.registry)
+        self.session = direct_session(self.registry, "test")
         self.poller: Poller[Delivery] = Poller()
         self.answers: list[Event] = []
         self._deliver: Callable[[bytes], None] = lambda what: None

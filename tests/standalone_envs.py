@@ -11,7 +11,7 @@ from bridge.testing import EVERY_SPACE, SpaceEnv, make_info
 
 def every_space(space):
     """An environment that observes and acts in one of `EVERY_SPACE`."""
-    return SpaceEnv(EVERY_SPACE[space](), EVERY_SPACE[space]())
+    return SpaceEnv(EVERY_SPACE[space](), EVERY_SPACE[space](), infos=False)
 
 
 class Remarkable(gymnasium.Env[Any, Any]):

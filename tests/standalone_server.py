@@ -3,56 +3,90 @@
 from __future__ import annotations
 
 import os
-import select
+import queue
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DEADLINE = 120.0
+SERVED_AT = " served at "
 FILE = ROOT / "bridge" / "standalone" / "serve_env.py"
 
 
 class Standalone:
     """A server in a process of its own."""
 
-    def __init__(self, process: subprocess.Popen[str], first_line: str) -> None:
-        self.process = process
-        self.url = first_line.rpartition(" served at ")[2].strip()
+    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
+        self.process, self.url = process, url
 
     @property
     def port(self) -> int:
         return int(self.url.partition("?")[0].rpartition(":")[2])
 
 
-def first_line(process: subprocess.Popen[str]) -> str:
-    """Return the first line that a process prints; raise where it prints none in time."""
-    assert process.stdout is not None
-    ready, _, _ = select.select([process.stdout], [], [], DEADLINE)
-    assert ready, f"it printed nothing within {DEADLINE:g} s"
-    return process.stdout.readline()
+class Output:
+    """The lines that a process prints, read to the end: a pipe that nobody reads fills, and blocks the process."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self._process.stdout or ():
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def __iter__(self) -> Iterator[str]:
+        """Give the lines; raise where the next one does not come in time."""
+        while (line := self._lines.get(timeout=DEADLINE)) is not None:
+            yield line
+
+    def close(self) -> None:
+        """Give up what is left, once the process has ended."""
+        self._reader.join(DEADLINE)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
 
 @contextmanager
-def standalone(*arguments: str, python: str | Path = sys.executable, **environment: str) -> Iterator[Standalone]:
-    """Run the file with a command line until the block ends, and hold that it then stops in order."""
+def standalone(
+    *arguments: str, python: str | Path = sys.executable, folder: Path = ROOT, **environment: str
+) -> Iterator[Standalone]:
+    """Run the file with a command line until the block ends, and hold that it then stops in order.
+
+    Args:
+        arguments: The command line.
+        python: The interpreter.
+        folder: Where it runs; environments may leave files there.
+        environment: Variables.
+    """
+    known = {name: value for name, value in os.environ.items() if name != "BRIDGE_TOKEN"}
     process = subprocess.Popen(
         [str(python), str(FILE), *arguments],
         stdout=subprocess.PIPE,
         text=True,
-        cwd=ROOT,  # `tests` can be imported
-        env={**{name: value for name, value in os.environ.items() if name != "BRIDGE_TOKEN"}, **environment},
+        cwd=folder,
+        env={**known, "PYTHONPATH": str(ROOT) if folder != ROOT else "", **environment},
     )
-    assert process.stdout is not None
+    output = Output(process)
     try:
-        line = first_line(process)
-        assert " served at " in line, f"expected where it is served, got {line!r}; code {process.poll()}"
-        yield Standalone(process, line)
+        said = []
+        for line in output:  # environments may print, too
+            said.append(line)
+            if SERVED_AT in line:
+                break
+        else:
+            raise AssertionError(f"expected where it is served, got {said}; code {process.wait(DEADLINE)}")
+        yield Standalone(process, said[-1].rpartition(SERVED_AT)[2].strip())
         process.terminate()
         assert process.wait(DEADLINE) == 0
     finally:
         process.kill()
         process.wait()
-        process.stdout.close()
+        output.close()

@@ -17,9 +17,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from bridge import Limits, errors, make_remote, make_vec_remote, serve_gym
+from bridge import Limits, SlotState, errors, make_remote, make_vec_remote, serve_gym
 from bridge.client.events import StepAnswered
-from bridge.client.remote import SlotState
 from bridge.testing import CountingEnv, FailingEnv, SlowResetEnv
 from bridge.wrappers import BlockingReset
 from tests.support import SERVE, server_process, until, world_of

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from gymnasium import spaces
 
@@ -101,7 +103,7 @@ def test_what_a_foreign_server_refuses_is_told_in_its_own_words() -> None:
         with pytest.raises(errors.RefusedError):
             remote.reset(seed=5)  # it knows no such setting
         remote.reset()
-        assert remote._remote._number == 1, "the connection goes on (D-2)"
+        assert server.opened == 1, "the connection goes on (D-2)"
         remote.close()
 
 
@@ -139,3 +141,40 @@ def test_a_peer_that_breaks_the_protocol_is_named(fault: str, kind: str) -> None
 def test_a_server_with_a_fault_never_makes_the_client_hang(fault: str) -> None:
     with PublicServer([fault], kind="vector", properties=False) as server, contextlib.suppress(errors.BridgeError):
         play(server.url, timeout=3.0)
+
+
+class ByPeer(PublicServer):
+    """Keeps state by the address that a stream comes from, as remote-gym does; a second stream ends in an error."""
+
+    def __init__(self, **keywords):
+        self.peers = []
+        super().__init__(**keywords)
+
+    def Process(self, request_iterator, context):  # noqa: N802 - the service's name
+        peer = context.peer()
+        if peer in self.peers:
+            raise KeyError(peer)
+        self.peers.append(peer)
+        yield from super().Process(request_iterator, context)
+
+
+def test_a_server_that_keeps_state_by_its_peers_address_gets_a_connection_for_each_slot() -> None:
+    with ByPeer(kind="discrete", properties=False) as server:
+        envs = BlockingReset(make_vec_remote(server.url, num_envs=5))
+        envs.reset()
+        envs.step(np.zeros(5, np.int64))
+        assert len(set(server.peers)) == 5
+        envs.close()
+
+
+def test_slots_on_a_server_of_ours_share_a_connection() -> None:
+    with serve_gym("CartPole-v1") as server:
+        envs = BlockingReset(make_vec_remote(server.url, num_envs=5))
+        assert len(established(server.port)) == 1
+        envs.close()
+
+
+def established(port: int) -> list[Any]:
+    """The connections of this process to a port."""
+    found = psutil.Process().net_connections("tcp")
+    return [each for each in found if each.status == "ESTABLISHED" and each.raddr and each.raddr.port == port]

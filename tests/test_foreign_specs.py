@@ -147,7 +147,13 @@ def test_tensor_spaces_are_equal_where_their_specs_are_and_fit_in_dicts():
 def test_a_missing_reward_is_zero_and_is_said_once(remote):
     """D-24: also where the client connects a second time."""
     bare = pb.ActionObservationSpecs(actions={1: ACTION}, observations={9: pb.TensorSpec(name="seen", dtype=pb.INT32)})
-    with ScriptedServer(bare, {9: pack(np.int32(7))}) as server:
+
+    def lose_the_third(request, number):
+        if number == 3:
+            raise EndStream
+        return server.running(request)
+
+    with ScriptedServer(bare, {9: pack(np.int32(7))}, step=lose_the_third) as server:
         with pytest.warns(RuntimeWarning, match="no observation named reward: every reward is") as said:
             env = remote(server)
         assert len(said) == 1
@@ -155,7 +161,8 @@ def test_a_missing_reward_is_zero_and_is_said_once(remote):
             warnings.simplefilter("error")
             env.reset()
             assert env.step(0)[1] == 0.0
-            env._remote.drop()
+            with pytest.raises(ConnectionLostError):
+                env.step(0)
             env.reset()
             assert env.step(0)[0] == {"seen": 7}
 

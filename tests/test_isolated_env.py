@@ -20,6 +20,7 @@ from bridge import (
     Limits,
     RealTime,
     Server,
+    SlotState,
     errors,
     make_parallel_remote,
     make_remote,
@@ -27,7 +28,6 @@ from bridge import (
     serve_gym,
     serve_parallel,
 )
-from bridge.client.remote import SlotState
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code

@@ -12,8 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from bridge import Limits, Server, errors, make_remote, make_vec_remote, serve_gym
-from bridge.client.remote import SlotState
+from bridge import Limits, Server, SlotState, errors, make_remote, make_vec_remote, serve_gym
 from bridge.testing import CountingEnv, FailingEnv
 from bridge.wrappers import BlockingReset
 from tests.support import assert_identical, until, world_of

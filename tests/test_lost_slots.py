@@ -11,14 +11,14 @@ import gymnasium
 import numpy as np
 import pytest
 
-from bridge import make_vec_remote, serve_gym
+from bridge import Limits, SlotState, make_vec_remote, serve_gym
 from bridge.cli import main
-from bridge.client.remote import SlotState
 from bridge.client.vector_env import slots_of
 from bridge.client.waiting import WaitLog
 from bridge.errors import ConnectionLostError, EnvironmentFailedError, RemoteTimeoutError, SettingError
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
+from tests.support import server_process
 
 DEADLINE = 30.0
 
@@ -358,3 +358,108 @@ def test_gymnasium_makes_an_environment_with_these_options_again():
         envs = gymnasium.make_vec("bridge:bridge/Remote-v0", num_envs=2, url=server.url, **options)
         assert {key: envs.spec.kwargs[key] for key in options} == options
         envs.close()
+
+
+# A server that hangs, and room that returns
+
+
+HANGS = """
+import sys, threading
+from bridge import serve_gym
+from bridge.testing import CountingEnv
+gate = threading.Event()
+class Hangs(CountingEnv):
+    def step(self, action):
+        if action == 1:
+            gate.wait()  # as a simulator that waits for something that does not come
+        return super().step(action)
+with serve_gym(lambda: Hangs(1000)) as server:
+    print(server.url, flush=True)
+    sys.stdin.readline()
+    gate.set()
+    sys.stdin.read()
+"""
+
+
+def test_a_hung_simulator_truncates_its_slot_and_the_others_go_on():
+    """The time that a slot has and that of the whole step end together: the slot's end is still told by that step."""
+    with server_process(HANGS) as (process, url), serve_gym(lambda: CountingEnv(1000)) as healthy:
+        envs = BlockingReset(make_vec_remote([healthy.url, url], timeout=1.0), on_lost="continue")
+        envs.reset(seed=0)
+        _, _, terminations, truncations, infos = envs.step(np.array([0, 1]))
+        assert (terminations.tolist(), truncations.tolist()) == ([False, False], [False, True])
+        assert "no answer to a step within 1 s" in infos["error"][1]
+        for _ in range(4):
+            _, _, _, truncations, infos = envs.step(np.array([0, 0]))
+            assert not truncations.any()
+            assert infos["valid"].tolist() == [True, False]
+        process.stdin.write("\n")
+        process.stdin.flush()
+        deadline = time.monotonic() + DEADLINE
+        while not envs.step(np.array([0, 0]))[4]["valid"].all():
+            assert time.monotonic() < deadline
+        envs.close()
+
+
+def test_room_that_returns_carries_the_slots_that_a_full_server_refused(tmp_path, caplog):
+    """Three full servers carry nine worlds; while one of them is gone, the others refuse its three."""
+    limits = Limits(max_worlds=3)
+    servers = [serve_gym(lambda: CountingEnv(1000), limits=limits) for _ in range(3)]
+    listed = tmp_path / "servers"
+    listed.write_text("\n".join(server.url for server in servers))
+    envs = BlockingReset(make_vec_remote(f"file://{listed}", num_envs=9), on_lost="continue")
+    try:
+        envs.reset(seed=0)
+        port = servers[2].port
+        servers[2].stop()
+        refused, deadline = False, time.monotonic() + DEADLINE
+        while not refused:
+            envs.step(np.zeros(9, np.int64))
+            refused = any(report.away is not None and "world" in str(report.reason) for report in envs.env.remotes())
+            assert time.monotonic() < deadline, [r.reason for r in envs.env.remotes()]
+        servers[2] = serve_gym(lambda: CountingEnv(1000), limits=limits, port=port)
+        while not envs.step(np.zeros(9, np.int64))[4]["valid"].all():
+            assert time.monotonic() < deadline
+        assert all(report.state == "running" for report in envs.env.remotes())
+        # Three slots are cut off and come back, and each server is told of when its state changes: no line an attempt.
+        assert len(caplog.records) <= 20, caplog.text
+    finally:
+        envs.close()
+        for server in servers:
+            server.stop()
+
+
+class Raises(CountingEnv):
+    """Its resets fail."""
+
+    def reset(self, **_):
+        raise RuntimeError("no such map")
+
+
+def test_slots_leave_a_server_whose_environment_always_raises(tmp_path):
+    servers = [serve_gym(make) for make in (lambda: CountingEnv(5), Raises, lambda: CountingEnv(5))]
+    listed = tmp_path / "servers"
+    listed.write_text("\n".join(server.url for server in servers))
+    envs = BlockingReset(make_vec_remote(f"file://{listed}", num_envs=6))
+    try:
+        envs.reset(seed=0)
+        play(envs, 20)
+        assert servers[1].url not in envs.env.urls
+    finally:
+        envs.close()
+        for server in servers:
+            server.stop()
+
+
+def test_an_environment_that_raises_on_every_server_ends_the_loop(tmp_path):
+    servers = [serve_gym(Raises) for _ in range(2)]
+    listed = tmp_path / "servers"
+    listed.write_text("\n".join(server.url for server in servers))
+    envs = BlockingReset(make_vec_remote(f"file://{listed}", num_envs=4))
+    try:
+        with pytest.raises(EnvironmentFailedError, match="no such map"):
+            envs.reset(seed=0)
+    finally:
+        envs.close()
+        for server in servers:
+            server.stop()

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge import errors, make_vec_remote, serve_gym
+from bridge import SlotState, errors, make_vec_remote, serve_gym
 from bridge.client.endpoints import Endpoint
-from bridge.client.remote import SlotState
 from bridge.client.vector_env import slots_of
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset

@@ -1,6 +1,8 @@
 """Worlds of several agents, over real connections (D-22, D-5)."""
 
+import copy
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -489,12 +491,9 @@ def test_when_one_of_two_public_clients_is_killed_the_others_go_on_as_declared(p
         ours.close()
 
 
-def waiting(server, world=""):
+def waiting(server):
     """Wait until somebody waits in its first Step."""
-    until(lambda: world in server.worlds, 20)
-    (made,) = [made for made in server._registry.worlds if made.name == world]
-    until(lambda: bool(made._pending), 20)
-    return made
+    until(lambda: "" in server.worlds and server.status()["requests"] == 1, 20)
 
 
 def test_a_client_that_dies_while_it_waits_for_others_frees_its_seat_at_once():
@@ -502,9 +501,9 @@ def test_a_client_that_dies_while_it_waits_for_others_frees_its_seat_at_once():
     with bridge.serve_parallel(Relay, agent_timeout=600) as server:
         stream = Stream(server).join()
         stream.send(step=pb.StepRequest())
-        world = waiting(server)
+        waiting(server)
         stream.die()
-        until(lambda: world.agents == 0, 20)
+        until(lambda: server.status()["slots"] == 0, 20)
         stream.close()
 
 
@@ -546,3 +545,23 @@ def test_a_world_of_several_agents_passes_the_conformance_checks():
     with bridge.serve_parallel(Relay, missing_agent="default", agent_timeout=20) as server:
         report = check_server(server.url, only=["D-15", "D-16", "D-17", "D-22"], required_actions=["action"])
     assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))], ids=["copy", "pickle"])
+def test_a_copy_joins_a_world_of_its_own_in_its_first_reset(remote, copied):
+    env = remote(Relay)
+    env.reset(seed=1)
+    actions = {agent: env.action_space(agent).sample() for agent in env.agents}
+    env.step(actions)
+    other = copied(env)
+    try:
+        assert other.possible_agents == env.possible_agents
+        assert other.observation_space("ann") == env.observation_space("ann")
+        assert other.agents == []
+        with pytest.raises(ResetNeededError):
+            other.step({})
+        assert_identical(play(other, 3), play(Relay(), 3))
+        assert env.agents == list(NAMES)  # its episode goes on
+        env.step(actions)
+    finally:
+        other.close()

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from bridge.client.remote import SlotState
+from bridge import SlotState
 from bridge.errors import ClosedError, InvalidActionError, ResetNeededError, SettingError
 from bridge.perlert import PerlertVectorEnv, serve_perlert
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import socket
-import subprocess
 import sys
 import types
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +17,7 @@ from bridge.fleet.health import check_health
 from bridge.recording import writer
 from bridge.recording.reader import read_folder
 from bridge.transport.address import parse_address
-from bridge.worlds.isolated import child, world
+from bridge.worlds.isolated import child
 
 
 def socketpair() -> tuple[socket.socket, socket.socket]:
@@ -29,71 +26,6 @@ def socketpair() -> tuple[socket.socket, socket.socket]:
         one = socket.create_connection(listener.getsockname())
         other, _ = listener.accept()
     return one, other
-
-
-# What Windows does not have. The standard library's modules that use it themselves are imported before.
-WINDOWS = """
-import asyncio, multiprocessing.util, os, selectors, signal, socket, subprocess, sys
-
-class Socket(socket.socket):
-    def __getattribute__(self, name):
-        if name in ("sendmsg", "recvmsg", "recvmsg_into"):
-            raise AttributeError(name)
-        return super().__getattribute__(name)
-
-socket.socket = socket.SocketType = Socket
-socket.socketpair = socketpair
-selectors.DefaultSelector = selectors.SelectSelector
-for module, names in {
-    os: "fork register_at_fork setsid killpg getuid O_CLOEXEC sched_getaffinity",
-    signal: "pthread_sigmask SIGKILL SIGHUP SIGUSR1 SIGALRM setitimer",
-    socket: "AF_UNIX TCP_KEEPIDLE TCP_KEEPINTVL TCP_KEEPCNT IP_PKTINFO IPV6_RECVPKTINFO SO_TIMESTAMPNS MSG_DONTWAIT",
-}.items():
-    for name in names.split():
-        if hasattr(module, name):
-            delattr(module, name)
-for name in ("fcntl", "grp", "pwd", "resource", "termios", "tty"):
-    sys.modules[name] = None
-"""
-PLAY = """
-import bridge, numpy as np
-from bridge.perlert import PerlertEnv, serve_perlert, udp
-from bridge.wrappers import BlockingReset
-
-udp._LINUX = False
-
-with bridge.serve_gym("CartPole-v1") as server:
-    envs = BlockingReset(bridge.make_vec_remote(server.url, num_envs=3))
-    observations, infos = envs.reset(seed=1)
-    assert observations.shape == (3, 4)
-    for _ in range(50):
-        observations, *rest = envs.step(np.ones(3, int))
-    envs.close()
-
-with bridge.serve_gym("CartPole-v1", processes=2) as group:
-    envs = bridge.make_vec_remote(group.urls)
-    envs.reset(seed=1)
-    envs.close()
-
-with serve_perlert("CartPole-v1", fps=60) as server, PerlertEnv(server.url) as env:
-    env.reset(seed=1)
-    over = False
-    while not over:
-        *_, terminated, truncated, _ = env.step(1)
-        over = terminated or truncated
-print("played")
-"""
-
-
-def test_without_what_windows_lacks_servers_and_clients_play_all_the_same() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", f"import socket\n{inspect.getsource(socketpair)}{WINDOWS}{PLAY}"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "played\n", "")
 
 
 def test_without_unix_sockets_each_way_to_ask_for_one_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,15 +37,6 @@ def test_without_unix_sockets_each_way_to_ask_for_one_is_an_error(monkeypatch: p
         make_remote("unix:///socket")
     with pytest.raises(SettingError, match="no Unix sockets"):
         check_health(parse_address("unix:///socket"), 1.0)
-
-
-@pytest.mark.parametrize("options", [{"isolation": "process"}, {"allow_env_factories": True}], ids=str)
-def test_worlds_in_processes_are_refused_where_the_loop_cannot_wait_for_a_process(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
-) -> None:
-    monkeypatch.setattr(world, "os", types.SimpleNamespace(name="nt"))
-    with pytest.raises(SettingError, match="need Linux or macOS"):
-        serve_gym("CartPole-v1", **options)
 
 
 def test_a_limit_of_memory_is_refused_where_the_system_has_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from tests.support import direct_registry, direct_session
 CLIENTS, MOST_WORLDS, LENGTH = 3, 3, 3
 EXAMPLES = int(os.environ.get("BRIDGE_SESSIONS", "100"))
 MADE: list[CountingEnv] = []
+WHOLE = {"gymnasium": pack_tensor(True)}
 GOOD, BAD = {"seed": pack_tensor(1)}, {"seed": pack_tensor(-1)}
 
 
@@ -147,7 +148,7 @@ class Sessions(RuleBasedStateMachine):
             expected = Code.NOT_FOUND
         elif expected is None and place is not None and place.agent is not None:
             expected = Code.RESOURCE_EXHAUSTED
-        answer = self.ask(who, expected, join_world=pb.JoinWorldRequest(world_name=name))
+        answer = self.ask(who, expected, join_world=pb.JoinWorldRequest(world_name=name, settings=WHOLE))
         if answer is not None and place is not None:
             assert {spec.name for spec in answer.specs.actions.values()} == {"action"}
             place.agent = who
@@ -164,7 +165,7 @@ class Sessions(RuleBasedStateMachine):
         client = self.clients[who]
         place, running = client.place, client.state is State.RUNNING
         wish = pb.StepRequest(
-            actions={key: pack_tensor(value) for key, value in actions.items()}, requested_observations=[uid, 2]
+            actions={key: pack_tensor(value) for key, value in actions.items()}, requested_observations=[uid, 3]
         )
         expected: Code | None = None
         if place is None or place.destroyed:

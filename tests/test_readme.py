@@ -216,4 +216,6 @@ def commands_of_the_docs() -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(("page", "line"), list(commands_of_the_docs()))
 def test_the_commands_that_the_docs_show_are_understood(page: str, line: str) -> None:
     words = shlex.split(line.rstrip("& "), comments=True)[1:]
+    if ">" in words:
+        words = words[: words.index(">")]
     make_parser(words[0]).parse_args(words)

@@ -17,10 +17,10 @@ import pytest
 from gymnasium import spaces
 
 import bridge
-from bridge import RealTime, RemoteVectorEnv, Server, make_remote, make_vec_remote, serve_gym
-from bridge.client.extensions import property_value
-from bridge.client.remote import SlotState
+from bridge import RealTime, RemoteVectorEnv, Server, SlotState, make_remote, make_vec_remote, serve_gym
 from bridge.client.vector_env import slots_of
+from bridge.encoding import values
+from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import (
     EnvironmentFailedError,
     RefusedError,
@@ -28,10 +28,11 @@ from bridge.errors import (
     ResetNeededError,
     SettingError,
 )
-from bridge.testing import CountingEnv, FailingEnv, SlowResetEnv, VirtualClock, check_server
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.testing import CountingEnv, FailingEnv, Inspector, Proxy, SlowResetEnv, VirtualClock, check_server
 from bridge.worlds.default_actions import neutral_action
 from bridge.wrappers import BlockingReset
-from tests.support import everywhere
+from tests.support import everywhere, read_property
 
 LONG = 10**9
 
@@ -350,10 +351,7 @@ def test_versions_are_known_at_both_ends(serve: Any) -> None:
     envs = make_vec_remote(server.url)
     assert envs.server_versions == (bridge.__version__,)
     envs.close()
-    env = make_remote(server.url)
-    env._remote.read_property("connection.client_version")
-    assert property_value(env._reply("to a property"), server.url, False) == bridge.__version__
-    env.close()
+    assert read_property(server.url, "connection.client_version") == bridge.__version__
 
 
 @everywhere
@@ -397,12 +395,15 @@ def test_diagnostics_are_in_infos_and_properties_and_can_be_switched_off(serve: 
     clock.advance(0.5)
     info = env.step(0)[4]
     assert info == {"frames": 5}
-    env._remote.read_property("world.realtime")
-    statistics = property_value(env._reply("to a property"), server.url, True)
+    with Inspector(server.url, 20.0) as inspector:
+        settings = {"role": pack_tensor("spectator")}
+        inspector.ask("join_world", pb.JoinWorldRequest(world_name=server.worlds[0], settings=settings))
+        statistics, timing = (
+            values.decode(unpack_tensor(inspector.read_property(key)).tobytes())
+            for key in ("world.realtime", "world.timing")
+        )
     assert statistics["frames"] == 5
     assert {"p50", "p90", "p99", "max"} <= set(statistics["step_time"])
-    env._remote.read_property("world.timing")
-    timing = property_value(env._reply("to a property"), server.url, True)
     assert (timing["step"]["count"], timing["reset"]["count"]) == (statistics["step_time"]["count"], 1)
     env.close()
 
@@ -558,11 +559,11 @@ def test_a_world_goes_with_its_client(serve: Any, clock: VirtualClock) -> None:
     assert len(server.worlds) == 1
     envs.close()
     wait_for(lambda: not server.worlds and made[0].closed)
-    dying = make_vec_remote(server.url)
+    proxy = Proxy(server.port)
+    dying = make_vec_remote(f"grpc://127.0.0.1:{proxy.port}")
     dying.reset()
     ready(dying, [0])
-    for member in slots_of(dying).pool.members:  # the connection is cut, nothing is said
-        member.remote._call.connection._abort()  # type: ignore[union-attr]
+    proxy.close()  # the connection is cut, nothing is said
     wait_for(lambda: not server.worlds and made[1].closed)
     clock.advance(1.0)
     assert made[1].steps == 0, "and its clock stands"

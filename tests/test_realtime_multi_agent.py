@@ -225,12 +225,9 @@ def test_a_reset_waits_for_the_agents_that_go_on(serve: Any, join: Any, clock: V
     assert ann.step(1)[4]["latency"]["episode"] == bob.step(bob.action_space.sample())[4]["latency"]["episode"] == 2
 
 
-def until_waiting(server: bridge.Server) -> Any:
-    """Return the default world once somebody waits in it."""
-    until(lambda: "" in server.worlds, 20)
-    (world,) = [world for world in server._registry.worlds if world.name == ""]
-    until(lambda: bool(world._waiters), 20)
-    return world
+def until_waiting(server: bridge.Server, requests: int = 1) -> None:
+    """Wait until so many requests wait for an episode to begin."""
+    until(lambda: "" in server.worlds and server.status()["requests"] == requests, 20)
 
 
 def test_an_agent_may_join_and_leave_in_the_midst_of_an_episode(serve: Any, join: Any, clock: VirtualClock) -> None:
@@ -316,8 +313,7 @@ def test_resetting_the_world_reaches_every_agent(serve: Any, clock: VirtualClock
         assert client.step("reward")[0] == RUNNING
     stream = Stream(server)
     stream.send(reset_world=pb.ResetWorldRequest(settings={"seed": pb.Tensor(int64s=pb.Tensor.Int64Array(array=[4]))}))
-    (world,) = [world for world in server._registry.worlds if world.name == ""]
-    until(lambda: bool(world.resets.orders), 20)
+    until_waiting(server)
     assert ann.step("reward", action=1)[0] == INTERRUPTED
     assert bob.step("reward", action__run=1, action__lean=[0.0, 0.0])[0] == INTERRUPTED
     assert stream.take().WhichOneof("payload") == "reset_world"
@@ -341,10 +337,10 @@ def test_resetting_the_world_waits_for_no_agent_that_waits(serve: Any, clock: Vi
     states: list[int] = []
     begun = threading.Thread(target=lambda: states.append(ann.step("reward")[0]))
     begun.start()
-    world = until_waiting(server)
+    until_waiting(server)
     stream = Stream(server)
     stream.send(reset_world=pb.ResetWorldRequest())
-    until(lambda: bool(world.resets.orders), 20)
+    until_waiting(server, 2)
     assert bob.step("reward", action__run=1, action__lean=[0.0, 0.0])[0] == INTERRUPTED
     assert stream.take().WhichOneof("payload") == "reset_world"
     begun.join(20)

@@ -138,10 +138,10 @@ def test_replay_verifies_one_episode_or_all_of_a_folder(tmp_path, capsys):
 
 
 def test_the_exit_codes_of_replay_tell_what_is_wrong(tmp_path, capsys):
-    """1: it differs; 2: there is no such episode, or no such environment; 3: it cannot be verified."""
+    """1: it differs, is damaged or cannot be verified; 2: there is no such episode, or no such environment."""
     record(tmp_path / "unseeded", seed=None, episodes=1)
     (episode,) = read_folder(tmp_path / "unseeded").episodes()
-    assert main(["replay", str(tmp_path / "unseeded" / episode.id), "--verify"]) == 3
+    assert main(["replay", str(tmp_path / "unseeded" / episode.id), "--verify"]) == 1
     assert "no reset with a seed was recorded before it" in capsys.readouterr().out
     assert main(["replay", str(tmp_path / "unseeded" / f"{episode.id}9"), "--verify"]) == 2
     assert "has no episode 1.0.19" in capsys.readouterr().err

@@ -44,6 +44,27 @@ def tape_of(journal: Journal) -> Tape:
     return Tape(journal, Encoder({**facts, "observations": True}, PAIR, None, None, True))
 
 
+class Slow:
+    """A source whose rows take long to be encoded, and cannot be then."""
+
+    def __init__(self) -> None:
+        self.entered, self.release = threading.Event(), threading.Event()
+
+    def describe(self) -> bytes:
+        return b""
+
+    def is_urgent(self, rows: list[Any]) -> bool:
+        return True
+
+    def encode(self, rows: list[Any]) -> bytes:
+        self.entered.set()
+        assert self.release.wait(30.0)
+        raise ValueError("on purpose")
+
+    def give_up(self, rows: list[Any]) -> None:
+        """Nothing is lost."""
+
+
 def fill(tape: Tape, episodes: int, steps: int = 10, size: int = 24) -> None:
     """Record episodes."""
     for number in range(episodes):
@@ -147,11 +168,11 @@ def test_a_full_disk_is_logged_once_and_tried_again_later(tmp_path, caplog, monk
     full.set()
 
     def write(file: int, data: Any) -> int:
-        if full.is_set() and file == journal._files._file:
+        if full.is_set() and os.fstat(file).st_ino in {path.stat().st_ino for path in tmp_path.glob("*.rec")}:
             raise OSError(28, "No space left on device")
         return real(file, data)
 
-    monkeypatch.setattr("bridge.recording.writer.os.write", write)
+    monkeypatch.setattr(os, "write", write)
     with caplog.at_level(logging.ERROR, "bridge"):
         fill(tape, 2)
         until(lambda: "No space left" in caplog.text)
@@ -205,7 +226,7 @@ def test_files_rotate_and_the_oldest_goes_at_the_limit(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "bridge"):
         for _ in range(30):
             fill(tape, 10)
-            until(lambda: not journal._rows)
+            until(lambda: journal.queued == 0)
         tape.end()
         journal.close()
     files = sorted(tmp_path.glob("*.rec"))
@@ -225,12 +246,14 @@ def test_files_rotate_and_the_oldest_goes_at_the_limit(tmp_path, caplog):
 def test_a_queue_that_is_full_drops_rows_counts_them_and_marks_the_episode(tmp_path, caplog):
     journal = Journal(tmp_path, RecordOptions(queue_bytes=4_000))
     tape = tape_of(journal)
-    journal._wake.set()  # the writer sleeps on, as one that is slow
+    slow = Slow()
+    assert journal.offer(slow, None, 0)
+    until(slow.entered.is_set)
     with caplog.at_level(logging.WARNING, "bridge"):
         fill(tape, 1, steps=100)
     assert caplog.text.count("lacks rows") == 1
-    journal._start()
-    until(lambda: journal._offered == journal._taken)
+    slow.release.set()
+    until(lambda: journal.queued_bytes == 0)
     fill(tape, 1, steps=3)
     tape.end()
     journal.close()
@@ -248,7 +271,7 @@ def test_steps_of_a_slow_world_share_records_and_an_end_is_written_at_once(tmp_p
     tape.add(Row(Kind.RESET, 0.0, observation=np.zeros(3), seed=1))
     for step in range(20):
         tape.add(Row(Kind.STEP, step / 60, "agent", 1, np.zeros(3), 1.0))
-        until(lambda: not journal._rows)
+        until(lambda: journal.queued == 0)
     records = read_folder(tmp_path).streams[0].records if list(tmp_path.glob("*.rec")) else ()
     assert len(records) <= 10, "half a second of steps is a record"
     tape.add(Row(Kind.STEP, 1.0, "agent", 1, np.zeros(3), 1.0, terminated=True))
@@ -278,7 +301,7 @@ def test_close_writes_what_is_queued_and_may_be_called_twice(tmp_path):
     journal.close()
     journal.close()
     assert len(read_folder(tmp_path).episodes()) == 50
-    assert not journal.offer(tape._encoder, Row(Kind.STEP, 0.0), 1)
+    assert not journal.offer(Slow(), Row(Kind.STEP, 0.0), 1)
 
 
 def test_a_journal_that_was_never_used_leaves_no_file_and_no_thread(tmp_path):
@@ -295,7 +318,7 @@ from tests.test_recording_journal import Journal, fill, tape_of, until
 journal = Journal(sys.argv[1])
 tape = tape_of(journal)
 fill(tape, 3)
-until(lambda: not journal._rows)
+until(lambda: journal.queued == 0)
 child = os.fork()
 if child == 0:
     fill(tape, 100)

@@ -370,7 +370,7 @@ def test_what_does_not_steer_is_refused(shown):
 def test_a_replay_goes_when_nobody_looks_at_it_and_there_are_only_so_many(shown, page, monkeypatch):
     server, one, name = shown
     monkeypatch.setattr(replay_world, "MOST_REPLAYS", 2)
-    monkeypatch.setattr(replay_world.ReplayWorld, "lingers", 0.05)
+    monkeypatch.setattr(replay_world.ReplayWorld, "lingers", 2.0)
     other = page(server)
     episode = other.episodes()[0]["episode"]
     # One that nobody joins goes too.

@@ -46,15 +46,14 @@ def server(isolation):
 
 
 def begun(stream, world=""):
-    stream.join(world)
+    stream.join(world, gymnasium=True)  # with the flags
     assert stream.ask(**STEP).step.state == pb.RUNNING
     return stream
 
 
 def waits_for_one(server, world=""):
     """Whether a ResetWorld has been ordered and is waited for."""
-    book = world_of(server, world).resets
-    until(lambda: bool(book.orders), 20)
+    until(lambda: world in server.worlds and server.status()["requests"] == 1, 20)
     return True
 
 
@@ -189,8 +188,7 @@ def test_a_caller_that_dies_while_it_waits_leaves_no_thread(server, streams):
     caller.send(**RESET_WORLD)
     assert waits_for_one(server)
     caller.die()
-    book = world_of(server, "").resets
-    until(lambda: not book.orders, 20)
+    until(lambda: server.status()["requests"] == 0, 20)
 
 
 @everywhere

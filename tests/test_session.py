@@ -148,7 +148,7 @@ def test_every_pair_of_state_and_event_is_as_the_table_says(state, event):
         assert peer.state is State.CLOSED
         assert state is State.CLOSED or TRANSITIONS[state, event] is State.CLOSED
         return
-    own = peer.session._world.name if peer.session._world is not None else other
+    own = other if peer.session.world_name is None else peer.session.world_name
     request = {
         Event.CREATE_WORLD: {"create_world": {}},
         Event.JOIN_WORLD: {"join_world": {"world_name": other}},

@@ -12,10 +12,8 @@ from bridge.encoding import values
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code, EnvironmentFailedError, RefusedError, RequestError, SettingError
 from bridge.testing import CountingEnv
-from bridge.worlds.lanes import VectorWorld
-from bridge.worlds.single import GymWorld
 from bridge.worlds.source import EnvSource
-from tests.support import TAXI, direct_world
+from tests.support import TAXI, direct_world, keeping
 
 
 def make(source, **settings):
@@ -34,6 +32,20 @@ def refusal(source, **settings):
 
 def encoded(value):
     return pack_tensor(np.frombuffer(values.encode(value), np.uint8))
+
+
+def lanes_of(world):
+    """The lanes of a world, as its specs tell them: the reward has one of each; None: the world is a single one."""
+    (shape,) = [tuple(spec.shape) for spec in world.join({}).observations.values() if spec.name == "reward"]
+    return shape[0] if shape else None
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """What Gymnasium makes."""
+    factory, found = keeping(gymnasium.make)
+    monkeypatch.setattr(gymnasium, "make", factory)
+    return found
 
 
 class Adjustable(CountingEnv):
@@ -70,7 +82,7 @@ def test_an_id_a_spec_a_list_and_a_callable_can_be_served(env, ids, title):
     assert source.env_ids == ids
     assert source.title == title
     world = make(source, **({"env_id": ids[-1]} if len(ids) > 1 else {}))
-    assert isinstance(world.wrapped, GymWorld)
+    assert lanes_of(world) is None
     world.close()
 
 
@@ -116,11 +128,11 @@ def test_nothing_is_built_before_it_is_asked_for():
 # Settings
 
 
-def test_the_client_names_one_of_the_served_environments():
+def test_the_client_names_one_of_the_served_environments(made):
     # D-3
     source = EnvSource(["CartPole-*", TAXI])
     world = make(source, env_id=TAXI)
-    assert world.env._env.spec.id == TAXI
+    assert [env.spec.id for env in made] == [TAXI]
     world.close()
     error = refusal(source)
     assert error.code == Code.INVALID_ARGUMENT
@@ -145,21 +157,26 @@ def test_a_callable_has_no_id():
 
 
 def test_arguments_come_from_the_server_and_the_client_on_top():
-    source = EnvSource(Adjustable, env_kwargs={"size": 2, "name": "server"})
-    env = make(source, kwargs__name="client", kwargs__speed=1.5, kwargs__on=True, render_mode="ansi").env._env
+    factory, made = keeping(Adjustable)
+    source = EnvSource(factory, env_kwargs={"size": 2, "name": "server"})
+    make(source, kwargs__name="client", kwargs__speed=1.5, kwargs__on=True, render_mode="ansi")
+    env = made[-1]
     assert (env.size, env.name, env.render_mode, env.more) == (2, "client", "ansi", {"speed": 1.5, "on": True})
     assert [type(env.more[key]) for key in env.more] == [float, bool]
-    env = make(source, kwargs__size=np.array([1, 2]), kwargs=encoded({"name": None, "x": {"y": (1,)}})).env._env
+    make(source, kwargs__size=np.array([1, 2]), kwargs=encoded({"name": None, "x": {"y": (1,)}}))
+    env = made[-1]
     assert env.size.tolist() == [1, 2]
     assert env.name is None
     assert env.more == {"x": {"y": (1,)}}
-    assert make(source).env._env.name == "server"
+    make(source)
+    assert made[-1].name == "server"
 
 
-def test_arguments_reach_a_registered_environment():
+def test_arguments_reach_a_registered_environment(made):
     world = make(EnvSource("FrozenLake-v1", env_kwargs={"map_name": "8x8"}), kwargs__is_slippery=False)
-    assert world.env._env.observation_space.n == 64
-    assert world.env._env.spec.kwargs["is_slippery"] is False
+    (env,) = made
+    assert env.observation_space.n == 64
+    assert env.spec.kwargs["is_slippery"] is False
     world.close()
 
 
@@ -210,22 +227,16 @@ def test_settings_that_are_wrong_are_refused_with_what_is_right(settings, words)
 
 
 @pytest.mark.parametrize(
-    ("mode", "num_envs", "kind", "lanes"),
-    [
-        ("sync", 1, GymWorld, None),
-        ("sync", 3, VectorWorld, 3),
-        ("vector_entry_point", 1, VectorWorld, 1),
-        ("vector_entry_point", 4, VectorWorld, 4),
-    ],
+    ("mode", "num_envs", "lanes"),
+    [("sync", 1, None), ("sync", 3, 3), ("vector_entry_point", 1, 1), ("vector_entry_point", 4, 4)],
 )
 @pytest.mark.parametrize("who", ["server", "client"])
-def test_lanes_are_made_in_the_mode_that_is_asked_for(mode, num_envs, kind, lanes, who):
+def test_lanes_are_made_in_the_mode_that_is_asked_for(mode, num_envs, lanes, who):
     keywords = {"num_envs": num_envs, "vectorization_mode": mode}
     world = (
         make(EnvSource("CartPole-v1", **keywords)) if who == "server" else make(EnvSource("CartPole-v1"), **keywords)
     )
-    assert type(world.wrapped) is kind
-    assert getattr(world.env._env, "num_envs", None) == lanes
+    assert lanes_of(world) == lanes
     world.close()
 
 
@@ -237,9 +248,11 @@ def test_a_callable_is_called_once_for_each_lane():
         return made[-1]
 
     world = make(EnvSource(factory, num_envs=3))
-    assert isinstance(world.env._env, SyncVectorEnv)
     assert len(made) == 3
-    assert [env.unwrapped for env in world.env._env.envs] == made
+    agent = world.join({})
+    agent.reset({"seed": pack_tensor([7, 5, 6])}, False)
+    agent.begin()
+    assert [env.np_random_seed for env in made] == [7, 5, 6]
     world.close()
     assert all(env.closed for env in made)
 
@@ -249,7 +262,7 @@ def test_a_callable_that_returns_a_vector_environment_is_served_as_it_is():
         return SyncVectorEnv([CountingEnv] * 2)
 
     world = make(EnvSource(factory))
-    assert type(world.wrapped) is VectorWorld
+    assert lanes_of(world) == 2
     world.close()
     error = refusal(EnvSource(factory), num_envs=4)
     assert error.code == Code.INVALID_ARGUMENT
@@ -303,7 +316,7 @@ def test_a_vector_environment_class_is_a_callable_too():
     assert issubclass(SyncVectorEnv, VectorEnv)
     assert EnvSource(SyncVectorEnv, env_kwargs={"env_fns": [CountingEnv]}).title == "SyncVectorEnv"
     world = make(EnvSource(SyncVectorEnv, env_kwargs={"env_fns": [CountingEnv]}))
-    assert type(world.wrapped) is VectorWorld
+    assert lanes_of(world) == 1
     world.close()
 
 

@@ -26,7 +26,7 @@ from bridge.transport.certificates import make_certificates
 from bridge.wrappers import BlockingReset
 from tests.peers import PublicClient
 from tests.standalone_envs import Numbered, Remarkable, every_space
-from tests.standalone_server import DEADLINE, FILE, first_line, standalone
+from tests.standalone_server import DEADLINE, FILE, Output, standalone
 from tests.support import assert_identical, assert_same_space, sampled, until
 from tests.test_compliance import INVALID, SPACES, least, methods, run, run_reset
 
@@ -300,6 +300,18 @@ def test_lanes_of_the_command_line_and_some_of_them_reset():
         local.close()
 
 
+@pytest.mark.parametrize("name", ["text", "dict", "tuple_nested", "multi_discrete_2d", "box_uint16"])
+def test_lanes_of_other_spaces_equal_local_ones(name, zoo):
+    remote = make_vec_remote(f"{zoo.url}?num_envs=2", env_kwargs={"space": name})
+    envs, local = BlockingReset(remote), gymnasium.vector.SyncVectorEnv([lambda: every_space(name)] * 2)
+    local.action_space.seed(0)
+    assert_identical(envs.reset(seed=1)[0], local.reset(seed=1)[0])
+    for _ in range(20):
+        actions = local.action_space.sample()
+        assert_identical(envs.step(actions)[:4], local.step(actions)[:4])
+    envs.close()
+
+
 def test_infos_options_seeds_and_the_order_of_keys_travel():
     options = make_info(np.random.default_rng(0), 1)
     with standalone(f"{ENVS}:Remarkable") as server, make_remote(server.url) as remote:
@@ -488,7 +500,7 @@ def test_it_speaks_tls(mutual, tmp_path):
     [
         (["NoSuchEnv-v0"], "no environment 'NoSuchEnv-v0'"),
         (["no_such_module:Env-v0"], "no_such_module"),
-        (["CartPole-v1", "--num-envs", "0"], "expected --num-envs from 1"),
+        (["CartPole-v1", "--num-envs", "0"], "expected num_envs to be an integer from 1"),
         (["CartPole-v1", "--tls-key", "k.pem"], "both --tls-certificate and --tls-key"),
         (["CartPole-v1", "--env-kwargs", "gravity"], "KEY=VALUE"),
         ([f"{OLD}:WalkOverGraphs"], "observation is a Graph, which this server does not serve"),
@@ -511,10 +523,12 @@ def test_an_engine_of_ones_own_is_served():
     path = os.pathsep.join([str(FILE.parent), str(FILE.parents[2])])
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}) as server:
+        output = Output(server)
         try:
-            with make_remote(f"grpc://{first_line(server)}") as remote:
+            with make_remote(f"grpc://{next(iter(output)).strip()}") as remote:
                 remote.reset(seed=1)
                 remote.step(1)
         finally:
             server.send_signal(signal.SIGINT)
         assert server.wait(DEADLINE) == 0
+        output.close()

@@ -32,7 +32,7 @@ from bridge.errors import (
 from bridge.wrappers import BlockingReset
 from tests import test_fidelity
 from tests.peers import PublicClient
-from tests.support import TAXI, LargeArrays, sampled, until
+from tests.support import TAXI, LargeArrays, read_property, sampled, until
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="this platform has no Unix sockets"),
@@ -132,8 +132,7 @@ def test_calls_renders_and_attributes_work(path: str) -> None:
 
 def test_the_property_tells_where_the_socket_is(path: str) -> None:
     with serve_gym("CartPole-v1", unix_path=path) as server:
-        tree = server._registry.properties()
-        assert tree.read("server.unix_path").strings.array[0] == path
+        assert read_property(server.urls[1], "server.unix_path") == path
 
 
 # Socket files

@@ -20,7 +20,7 @@ import bridge
 from bridge import make_parallel_remote, make_remote, serve_gym, serve_parallel
 from bridge.transport.credentials import TOKEN_VARIABLE
 from tests.support import keeping, read_property, server_process, until
-from tests.web_envs import Doors, Paddle, Paddles
+from tests.web_envs import PADDLE, Doors, Paddle, Paddles
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -31,16 +31,6 @@ TIMEOUT = 60_000
 PIXEL = """() => {
   const canvas = document.getElementById("canvas");
   return [...canvas.getContext("2d").getImageData(canvas.width >> 1, canvas.height >> 1, 1, 1).data].slice(0, 3);
-}"""
-# Where the paddle is: the mean column of the white pixels; -1 where there are none.
-PADDLE = """() => {
-  const canvas = document.getElementById("canvas");
-  const {width, height} = canvas;
-  if (!canvas.dataset.pictures) return -1;
-  const {data} = canvas.getContext("2d").getImageData(0, height - 12, width, 1);
-  let sum = 0, count = 0;
-  for (let x = 0; x < width; x++) if (data[4 * x] > 200) { sum += x; count += 1; }
-  return count ? sum / count : -1;
 }"""
 
 

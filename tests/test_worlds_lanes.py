@@ -14,19 +14,42 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from bridge.encoding import values
+from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import EVERY_SPACE, CountingEnv, FailingEnv, SpaceEnv
-from bridge.worlds.lane_infos import join_infos
 from bridge.worlds.source import EnvSource
-from tests.support import TAXI, assert_identical, direct_world, sampled
+from tests.support import TAXI, Direct, assert_identical, direct_world, keeping, sampled
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
+class Lanes(Direct):
+    """A world of lanes, and its agent, that know their spaces."""
+
+    spaces = None
+
+    def of(self, observation_space, action_space, num_envs):
+        self.spaces = Layout(observation_space, "observation", num_envs), Layout(action_space, "action", num_envs)
+        return self
+
+    def join(self, settings):
+        agent = Lanes(Direct.__getattr__(self, "join")(settings).wrapped, self.runtime)
+        agent.spaces = self.spaces
+        return agent
+
+
+def lanes_world(source, like):
+    """A world of a source whose environment is like this one."""
+    world = direct_world(source)
+    return Lanes(world.wrapped, world.runtime).of(
+        like.single_observation_space, like.single_action_space, like.num_envs
+    )
+
+
 def world_of(env):
-    return direct_world(EnvSource(lambda: env))
+    return lanes_world(EnvSource(lambda: env), env)
 
 
 def look(agent, *wanted):
@@ -36,7 +59,7 @@ def look(agent, *wanted):
 
 
 def observation_of(agent):
-    layout = agent._observation_layout
+    layout, _ = agent.spaces
     return layout.unpack(look(agent, *(spec.name for spec in layout.specs)))
 
 
@@ -49,9 +72,9 @@ def encoded(value):
 
 
 def act(agent, batch):
-    lanes = agent._lanes
-    columns = agent._action_layout.split(batch, lanes)
-    return agent.step(dict(zip(agent.actions, agent._action_layout.pack_columns(columns, 0), strict=True)))
+    _, layout = agent.spaces
+    columns = layout.split(batch, layout.lanes)
+    return agent.step(dict(zip(agent.actions, layout.pack_columns(columns, 0), strict=True)))
 
 
 def refusal(function, *args):
@@ -165,8 +188,8 @@ def test_the_world_stays_running_and_a_finished_lane_resets_in_the_next_step():
 
 def test_the_lanes_own_vector_environment_is_served():
     source = EnvSource("CartPole-v1", num_envs=4, vectorization_mode="vector_entry_point")
-    world = direct_world(source)
     local = gymnasium.make_vec("CartPole-v1", 4, vectorization_mode="vector_entry_point")
+    world = lanes_world(source, local)
     agent = world.join({})
     agent.reset({"seed": pack_tensor([5, 6, 7, 8])}, False)  # consecutive: its one seed
     agent.begin()
@@ -199,13 +222,16 @@ def test_the_lanes_own_vector_environment_is_served():
 
 @pytest.fixture
 def lanes():
-    world = world_of(SyncVectorEnv([SpaceEnv] * 3))
-    yield world.join({})
+    factory, made = keeping(SpaceEnv)
+    world = world_of(SyncVectorEnv([factory] * 3))
+    agent = world.join({})
+    agent.made = made
+    yield agent
     world.close()
 
 
 def seeds_of(agent):
-    return [env.np_random_seed for env in agent._world.env._env.envs]
+    return [env.np_random_seed for env in agent.made[-3:]]
 
 
 def test_a_seed_for_all_lanes_and_one_for_each(lanes):
@@ -382,14 +408,6 @@ def test_infos_of_several_types_come_as_they_are_lane_by_lane(infos):
     world.close()
 
 
-def test_no_infos_are_an_empty_dict_and_lanes_without_one_are_masked():
-    assert join_infos({}, 3) == {}
-    joined = join_infos({1: {"a": 5}}, 3)
-    assert joined["a"].tolist() == [0, 5, 0]
-    assert joined["_a"].tolist() == [False, True, False]
-    assert join_infos({0: {"a": 1}, 2: {"a": "x"}}, 3) == [{"a": 1}, {}, {"a": "x"}]
-
-
 # Processes
 
 
@@ -402,15 +420,15 @@ ASYNC = """
     from bridge.encoding.tensors import pack_tensor
     from bridge.worlds.source import EnvSource
     from gymnasium.vector import SyncVectorEnv
-    from tests.support import TAXI, assert_identical, direct_world
-    from tests.test_worlds_lanes import act, encoded, info_of, look, observation_of, refusal
+    from tests.support import TAXI, Direct, assert_identical, direct_world
+    from tests.test_worlds_lanes import act, encoded, info_of, lanes_world, look, observation_of, refusal
     import gymnasium
 
 
     def main():
         local = SyncVectorEnv([lambda: gymnasium.make(TAXI, max_episode_steps=8)] * 2)
         source = EnvSource(TAXI, num_envs=2, vectorization_mode="async", env_kwargs={"max_episode_steps": 8})
-        world = direct_world(source)
+        world = lanes_world(source, local)
         print("pids", *(process.pid for process in world.env._env.processes), flush=True)
         agent = world.join({})
         agent.reset({"seed": pack_tensor([3, 11])}, False)

@@ -8,6 +8,7 @@ from gymnasium import spaces
 from bridge.encoding import values
 from bridge.encoding.properties import read_encoded
 from bridge.encoding.space_json import space_from_json
+from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
@@ -54,7 +55,7 @@ def test_a_world_plays_as_its_environment_does(env_id):
     # D-13, D-21
     local, agent = gymnasium.make(env_id), world_of(gymnasium.make(env_id)).join({})
     agent.reset({"seed": pack_tensor(3)}, False)
-    layout = agent._observation_layout
+    layout, actions = Layout(local.observation_space, "observation"), Layout(local.action_space, "action")
     wanted = [spec.name for spec in layout.specs]
     local.action_space.seed(0)
     observation, info = local.reset(seed=3)
@@ -71,7 +72,7 @@ def test_a_world_plays_as_its_environment_does(env_id):
             continue
         action = local.action_space.sample()
         observation, reward, terminated, truncated, info = local.step(action)
-        state = agent.step(dict(zip(agent.actions, agent._action_layout.pack_action(action), strict=True)))
+        state = agent.step(dict(zip(agent.actions, actions.pack_action(action), strict=True)))
         ended = terminated or truncated
         assert state == (pb.TERMINATED if terminated else pb.INTERRUPTED if truncated else pb.RUNNING)
         expected = [float(reward), float(not terminated), terminated, truncated]
@@ -90,7 +91,7 @@ def test_the_environment_gets_actions_as_it_gets_them_locally():
     agent = world_of(Watching(action_space=space)).join({})
     agent.begin()
     action = {"a": 2, "b": [0.5, -0.5], "c": "abc"}
-    agent.step(dict(zip(agent.actions, agent._action_layout.pack_action(action), strict=True)))
+    agent.step(dict(zip(agent.actions, Layout(space, "action").pack_action(action), strict=True)))
     assert list(seen[0]) == ["a", "b", "c"]
     assert type(seen[0]["a"]) is np.int64
     assert seen[0]["b"].dtype == np.float16

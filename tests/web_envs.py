@@ -6,6 +6,17 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+# Where the paddle is: the mean column of the white pixels; -1 where there are none.
+PADDLE = """() => {
+  const canvas = document.getElementById("canvas");
+  const {width, height} = canvas;
+  if (!canvas.dataset.pictures) return -1;
+  const {data} = canvas.getContext("2d").getImageData(0, height - 12, width, 1);
+  let sum = 0, count = 0;
+  for (let x = 0; x < width; x++) if (data[4 * x] > 200) { sum += x; count += 1; }
+  return count ? sum / count : -1;
+}"""
+
 
 class Paddle(gymnasium.Env):
     """A white paddle on a blue ground, which goes left and right."""

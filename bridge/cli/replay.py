@@ -13,10 +13,8 @@ from bridge.errors import RecordingError
 from bridge.recording.reader import Episode, open_episode, read_folder
 from bridge.recording.replay import Verification, replayed_from, verify, verify_stream
 
-__all__ = ["UNKNOWN", "register"]
+__all__ = ["register"]
 
-UNKNOWN = 3
-"""The exit code where an episode cannot be verified."""
 _EPILOG = f"""examples:
   bridge replay runs/20261122T140501-3fa9c1-1.0.17 --verify
   bridge replay runs/ --verify                             every episode of the folder
@@ -25,9 +23,9 @@ _EPILOG = f"""examples:
 
 exit codes:
   {OK}    verified
-  {FAILED}    a step differs, or bytes of the recording were changed
+  {FAILED}    a step differs, bytes of the recording are damaged, or an episode cannot be verified: there was no reset
+       with a seed before it, or rows are missing
   {USAGE}    there is no such episode, or its environment cannot be made
-  {UNKNOWN}    it cannot be verified: no reset with a seed before it, or rows are missing
   130  interrupted by Ctrl-C
 """
 
@@ -62,23 +60,25 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"warning: {damage}")
     codes = [_tell(done) for stream in folder.streams for done in verify_stream(stream, env)]
     say(f"{codes.count(OK)} of {len(codes)} episodes are verified")
-    return FAILED if FAILED in codes else max(codes, default=OK)
+    # Where bytes cannot be read, nobody knows which episodes are missing: no folder with damage passes.
+    return OK if codes and set(codes) == {OK} and not folder.damage else FAILED
 
 
 def _verify(episode: Episode, env: Any) -> int:
+    for damage in episode.stream.damage:
+        say(f"warning: {damage}")
     try:
         replayed_from(episode)
     except RecordingError as error:
         return _tell(error)
-    return _tell(verify(episode, env))
+    code = _tell(verify(episode, env))
+    return FAILED if episode.stream.damage else code
 
 
 def _tell(done: Verification | RecordingError) -> int:
     """Say what came of a verification; return the exit code."""
     say(str(done))
-    if isinstance(done, RecordingError):
-        return UNKNOWN
-    return OK if done.ok else FAILED
+    return OK if not isinstance(done, RecordingError) and done.ok else FAILED
 
 
 def _serve(episode: Episode, env: Any, arguments: argparse.Namespace) -> int:

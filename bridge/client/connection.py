@@ -503,11 +503,14 @@ def _protocol_for(address: Address, max_message_bytes: int, watches_health: bool
 def connection_to(address: Address, poller: Poller[Any], max_message_bytes: int, *, shared: bool) -> Connection:
     """Return a connection that takes a further call: a new one, unless it may be shared and there is one."""
     key = address.scheme, address.target, address.credentials, address.compression
-    connection: Connection | None = poller.connections.get(key) if shared else None
-    if connection is None or not connection.accepts_calls:
-        connection = Connection(address, poller, max_message_bytes, shared=shared)
-        if shared:
-            poller.connections[key] = connection
+    known: Connection | None = poller.connections.get(key) if shared else None
+    if known is not None and known.accepts_calls:
+        return known
+    if known is not None and known.protocol.foreign and not known.ended:
+        shared = False  # the one that is known stays, and tells the next call too that this server shares none
+    connection = Connection(address, poller, max_message_bytes, shared=shared)
+    if shared:
+        poller.connections[key] = connection
     return connection
 
 

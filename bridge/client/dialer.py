@@ -6,6 +6,7 @@ import errno
 import os
 import selectors
 import socket
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -43,7 +44,7 @@ class Dialer:
         self._connected = connected
         self._failed = failed
         self._resolving = False
-        self._targets: list[Target] = []
+        self._targets: deque[Target] = deque()
         """Not tried yet."""
         self._attempts: set[socket.socket] = set()
         """Connecting."""
@@ -57,7 +58,7 @@ class Dialer:
         """
         targets = known_targets(self._address)
         if targets is not None:
-            self._targets = targets
+            self._targets = deque(targets)
             self._try_next()
             return
         self._resolving = True
@@ -73,20 +74,20 @@ class Dialer:
             self._timer.cancel()
         for sock in list(self._attempts):
             self._close(sock)
-        self._targets = []
+        self._targets.clear()
 
-    def _on_looked_up(self, found: list[Target] | OSError) -> None:
+    def _on_looked_up(self, found: tuple[Target, ...] | OSError) -> None:
         """Called in the resolver's thread."""
         self._poller.call_soon_threadsafe(partial(self._resolved, found))
 
-    def _resolved(self, found: list[Target] | OSError) -> None:
+    def _resolved(self, found: tuple[Target, ...] | OSError) -> None:
         if not self._resolving:
             return
         if isinstance(found, OSError):
             self.cancel()
             self._failed(f"the host {self._address.host!r} is not known: {found}")
             return
-        self._targets = found
+        self._targets = deque(found)
         self._try_next()
         if self._resolving:
             self._resolving = False
@@ -102,7 +103,7 @@ class Dialer:
             self._timer.cancel()
             self._timer = None
         while self._targets:
-            family, target = self._targets.pop(0)
+            family, target = self._targets.popleft()
             try:
                 sock = socket.socket(family, socket.SOCK_STREAM)
             except OSError as problem:  # a family that this system does not have

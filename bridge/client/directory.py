@@ -19,10 +19,10 @@ __all__ = ["Target", "interleave", "known_targets", "look_up"]
 
 Target: TypeAlias = tuple[int, Any]
 """An address family, and a socket address of it."""
-_Done: TypeAlias = "Callable[[list[Target] | OSError], None]"
+_Done: TypeAlias = "Callable[[tuple[Target, ...] | OSError], None]"
 
 
-def known_targets(address: Address) -> list[Target] | None:
+def known_targets(address: Address) -> tuple[Target, ...] | None:
     """Return the targets of a Unix socket's path or a numeric host; None: the host is a name, which `look_up` takes.
 
     Raises:
@@ -32,25 +32,25 @@ def known_targets(address: Address) -> list[Target] | None:
         family = getattr(socket, "AF_UNIX", None)
         if family is None:
             raise SettingError(f"this platform has no Unix sockets for {address.url!r}; use grpc://HOST:PORT")
-        return [(family, address.path)]
+        return ((family, address.path),)
     try:
         return _targets(address.host, address.port, socket.AI_NUMERICHOST)
     except OSError:
         return None
 
 
-def interleave(targets: Sequence[Target]) -> list[Target]:
+def interleave(targets: Sequence[Target]) -> tuple[Target, ...]:
     """Alternate between address families, beginning with the first one's (RFC 8305, section 4)."""
     families: dict[int, list[Target]] = {}
     for target in targets:
         families.setdefault(target[0], []).append(target)
     rounds = itertools.zip_longest(*families.values())
-    return [target for each in rounds for target in each if target is not None]
+    return tuple(target for each in rounds for target in each if target is not None)
 
 
-def _targets(host: str, port: int, flags: int = 0) -> list[Target]:
+def _targets(host: str, port: int, flags: int = 0) -> tuple[Target, ...]:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
-    return [(family, target) for family, _, _, _, target in found]
+    return tuple((family, target) for family, _, _, _, target in found)
 
 
 class _Resolver:
@@ -73,7 +73,9 @@ class _Resolver:
         threading.Thread(target=self._run, args=(host, port), name="bridge-resolver", daemon=True).start()
 
     def _run(self, host: str, port: int) -> None:
-        found: list[Target] | OSError
+        # A tuple, because several dialers wait for the same look-up and each goes through the addresses by itself: from
+        # a list, the first dialer would take the addresses of all others.
+        found: tuple[Target, ...] | OSError
         try:
             found = interleave(_targets(host, port))
         except OSError as error:

@@ -157,9 +157,11 @@ class GrpcClient:
         self._watches_health = watches_health
         self._not_serving = False
         self._queued: list[Call] = []
-        """Calls that wait for the server's settings, which say how many there may be."""
+        """Calls that wait until the server has said how many there may be, and that it is ours."""
         self.answered = False
         """Whether the server is known to speak gRPC."""
+        self._headers_received = False
+        """Whether the fields of an answer have come, which name a server of ours."""
         self.server_version: str | None = None
         """The version of a server of this package; None: not known, or another server."""
         self.keepalive_interval = FOREIGN_KEEPALIVE_INTERVAL
@@ -171,16 +173,29 @@ class GrpcClient:
         return self.http.goaway_received is not None or self._not_serving
 
     @property
+    def foreign(self) -> bool:
+        """True once the server has shown that it is none of ours. It gets a connection for each call.
+
+        Other servers may keep state by the address that a connection comes from: remote-gym does, and mixes up the
+        worlds of two streams of one connection.
+        """
+        return self._headers_received and self.server_version is None
+
+    @property
     def accepts_calls(self) -> bool:
         """Whether a further call may be opened."""
         http = self.http
         calls = len(http.streams) + len(self._queued)
-        return not self.draining and calls < min(_MAX_CALLS, http.max_peer_streams)
+        return not (self.draining or self.foreign) and calls < min(_MAX_CALLS, http.max_peer_streams)
 
     def open(self, call: Call) -> None:
-        """Open a call, and send the requests that were made already. All but the first wait for the settings."""
+        """Open a call, and send the requests that were made already.
+
+        All but the first wait for the settings and for the first one's header fields. A server of ours sends both as
+        soon as the first call is opened, before it makes a world: this costs a round trip a connection.
+        """
         http = self.http
-        if http.streams and not http.settings_received:
+        if http.streams and not (http.settings_received and self._headers_received):
             self._queued.append(call)
             return
         stream = call.stream = http.open_stream(self._fields)
@@ -202,7 +217,7 @@ class GrpcClient:
             http.end_stream(stream)
 
     def _open_queued(self) -> list[Received]:
-        """Open the calls that waited for the settings; return those for which there is no room."""
+        """Open the calls that waited; return those that are for a further connection."""
         refused: list[Received] = []
         queued, self._queued = self._queued, []
         for call in queued:
@@ -346,6 +361,8 @@ class GrpcClient:
             if not kind.startswith("application/grpc"):
                 return _Status(int(Code.UNKNOWN), f"expected the content-type application/grpc, got {kind!r:.80}")
             self.server_version = fields.get(HELLO, self.server_version)
+            # A call that was refused at once may have met a proxy in front of the server: it shows nothing.
+            self._headers_received |= not event.end_stream or self.server_version is not None
         if not event.end_stream:
             return None
         if "grpc-status" not in fields:

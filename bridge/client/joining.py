@@ -9,7 +9,7 @@ from typing import Any
 from bridge.client.endpoints import Endpoint
 from bridge.client.events import Joined, Lost
 from bridge.client.members import Member
-from bridge.client.placement import Load, Placement
+from bridge.client.slots.placement import Load, Placement
 from bridge.client.vector_pool import VectorPool
 from bridge.client.world_request import WorldRequest
 from bridge.errors import RemoteError, SettingError
@@ -95,6 +95,8 @@ def _join_endpoints(pool: VectorPool, placement: Placement, count: int) -> None:
             if event is not None:
                 pool.handle(event, source)
         elif isinstance(event, Joined):
+            if source.endpoint is not None:
+                placement.joined(source.endpoint, time.monotonic())
             del missing[source]
         elif isinstance(event, Lost):
             pool.lose(source, event)
@@ -106,7 +108,7 @@ def _join_endpoints(pool: VectorPool, placement: Placement, count: int) -> None:
 def _require_endpoint(
     pool: VectorPool, placement: Placement, load: Load, lanes: int, error: RemoteError | None
 ) -> Endpoint:
-    endpoint = placement.choose(load, lanes, time.monotonic())
+    endpoint = placement.choose(load, lanes, time.monotonic(), pool.timeout)
     if endpoint is not None:
         return endpoint
     if error is not None:

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from bridge.client.remote import Remote, SlotState
 from bridge.client.session import ONLINE, State
 from bridge.client.step_reader import StepMessage, StepReader
-from bridge.errors import RemoteError
+from bridge.errors import EnvironmentFailedError, RemoteError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["SPARE", "Member"]
 
+_RESET_ATTEMPTS = 3
 SPARE = -1
 """In place of a first slot: a remote that stands by."""
 
@@ -42,6 +43,8 @@ class Member:
     """Of the Reset that its next episode begins with."""
     error: RemoteError | None = None
     """Why it is lost, or why its episode was cut off."""
+    refused: bool = False
+    """Whether `error` is a refusal of its last Reset or Step, rather than the reason of a lost connection."""
     failures: int = 0
     """Attempts in a row to connect or to reset that failed."""
     retry_at: float = 0.0
@@ -61,6 +64,11 @@ class Member:
         if self.stepping:
             self.remote.record.steps_lost += self.lanes
             self.stepping = False
+
+    @property
+    def fails_every_reset(self) -> bool:
+        """Whether its environment raised in each of the last attempts to reset it."""
+        return self.refused and isinstance(self.error, EnvironmentFailedError) and self.failures >= _RESET_ATTEMPTS
 
     @property
     def state(self) -> SlotState:

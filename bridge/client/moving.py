@@ -1,4 +1,4 @@
-"""How slots leave a server that drains, and none of their steps and episodes is lost.
+"""How slots leave a server that drains or fails, and none of their steps and episodes is lost.
 
 A server says that it drains by a GOAWAY or by its health service, or its directory says so. A replacement is then
 connected for each of its worlds: at a free endpoint of the directory, or it is one of the spares. A world of one
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bridge.client.members import Member
-from bridge.client.placement import Load
 from bridge.client.remote import SlotState
+from bridge.client.slots.placement import Load
 from bridge.client.step_reader import Batch
 from bridge.encoding.tensors import Array
 from bridge.errors import shown_url
@@ -84,7 +84,7 @@ class Moves:
             pool.placement.watch.poll(now, soon=True)
             load = Load(pool.everybody())
             for member in leaving[len(pool.spares) :]:
-                endpoint = pool.placement.choose(load, member.lanes, now)
+                endpoint = pool.placement.choose(load, member.lanes, now, pool.timeout)
                 if endpoint is not None:
                     pool.add_replacement(endpoint, pool.placement, member.lanes)
         for spare in pool.spares[len(leaving) :]:
@@ -103,7 +103,8 @@ class Moves:
         Args:
             member: Its episode has ended, or is given up; `settings` are those of its next Reset.
         """
-        if not member.connected or not self.is_leaving(member) or "reset_mask" in (member.settings or {}):
+        leaves = self.is_leaving(member) or (self._pool.placement is not None and member.fails_every_reset)
+        if not member.connected or not leaves or "reset_mask" in (member.settings or {}):
             return False
         now = time.monotonic()
         replacement = self._ready(member) or self._connecting(member, now)
@@ -156,10 +157,10 @@ class Moves:
         latest = now + self._pool.timeout - _PATIENCE
         for spare in self._pool.spares:
             recent = spare.state is SlotState.CONNECTING and spare.remote.session.deadline > latest
-            if recent and spare.lanes == member.lanes and not placement.has_failed(spare.endpoint):
+            if recent and spare.lanes == member.lanes and placement.is_well(spare.endpoint):
                 return spare
-        endpoint = placement.choose(Load(self._pool.everybody()), member.lanes, now)
-        if endpoint is None or placement.has_failed(endpoint.key):
+        endpoint = placement.choose(Load(self._pool.everybody()), member.lanes, now, self._pool.timeout)
+        if endpoint is None or not placement.is_well(endpoint.key):
             return None
         return self._pool.add_replacement(endpoint, placement, member.lanes)
 
@@ -170,6 +171,8 @@ class Moves:
         pool.replace(member, replacement)
         if pool.placement is None:
             self._come_back_later(replacement, time.monotonic())
-        _log.info("%s moved from %s, which drains, to %s", member.title, before.url, shown_url(member.remote.url))
+        _log.info(
+            "%s moved from %s, which drains or fails, to %s", member.title, before.url, shown_url(member.remote.url)
+        )
         if member.idle:
             pool.begin_in_new_world(member)

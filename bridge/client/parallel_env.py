@@ -98,6 +98,26 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         self.render_mode = options.render_mode or first.render_mode
         forget_in_child(self)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy needs: its first `reset` connects, to a world of its own where this one had been made one."""
+        own = ("_conflicts", "_pool", "_remotes", "_all", "_started", "agents")
+        known = {name: (remote.request, remote.info) for name, remote in self._remotes.items()}
+        return {
+            **{key: value for key, value in self.__dict__.items() if key not in own},
+            "_parts": (self._pool.parts(), known),
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        pool, known = state.pop("_parts")
+        self.__dict__.update(state)
+        self._started = False
+        self._pool = Pool(*pool)
+        self._conflicts = ConflictDetector("environment", self._pool.turn)
+        self._remotes = {name: self._pool.new_remote(request, info) for name, (request, info) in known.items()}
+        self._all, self.agents = list(self._remotes.values()), []
+        forget_in_child(self)
+
     def after_fork(self) -> None:
         """Leave the connections to the parent process; the next `reset` makes some for this process."""
         self._started = False

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from typing import TYPE_CHECKING
 
 from bridge.client.events import Lost
 from bridge.client.members import SPARE, Member
-from bridge.client.placement import Load
 from bridge.client.remote import SlotState
-from bridge.errors import shown_url
+from bridge.client.slots.back_off import pause
+from bridge.client.slots.placement import Load
+from bridge.errors import RemoteError, shown_url
 from bridge.logs import SafeLog
 
 if TYPE_CHECKING:
@@ -17,17 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Reconnector"]
 
-# Seconds until the second attempt, and at most until any.
-_BACKOFF = (0.1, 10.0)
-_jitter = random.Random()
-
 _log = SafeLog(__name__)
-
-
-def _pause(failures: int) -> float:
-    """Seconds until the next attempt: doubling, with jitter so that many clients do not come at once."""
-    least, most = _BACKOFF
-    return min(most, least * 2.0 ** min(failures - 1, 10)) * _jitter.uniform(0.5, 1.5)
 
 
 class Reconnector:
@@ -45,16 +35,19 @@ class Reconnector:
         member.failures += 1
         placement = self._pool.placement
         if placement is not None and member.endpoint is not None:
-            placement.failed(member.endpoint, now, _pause)
+            placement.failed(member.endpoint, event.error, now)
             placement.watch.poll(now, soon=True)
         member.retry_at = member.remote.record.lost(
-            now, _pause(member.failures), str(event.error), established=event.established
+            now, pause(member.failures), str(event.error), established=event.established
         )
 
-    def refused(self, member: Member, now: float) -> None:
+    def refused(self, member: Member, error: RemoteError, now: float) -> None:
         """Set when a member whose Reset or Step was refused is reset again: the first time at once."""
         member.failures += 1
-        member.retry_at = now + (_pause(member.failures - 1) if member.failures > 1 else 0.0)
+        placement = self._pool.placement
+        if placement is not None and member.endpoint is not None and member.fails_every_reset:
+            placement.failed(member.endpoint, error, now)
+        member.retry_at = now + (pause(member.failures - 1) if member.failures > 1 else 0.0)
 
     def check(self, now: float) -> None:
         """Connect or reset what is due, and give up what is late."""
@@ -94,12 +87,12 @@ class Reconnector:
         if pool.placement is None:
             return
         others = [other for other in pool.everybody() if other is not member]
-        endpoint = pool.placement.choose(Load(others), member.lanes, now)
+        endpoint = pool.placement.choose(Load(others), member.lanes, now, pool.timeout)
         if endpoint is None:
             pool.placement.watch.poll(now, soon=True)
             return
         if endpoint.key != member.endpoint and member.start != SPARE:
-            _log.warning("slot %d moves from %s to %s", member.start, member.remote.url, shown_url(endpoint.url))
+            _log.info("slot %d moves from %s to %s", member.start, member.remote.url, shown_url(endpoint.url))
         pool.move(member, endpoint)
 
     def _replace(self, member: Member) -> bool:

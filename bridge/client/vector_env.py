@@ -28,11 +28,11 @@ from bridge.client.options import (
     is_perlert,
     refuse_unknown_keywords,
 )
-from bridge.client.placement import Placement
 from bridge.client.remote_record import RemoteReport
 from bridge.client.reports import as_universe, remote_reports, slot_states
 from bridge.client.results import Results
-from bridge.client.slots import Slots
+from bridge.client.slots.placement import Placement
+from bridge.client.slots.slots import Slots
 from bridge.client.stepper import Received
 from bridge.client.vector_pool import VectorPool
 from bridge.client.waiting import OnLost

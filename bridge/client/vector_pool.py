@@ -16,11 +16,11 @@ from bridge.client.endpoints import Endpoint
 from bridge.client.events import Event, Joined, Lost, Refused, StepAnswered
 from bridge.client.members import SPARE, Member
 from bridge.client.moving import Moves
-from bridge.client.placement import Placement
 from bridge.client.pool import Pool
 from bridge.client.reconnect import Reconnector
 from bridge.client.remote import Remote, SlotState
 from bridge.client.session import ENDED_CODES
+from bridge.client.slots.placement import Placement
 from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.errors import (
     ClosedError,
@@ -38,7 +38,6 @@ __all__ = ["VectorPool"]
 
 # If we did not poll for this many seconds, deadlines are extended by the gap: nobody else is to blame.
 _POLL_GAP = 1.0
-_RESET_ATTEMPTS = 3
 # Seconds between two looks at what was lost, between calls.
 _AWAY_PERIOD = 0.1
 
@@ -252,6 +251,8 @@ class VectorPool(Pool):
 
     def handle(self, event: Event, member: Member) -> None:
         """Let an event change the member that it came for."""
+        if isinstance(event, Joined) and self.placement is not None and member.endpoint is not None:
+            self.placement.joined(member.endpoint, time.monotonic())
         if member.start == SPARE:
             self._handle_spare(event, member)
         elif isinstance(event, StepAnswered):
@@ -260,7 +261,7 @@ class VectorPool(Pool):
                 member.failures, member.settings = 0, None
                 now = time.monotonic()
                 if self.placement is not None and member.endpoint is not None:
-                    self.placement.succeeded(member.endpoint)
+                    self.placement.observed(member.endpoint, now)
                 member.remote.record.back(now)
                 if member.away_since is not None:
                     _log.warning("%s: back after %.0f s", member.title, now - member.away_since)
@@ -270,10 +271,10 @@ class VectorPool(Pool):
                 self.begin_in_new_world(member)
         elif isinstance(event, Refused):
             self.has_errors = True
-            member.error = event.error
+            member.error, member.refused = event.error, True
             member.abandon_step()
             member.remote.session.abandon_episode()
-            self._reconnector.refused(member, time.monotonic())
+            self._reconnector.refused(member, event.error, time.monotonic())
         elif isinstance(event, Lost):
             self.lose(member, event)
 
@@ -304,7 +305,7 @@ class VectorPool(Pool):
         """Take note that a member's stream was lost; `check_deadlines` connects it again after a pause."""
         self.has_errors = True
         member.abandon_step()
-        member.error = event.error
+        member.error, member.refused = event.error, False
         member.remote.salvage(member.answer)
         member.answer = None
         # A slot that moves is not away: it has left one server by itself, and the next did not answer.
@@ -335,6 +336,7 @@ class VectorPool(Pool):
     def replace(self, member: Member, spare: Member) -> None:
         """Let a spare take over the slots of a member, whose remote stands by then; with a directory it goes."""
         member.remote, spare.remote = spare.remote, member.remote
+        member.refused = False  # it was refused where it leaves
         if self.waits_for_lanes:
             member.remote.session.wait_for_all()
         self._member_of[member.remote], self._member_of[spare.remote] = member, spare
@@ -397,7 +399,9 @@ class VectorPool(Pool):
                 self.check_deadlines(now)
                 check_at = now + 0.02
             if now >= deadline:
-                return False
+                # The deadlines of slots are those of whoever gathers, so a hung server has just been given up above:
+                # its slots have an end to tell, and nothing is missing any more.
+                return enough()
             # Wakes for what is due in between: a retry, or an answer that is late.
             answer, member = self.next_event(min(deadline, now + 0.1))
             while member is not None:
@@ -410,13 +414,20 @@ class VectorPool(Pool):
     def raise_permanent_error(self) -> None:
         """Raise what no waiting mends: settings that are refused, an environment that fails in every reset."""
         for member in self.members:
-            if member.state is SlotState.RESETTING and isinstance(member.error, RefusedError) and not member.in_episode:
-                if member.error.code in ENDED_CODES:
-                    continue  # another world was made since
-                if isinstance(member.error, EnvironmentFailedError) and member.failures < _RESET_ATTEMPTS:
+            error = member.error
+            # Only what the Reset itself was refused with. A refusal of an attempt to connect, such as that of a full
+            # server while another one was away, says nothing of the world that was joined since.
+            if not member.refused or not isinstance(error, RefusedError) or member.in_episode:
+                continue
+            if member.state is not SlotState.RESETTING or error.code in ENDED_CODES:
+                continue  # it was lost, or another world was made, since
+            if isinstance(error, EnvironmentFailedError):
+                if not member.fails_every_reset:
                     continue
-                error, member.error, member.failures, member.settings = member.error, None, 0, None
-                raise error
+                if self.placement is not None and self.placement.any_well():
+                    continue  # its next reset is elsewhere
+            member.error, member.failures, member.settings = None, 0, None
+            raise error
         self.has_errors = any(member.error is not None for member in self.members)
 
     def infos(self) -> list[WorldInfo | None]:

@@ -80,6 +80,9 @@ class WebSocketClient:
         self.server_version: str | None = None
         """The version of a server of this package; None: not known, or another server."""
 
+    foreign = False
+    """Never asked for: a WebSocket carries one call, whoever answers."""
+
     @property
     def answered(self) -> bool:
         """Whether the server is known to speak WebSocket."""

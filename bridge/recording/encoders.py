@@ -162,15 +162,17 @@ class Encoder:
             return
         begins = np.zeros(ended.shape, np.bool_)
         if self._lanes is not None:
-            steps = np.array([row.kind == Kind.STEP for row in rows], np.bool_)
-            begins[0] = self._over & steps[0]
-            begins[1:] = ended[:-1] & steps[1:, None]
-        for index, row in enumerate(rows):
-            if row.kind == Kind.RESET:
-                mask = _mask(row)
-                begins[index] = True if mask is None else np.asarray(mask, np.bool_)
+            over = self._over
+            for index, row in enumerate(rows):
+                if row.kind == Kind.STEP:
+                    begins[index], over = over, ended[index]
+                elif row.kind == Kind.RESET:
+                    begins[index] = reset = _lanes_of(row)
+                    over = over & ~reset  # the others stay as they are
+            self._over = over.copy()
+        else:
+            begins[:] = [[row.kind == Kind.RESET] for row in rows]
         self._begun = self._begun + begins.sum(axis=0)
-        self._over = ended[-1].copy()
 
 
 class AgentsEncoder(Encoder):
@@ -232,6 +234,12 @@ class AgentsEncoder(Encoder):
 def _mask(row: Row) -> Any:
     """Which lanes a reset is of; None: all."""
     return row.options.get("reset_mask") if isinstance(row.options, Mapping) else None
+
+
+def _lanes_of(row: Row) -> Any:
+    """Return which lanes a reset is of: a bool array `(lanes,)`, or True for all."""
+    mask = _mask(row)
+    return np.bool_(True) if mask is None else np.asarray(mask, np.bool_)
 
 
 def _reset(index: int, row: Row) -> dict[str, Any]:

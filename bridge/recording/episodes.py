@@ -58,11 +58,12 @@ def observed_rows(
     Raises:
         RecordingError: They were not recorded, and the episode cannot be replayed, or differs from what was recorded.
     """
-    stream = episode.stream
+    stream, own = episode.stream, set(episode.rows.tolist())
     rows = range(episode.start, episode.stop)
     if stream.has_observations and (_has_frames(episode) or not frames):
         for row, observation in zip(rows, stream.samples("observation", rows.start, rows.stop), strict=True):
-            yield row, observation, partial(_picture, episode, row) if frames else None
+            if row in own:
+                yield row, observation, partial(_picture, episode, row) if frames else None
         return
     start = replayed_from(episode)
     compare = Comparison(stream, start, episode.stop)
@@ -71,7 +72,7 @@ def observed_rows(
             text = compare(replayed) if check else ""
             if text:
                 raise RecordingError(f"{episode.id}: the replay is not what was recorded: {text}")
-            if replayed.row >= episode.start:
+            if replayed.row in own:
                 yield replayed.row, replayed.observation, partial(replay.frame, episode.lane) if frames else None
 
 
@@ -121,16 +122,13 @@ def load_episode(episode: Episode, env: Any = None, agent: str | None = None) ->
         return _load_agent(episode, env, str(agent))
     pair = stream.spaces[0]
     observations = [observation for _, observation, _ in observed_rows(episode, env)]
-    actions = list(stream.samples("action", episode.start + 1, episode.stop))
+    actions = episode.chosen(stream.samples("action", episode.start, episode.stop))[1:]
     if stream.kind == "lanes":
         observations = [lane_sample(pair[0], batch, stream.lanes, episode.lane) for batch in observations]
         actions = [lane_sample(pair[1], batch, stream.lanes, episode.lane) for batch in actions]
-    rows = slice(episode.start - stream.first, episode.stop - stream.first)
-    flags = [
-        (column[:, episode.lane] if stream.kind == "lanes" else column)[1:]
-        for column in (stream.column("terminated")[rows], stream.column("truncated")[rows])
-    ]
-    by = [str(name) for name in stream.players(episode.start + 1, episode.stop, episode.lane)]
+    flags = [episode.column(name)[1:] for name in ("terminated", "truncated")]
+    players = stream.players(episode.start, episode.stop, episode.lane)
+    by = [str(name) for name in episode.chosen(players)[1:]]
     return EpisodeData(
         episode, None, *pair, observations, actions, episode.rewards, flags[0], _cut(flags[1], flags[0]), by
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,8 @@ _MARK = b"\xa9REC"
 _FRAME = struct.Struct("<4sII")
 _LENGTH = struct.Struct("<I")
 _LARGEST = 1 << 31
+# Types of columns, as NumPy writes them.
+_DTYPE = re.compile(r"[<|][biufc][0-9]{1,2}")
 # Columns of so many bytes or more are compressed where they are of bytes, such as frames.
 _COMPRESSED = 4096
 
@@ -170,7 +173,8 @@ def _read_record(path: Path, data: bytes, at: int) -> tuple[Record | None, int]:
         header = json.loads(bytes(payload[_LENGTH.size : _LENGTH.size + size]))
         listed = sum(column["bytes"] for column in header.get("columns", ()))
         fields = [(column["name"], column["dtype"], [*column["shape"]]) for column in header.get("columns", ())]
-        whole = all(isinstance(name, str) and isinstance(dtype, str) for name, dtype, _ in fields)
+        # NumPy knows more names of types than are written, and warns of some.
+        whole = all(isinstance(name, str) and _DTYPE.fullmatch(dtype) for name, dtype, _ in fields)
         whole &= isinstance(header["type"], str) and _LENGTH.size + size + listed == length
         whole &= all(isinstance(side, int) and side >= 0 for _, _, shape in fields for side in shape)
         whole &= all(isinstance(column["bytes"], int) and column["bytes"] >= 0 for column in header.get("columns", ()))

@@ -154,7 +154,7 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
         return float(np.sum(rewards))
 
     def _info(self) -> dict[str, Any]:
-        stream, row = self._episode.stream, self._episode.start + self.position
+        stream, row = self._episode.stream, int(self._episode.rows[self.position])
         by = next(iter(stream.players(row, row + 1, self._episode.lane)), "") if self.position else ""
         return {"episode_id": self._episode.id, "position": self.position, "paused": self.paused, "by": by}
 

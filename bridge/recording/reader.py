@@ -6,7 +6,8 @@ import base64
 import binascii
 import bisect
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,11 @@ class Reset:
 
 @dataclasses.dataclass(frozen=True)
 class Episode:
-    """An episode of one environment, or of one lane: the rows from `start` up to `stop`."""
+    """An episode of one environment, or of one lane: rows from `start` up to `stop`.
+
+    Lanes that are stepped together share a stream. A row in which only other lanes were reset lies between these, and
+    belongs to none of their episodes: `rows` leaves it out.
+    """
 
     stream: Stream
     lane: int
@@ -75,15 +80,30 @@ class Episode:
         """Its name: recording, stream, lane and number."""
         return f"{self.stream.run}-{self.stream.number}.{self.stream.lane_number(self.lane)}.{self.number}"
 
+    @functools.cached_property
+    def rows(self) -> Array:
+        """The rows of its observations: int64, `(length + 1,)`; the first one begins it, the others are its steps."""
+        rows: Array = np.arange(self.start, self.stop)
+        kinds = self.stream.column("kind")[rows - self.stream.first]
+        own: Array = rows[(kinds == Kind.STEP) | (rows == self.start)]
+        return own
+
     @property
     def length(self) -> int:
         """Its steps."""
-        return self.stop - self.start - 1
+        return len(self.rows) - 1
+
+    def step_of(self, row: int) -> int:
+        """Return the step of a row, or of the episode's last row before it: 0 for the first observation.
+
+        A row before the episode has a negative number.
+        """
+        return row - self.start if row < self.start else int(np.searchsorted(self.rows, row, "right")) - 1
 
     @property
     def rewards(self) -> Array:
         """The reward of each step: `(length,)`, `(length, agents)` or of the reward space."""
-        return self._column("reward")[1:]
+        return self.column("reward")[1:]
 
     @property
     def total(self) -> float:
@@ -94,7 +114,7 @@ class Episode:
     def players(self) -> list[str]:
         """Who acted in it, in the order of their first actions."""
         found: dict[str, None] = {}
-        for name in self.stream.players(self.start + 1, self.stop, self.lane):
+        for name in self.chosen(self.stream.players(self.start, self.stop, self.lane))[1:]:
             found.update(dict.fromkeys([name] if isinstance(name, str) else name.values()))
         return [name for name in found if name]
 
@@ -115,8 +135,14 @@ class Episode:
         times = self.stream.column("time")[self.start - self.stream.first : self.stop - self.stream.first]
         return float(times[-1] - times[0])
 
-    def _column(self, name: str) -> Array:
-        rows = self.stream.column(name)[self.start - self.stream.first : self.stop - self.stream.first]
+    def chosen(self, values: Iterable[Any]) -> list[Any]:
+        """Of values for all rows from `start` up to `stop`, return those of the episode's own rows."""
+        own = set(self.rows.tolist())
+        return [value for row, value in zip(range(self.start, self.stop), values, strict=True) if row in own]
+
+    def column(self, name: str) -> Array:
+        """Return a column at the episode's rows, of its lane."""
+        rows: Array = self.stream.column(name)[self.rows - self.stream.first]
         return rows[:, self.lane] if self.stream.kind == "lanes" else rows
 
 
@@ -129,6 +155,9 @@ class Stream:
         lost: Where rows were lost: the row before which, and how many.
         closed: Whether the environment was closed in order.
         changed: Whether the checksum of the record `world` does not fit.
+        run: The recording, by the names of its files. What the header says of it is a stranger's text, and this becomes
+            the name of files.
+        damage: What of the recording's files could not be read.
     """
 
     def __init__(
@@ -137,14 +166,17 @@ class Stream:
         records: Sequence[Record],
         lost: Sequence[tuple[int, int]],
         closed: bool,
-        changed: bool = False,
+        changed: bool,
+        run: str,
+        damage: Sequence[Damage],
     ) -> None:
         self.header = header
         self.records = records
         self.closed = closed
         self.changed = changed
         """Whether what is said of the environment is not what was written."""
-        self.run = str(header["run"])
+        self.run = run
+        self.damage = damage
         self.number = int(header["stream"])
         self.kind = str(header["kind"])
         """`env`, `lanes` or `agents`."""
@@ -314,8 +346,13 @@ class Stream:
         for row, reset in self.resets.items():
             if kind[row - self.first] == Kind.RESET:
                 found[row - self.first] = True if reset.mask is None else reset.mask
-        if self.kind == "lanes":  # a finished lane begins anew in the next row (NEXT_STEP)
-            found[1:] |= ended[:-1] & (kind[1:] == Kind.STEP)[:, None]
+        if self.kind == "lanes":
+            # A finished lane begins anew in the next step (NEXT_STEP); only other lanes are reset in between.
+            steps = (kind == Kind.STEP)[:, None]
+            number = np.arange(len(kind))[:, None]
+            newest = np.maximum.accumulate(np.where(steps | found, number, -1))[:-1]
+            over = (newest >= 0) & np.take_along_axis(ended, np.maximum(newest, 0), 0)
+            found[1:] |= over & steps[1:]
         return found
 
     def _ended(self) -> Array:
@@ -483,6 +520,8 @@ def _read_files(files: Sequence[Path]) -> Folder:
             lost.get(key, ()),
             key in closed,
             world.damaged,
+            key[0],
+            [one for one in damage if one.path.name.partition(".")[0] == key[0]],
         )
         for key, world in worlds.items()
     ]

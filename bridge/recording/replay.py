@@ -322,7 +322,7 @@ def verify_stream(stream: Stream, env: Any = None) -> Iterator[Verification | Re
             yield Verification(episode.id, episode.stop - start, damage=_damage(episode))
         else:
             where = f"{_where(episode, row)}: {differences[row]}"
-            step = row - episode.start
+            step = episode.step_of(row)
             yield Verification(episode.id, row + 1 - start, where, step, _damage(episode), _versions(stream))
 
 
@@ -359,7 +359,7 @@ def _verify_from(episode: Episode, start: int, env: Any) -> Verification:
             compared += 1
             text = compare(row)
             if text:
-                step = row.row - episode.start
+                step = episode.step_of(row.row)
                 where = f"{_where(episode, row.row)}: {text}"
                 return Verification(episode.id, compared, where, step, _damage(episode), _versions(stream))
     return Verification(episode.id, compared, damage=_damage(episode))
@@ -391,7 +391,7 @@ def replayed_from(episode: Episode) -> int:
 
 
 def _where(episode: Episode, row: int) -> str:
-    step = row - episode.start
+    step = episode.step_of(row)
     if step > 0:
         return f"step {step}"
     return "the first observation" if step == 0 else f"{-step} rows before the episode, which it depends on"
@@ -403,7 +403,7 @@ def _damage(episode: Episode) -> str:
         return "the checksum of the record that describes its environment does not fit: its bytes were changed"
     for first, stop in episode.stream.damaged:
         if first < episode.stop and stop > episode.start:
-            begin, end = max(first, episode.start) - episode.start, min(stop, episode.stop) - episode.start - 1
+            begin, end = (episode.step_of(row) for row in (max(first, episode.start), min(stop, episode.stop) - 1))
             return f"the checksum of the record with the steps {begin} to {end} does not fit: its bytes were changed"
     return ""
 

@@ -128,7 +128,7 @@ class Journal:
             row: What its `encode` takes.
             size: About how many bytes of memory it holds.
         """
-        if self._offered - self._taken + size > self.options.queue_bytes or self._closing.is_set():
+        if self.queued_bytes + size > self.options.queue_bytes or self._closing.is_set():
             return False
         self._offered += size
         self._rows.append((source, row, size))
@@ -137,6 +137,16 @@ class Journal:
             if self._thread is None:
                 self._start()
         return True
+
+    @property
+    def queued(self) -> int:
+        """The rows that the thread has not taken yet."""
+        return len(self._rows)
+
+    @property
+    def queued_bytes(self) -> int:
+        """About how many bytes of memory the rows hold that are not written yet: at most `queue_bytes`."""
+        return self._offered - self._taken
 
     def _start(self) -> None:
         with self._starting:

@@ -171,7 +171,7 @@ PAYLOADS.update({"<u4": "uint32s", "<u8": "uint64s", "|b1": "bools", "|O": "stri
 DATA_TYPES = {payload: number for number, payload in enumerate(PAYLOADS.values(), start=1)}
 DTYPES = {payload: np.dtype(code) for code, payload in PAYLOADS.items()}
 WIDER = {"<f2": "<f4", "<i2": "<i4", "<u2": "<u4"}  # these travel in a wider type, and come back exactly
-MAX_BROADCAST = 512 * 1024 * 1024  # bytes that a single element may fill
+MAX_BYTES = 512 * 1024 * 1024  # of a message, and of what a single element fills
 
 
 def wire_dtype(dtype):
@@ -221,6 +221,11 @@ def pack(value, tensor=None):
     return tensor
 
 
+def product(sizes):
+    """Return the product of sizes; those of a stranger's tensor may be too large for NumPy's integers."""
+    return functools.reduce(lambda found, size: found * size, sizes, 1)
+
+
 def unpack(tensor, name, shape=None):
     """Return the array of a tensor, writable; its shape has to become `shape`, where that is given.
 
@@ -232,14 +237,14 @@ def unpack(tensor, name, shape=None):
     elements = getattr(tensor, payload).array
     make = np.frombuffer if payload in ("int8s", "uint8s") else np.array
     flat = make(elements if make is np.frombuffer else list(elements), DTYPES[payload])
-    rest = int(np.prod([size for size in found if size >= 0], dtype=object))
+    rest = product([size for size in found if size >= 0])
     if sum(size < 0 for size in found) == 1:
         found = [(flat.size // rest if rest else 0) if size < 0 else size for size in found]
     if min(found, default=0) < 0 or (shape is not None and tuple(found) != shape):
         wanted = "at most one variable dimension" if shape is None else f"the shape {list(shape)}"
         raise Refusal(f"{name}: expected {wanted}, got the shape {list(tensor.shape)}")
-    count = int(np.prod(found, dtype=object))
-    if flat.size == 1 < count <= MAX_BROADCAST // flat.itemsize:
+    count = product(found)
+    if flat.size == 1 < count <= MAX_BYTES // flat.itemsize:
         return np.full(found, flat[0], flat.dtype)
     if flat.size != count:
         raise Refusal(f"{name}: the shape {list(tensor.shape)} does not hold {flat.size} elements")
@@ -811,7 +816,7 @@ class World:
                 raise Refusal(f"the Step lacks the action {spec.name!r} (UID {uid})")
         actions = []
         for lane in range(len(self.envs)):  # all are read before any lane is stepped
-            parts = [arrays[uid] if self.lanes is None else arrays[uid][lane] for uid in self.actions]
+            parts = [arrays[uid] if self.lanes is None else arrays[uid][lane, ...] for uid in self.actions]
             parts = [leaf.unpack(part) for leaf, part in zip(self.action_leaves, parts)]
             actions.append(assemble(self.action_space, iter(parts)))
         for lane, env in enumerate(self.envs):
@@ -1247,25 +1252,25 @@ class Server:
             started: Called with HOST:PORT, once clients can connect.
         """
         options = {
-            "grpc.max_receive_message_length": -1,  # observations are larger than the usual 4 MiB
-            "grpc.max_send_message_length": -1,
+            "grpc.max_receive_message_length": MAX_BYTES,  # the usual 4 MiB are too small for some observations
+            "grpc.max_send_message_length": MAX_BYTES,
             "grpc.so_reuseport": 0,  # a port that is taken is an error
             "grpc.http2.min_recv_ping_interval_without_data_ms": 1000,  # clients ask for signs of life
             "grpc.http2.max_ping_strikes": 0,
             "grpc.keepalive_time_ms": 20000,  # and one that is gone without a word is noticed
         }
-        self.find("")  # an environment that cannot be served is to be known now
         pool = futures.ThreadPoolExecutor(self.max_connections + 8)  # the last ones refuse those who are too many
         server = grpc.server(pool, options=list(options.items()))
         handler = grpc.stream_stream_rpc_method_handler(self.process)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
         name = f"[{host}]" if ":" in host else host
         address = f"{name}:{port}"
-        found = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
-        if not found:
-            raise RuntimeError(f"the port of {address} is taken")
-        server.start()
         try:
+            self.find("")  # an environment that cannot be served is to be known now
+            found = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
+            if not found:
+                raise RuntimeError(f"the port of {address} is taken")
+            server.start()
             started(f"{name}:{found}")
             self.main.work(self.destroy_idle)
         except KeyboardInterrupt:
@@ -1326,8 +1331,6 @@ def read_arguments(arguments):
     add("--max-connections", type=int, default=64, metavar="N", help="connections at a time (default: 64)")
     add("--max-worlds", type=int, default=64, metavar="N", help="worlds at a time, the default one apart (default: 64)")
     options = parser.parse_args(arguments)
-    if not 1 <= options.num_envs <= Server.MAX_LANES:
-        parser.error(f"expected --num-envs from 1 to {Server.MAX_LANES}, got {options.num_envs}")
     needed, optional = {options.tls_certificate, options.tls_key}, options.tls_client_ca
     if None in needed and (len(needed) > 1 or optional):
         parser.error("TLS needs both --tls-certificate and --tls-key")

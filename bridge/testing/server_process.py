@@ -42,7 +42,8 @@ class ServerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            text=True,
+            encoding="locale",  # as the process has it: what is printed into a pipe is not UTF-8 on Windows
+            errors="replace",
             # Ctrl-C in the terminal goes to this process, which then stops its servers in order.
             start_new_session=os.name == "posix",
         )

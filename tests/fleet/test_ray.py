@@ -20,8 +20,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from bridge import TLS, Limits, make_vec_remote
-from bridge.client.remote import SlotState
+from bridge import TLS, Limits, SlotState, make_vec_remote
 from bridge.errors import RemoteError, RemoteTimeoutError, SettingError
 from bridge.fleet.ray import Fleet, attach, launch
 from bridge.fleet.ray_actors import NAMESPACE

@@ -63,7 +63,7 @@ def play_vector(envs: Any, steps: int = 6, seed: int = 3) -> list[Any]:
     mask = np.arange(envs.num_envs) % 2 == 0
     seen.append(envs.reset(seed=[seed + 10 + i for i in range(envs.num_envs)], options={"reset_mask": mask}))
     seen += [envs.step(envs.action_space.sample()) for _ in range(steps)]
-    seen.append(envs.reset())
+    seen.append(envs.reset(seed=[seed + i if mask[i] else None for i in range(envs.num_envs)]))
     return seen
 
 

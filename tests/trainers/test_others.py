@@ -12,7 +12,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import vector as wrappers
 
-from bridge import Server, make_remote, make_vec_remote, serve_gym
+from bridge import Server, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.wrappers import BlockingReset
 from tests.support import assert_identical
 
@@ -218,3 +218,26 @@ def test_human_rendering_shows_the_frames_here() -> None:
         env.reset()
         env.step(0)
         env.close()
+
+
+def test_supersuit_makes_copies_of_several_agents_as_of_a_local_environment() -> None:
+    """The usual way from PettingZoo to Stable-Baselines3: it pickles the environment once for each copy."""
+    supersuit = pytest.importorskip("supersuit")
+    spread = pytest.importorskip("mpe2").simple_spread_v3
+
+    def local() -> Any:
+        return spread.parallel_env(N=3, max_cycles=10)
+
+    def two_of(env: Any) -> Any:
+        lanes = supersuit.pettingzoo_env_to_vec_env_v1(env)
+        return supersuit.concat_vec_envs_v1(lanes, 2, num_cpus=0, base_class="gymnasium")
+
+    with serve_parallel(local) as server:
+        remote = make_parallel_remote(server.url)
+        mine, theirs = two_of(remote), two_of(local())
+        assert_identical(mine.reset(seed=5)[0], theirs.reset(seed=5)[0])
+        for step in range(25):
+            actions = (np.arange(6) + step) % 5
+            assert_identical(mine.step(actions)[:4], theirs.step(actions)[:4])
+        mine.close()
+        remote.close()

@@ -25,6 +25,7 @@ from stable_baselines3.common.vec_env import (
 )
 
 from bridge import make_remote, make_vec_remote, serve_gym
+from bridge.recording.reader import read_folder
 from bridge.testing import EVERY_SPACE, SpaceEnv
 from bridge.wrappers import BlockingReset, SB3VecEnv
 from tests.support import assert_identical
@@ -262,3 +263,19 @@ def test_a_single_remote_environment_trains() -> None:
         env = make_remote(server.url)
         PPO("MlpPolicy", env, n_steps=64, batch_size=64, device="cpu").learn(128)
         env.close()
+
+
+def test_a_recording_holds_the_steps_that_were_made_and_no_others(tmp_path: Any) -> None:
+    """Each lane that ends is reset alone, which is no step of the others."""
+    lanes, steps = 8, 150
+    with serve_gym("CartPole-v1", num_envs=lanes, record=tmp_path) as server:
+        envs = SB3VecEnv(make_vec_remote(server.url))
+        envs.seed(1)
+        envs.reset()
+        rewards = np.zeros(lanes)
+        for _ in range(steps):
+            rewards += envs.step(np.ones(lanes, np.int64))[1]
+        envs.close()
+    episodes = read_folder(tmp_path).episodes()
+    assert sum(episode.length for episode in episodes) == lanes * steps
+    assert sum(episode.total for episode in episodes) == rewards.sum()

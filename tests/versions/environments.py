@@ -1,6 +1,7 @@
-"""Python environments with other versions of Gymnasium, NumPy and Protobuf: `python -m tests.versions.environments NAME…`.
+"""Python environments with other versions of Gymnasium, NumPy and Protobuf.
 
-Each is a virtual environment `.venv-versions/NAME`, made where it is missing. Without a name, all are made.
+`python -m tests.versions.environments NAME…` makes those that are missing; without a name, all of them. Each is a
+virtual environment, `.venv-versions/NAME`.
 """
 
 from __future__ import annotations
@@ -61,8 +62,6 @@ ENVIRONMENTS = {
     )
 }
 """The environments by their names."""
-IN_CI = ("oldest", "rllib", "newest")
-"""Those that every change is tested on."""
 
 
 def python_for(version: str) -> str:

@@ -1,7 +1,7 @@
 """Plays environments at one end and compares at the other; each end runs in an environment of its own.
 
-`serve FILE` plays each case locally, serves it, writes both into FILE, prints a line, and serves until its standard input
-ends. `compare FILE` plays the same actions on the served environments and prints what differs, as JSON.
+`serve FILE` plays each case locally, serves it, writes both into FILE, prints a line, and serves until its standard
+input ends. `compare FILE` plays the same actions on the served environments and prints what differs, as JSON.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.vector import SyncVectorEnv
 
 from bridge import make_remote, make_vec_remote, serve_gym
@@ -52,8 +53,17 @@ def cases() -> list[str]:
 
 
 def digest(value: Any) -> str:
-    """Return a hash of a value with its types, dtypes and bits."""
-    return hashlib.sha256(values.encode(value)).hexdigest()
+    """Return a hash of a value with the dtypes and bits of its arrays."""
+    return hashlib.sha256(values.encode(plain(value))).hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """Return a value with Python's numbers for NumPy's; versions of an environment differ in which they give."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return type(value)(map(plain, value)) if type(value) in (list, tuple) else value
 
 
 def spaces_of(env: Any) -> list[str]:
@@ -104,7 +114,7 @@ def serve(target: Path) -> None:
 
 
 def comparable(spaces: list[str]) -> list[str]:
-    """Leave out what this Gymnasium does not know: before 1.4 a Dict has no `sort_keys`, and its order is kept anyway."""
+    """Leave out what this Gymnasium does not know: a Dict has no `sort_keys` before 1.4, and keeps its order."""
     if VERSION >= (1, 4):
         return spaces
     return [text.replace('"sort_keys":false', '"sort_keys":true') for text in spaces]

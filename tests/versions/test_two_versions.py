@@ -6,6 +6,7 @@ import json
 import os
 import selectors
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,13 +15,14 @@ import pytest
 
 from tests.versions.environments import ENVIRONMENTS, ROOT
 
-HERE = [name for name, environment in ENVIRONMENTS.items() if environment.interpreter.exists()]
+OTHERS = {name: str(each.interpreter) for name, each in ENVIRONMENTS.items() if each.interpreter.exists()}
+HERE = {"this": sys.executable, **OTHERS}
 # Spaces that Gymnasium brought later than others.
 NEEDS_1_4 = {"observation graph_of_dicts", "observation graph_of_sequences"}
 
 
 def run(name: str, *arguments: str, **options: object) -> subprocess.Popen[str]:
-    command = [str(ENVIRONMENTS[name].interpreter), "-m", "tests.versions.play", *arguments]
+    command = [HERE[name], "-m", "tests.versions.play", *arguments]
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, **options)  # type: ignore[call-overload]
 
@@ -43,11 +45,11 @@ def serving(name: str, target: Path) -> Iterator[None]:
 
 def version_of(name: str) -> tuple[int, ...]:
     code = "import gymnasium; print(gymnasium.__version__)"
-    done = subprocess.run([ENVIRONMENTS[name].interpreter, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([HERE[name], "-c", code], capture_output=True, text=True, check=True)
     return tuple(int(part) for part in done.stdout.strip().split(".")[:2])
 
 
-@pytest.mark.skipif(not HERE, reason="no environments: make test-versions makes them")
+@pytest.mark.skipif(not OTHERS, reason="no environments: make test-versions makes them")
 @pytest.mark.parametrize("server", HERE)
 def test_remote_equals_local_across_versions(server: str, tmp_path: Path) -> None:
     with serving(server, tmp_path / "cases.json"):

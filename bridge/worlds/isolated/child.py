@@ -390,7 +390,9 @@ def _load(recipe: bytes, factory: bytes | None, max_bytes: int | None) -> Callab
         try:
             import resource
         except ImportError:
-            raise RequestError(Code.UNIMPLEMENTED, "max_world_bytes is not possible on this system") from None
+            raise RequestError(
+                Code.UNIMPLEMENTED, "max_world_bytes is not possible on this system: leave it out"
+            ) from None
         resource.setrlimit(resource.RLIMIT_DATA, (max_bytes, max_bytes))
     try:
         source, request = pickle.loads(recipe)

@@ -37,6 +37,10 @@ _GRACE = 2.0
 _START = 120.0
 """Seconds that a process has for its start and its imports, before the environment is made."""
 _CHUNK = 1 << 18
+_LOOK = 0.01
+"""Seconds between two looks at a process that is ending, where the event loop cannot wait for it."""
+_WAITS_FOR_PROCESSES = os.name == "posix"
+"""Whether the event loop can wait for a process: on Windows `select` takes sockets alone, and a sentinel is none."""
 _starting = threading.Lock()
 
 
@@ -75,11 +79,6 @@ class Isolation:
         if isolation not in (None, "process"):
             raise SettingError(f"expected isolation to be 'process' or None, got {isolation!r}")
         if isolation is not None or always:
-            if os.name != "posix":
-                raise SettingError(
-                    "worlds in processes of their own need Linux or macOS: the event loop cannot wait for a process "
-                    "here; leave out isolation='process' and allow_env_factories, or give processes=K"
-                )
             return cls(call_timeout, max_world_bytes)
         if call_timeout != CALL_TIMEOUT or max_world_bytes is not None:
             raise SettingError(
@@ -160,7 +159,8 @@ class WorldProcess:
         process = cls(name, isolation, runtime)
         await runtime.executor.run(process._launch, recipe, factory)  # the first start imports much
         runtime.add_reader(process._sock, process._on_readable)
-        runtime.add_reader(process._process.sentinel, process._on_exit)
+        if _WAITS_FOR_PROCESSES:
+            runtime.add_reader(process._process.sentinel, process._on_exit)
         try:
             await process.ask(b"h", b"", "its start", limit=_START)  # imports are not the environment's time
             process.facts = values.decode(await process.ask(b"?", b"", "its construction"))
@@ -277,6 +277,8 @@ class WorldProcess:
             self._answered(answer)
         if closed:  # the process ends, which its sentinel says; one that does not is killed
             self._runtime.remove_reader(self._sock)
+            if not _WAITS_FOR_PROCESSES:
+                self._runtime.scheduler.call_later(_LOOK, self._look_for_end)
             self._runtime.scheduler.call_later(_GRACE, self._kill)
 
     def _answered(self, answer: bytes) -> None:
@@ -318,13 +320,22 @@ class WorldProcess:
         self._kill()
         self._on_exit()
 
+    def _look_for_end(self) -> None:
+        """Reap the process as soon as it has ended. Its pipe, which nobody else holds there, has ended already."""
+        if self._end is None:
+            if self._process.exitcode is None:
+                self._runtime.scheduler.call_later(_LOOK, self._look_for_end)
+            else:
+                self._on_exit()
+
     def _on_exit(self) -> None:
         """Reap the process, and tell everybody who waits for it."""
         if self._end is not None:
             return
         self._on_readable()  # a last answer
         where = self._current.where if self._current is not None else ""
-        self._runtime.remove_reader(self._process.sentinel)
+        if _WAITS_FOR_PROCESSES:
+            self._runtime.remove_reader(self._process.sentinel)
         self._runtime.remove_reader(self._sock)
         with _starting:  # where other threads look at processes too
             self._process.join(_GRACE)
@@ -393,7 +404,7 @@ def _cause(code: int | None) -> str:
     if code >= 0:
         return f" with exit code {code}"
     name = signal.Signals(-code).name if -code in signal.Signals._value2member_map_ else f"signal {-code}"
-    return f" by {name}" + (" (perhaps out of memory)" if -code == signal.SIGKILL else "")
+    return f" by {name}" + (" (perhaps out of memory)" if name == "SIGKILL" else "")
 
 
 def _read_refusal(data: bytes) -> RequestError:

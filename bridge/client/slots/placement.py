@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from bridge.client.endpoints import Endpoint, EndpointWatch
 from bridge.client.members import Member
+from bridge.client.slots.back_off import pause
+from bridge.client.slots.endpoint import EndpointEvent, EndpointRecord, EndpointState, event_of
 from bridge.client.world_request import WorldRequest
-from bridge.errors import SettingError, shown_url
+from bridge.errors import RemoteError, SettingError, shown_url
+from bridge.logs import SafeLog
 
 __all__ = ["Load", "Placement"]
+
+_log = SafeLog(__name__)
 
 
 class Load:
@@ -33,7 +39,7 @@ class Load:
 
 
 class Placement:
-    """Chooses endpoints: the one with the fewest slots first, of those that have not just failed.
+    """Chooses endpoints: of those that are well the one with the fewest slots, and the last to fail last.
 
     Args:
         watch: Knows the endpoints.
@@ -43,36 +49,43 @@ class Placement:
     def __init__(self, watch: EndpointWatch, request_for: Callable[[str], WorldRequest]) -> None:
         self.watch = watch
         self.request_for = request_for
-        self._failures: Counter[str] = Counter()
-        self._avoid_until: dict[str, float] = {}
+        self._records: defaultdict[str, EndpointRecord] = defaultdict(EndpointRecord)
 
-    def choose(self, load: Load, lanes: int, now: float) -> Endpoint | None:
+    def choose(self, load: Load, lanes: int, now: float, patience: float) -> Endpoint | None:
         """Return where a world may go now, and count it in `load`; None: nowhere.
 
         Args:
             load: Of the worlds that have a place.
             lanes: The slots that the world fills.
             now: Monotonic seconds.
+            patience: Seconds within which the attempt ends.
         """
-        slots, draining, avoid_until = load.slots, load.draining, self._avoid_until
+        slots, draining, records = load.slots, load.draining, self._records
         best: Endpoint | None = None
+        least: tuple[Any, ...] = ()
         for endpoint in self.watch.endpoints:
             key = endpoint.key
-            if endpoint.draining or avoid_until.get(key, now) > now:
+            if endpoint.draining or not records[key].may_try(now):
                 continue
             if draining and shown_url(endpoint.url) in draining:
                 continue
             if endpoint.slots is not None and slots[key] + lanes > endpoint.slots:
                 continue
-            if best is None or slots[key] < slots[best.key]:
-                best = endpoint
+            order = (*records[key].rank, slots[key])
+            if best is None or order < least:
+                best, least = endpoint, order
         if best is not None:
             slots[best.key] += lanes
+            records[best.key].tried(now, patience)
         return best
 
-    def has_failed(self, key: str | None) -> bool:
-        """Tell whether the last attempt at an endpoint failed."""
-        return key in self._failures
+    def is_well(self, key: str | None) -> bool:
+        """Tell whether nothing speaks against an endpoint."""
+        return key is not None and not self._records[key].rank[0]
+
+    def any_well(self) -> bool:
+        """Tell whether there is an endpoint that nothing speaks against."""
+        return any(self.is_well(endpoint.key) and not endpoint.draining for endpoint in self.watch.endpoints)
 
     def is_draining(self, key: str | None) -> bool:
         """Tell whether the directory says that an endpoint takes no further worlds."""
@@ -88,12 +101,21 @@ class Placement:
                 f"{self.watch.directory!r}; start more servers, or ask for fewer slots"
             )
 
-    def failed(self, key: str, now: float, pause: Callable[[int], float]) -> None:
-        """Avoid an endpoint for a while; `pause` gives the seconds for the number of failures in a row."""
-        self._failures[key] += 1
-        self._avoid_until[key] = now + pause(self._failures[key])
+    def failed(self, key: str, error: RemoteError, now: float) -> None:
+        """Take note that a connection to an endpoint, an attempt to join it or a reset there failed."""
+        self._handle(key, event_of(error), now, str(error).partition("\n")[0])
 
-    def succeeded(self, key: str) -> None:
-        """Take note that a world of an endpoint answers."""
-        if self._failures.pop(key, 0):
-            self._avoid_until.pop(key, None)
+    def joined(self, key: str, now: float) -> None:
+        """Take note that a world of an endpoint was joined."""
+        self._handle(key, EndpointEvent.JOINED, now, "a world was joined")
+
+    def observed(self, key: str, now: float) -> None:
+        """Take note that an episode has begun in a world of an endpoint."""
+        self._handle(key, EndpointEvent.OBSERVED, now, "an episode has begun")
+
+    def _handle(self, key: str, event: EndpointEvent, now: float, why: str) -> None:
+        record = self._records[key]
+        before = record.state
+        # A line for each change, whatever the number of slots that saw it; the first success is none.
+        if record.handle(event, now, pause) and (before, record.state) != (EndpointState.UNTRIED, EndpointState.UP):
+            _log.warning("%s is %s, after %s: %s", shown_url(key), record.state.value, before.value, why)

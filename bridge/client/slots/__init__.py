@@ -1,0 +1,1 @@
+"""The slots of a vector environment: where their worlds are, and what becomes of a slot whose world is lost."""

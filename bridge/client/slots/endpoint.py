@@ -1,0 +1,168 @@
+"""What a client knows of an endpoint of a directory, without input or output: one table, and when to try again.
+
+An endpoint is *untried* until an attempt to join a world there has ended. It is *up* once one was joined, and stays so
+while its worlds answer. Four kinds of trouble are told apart, because each ends in another way:
+
+- *dark*: nobody answers there, or a connection was lost. It ends when a server is started, or the network mended.
+- *full*: a server answers, and has no room. It ends when another client leaves. Worlds that are there go on.
+- *failing*: the server is well, but its environment raises in every reset. A world can still be joined, so that shows
+  nothing: only the first observation of an episode ends it.
+- *refused*: it refuses us, or serves another environment. It ends when a person changes the server.
+
+A *draining* server has said that it takes no further worlds. Its worlds go on until it is gone, and it does not take
+that back: the next server at its URL is another one, so only the loss of the connection leaves this state.
+
+An endpoint in trouble is tried again after pauses that double, by one world at a time: were all that are lost to try
+it at once, a black hole would hold up each of them, and a full server would refuse each of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Callable, Mapping
+
+from bridge.errors import Code, EnvironmentFailedError, PeerError, RefusedError, RemoteError
+
+__all__ = ["TRANSITIONS", "EndpointEvent", "EndpointRecord", "EndpointState", "event_of"]
+
+
+class EndpointState(enum.Enum):
+    """How an endpoint is, as far as this client has seen."""
+
+    UNTRIED = "untried"
+    UP = "up"
+    FULL = "full"
+    FAILING = "failing"
+    DARK = "dark"
+    DRAINING = "draining"
+    REFUSED = "refused"
+
+
+class EndpointEvent(enum.Enum):
+    """What was seen of it."""
+
+    JOINED = "world joined"
+    OBSERVED = "first observation of an episode"
+    NO_ROOM = "no room for a world"
+    RAISED = "environment raised when it was made or reset"
+    GONE = "no connection, connection lost, or no answer in time"
+    REFUSES = "refused, or other spaces"
+    DRAINS = "server says that it drains"
+
+
+_S, _E = EndpointState, EndpointEvent
+
+TRANSITIONS: Mapping[tuple[EndpointState, EndpointEvent], EndpointState] = {
+    (_S.UNTRIED, _E.JOINED): _S.UP,
+    (_S.UNTRIED, _E.NO_ROOM): _S.FULL,
+    (_S.UNTRIED, _E.RAISED): _S.FAILING,
+    (_S.UNTRIED, _E.GONE): _S.DARK,
+    (_S.UNTRIED, _E.REFUSES): _S.REFUSED,
+    (_S.UNTRIED, _E.DRAINS): _S.DRAINING,
+    (_S.UP, _E.JOINED): _S.UP,
+    (_S.UP, _E.OBSERVED): _S.UP,
+    (_S.UP, _E.NO_ROOM): _S.FULL,
+    (_S.UP, _E.RAISED): _S.FAILING,
+    (_S.UP, _E.GONE): _S.DARK,
+    (_S.UP, _E.REFUSES): _S.REFUSED,
+    (_S.UP, _E.DRAINS): _S.DRAINING,
+    (_S.FULL, _E.JOINED): _S.UP,
+    (_S.FULL, _E.OBSERVED): _S.FULL,  # of a world that was there before
+    (_S.FULL, _E.NO_ROOM): _S.FULL,
+    (_S.FULL, _E.RAISED): _S.FAILING,
+    (_S.FULL, _E.GONE): _S.DARK,
+    (_S.FULL, _E.REFUSES): _S.REFUSED,
+    (_S.FULL, _E.DRAINS): _S.DRAINING,
+    (_S.FAILING, _E.JOINED): _S.FAILING,  # the environment can be made, and still raise when it is reset
+    (_S.FAILING, _E.OBSERVED): _S.UP,
+    (_S.FAILING, _E.NO_ROOM): _S.FAILING,
+    (_S.FAILING, _E.RAISED): _S.FAILING,
+    (_S.FAILING, _E.GONE): _S.DARK,
+    (_S.FAILING, _E.REFUSES): _S.REFUSED,
+    (_S.FAILING, _E.DRAINS): _S.DRAINING,
+    (_S.DARK, _E.JOINED): _S.UP,
+    (_S.DARK, _E.OBSERVED): _S.UP,  # one of several connections was lost, another one goes on
+    (_S.DARK, _E.NO_ROOM): _S.FULL,
+    (_S.DARK, _E.RAISED): _S.FAILING,
+    (_S.DARK, _E.GONE): _S.DARK,
+    (_S.DARK, _E.REFUSES): _S.REFUSED,
+    (_S.DARK, _E.DRAINS): _S.DRAINING,
+    (_S.DRAINING, _E.JOINED): _S.DRAINING,  # it had begun before the server said so
+    (_S.DRAINING, _E.OBSERVED): _S.DRAINING,
+    (_S.DRAINING, _E.NO_ROOM): _S.DRAINING,
+    (_S.DRAINING, _E.RAISED): _S.DRAINING,
+    (_S.DRAINING, _E.GONE): _S.DARK,
+    (_S.DRAINING, _E.REFUSES): _S.DRAINING,
+    (_S.DRAINING, _E.DRAINS): _S.DRAINING,
+    (_S.REFUSED, _E.JOINED): _S.UP,
+    (_S.REFUSED, _E.OBSERVED): _S.REFUSED,  # of a world that was there before
+    (_S.REFUSED, _E.NO_ROOM): _S.FULL,
+    (_S.REFUSED, _E.RAISED): _S.FAILING,
+    (_S.REFUSED, _E.GONE): _S.DARK,
+    (_S.REFUSED, _E.REFUSES): _S.REFUSED,
+    (_S.REFUSED, _E.DRAINS): _S.DRAINING,
+}
+
+_WELL = frozenset({_S.UNTRIED, _S.UP})
+_TROUBLE = frozenset({_E.NO_ROOM, _E.RAISED, _E.GONE, _E.REFUSES})
+
+
+def event_of(error: RemoteError) -> EndpointEvent:
+    """Return what the end of an attempt, or of a connection, says of the endpoint."""
+    if isinstance(error, EnvironmentFailedError):
+        return EndpointEvent.RAISED
+    if isinstance(error, PeerError):  # it breaks the protocol, or has other spaces
+        return EndpointEvent.REFUSES
+    if not isinstance(error, RefusedError) or error.code == Code.UNAVAILABLE:
+        return EndpointEvent.GONE
+    return EndpointEvent.NO_ROOM if error.code == Code.RESOURCE_EXHAUSTED else EndpointEvent.REFUSES
+
+
+@dataclasses.dataclass
+class EndpointRecord:
+    """What is known of one endpoint, and when a world may be tried there; times are monotonic seconds."""
+
+    state: EndpointState = EndpointState.UNTRIED
+    """Assigned by `handle` alone."""
+    failures: int = 0
+    """Attempts in a row that failed; those that were under way together count as one."""
+    failed_at: float = -math.inf
+    """When the last one failed."""
+    retry_at: float = -math.inf
+    """When the next one is due."""
+    trial_until: float = -math.inf
+    """Until when the one attempt that is under way is waited for."""
+
+    def may_try(self, now: float) -> bool:
+        """Tell whether a world may be tried there now."""
+        return self.state in _WELL or (now >= self.retry_at and now >= self.trial_until)
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """What to prefer endpoints by: those that are well first, and the last to fail last."""
+        return self.state not in _WELL, -math.inf if self.state in _WELL else self.failed_at
+
+    def tried(self, now: float, patience: float) -> None:
+        """Take note that a world is tried there, whose attempt ends within `patience` seconds."""
+        if self.state not in _WELL:
+            self.trial_until = now + patience
+
+    def handle(self, event: EndpointEvent, now: float, pause: Callable[[int], float]) -> bool:
+        """Take an event; return whether the state changed.
+
+        Args:
+            event: What was seen.
+            now: When.
+            pause: Gives the seconds until the next attempt for the number of failures in a row.
+        """
+        before, self.state = self.state, TRANSITIONS[self.state, event]
+        if event in _TROUBLE:
+            if now >= self.retry_at:  # else what fails now was tried together with what has failed before
+                self.failures += 1
+                self.retry_at = now + pause(self.failures)
+            self.failed_at, self.trial_until = now, -math.inf
+        elif self.state in _WELL and event is EndpointEvent.OBSERVED:
+            self.failures, self.retry_at = 0, -math.inf
+        return self.state is not before
