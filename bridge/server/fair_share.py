@@ -20,8 +20,6 @@ REFILL = 0.1
 SHARE = 0.15
 """The share of the time that all connections together may use which have used more than that."""
 # What a turn may take for each request, or page of a large one, without a closer look: so often the fastest request.
-
-
 _USUAL = 8
 # Seconds that any turn may take without a closer look.
 _SHORT = 2e-4
