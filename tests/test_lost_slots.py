@@ -253,7 +253,7 @@ def test_raise_lets_a_spare_take_the_place():
         blocking.reset()
         ready = threading.Event()
         for _ in range(1000):
-            if slots_of(envs).pool.has_spare_for(slots_of(envs).pool.members[0]):
+            if slots_of(envs).pool.policy.ready_spare(slots_of(envs).pool.members[0]):
                 break
             slots_of(envs).pool.drain()
             ready.wait(0.01)

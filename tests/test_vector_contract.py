@@ -18,12 +18,11 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrap
 from gymnasium.vector.utils import batch_space, iterate
 
 import bridge.client.joined_world as joined_module
-import bridge.client.results as results_module
 import bridge.client.stepper as stepper_module
 import bridge.client.vector_pool as pool_module
 from bridge import make_vec_remote, serve_gym
 from bridge.client.results import InfoJoiner
-from bridge.client.session import State
+from bridge.errors import RefusedError
 from bridge.testing import EVERY_SPACE, SpaceEnv
 from bridge.wrappers import BlockingReset
 from tests.support import SmallNumbers, assert_identical, assert_same_space, everywhere, minigrid, sampled
@@ -365,20 +364,19 @@ def test_the_battery_catches_a_step_swallowed_after_a_masked_reset(monkeypatch: 
     begin = pool_module.VectorPool.begin
 
     def forgetful(self: Any, seat: Any, settings: Any, *, reset: bool = True) -> None:
-        ended = seat.ended
+        ended = seat.phase is pool_module.SlotPhase.ENDED
         begin(self, seat, settings, reset=reset)
         seat.swallow = ended and reset
 
-    hand_out = results_module.Results._hand_out
+    handed = pool_module.Member.handed
 
-    def swallowing(self: Any, seat: Any, *more: Any) -> None:
-        hand_out(self, seat, *more)
-        if getattr(seat, "swallow", False):
-            seat.remote.session.state, seat.swallow = State.ENDED, False  # so its next step begins an episode once more
+    def swallowing(seat: Any, *, ended: bool) -> None:
+        handed(seat, ended=ended or getattr(seat, "swallow", False))  # so its next step begins an episode once more
+        seat.swallow = False
 
     monkeypatch.setattr(pool_module.VectorPool, "begin", forgetful)
-    monkeypatch.setattr(results_module.Results, "_hand_out", swallowing)
-    with pytest.raises(AssertionError):
+    monkeypatch.setattr(pool_module.Member, "handed", swallowing)
+    with pytest.raises((AssertionError, RefusedError)):  # another observation, or a Step that the server refuses
         play(MAKERS["slots"], "CartPole", NEXT)
 
 
