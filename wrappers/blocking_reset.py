@@ -45,7 +45,8 @@ class BlockingReset(BatchWrapper):
         autoreset_mode: When a slot whose episode ended begins its next one, an `AutoresetMode` or its value.
             NEXT_STEP: in the next `step`, whose action for it is not applied. SAME_STEP: in the same `step`;
             `infos["final_obs"]` and `infos["final_info"]` hold the end of the old one. DISABLED: when
-            `reset(options={"reset_mask": …})` names it; until then `step` is refused.
+            `reset(options={"reset_mask": …})` names it; until then `step` is refused. Simulators that reset a lane in
+            the step that ends it have the mode SAME_STEP alone.
         on_lost: What becomes of a slot whose remote was lost, after the truncation that tells it. `wait`: `step` waits
             for it, `timeout` seconds at most; a line every 5 s says for what. `raise`: `step` raises, unless a spare
             stands by. `continue`: the slot gives its last observation, with reward 0, until it is back, and
@@ -56,7 +57,7 @@ class BlockingReset(BatchWrapper):
             None: it never does.
 
     Raises:
-        SettingError: `env` is another kind of environment, or there is no such mode.
+        SettingError: `env` is another kind of environment, there is no such mode, or the served simulator has another.
     """
 
     env: RemoteVectorEnv
@@ -79,6 +80,14 @@ class BlockingReset(BatchWrapper):
         except ValueError:
             modes = ", ".join(f"{mode} ({mode.value!r})" for mode in AutoresetMode)
             raise SettingError(f"expected autoreset_mode to be one of {modes}, got {autoreset_mode!r}") from None
+        self._native = env.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+        if self._native and self._mode is not AutoresetMode.SAME_STEP:
+            # Its next step acts in the new episode: an action that NEXT_STEP ignores would be executed.
+            raise SettingError(
+                f"expected autoreset_mode=SAME_STEP, got autoreset_mode={self._mode.name}: the served simulator begins "
+                "a lane's next episode in the same step that ends the old one; give "
+                "autoreset_mode=AutoresetMode.SAME_STEP"
+            )
         if on_lost not in ("wait", "raise", "continue"):
             raise SettingError(f"expected on_lost to be 'wait', 'raise' or 'continue', got {on_lost!r}")
         if max_failures is not None and (not isinstance(max_failures, int) or max_failures < 1):
@@ -218,7 +227,7 @@ class BlockingReset(BatchWrapper):
             NothingPendingError: That call is not pending.
         """
         seconds = self._timeout if timeout is None else timeout
-        same_step = pending == "step" and self._mode is AutoresetMode.SAME_STEP
+        same_step = pending == "step" and self._mode is AutoresetMode.SAME_STEP and not self._native
         results = self.env.wait_for_all(pending, seconds, same_step=same_step, on_lost=self._on_lost)
         if pending == "step":
             ended = self._finished = results.ended

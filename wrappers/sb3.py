@@ -108,6 +108,9 @@ class SB3VecEnv(VecEnv):
             for slot in np.flatnonzero(dones).tolist():
                 infos[slot]["terminal_observation"] = results.row(slot)
                 self.reset_infos[slot] = first[slot]
+        else:  # a simulator that has reset its lanes already tells their ends in its infos
+            for slot in np.flatnonzero(dones).tolist():
+                infos[slot]["terminal_observation"] = infos[slot].pop("final_obs", None)
         return results.batched(), batch.rewards.astype(np.float32), dones, infos
 
     def close(self) -> None:

@@ -113,7 +113,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
                 requests, standing_by = requests[:num_envs], requests[num_envs:] + standing_by
                 pool.enable_moves()
             world_info = self._join(lambda: join_urls(pool, requests, num_envs), standing_by)
-        self.metadata = {**remote_metadata(world_info, options.render_mode), "autoreset_mode": AutoresetMode.NEXT_STEP}
+        mode = AutoresetMode.NEXT_STEP
+        if world_info.lanes is not None and world_info.metadata.get("autoreset_mode") == AutoresetMode.SAME_STEP.value:
+            mode = AutoresetMode.SAME_STEP  # of simulators that reset a lane in the step that ends it
+        self.metadata = {**remote_metadata(world_info, options.render_mode), "autoreset_mode": mode}
         if world_info.reward_space is not None:
             self.reward_space = world_info.reward_space
         self.render_mode = options.render_mode or world_info.render_mode

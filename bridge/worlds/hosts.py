@@ -21,6 +21,7 @@ from bridge.encoding.properties import ENCODED, NUMBER, TEXT, Family, Property, 
 from bridge.encoding.random_state import state_of
 from bridge.encoding.space_json import space_to_json
 from bridge.errors import Code, RequestError, TensorError
+from bridge.logs import SafeLog
 from bridge.pb import bridge_pb2
 from bridge.worlds.attributes import find_attribute, list_attributes
 from bridge.worlds.base import failures_in
@@ -45,6 +46,7 @@ from bridge.worlds.watching.controls import LANES_HAVE_NO_KEYS, controls_of
 
 __all__ = ["EnvHost", "Host", "LanesHost", "ParallelHost", "host_of", "refuse_private"]
 
+_log = SafeLog(__name__)
 E = TypeVar("E", bound=Known)
 
 
@@ -89,7 +91,7 @@ class Host(abc.ABC, Generic[E]):
             _fixed("env_id", TEXT, "the environment's id; empty where it has none", spec.id if spec else ""),
             _fixed("num_envs", NUMBER, "the number of lanes; 0 for a single environment", facts.num_envs or 0),
             _fixed("reward_space", TEXT, "the space of array rewards, as JSON; empty: numbers", reward_space),
-            _fixed("metadata", ENCODED, "the environment's metadata", _plain_dict(metadata_of(env))),
+            _fixed("metadata", ENCODED, "the environment's metadata", self._metadata()),
             _fixed("render_mode", TEXT, "the render mode; empty where there is none", render_mode_of(env)),
             _fixed("spec", ENCODED, "what the environment's registration says", _describe_spec(spec)),
             _live("frame", ENCODED, "what render() gives now, a value for each lane", self.frame),
@@ -104,6 +106,9 @@ class Host(abc.ABC, Generic[E]):
             in_environment=True,
         )
         return PropertyTree([*leaves, *self._own_properties()], [attributes])
+
+    def _metadata(self) -> dict[str, Any]:
+        return _plain_dict(metadata_of(self.env))
 
     def _own_properties(self) -> list[Property]:
         """Return what this kind of environment adds; of several agents each has spaces of its own, which worlds add."""
@@ -233,9 +238,10 @@ class LanesHost(Host[Lanes]):
         self._broken: RequestError | None = None
         self.step = self._step
         if "autoreset_mode" not in metadata_of(env):
-            self.notes.append(
-                f"{facts.kind} does not say in metadata['autoreset_mode'] when a lane that ended begins anew; it is "
-                "taken to do so in the same step"
+            _log.info(
+                "%s does not say in metadata['autoreset_mode'] when a lane that ended begins anew; it is taken to do "
+                "so in the same step",
+                facts.kind,
             )
         self._adopt(env)
 
@@ -300,6 +306,10 @@ class LanesHost(Host[Lanes]):
         if isinstance(frame, np.ndarray) and frame.ndim == 3 and frame.shape[-1] in (3, 4):
             frame = None if not frame.size else [frame] * self.env.num_envs  # one picture of all, as of a simulator
         return [None] * self.env.num_envs if frame is None else list(frame)
+
+    def _metadata(self) -> dict[str, Any]:
+        mode = self.facts.autoreset
+        return {**super()._metadata(), **({} if mode is None else {"autoreset_mode": mode.value})}
 
     def _own_properties(self) -> list[Property]:
         return _of_gymnasium(self, next(iter(local_lanes(self.env)), None))
