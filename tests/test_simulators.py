@@ -171,7 +171,7 @@ def test_what_an_object_lacks_is_listed() -> None:
         def reset(self) -> None:
             pass
 
-    with serve_gym(Half) as server, pytest.raises(errors.RemoteError, match="returned a Half, .* it has no step, si"):
+    with serve_gym(Half) as server, pytest.raises(errors.RemoteError, match=r"returned a Half, .* it has no step, si"):
         make_remote(server.url)
 
 
