@@ -13,19 +13,16 @@ import gymnasium
 import numpy as np
 import pytest
 
-from bridge import Limits
+from bridge import RealTime
 from bridge.client.events import Event, Joined
 from bridge.client.poller import Poller, Timer
 from bridge.client.remote import Delivery, Remote
 from bridge.client.world_request import WorldRequest
 from bridge.errors import ConnectionLostError
-from bridge.server.registry import Registry
-from bridge.server.session import Session
 from bridge.testing import Conditions, Duplex, VirtualClock
 from bridge.testing.runtime import LocalRuntime
-from bridge.worlds.realtime.clocked_world import RealtimeOptions
-from bridge.worlds.source import EnvSource
 from tests.realtime_tools import read
+from tests.support import direct_registry, direct_session, gym_source
 
 STEADY = Conditions(delay=0.04)
 """80 ms round trip."""
@@ -72,7 +69,7 @@ class _Stream:
     def __init__(self, net: FarNetwork, deliver: Callable[[Any], None]) -> None:
         self._net, self._deliver = net, deliver
         self.duplex: Duplex[bytes] = Duplex(net.conditions, net.generator)
-        self.session = Session(net.registry, "test")
+        self.session = direct_session(net.registry, "test").wrapped
         self.requests: deque[bytes] = deque()
         self.most_waiting = 0
         self.busy = self.closed = False
@@ -130,7 +127,7 @@ class FarNetwork:
         conditions: Of each direction of each stream.
         skew: The server's clock minus the client's, seconds.
         seed: Of the network's chance.
-        source: Further keywords of `EnvSource`.
+        source: Further keywords of `gym_source`.
     """
 
     def __init__(
@@ -149,9 +146,9 @@ class FarNetwork:
         self.clock.subscribe(lambda now: self.server_clock.advance_to(now + skew))
         self.skew = skew
         self.runtime = LocalRuntime(self.server_clock.now)
-        realtime = RealtimeOptions(fps, clock=self.server_clock)
-        made = EnvSource(lambda: env(self.server_clock.now), realtime=realtime, **source)
-        self.registry = Registry(made, Limits(), self.runtime)
+        realtime = RealTime(clock=self.server_clock)
+        made = gym_source(lambda: env(self.server_clock.now), fps=fps, realtime=realtime, **source)
+        self.registry = direct_registry(made, runtime=self.runtime)
         self.poller: Poller[Delivery] = Poller()
         self.poller.look_every = lambda seconds: None  # type: ignore[method-assign]
         self.poller.call_later = self._call_later  # type: ignore[method-assign]
@@ -251,4 +248,4 @@ class FarNetwork:
     def close(self) -> None:
         for stream in self.streams:
             stream.close(0.0)
-        self.runtime.run(self.registry.close())
+        self.registry.close()

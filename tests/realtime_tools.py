@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bridge import RealTime
 from bridge.client.events import Event, Joined
 from bridge.client.poller import Poller
 from bridge.client.remote import Delivery, Remote
@@ -16,10 +17,8 @@ from bridge.client.step_reader import Batch
 from bridge.client.world_request import WorldRequest
 from bridge.encoding.spaces import Layout
 from bridge.testing import Conditions, Duplex, VirtualClock
-from bridge.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.worlds.realtime.world import RealtimeWorld
-from bridge.worlds.source import EnvSource
-from tests.support import direct_registry, direct_session
+from tests.support import direct_registry, direct_session, gym_source
 
 
 class Network:
@@ -32,8 +31,7 @@ class Network:
         self.skew = skew
         server_clock = VirtualClock(100.0 + skew)
         self.clock.subscribe(lambda now: server_clock.advance_to(now + skew))
-        source = EnvSource(env, realtime=RealtimeOptions(fps, clock=server_clock))
-        self.registry = direct_registry(source)
+        self.registry = direct_registry(gym_source(env, fps=fps, realtime=RealTime(clock=server_clock)))
         self.duplex: Duplex[bytes] = Duplex(conditions, np.random.default_rng(0))
         self.session = direct_session(self.registry, "test")
         self.poller: Poller[Delivery] = Poller()

@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bridge import RealTime
 from bridge.client.extensions import property_request, property_value, property_write
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import VirtualClock
-from bridge.worlds.realtime.clocked_world import RealtimeOptions
-from bridge.worlds.source import EnvSource
 from tests.far_network import Telling
-from tests.support import direct_registry, direct_session
+from tests.support import direct_registry, direct_session, gym_source
 
 
 class Player:
@@ -61,7 +60,7 @@ def clock() -> VirtualClock:
 
 @pytest.fixture
 def registry(clock: VirtualClock) -> Iterator[Any]:
-    made = direct_registry(EnvSource(lambda: Telling((5,), clock.now), realtime=RealtimeOptions(10.0, clock=clock)))
+    made = direct_registry(gym_source(lambda: Telling((5,), clock.now), fps=10.0, realtime=RealTime(clock=clock)))
     yield made
     made.close()
 
@@ -157,7 +156,7 @@ def test_frames_that_nobody_was_told_of_are_counted_over_unseen_episodes(registr
 
 
 def test_the_numbers_of_lanes_are_those_of_their_episodes(clock: VirtualClock) -> None:
-    source = EnvSource(lambda: Telling((5,), clock.now), num_envs=2, realtime=RealtimeOptions(10.0, clock=clock))
+    source = gym_source(lambda: Telling((5,), clock.now), num_envs=2, fps=10.0, realtime=RealTime(clock=clock))
     registry = direct_registry(source)
     player = Player(registry, wait="new_frame")
     player.ask(player.step("observation"))

@@ -17,8 +17,7 @@ from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.session import TRANSITIONS, Event, State
 from bridge.testing import CountingEnv, FailingEnv, SpaceEnv
-from bridge.worlds.source import EnvSource
-from tests.support import direct_registry, direct_session, stable_id
+from tests.support import direct_registry, direct_session, gym_source, stable_id
 
 KINDS = ("create_world", "join_world", "step", "reset", "reset_world", "leave_world", "destroy_world", "extension")
 
@@ -34,7 +33,7 @@ class Server:
             self.envs.append(env)
             return env
 
-        self.registry = direct_registry(EnvSource(factory, **kwargs))
+        self.registry = direct_registry(gym_source(factory, **kwargs))
 
     def connect(self):
         return Peer(direct_session(self.registry))

@@ -14,9 +14,8 @@ from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv
-from bridge.worlds.source import EnvSource
 from tests.peers import Stream
-from tests.support import direct_registry
+from tests.support import direct_registry, gym_source
 
 STEP = {"step": pb.StepRequest(actions={1: pack_tensor(0)}, requested_observations=[1])}
 
@@ -197,7 +196,7 @@ class Owner:
 
 
 def make_registry(idle_timeout=10.0):
-    source = EnvSource(lambda: CountingEnv(5))
+    source = gym_source(lambda: CountingEnv(5))
     return direct_registry(source, bridge.Limits(idle_timeout=idle_timeout))
 
 

@@ -14,12 +14,11 @@ from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv, FailingEnv, LocalRuntime, SpaceEnv
-from bridge.worlds.source import EnvSource
-from tests.support import TAXI, Direct, assert_identical, direct_world
+from tests.support import TAXI, assert_identical, direct_world, gym_source
 
 
 def world_of(env):
-    return direct_world(EnvSource(lambda: env))
+    return direct_world(gym_source(lambda: env))
 
 
 def names(agent):
@@ -162,7 +161,7 @@ def test_every_call_of_the_environment_is_made_by_its_executor():
 
     runtime = LocalRuntime()
     runtime.executor = executor
-    world = Direct(runtime.run(EnvSource(Watching).make_world("w", {}, runtime)), runtime)
+    world = direct_world(gym_source(Watching), runtime=runtime)
     agent = world.join({})
     agent.begin()
     agent.step({1: np.int64(0)})
