@@ -67,7 +67,7 @@ class _Stream:
     draining = False
 
     def __init__(self, net: FarNetwork, deliver: Callable[[Any], None]) -> None:
-        self._net, self._deliver = net, deliver
+        self._net, self.deliver = net, deliver
         self.duplex: Duplex[bytes] = Duplex(net.conditions, net.generator)
         self.session = direct_session(net.registry, "test").wrapped
         self.requests: deque[bytes] = deque()
@@ -90,7 +90,7 @@ class _Stream:
     def cut(self) -> None:
         """Have the network end it."""
         self.close(0.0)
-        self._deliver(ConnectionLostError("grpc://virtual:1", "cut"))
+        self.deliver(ConnectionLostError("grpc://virtual:1", "cut"))
 
     def carry(self) -> None:
         """Bring what has arrived at either end."""
@@ -100,7 +100,7 @@ class _Stream:
         self._serve()
         for answer in self.duplex.a.receive(now):
             if not self.closed:
-                self._deliver(answer)
+                self.deliver(answer)
 
     def _serve(self) -> None:
         while self.requests and not self.busy and not self.closed:
@@ -147,7 +147,16 @@ class FarNetwork:
         self.skew = skew
         self.runtime = LocalRuntime(self.server_clock.now)
         realtime = RealTime(clock=self.server_clock)
-        made = gym_source(lambda: env(self.server_clock.now), fps=fps, realtime=realtime, **source)
+        self.made: list[Any] = []
+        """The environments, in the order in which they were made."""
+        self.taking = True
+        """False: what arrives at the client is left where it is."""
+
+        def make() -> Any:
+            self.made.append(env(self.server_clock.now))
+            return self.made[-1]
+
+        made = gym_source(make, fps=fps, realtime=realtime, **source)
         self.registry = direct_registry(made, runtime=self.runtime)
         self.poller: Poller[Delivery] = Poller()
         self.poller.look_every = lambda seconds: None  # type: ignore[method-assign]
@@ -197,7 +206,8 @@ class FarNetwork:
                 stream.carry()
             while self._timers and self._timers[0][0] <= self.clock.now():
                 heapq.heappop(self._timers)[2].run()
-            self._take()
+            if self.taking:
+                self.take()
         raise AssertionError("this takes too long")
 
     def _due(self) -> list[float]:
@@ -214,7 +224,8 @@ class FarNetwork:
         while self.runtime.scheduler.ready:
             self.runtime.scheduler.run()
 
-    def _take(self) -> None:
+    def take(self) -> None:
+        """Take what the streams have brought, as a call of the client does."""
         while True:
             try:
                 remote, number, what = self.poller.get(0.0)
@@ -237,7 +248,7 @@ class FarNetwork:
         return self._told(remote)
 
     def _told(self, remote: Remote) -> Any:
-        self._take()
+        self.take()
         self.run_until(lambda: bool(self.answers))
         answer = self.answers.pop(0)
         error = getattr(answer, "error", None)

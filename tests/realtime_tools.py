@@ -15,10 +15,9 @@ from bridge.client.poller import Poller
 from bridge.client.remote import Delivery, Remote
 from bridge.client.step_reader import Batch
 from bridge.client.world_request import WorldRequest
-from bridge.encoding.spaces import Layout
 from bridge.testing import Conditions, Duplex, VirtualClock
 from bridge.worlds.realtime.world import RealtimeWorld
-from tests.support import direct_registry, direct_session, gym_source
+from tests.support import direct_registry, direct_session, gym_source, layout_of
 
 
 class Network:
@@ -102,17 +101,17 @@ class Network:
         self.registry.close()
 
 
+def read_batch(remote: Remote, message: Any) -> tuple[list[Any], Batch, Any]:
+    """The rows of an answered Step, one a lane, all that stands in columns, and the info."""
+    assert remote.info is not None
+    lanes, layout = remote.info.lanes or 1, layout_of(remote.info.observation_space)
+    batch = Batch.empty(layout, lanes)
+    info = remote.reader.read_into(message, batch, 0, remote.now())
+    return [layout.row(batch.columns, lane) for lane in range(lanes)], batch, info
+
+
 def read(remote: Remote, answer: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
     """Observation, reward, flags and info of an answered Step."""
-    assert remote.info is not None
     assert answer.message is not None
-    layout = Layout(remote.info.observation_space, "observation")
-    batch = Batch(layout.columns(1), np.zeros(1), np.zeros(1, np.bool_), np.zeros(1, np.bool_))
-    info = remote.reader.read_into(answer.message, batch, 0, remote.now())
-    return (
-        layout.row(batch.columns, 0),
-        float(batch.rewards[0]),
-        bool(batch.terminations[0]),
-        bool(batch.truncations[0]),
-        info,
-    )
+    (row,), batch, info = read_batch(remote, answer.message)
+    return row, float(batch.rewards[0]), bool(batch.terminations[0]), bool(batch.truncations[0]), info

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bridge.perlert import GuardConfig, LobbyConfig, RolloutConfig, lobby
 from bridge.perlert.protocol.packet import Header, parse_server
-from tests.perlert_simulation import LOBBY_PORT, SERVER, CountWorld, Simulation
+from tests.perlert_simulation import LOBBY_PORT, SERVER, CountWorld, Simulation, ports_of
 from tests.support import sampled
 
 H = Header("count", 0)
@@ -20,10 +20,6 @@ EXAMPLES = int(os.environ.get("PERLERT_EXAMPLES", "0"))
 IO = re.compile(r"^\s*(import|from) (socket|threading|asyncio|time|selectors|select)\b", re.M)
 LOBBY = (SERVER, LOBBY_PORT)
 TRUST = GuardConfig(trusted=("10.0.0.0/8",))
-
-
-def ports_of(instance):
-    return [run.port for run in instance.lobby.runs]
 
 
 def check(world, visitors, runs, *, profile=True):

@@ -7,16 +7,16 @@ import queue
 import socket
 import sys
 import threading
+import time
 from typing import Any
 
 import pytest
 
-from bridge.client.connect import connect
 from bridge.client.poller import Poller
-from bridge.transport.address import parse_address
 from bridge.transport.http2 import Http2
 from bridge.transport.messages import MessageReader, message_parts
 from bridge.transport.sockets import AT_ONCE, RECEIVE_TIMEOUT, let_receive_wait
+from tests.inside import Call
 
 
 def test_an_inbox_gives_what_comes_at_its_sockets_and_then_what_is_there() -> None:
@@ -87,9 +87,9 @@ def test_sending_to_a_server_that_reads_nothing_is_no_deadlock() -> None:
     got: list[Any] = []
     http = Http2(client=False, stream_window=1 << 26)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        poller: Poller[Any] = Poller()
         url = f"grpc://127.0.0.1:{listener.getsockname()[1]}"
-        connection = connect(parse_address(url), poller, got.append, 1 << 26)
+        connection = Call(url, 1 << 26, deliver=got.append)
+        poller = connection.poller
         server, _ = listener.accept()
         with server:
             with contextlib.suppress(queue.Empty):
@@ -125,3 +125,39 @@ def test_sending_to_a_server_that_reads_nothing_is_no_deadlock() -> None:
             assert [len(message) for message in (*received, *got)] == [8_000_000, 3_000_000]
             connection.close(0.0)
             timer.join()
+
+
+def test_the_garbage_collector_may_end_a_connection_while_its_thread_posts(monkeypatch: pytest.MonkeyPatch) -> None:
+    poller: Poller[str] = Poller()
+    watched, real = socket.socketpair()
+
+    class Interrupted:
+        """As if the collector ran in `send`, and closed the connection."""
+
+        close = real.close
+
+        def send(self, data: bytes) -> int:
+            poller.remove_poster()
+            return real.send(data)
+
+        setblocking = real.setblocking
+
+    monkeypatch.setattr(socket, "socketpair", lambda: (watched, Interrupted()))
+    poller.add_poster()
+    poller.post("posted")
+    assert poller.get(0.0) == "posted"
+    assert real.fileno() == watched.fileno() == -1, "closed, and nothing waits at them any more"
+
+
+def test_an_item_that_another_thread_posts_wakes_whoever_waits() -> None:
+    poller: Poller[str] = Poller()
+    poller.add_poster()
+    began = time.monotonic()
+    timer = threading.Timer(0.05, poller.post, ["posted"])
+    timer.start()
+    assert poller.get(10.0) == "posted"
+    assert time.monotonic() - began < 1.5  # it looks at its sockets every two seconds anyway
+    timer.join()
+    poller.remove_poster()
+    poller.post("after the end")
+    assert poller.get(0.0) == "after the end"

@@ -10,8 +10,8 @@ from bridge import Limits, __version__, make_remote, serve_gym
 from bridge.encoding import values
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code, RefusedError, RequestError, SettingError
-from bridge.server import serving
 from bridge.testing import CountingEnv
+from tests.inside import lock_of_environments
 from tests.support import Later, direct_registry, gym_source
 
 
@@ -207,7 +207,7 @@ def test_the_environment_is_built_under_the_lock_of_the_process():
     held = []
 
     def factory():
-        lock = serving.environments_lock
+        lock = lock_of_environments()
         thread = threading.Thread(target=lambda: held.append(not lock.acquire(blocking=False)))
         thread.start()
         thread.join(10)

@@ -12,12 +12,11 @@ from bridge.encoding.names import CALL_REQUEST_URL, CALL_RESPONSE_URL, PROPERTY_
 from bridge.encoding.spaces import Leaf
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
-from bridge.gymnasium_versions import discrete_space
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.session import TRANSITIONS, Event, State
 from bridge.testing import CountingEnv, FailingEnv, SpaceEnv
-from tests.support import direct_registry, direct_session, gym_source, stable_id
+from tests.support import direct_registry, direct_session, gym_source, stable_id, typed_discrete
 
 KINDS = ("create_world", "join_world", "step", "reset", "reset_world", "leave_world", "destroy_world", "extension")
 
@@ -627,7 +626,7 @@ def test_one_missing_action_of_several_is_named():
         (spaces.Graph(spaces.Discrete(2), None), pack_tensor(np.frombuffer(values.encode("x"), np.uint8))),
         (spaces.Graph(spaces.Discrete(2), None), pack_tensor(np.uint8([255]))),
         (spaces.Box(-np.inf, np.inf, (), np.float16), pack_tensor(np.float32(1e10))),
-        (discrete_space(3, -1, np.dtype(np.int8)), pack_tensor(np.int8(2))),
+        (typed_discrete(3, -1, np.int8), pack_tensor(np.int8(2))),
     ],
     ids=lambda value: str(value) if isinstance(value, spaces.Space) else "",
 )

@@ -22,7 +22,6 @@ import bridge.client.results as results_module
 import bridge.client.stepper as stepper_module
 import bridge.client.vector_pool as pool_module
 from bridge import make_vec_remote, serve_gym
-from bridge.client.results import InfoJoiner
 from bridge.client.session import State
 from bridge.testing import EVERY_SPACE, SpaceEnv
 from bridge.wrappers import BlockingReset
@@ -459,17 +458,6 @@ def test_generators_and_seeds_are_those_of_the_slots(envs: BlockingReset) -> Non
     local.close()
 
 
-@pytest.mark.parametrize("kind", ["PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"])
-def test_every_bit_generator_travels_exactly(kind: str) -> None:
-    from bridge.encoding import values
-    from bridge.encoding.random_state import generator_of, state_of
-
-    generator = np.random.Generator(getattr(np.random, kind)(9))
-    generator.integers(2**32, dtype=np.uint32)  # leaves half a word behind
-    copied = generator_of(values.decode(values.encode(state_of(generator, 9))))
-    assert copied.random(100).tolist() == generator.random(100).tolist()
-
-
 @everywhere
 def test_attributes_and_methods_are_those_of_sync_vector_env(envs: BlockingReset) -> None:
     local = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 4)
@@ -535,13 +523,3 @@ def test_an_unknown_autoreset_mode_is_refused(envs: BlockingReset) -> None:
     assert BlockingReset(envs.env, autoreset_mode="SameStep").autoreset_mode is SAME
     with pytest.raises(ValueError, match="NextStep"):
         BlockingReset(envs.env, autoreset_mode="sometimes")
-
-
-def test_infos_of_slots_whose_types_differ_become_objects() -> None:
-    """One slot's seed is a number and another's None, where both begin an episode in one step."""
-    joiner = InfoJoiner(3)
-    joiner.add({"seed": 4, "kept": 1.5}, 0)
-    joiner.add({"seed": None, "kept": 2.5}, 1)
-    assert joiner.infos["seed"].tolist() == [4, None, None]
-    assert joiner.infos["_seed"].tolist() == [True, True, False]
-    assert joiner.infos["kept"].tolist() == [1.5, 2.5, 0.0]

@@ -14,12 +14,11 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from bridge.encoding import values
-from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import EVERY_SPACE, CountingEnv, FailingEnv, SpaceEnv
-from tests.support import TAXI, Direct, assert_identical, direct_world, gym_source, keeping, sampled
+from tests.support import TAXI, Direct, assert_identical, direct_world, gym_source, keeping, layout_of, sampled
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -30,7 +29,7 @@ class Lanes(Direct):
     spaces = None
 
     def of(self, observation_space, action_space, num_envs):
-        self.spaces = Layout(observation_space, "observation", num_envs), Layout(action_space, "action", num_envs)
+        self.spaces = layout_of(observation_space, "observation", num_envs), layout_of(action_space, "action", num_envs)
         return self
 
     def join(self, settings):
