@@ -21,7 +21,7 @@ from bridge.client.world_request import WorldRequest
 from bridge.errors import ConnectionLostError
 from bridge.testing import Conditions, Duplex, VirtualClock
 from bridge.testing.runtime import LocalRuntime
-from tests.realtime_tools import read
+from tests.realtime_tools import instead_of_calls, read
 from tests.support import direct_registry, direct_session, gym_source
 
 STEADY = Conditions(delay=0.04)
@@ -165,8 +165,7 @@ class FarNetwork:
         self.answers: list[Event] = []
         self._timers: list[tuple[float, int, Timer]] = []
         self._numbers = itertools.count()
-        monkeypatch.setattr("bridge.client.connect.connection_to", lambda *args, **kwargs: None)
-        monkeypatch.setattr("bridge.client.connect.Call", self._connect)
+        instead_of_calls(monkeypatch, self._connect)
 
     def _connect(self, connection: None, url: str, deliver: Callable[[Any], None]) -> Any:
         self.streams.append(_Stream(self, deliver))

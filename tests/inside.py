@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from bridge import Limits
+from bridge.cli import program
 from bridge.client.connect import connect
 from bridge.client.events import StepAnswered
 from bridge.client.poller import Poller
 from bridge.client.vector_env import slots_of
-from bridge.server import serving
+from bridge.server import keepalive, serving
 from bridge.server.admission import Admission
 from bridge.server.auth import Gate
 from bridge.server.connection import Connection
@@ -28,6 +29,11 @@ from bridge.server.grpc_server import GrpcProtocol
 from bridge.server.grpc_services import Services
 from bridge.transport.address import parse_address
 from bridge.transport.credentials import ClientCredentials
+
+
+def new_poller() -> Any:
+    """The queue of a client of its own, at which nothing arrives yet."""
+    return Poller()
 
 
 class Call:
@@ -176,12 +182,63 @@ def server_signs_of_life(
             monkeypatch.setattr(f"bridge.server.keepalive.{name}", seconds)
 
 
+def look_at_sockets_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have servers answer requests for so long at most before they look at their sockets again."""
+    monkeypatch.setattr("bridge.server.calls.MOMENT", seconds)
+
+
+def server_waits() -> tuple[float, float]:
+    """The seconds after which a quiet client is asked for a sign of life, and those that it has for it."""
+    return keepalive.QUIET, keepalive.PATIENCE
+
+
+def set_websocket_clock(monkeypatch: pytest.MonkeyPatch, monotonic: Callable[[], float]) -> None:
+    """Have what servers speak to browsers ask this for the time."""
+    monkeypatch.setattr("bridge.server.web_protocol.time", SimpleNamespace(monotonic=monotonic))
+
+
+def let_wait_at_websockets(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Have servers read no more of a WebSocket of which so many bytes wait."""
+    monkeypatch.setattr("bridge.server.web_protocol._MAX_WAITING", size)
+
+
+def charge_each_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have servers read again of a connection after so many seconds, whatever it has used."""
+    monkeypatch.setattr(ProcessorAccount, "charge", lambda account, used, now: seconds)
+
+
+def linger(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have servers hear out for so long whom they have refused."""
+    monkeypatch.setattr("bridge.server.connections._LINGER", seconds)
+
+
+def list_recordings_again_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have servers read the folder of their recordings anew when a list of it is so old."""
+    monkeypatch.setattr("bridge.recording.library._FRESH", seconds)
+
+
+def limit_replays(monkeypatch: pytest.MonkeyPatch, most: int, lingers: float) -> None:
+    """Have servers show so many recorded episodes at once, each for so many seconds after the last who looked."""
+    monkeypatch.setattr("bridge.recording.replay_world.MOST_REPLAYS", most)
+    monkeypatch.setattr("bridge.recording.replay_world.ReplayWorld.lingers", lingers)
+
+
+def let_holds_lapse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the action of a person who has taken over hold for no time."""
+    monkeypatch.setattr("bridge.worlds.watching.takeovers.HOLD", -1.0)
+
+
 def server_connection(sock: socket.socket, limits: Limits) -> Any:
     """A server's end of a connection, without a server: its `protocol` is gRPC, and calls nobody."""
     connection = Connection(sock, "peer", None, Admission(limits), ProcessorAccount(FairShare(), 0.0))
     handler: Any = SimpleNamespace(calls=SimpleNamespace(receive=None))
     connection.protocol = GrpcProtocol(connection, handler, limits, Gate(None), Services())
     return connection
+
+
+def add_command(monkeypatch: pytest.MonkeyPatch, name: str, module: str) -> None:
+    """Give the command `bridge` a sub-command for a test."""
+    monkeypatch.setitem(program.COMMANDS, name, (module, "a command of a test"))
 
 
 def lock_of_environments() -> Any:

@@ -20,6 +20,12 @@ from bridge.worlds.realtime.world import RealtimeWorld
 from tests.support import direct_registry, direct_session, gym_source, layout_of
 
 
+def instead_of_calls(monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any]) -> None:
+    """Have remotes get what `call` makes from no connection, a URL and where to deliver, in place of calls."""
+    for name, value in (("connection_to", lambda *args, **keywords: None), ("Call", call)):
+        monkeypatch.setattr(f"bridge.client.connect.{name}", value)
+
+
 class Network:
     """One server, and a connection whose packets take their time. Everything happens in `run_until`."""
 
@@ -36,7 +42,7 @@ class Network:
         self.poller: Poller[Delivery] = Poller()
         self.answers: list[Event] = []
         self._deliver: Callable[[bytes], None] = lambda what: None
-        monkeypatch.setattr("bridge.client.connect.Call", self._connect)
+        instead_of_calls(monkeypatch, self._connect)
 
     def _connect(self, connection: Any, url: str, deliver: Callable[[bytes], None]) -> Any:
         self._deliver = deliver

@@ -21,7 +21,6 @@ from bridge.cli import main
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.auth import Gate, Security
 from bridge.testing import CountingEnv, make_certificates
-from bridge.transport.certificates import FILES
 from bridge.transport.credentials import TOKEN_VARIABLE, ClientCredentials, Token, read_pem, read_token, write_secret
 from tests.inside import as_another_machine, remote_of
 from tests.peers import METHOD, SERVICE
@@ -327,9 +326,10 @@ def test_the_command_makes_what_serves_and_overwrites_nothing(tmp_path: Path, ca
     command = ["cert", "--out", str(tmp_path / "certs"), "--name", "gpu-box.lan"]
     assert main(command) == 0
     said = capsys.readouterr().out
-    assert all(name in said for name in FILES)
-    files = {name: tmp_path / "certs" / name for name in FILES}
-    assert all((files[name].stat().st_mode & 0o777 == 0o600) == name.endswith(".key") for name in FILES)
+    names = [f"{who}.{kind}" for who in ("ca", "server", "client") for kind in ("pem", "key")]
+    assert all(name in said for name in names)
+    files = {name: tmp_path / "certs" / name for name in names}
+    assert all((files[name].stat().st_mode & 0o777 == 0o600) == name.endswith(".key") for name in names)
     with serve_gym("CartPole-v1", **tls(files, clients=True)) as server:
         plays(server.url, **own(files, files["ca.pem"]))
     assert main(command) == 2

@@ -5,9 +5,10 @@ import socket
 import pytest
 
 from bridge import serve_gym
-from bridge.server import connections, fair_share
+from bridge.server import fair_share
 from bridge.server.fair_share import BURST, REFILL, SHARE, FairShare, ProcessorAccount
 from bridge.testing import CountingEnv
+from tests.inside import linger
 
 
 def test_a_little_at_once_costs_no_wait():
@@ -49,7 +50,7 @@ def test_flooders_use_their_share_of_the_time_together_however_many_they_are():
 
 def test_who_was_refused_and_goes_on_is_not_read_without_end(monkeypatch):
     monkeypatch.setattr(fair_share, "SHARE", 1e-9)  # who has used more than a little is read again after hours
-    monkeypatch.setattr(connections, "_LINGER", 3600.0)
+    linger(monkeypatch, 3600.0)
     with serve_gym(lambda: CountingEnv(5)) as server, socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(b"GET / HTTP/1.1\r\n\r\n")
         while client.recv(65536):  # what it says of the refusal, up to its end

@@ -68,7 +68,15 @@ from tests.http2_tools import (
     request,
     sent_all,
 )
-from tests.inside import Call, as_another_machine, calls_of, connections_of, server_connection, server_signs_of_life
+from tests.inside import (
+    Call,
+    as_another_machine,
+    calls_of,
+    connections_of,
+    look_at_sockets_after,
+    server_connection,
+    server_signs_of_life,
+)
 from tests.peers import Stream
 from tests.support import objects_of, until
 
@@ -1006,7 +1014,7 @@ def test_answers_to_requests_that_came_together_with_a_slow_one_do_not_wait_for_
 
 
 def test_no_more_is_read_of_a_connection_whose_requests_are_behind(monkeypatch):
-    monkeypatch.setattr("bridge.server.calls.MOMENT", 0.0005)
+    look_at_sockets_after(monkeypatch, 0.0005)
     held = []
 
     class Watched(CountingEnv):

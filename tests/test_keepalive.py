@@ -4,16 +4,16 @@ import queue
 import selectors
 import socket
 import threading
+import time
 
 import h2.config
 import h2.connection
 import h2.events
 import pytest
 
-from bridge.client.poller import Poller
 from bridge.errors import ConnectionLostError
 from bridge.transport import keepalive
-from tests.inside import Call, sign_of_life_after
+from tests.inside import Call, new_poller, sign_of_life_after
 from tests.support import until
 
 HEADERS = [(":status", "200"), ("content-type", "application/grpc"), ("gymnasium-bridge", "1")]
@@ -137,7 +137,7 @@ def test_a_large_first_answer_that_ends_the_stream_is_delivered_and_so_is_the_en
 
 def test_what_the_other_thread_took_while_a_taker_waited_for_it_is_taken_at_once(monkeypatch):
     """Else the taker would wait for what has come already."""
-    poller, slept = Poller(), []
+    poller, slept = new_poller(), []
 
     class Lock:
         def __enter__(self):
@@ -147,13 +147,13 @@ def test_what_the_other_thread_took_while_a_taker_waited_for_it_is_taken_at_once
             pass
 
     monkeypatch.setattr(poller, "lock", Lock())
-    monkeypatch.setattr("bridge.client.poller.time.sleep", slept.append)
+    monkeypatch.setattr(time, "sleep", slept.append)
     assert (poller.get(20.0), slept) == ("here", [])
 
 
 def test_a_connection_is_looked_after_though_another_one_never_pauses(monkeypatch):
     sign_of_life_after(monkeypatch, 0.0)
-    poller, looked = Poller(), []
+    poller, looked = new_poller(), []
 
     class Quiet:
         def check_keepalive(self):
@@ -181,7 +181,7 @@ def test_the_garbage_collector_may_close_a_connection_that_is_being_looked_after
 
 
 def test_the_last_inbox_does_not_wait_for_a_thread_that_another_one_needs(monkeypatch):
-    monkeypatch.setattr(keepalive, "period", lambda: 0.01)
+    sign_of_life_after(monkeypatch, 0.1)  # looks every tenth of it
     keeper = keepalive._Keeper()
     looked, free = threading.Event(), threading.Event()
 
@@ -194,7 +194,7 @@ def test_the_last_inbox_does_not_wait_for_a_thread_that_another_one_needs(monkey
     first, second = Busy(), Busy()
     keeper.add(first)
     assert looked.wait(20.0)
-    monkeypatch.setattr(keepalive, "period", lambda: 60.0)
+    sign_of_life_after(monkeypatch, 600.0)
     leaving = threading.Thread(target=keeper.remove, args=(first,))
     leaving.start()
     until(lambda: first not in keeper._all)
@@ -227,7 +227,7 @@ def test_an_environment_that_is_collected_while_the_thread_starts_does_not_block
 
     blocked = []
     keeper, pool = keepalive._Keeper(), Pool()
-    monkeypatch.setattr(keepalive.threading, "Thread", Starting)
+    monkeypatch.setattr(threading, "Thread", Starting)
     keeper.add(pool)
     monkeypatch.undo()
     keeper.remove(pool)

@@ -20,11 +20,11 @@ from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
-from bridge.recording import library, replay_world
 from bridge.recording.reader import read_folder, read_newest
 from bridge.recording.replay import verify
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
+from tests.inside import limit_replays, list_recordings_again_after
 from tests.parallel_envs import Relay
 from tests.peers import Stream
 from tests.support import everywhere, until, world_of
@@ -77,7 +77,7 @@ class Page(Stream):
 
 @pytest.fixture(autouse=True)
 def read_again_soon(monkeypatch):
-    monkeypatch.setattr(library, "_FRESH", 0.05)
+    list_recordings_again_after(monkeypatch, 0.05)
 
 
 @pytest.fixture
@@ -351,8 +351,7 @@ def test_what_does_not_steer_is_refused(shown):
 
 def test_a_replay_goes_when_nobody_looks_at_it_and_there_are_only_so_many(shown, page, monkeypatch):
     server, one, name = shown
-    monkeypatch.setattr(replay_world, "MOST_REPLAYS", 2)
-    monkeypatch.setattr(replay_world.ReplayWorld, "lingers", 2.0)
+    limit_replays(monkeypatch, 2, lingers=2.0)
     other = page(server)
     episode = other.episodes()[0]["episode"]
     # One that nobody joins goes too.

@@ -14,9 +14,9 @@ from bridge.encoding import values
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Spec, pack_tensor
 from bridge.errors import InvalidActionError, TensorError
-from bridge.gymnasium_versions import dict_space
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import EVERY_SPACE
+from tests.support import ordered_dict
 
 every_space = pytest.mark.parametrize("name", EVERY_SPACE)
 # Gymnasium itself cannot step these in lanes.
@@ -229,7 +229,7 @@ def test_keys_are_written_so_that_no_two_are_alike():
 
 
 def test_specs_say_dtype_shape_and_range():
-    space = dict_space(
+    space = ordered_dict(
         {
             "box": spaces.Box(np.float32([-1, 0]), np.float32([1, np.inf])),
             "image": spaces.Box(0, 255, (2, 3), np.uint8),
@@ -243,8 +243,7 @@ def test_specs_say_dtype_shape_and_range():
             "words": spaces.Sequence(spaces.Text(3)),
             "uneven": spaces.Sequence(spaces.Box(np.float32([0, 1]), np.float32([2, 2]))),
             "graph": spaces.Graph(spaces.Discrete(2), None),
-        }.items(),
-        sort_keys=False,
+        }.items()
     )
     assert [f"{spec.name} {spec.describe()}" for spec in Layout(space, "o").specs] == [
         "o.box FLOAT of shape [2], min [-1., 0.], max [ 1., inf]",

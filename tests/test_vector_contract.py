@@ -8,7 +8,8 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -17,12 +18,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space, iterate
 
-import bridge.client.joined_world as joined_module
-import bridge.client.results as results_module
-import bridge.client.stepper as stepper_module
-import bridge.client.vector_pool as pool_module
 from bridge import make_vec_remote, serve_gym
-from bridge.client.session import State
 from bridge.testing import EVERY_SPACE, SpaceEnv
 from bridge.wrappers import BlockingReset
 from tests.support import SmallNumbers, assert_identical, assert_same_space, everywhere, minigrid, sampled
@@ -336,62 +332,72 @@ def test_the_battery_catches_a_changed_step(change: Callable[..., Any], name: st
     fails(change, name, SAME if change is leaking_infos else NEXT)
 
 
-def test_the_battery_catches_a_lost_discrete_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = joined_module.space_from_json
+class LostStart(VectorWrapper[Any, Any, Any, Any, Any]):
+    """Says of a Discrete observation no more than how many values it has."""
 
-    def without_start(text: str) -> Any:
-        space = read(text)
-        return gymnasium.spaces.Discrete(int(space.n)) if isinstance(space, gymnasium.spaces.Discrete) else space
-
-    monkeypatch.setattr(joined_module, "space_from_json", without_start)
-    with pytest.raises(AssertionError):
-        play(MAKERS["slots"], "discrete with a start", NEXT)
-
-
-def test_the_battery_catches_unchecked_stepping_of_finished_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = BlockingReset.step_async
-
-    def unchecked(self: BlockingReset, actions: Any) -> None:
-        self._finished[...] = False
-        begin(self, actions)
-
-    monkeypatch.setattr(BlockingReset, "step_async", unchecked)
-    with pytest.raises(AssertionError, match="not refused"):
-        play(MAKERS["lanes and slots"], "CartPole", DISABLED)
+    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
+        super().__init__(env)
+        space = env.single_observation_space
+        assert isinstance(space, gymnasium.spaces.Discrete)
+        self.single_observation_space = gymnasium.spaces.Discrete(int(space.n))
+        self.autoreset_mode = env.autoreset_mode  # type: ignore[attr-defined]
 
 
-def test_the_battery_catches_a_step_swallowed_after_a_masked_reset(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = pool_module.VectorPool.begin
+class Unchecked(Faulty):
+    """Steps finished slots as if nothing were wrong."""
 
-    def forgetful(self: Any, seat: Any, settings: Any, *, reset: bool = True) -> None:
-        ended = seat.ended
-        begin(self, seat, settings, reset=reset)
-        seat.swallow = ended and reset
-
-    hand_out = results_module.Results._hand_out
-
-    def swallowing(self: Any, seat: Any, *more: Any) -> None:
-        hand_out(self, seat, *more)
-        if getattr(seat, "swallow", False):
-            seat.remote.session.state, seat.swallow = State.ENDED, False  # so its next step begins an episode once more
-
-    monkeypatch.setattr(pool_module.VectorPool, "begin", forgetful)
-    monkeypatch.setattr(results_module.Results, "_hand_out", swallowing)
-    with pytest.raises(AssertionError):
-        play(MAKERS["slots"], "CartPole", NEXT)
+    def step(self, actions: Any) -> Any:
+        with suppress(gymnasium.error.ResetNeeded):
+            self.last = self.env.step(actions)
+        return self.last
 
 
-def test_the_battery_catches_seeds_that_count_in_the_first_reset_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    spread = stepper_module.spread_seeds
-    calls: list[Any] = []
+class SwallowedStep(Faulty):
+    """Where a masked reset began the episode of a slot that had ended, its next step begins one more."""
 
-    def once(seed: Any, num_envs: int) -> list[int | None]:
-        calls.append(seed)
-        return spread(seed if len(calls) == 1 else None, num_envs)
+    def __init__(self, env: VectorEnv[Any, Any, Any], change: Callable[..., Any]) -> None:
+        super().__init__(env, change)
+        self.over = self.swallow = np.zeros(SLOTS, np.bool_)
 
-    monkeypatch.setattr(stepper_module, "spread_seeds", once)
-    with pytest.raises(AssertionError):
-        play(MAKERS["slots"], "CartPole", SAME)
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        mask = np.ones(SLOTS, np.bool_) if options is None else options["reset_mask"]
+        self.swallow, self.over = self.over & mask if options else ~mask, self.over & ~mask
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, actions: Any) -> Any:
+        _, _, terminations, truncations, _ = results = self.env.step(actions)
+        self.over = terminations | truncations
+        if self.swallow.any():
+            observations, infos = self.env.reset(options={"reset_mask": self.swallow})
+            results = (observations, *results[1:4], infos)
+            self.swallow = np.zeros(SLOTS, np.bool_)
+        return results
+
+
+class SeedOnce(Faulty):
+    """Takes the seed of its first reset alone."""
+
+    seeded = False
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        seed, self.seeded = None if self.seeded else seed, True
+        return self.env.reset(seed=seed, options=options)
+
+
+@pytest.mark.parametrize(
+    ("fault", "maker", "name", "mode", "said"),
+    [
+        (LostStart, "slots", "discrete with a start", NEXT, ""),
+        (partial(Unchecked, change=None), "lanes and slots", "CartPole", DISABLED, "not refused"),
+        (partial(SwallowedStep, change=None), "slots", "CartPole", NEXT, ""),
+        (partial(SeedOnce, change=None), "slots", "CartPole", SAME, ""),
+    ],
+    ids=["a lost start", "unchecked stepping", "a step swallowed after a masked reset", "seeds that count once"],
+)
+def test_the_battery_catches_a_fault(fault: Any, maker: str, name: str, mode: AutoresetMode, said: str) -> None:
+    function, steps = ENVIRONMENTS[name]
+    with MAKERS[maker](function, mode) as envs, pytest.raises(AssertionError, match=said):
+        Battery(fault(envs), function, mode).run(steps)
 
 
 # What the battery does not go through.

@@ -312,6 +312,7 @@ def test_an_episode_that_ends_while_other_lanes_begin_anew_is_told(serve: Any, c
     begin_next = stepper._begin_next
 
     def later(ended: Any) -> None:
+        stepper._begin_next = begin_next
         clock.advance(0.1)
         begin_next(ended)
 
@@ -319,6 +320,5 @@ def test_an_episode_that_ends_while_other_lanes_begin_anew_is_told(serve: Any, c
     _, _, terminations, _, infos = envs.step(np.zeros(2, np.int64))
     (other,) = np.flatnonzero(~terminations)
     assert [record["length"] for record in infos["episodes"][other]] == [4]
-    stepper._begin_next = begin_next
     assert envs.step(np.zeros(2, np.int64))[2].tolist() == (~terminations).tolist()
     envs.close()
