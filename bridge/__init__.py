@@ -9,7 +9,7 @@ from bridge.registration import register_remote
 if TYPE_CHECKING:
     from bridge.client.env import RemoteEnv, make_remote
     from bridge.client.parallel_env import RemoteParallelEnv, make_parallel_remote
-    from bridge.client.remote import SlotState
+    from bridge.client.slots.slot import SlotState
     from bridge.client.vector_env import RemoteVectorEnv, make_vec_remote
     from bridge.encoding.space_json import register_space
     from bridge.recording.recorder import Recorder
@@ -59,7 +59,7 @@ _PLACES = {
     "RemoteParallelEnv": "bridge.client.parallel_env",
     "RemoteVectorEnv": "bridge.client.vector_env",
     "Server": "bridge.server.server",
-    "SlotState": "bridge.client.remote",
+    "SlotState": "bridge.client.slots.slot",
     "TLS": "bridge.transport.credentials",
     "TimeAction": "bridge.worlds.timed",
     "__version__": "bridge.version",

@@ -12,6 +12,8 @@ from enum import Enum
 from pathlib import Path
 
 from bridge.client import session as client_session
+from bridge.client.slots import endpoint as endpoints
+from bridge.client.slots import slot as slots
 from bridge.encoding import names
 from bridge.server.session import TRANSITIONS, Event, State
 from bridge.worlds.lanes import VectorAgent
@@ -42,6 +44,29 @@ def client_transitions() -> str:
     return transition_table(client_session.TRANSITIONS, client_session.State, client_session.Trigger)
 
 
+def slot_states() -> str:
+    """Draw the life of a slot, but for what ends it early and for worlds of lanes; the table has all of it."""
+    early = {slots.SlotEvent.LOST, slots.SlotEvent.REFUSED, slots.SlotEvent.TOLD}
+    moves = {slots.SlotEvent.MOVE, slots.SlotEvent.MOVE_AHEAD}
+    left_out = slots.CUT | {slots.SlotPhase.RENEWING, slots.SlotPhase.RENEWED}
+    life = {
+        (state, event): following
+        for (state, event), following in slots.TRANSITIONS.items()
+        if event not in early | moves and state not in left_out and following not in left_out
+    }
+    return diagram(life, slots.SlotPhase.OFFLINE, slots.SlotPhase.CUT_IDLE)
+
+
+def slot_transitions() -> str:
+    """Write the table of a slot's life."""
+    return table_by_state(slots.TRANSITIONS, slots.SlotPhase)
+
+
+def endpoint_transitions() -> str:
+    """Write the table of an endpoint's states."""
+    return transition_table(endpoints.TRANSITIONS, endpoints.EndpointState, endpoints.EndpointEvent)
+
+
 def diagram(table: Mapping[tuple[Enum, Enum], Enum], first: Enum, last: Enum) -> str:
     """Draw a table of transitions, without those to the last state, which every state has."""
     arrows: dict[tuple[Enum, Enum], list[str]] = {}
@@ -61,6 +86,18 @@ def transition_table(transitions: Mapping[tuple[Enum, Enum], Enum], states: type
         for event in events
     ]
     return table(["event", *(state.value for state in states)], rows)
+
+
+def table_by_state(transitions: Mapping[tuple[Enum, Enum], Enum], states: type[Enum]) -> str:
+    """Write a table of many transitions: a row for each state, with what leads to each of the next ones."""
+    rows = []
+    for state in states:
+        events: dict[str, list[str]] = {}
+        for (before, event), following in transitions.items():
+            if before is state:
+                events.setdefault(following.value, []).append(event.value)
+        rows.append([state.value, "; ".join(f"{', '.join(why)} → *{name}*" for name, why in events.items())])
+    return table(["state", "event → next state"], rows)
 
 
 def extensions() -> str:
@@ -117,7 +154,13 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "settings": settings,
         "policies": policies,
     },
-    "how-it-works.md": {"client_states": client_states, "client_transitions": client_transitions},
+    "how-it-works.md": {
+        "client_states": client_states,
+        "client_transitions": client_transitions,
+        "slot_states": slot_states,
+        "slot_transitions": slot_transitions,
+        "endpoint_transitions": endpoint_transitions,
+    },
 }
 """The generated parts of each page."""
 

@@ -5,20 +5,27 @@ Python calls are most of what a step costs. A change that adds some must show wh
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import bridge
-from bridge import make_remote, serve_gym
+import bridge.wrappers
+from bridge import make_remote, make_vec_remote, serve_gym
+from bridge.wrappers import BlockingReset
 from tests.inside import in_serving_thread
 
-ROOT = Path(bridge.__file__).parent
+ROOT, WRAPPERS = Path(bridge.__file__).parent, Path(bridge.wrappers.__file__).parent
 # What a step of CartPole may take at most: calls, and files.
 CLIENT = (24, 14)
 SERVER = (25, 12)
+# What a step of a vector environment of one slot may take, and each further slot.
+ONE_SLOT, FURTHER_SLOT = 60, 15
 
 
 class Counter:
@@ -29,9 +36,10 @@ class Counter:
 
     def __call__(self, frame: Any, event: str, argument: Any) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(str(ROOT)):
-            file = Path(code.co_filename).relative_to(ROOT).as_posix()
-            self.calls.append((file, getattr(code, "co_qualname", code.co_name)))
+        for root in (ROOT, WRAPPERS):
+            if event == "call" and code.co_filename.startswith(f"{root}{os.sep}"):
+                file = Path(code.co_filename).relative_to(root.parent).as_posix().removeprefix("bridge/")
+                self.calls.append((file, getattr(code, "co_qualname", code.co_name)))
 
     def check(self, most: tuple[int, int]) -> None:
         calls, files = len(self.calls), len({file for file, _ in self.calls})
@@ -55,6 +63,34 @@ def test_one_step_passes_few_functions_of_the_client() -> None:
         env.close()
     assert ("client/env.py", "RemoteEnv.step" if sys.version_info >= (3, 11) else "step") in counter.calls
     counter.check(CLIENT)
+
+
+def calls_of_a_vector_step(num_envs: int) -> list[tuple[str, str]]:
+    counter = Counter()
+    with serve_gym("CartPole-v1") as server:
+        envs = BlockingReset(make_vec_remote(server.url, num_envs=num_envs))
+        envs.reset(seed=0)
+        for action in (0, 1, 0, 1):  # what is remembered is remembered then
+            envs.step(np.full(num_envs, action))
+        actions = np.zeros(num_envs, np.int64)
+        sys.setprofile(counter)
+        try:
+            envs.step(actions)
+        finally:
+            sys.setprofile(None)
+        envs.close()
+    return counter.calls
+
+
+def test_a_vector_step_passes_few_functions_and_each_further_slot_few_more() -> None:
+    """The wrappers count. Slots of one machine share a connection, whose answers may arrive in several pieces."""
+    one, four, twelve = (calls_of_a_vector_step(count) for count in (1, 4, 12))
+    counts = Counter()
+    counts.calls = one
+    counts.check((ONE_SLOT, len(one)))
+    arrivals = ("Poller.ready", "ready", "Connection._receive", "_receive", "GrpcClient.receive_data", "receive_data")
+    few, many = (sum(name not in arrivals for _, name in calls) for calls in (four, twelve))
+    assert (many - few) / 8 <= FURTHER_SLOT, f"{few} calls for 4 slots, {many} for 12"
 
 
 def test_one_step_passes_few_functions_of_the_server() -> None:

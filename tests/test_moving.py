@@ -250,12 +250,11 @@ def test_a_replacement_that_goes_is_no_loss(on_lost: Any) -> None:
         envs = BlockingReset(make_vec_remote(directory, num_envs=1, timeout=DEADLINE), on_lost=on_lost)
         envs.reset()
         directory.listed += [dead, Endpoint(new.url)]
-        pool = pool_of(envs)
-        until(
-            lambda: pool.placement.watch.poll(time.monotonic(), soon=True) or len(pool.placement.watch.endpoints) == 3
-        )
+        policy = pool_of(envs).policy
+        watch = policy.placement.watch
+        until(lambda: watch.poll(time.monotonic(), soon=True) or len(watch.endpoints) == 3)
         # Without a look ahead its next episode begins at the one that is not there.
-        pool.moves.look_at = time.monotonic() + DEADLINE
+        policy.look_at = time.monotonic() + DEADLINE
         old.drain(600.0)
         until(lambda: old.draining)
         truncated = 0

@@ -221,9 +221,10 @@ class BlockingReset(BatchWrapper):
         same_step = pending == "step" and self._mode is AutoresetMode.SAME_STEP
         results = self.env.wait_for_all(pending, seconds, same_step=same_step, on_lost=self._on_lost)
         if pending == "step":
-            self._finished = results.ended
-            self._raise_lost(results)
-            self._count_failures(results)
+            ended = self._finished = results.ended
+            if results.errors or self._failures.any():
+                self._raise_lost(results)
+                self._count_failures(results, ended)
         elif self._reset_mask is not None:
             self._finished = self._finished & ~self._reset_mask
         if self._on_lost == "continue":
@@ -235,16 +236,12 @@ class BlockingReset(BatchWrapper):
             return
         for slot, error in results.errors.items():
             pool = slots_of(self.env).pool
-            if not isinstance(error, RefusedError) and not pool.has_spare_for(pool.member_at[slot]):
+            if not isinstance(error, RefusedError) and pool.policy.ready_spare(pool.member_at[slot]) is None:
                 raise error
 
-    def _count_failures(self, results: Results) -> None:
+    def _count_failures(self, results: Results, ended: Array) -> None:
         """Raise where a slot's environment does nothing but fail."""
-        if not results.errors:
-            if self._failures.any():
-                self._failures[results.ended] = 0
-            return
-        for slot in np.flatnonzero(results.ended).tolist():
+        for slot in np.flatnonzero(ended).tolist():
             error = results.errors.get(slot)
             failed = isinstance(error, EnvironmentFailedError)
             self._failures[slot] = self._failures[slot] + 1 if failed else 0

@@ -11,8 +11,7 @@ from google.protobuf.message import DecodeError
 
 from bridge.client.events import Lost, Replied
 from bridge.client.extensions import property_value
-from bridge.client.members import Member
-from bridge.client.remote import SlotState
+from bridge.client.slots.slot import CONNECTING, Member
 from bridge.client.vector_pool import VectorPool
 from bridge.encoding import values
 from bridge.errors import (
@@ -130,7 +129,7 @@ class SlotAttributes:
         pool.drain()
         members = [member for member in pool.members if member.start in lanes]
         for member in members:
-            if not member.remote.connected or member.state is SlotState.CONNECTING:
+            if not member.remote.connected or member.phase in CONNECTING:
                 raise ConnectionLostError(
                     member.remote.url, f"no {purpose} while it is {member.state.name.lower()}: {member.error}"
                 )

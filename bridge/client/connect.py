@@ -59,6 +59,7 @@ def connect(
     transport: str = "http2",
     *,
     shared: bool = False,
+    deliver: Callable[[bytes | bytearray | RemoteError], None] | None = None,
 ) -> AnyCall:
     """Open a connection, without waiting.
 
@@ -71,16 +72,12 @@ def connect(
         shared: Whether there are others to the same place. On this machine they go over the same socket, which costs
             a fraction of what a socket each does. Another machine's name may stand for many, over which sockets of
             their own are spread.
+        deliver: Puts a received item into the poller, labelled; None: `label` and `Poller.put` do it.
 
     Raises:
         SettingError: The credentials are for TLS, and the address is without, or they cannot be used; this platform has
             no Unix sockets.
     """
-
-    put = poller.items.append
-
-    def deliver(what: bytes | bytearray | RemoteError) -> None:
-        put(label(what))
 
     local = address.scheme == "unix"
     if address.credentials.has_tls and not address.tls:
@@ -97,7 +94,8 @@ def connect(
 
         return GrpcioCall(address, poller, label, max_message_bytes)
     shared = shared and not address.websocket and (local or is_loopback(address.host))
-    return Call(connection_to(address, poller, max_message_bytes, shared=shared), address.url, deliver)
+    connection = connection_to(address, poller, max_message_bytes, shared=shared)
+    return Call(connection, address.url, deliver or (lambda what: poller.put(label(what))))
 
 
 def close_all(connections: Sequence[AnyCall], timeout: float) -> None:

@@ -108,7 +108,11 @@ class Call:
         with connection.poller.lock:
             if not self.ended:  # else how it ended was delivered
                 connection.protocol.pack(self, request)
-                if connection.shared:
+                deferred = connection.poller.deferred
+                if deferred is not None and connection.shared and connection.unsent < _TOGETHER:
+                    connection.unsent += 1  # as `flush_soon`, in each step of many slots two calls less
+                    deferred.add(connection)
+                elif connection.shared:
                     connection.flush_soon()
                 else:
                     connection.flush(wait=True)
@@ -159,7 +163,8 @@ class Connection:
         """Whether it may carry several calls, whose requests are sent together."""
         self._unresponsive = False
         self._calls: set[Call] = set()
-        self._unsent = 0
+        self.unsent = 0
+        """Requests that wait to be sent together with others."""
         self._watched = 0
         self._keepalive = Keepalive(time.monotonic())
         self._out: list[memoryview] = []
@@ -268,8 +273,8 @@ class Connection:
 
     def flush_soon(self) -> None:
         """Send what is to be sent, unless the poller holds requests together."""
-        self._unsent += 1
-        if self.shared and self.poller.defers(self) and self._unsent < _TOGETHER:
+        self.unsent += 1
+        if self.shared and self.poller.defers(self) and self.unsent < _TOGETHER:
             return
         self.flush(wait=True)
 
@@ -280,7 +285,7 @@ class Connection:
             wait: Whether to wait a while for a socket that does not take all.
         """
         sock, tls = self._sock, self._tls
-        self._unsent = 0
+        self.unsent = 0
         if sock is None:
             return
         if tls is None or tls.ready:

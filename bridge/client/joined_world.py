@@ -159,8 +159,16 @@ class JoinedWorld:
         return request.SerializeToString()
 
     def write_columns(self, columns: Sequence[Column], slot: int) -> bytes:
-        """Return the Step with the actions of this world's slots, from `slot` on."""
-        return self.write_step(self._action_layout.pack_columns(columns, slot))
+        """Return the Step with the actions of this world's slots, from `slot` on. That of an integer is remembered."""
+        key, column = None, columns[0] if len(columns) == 1 and self.form is not None else None
+        if type(column) is np.ndarray and column.ndim == 1 and column.dtype.kind == "i":
+            key = column.item(slot)
+            if (known := self._known.get(key)) is not None:
+                return known
+        data = self.write_step(self._action_layout.pack_columns(columns, slot))
+        if key is not None and len(self._known) < _MOST_KNOWN:
+            self._known[key] = data
+        return data
 
     def write_steps(self, columns: Sequence[Column], slots: Sequence[int]) -> list[bytes] | None:
         """Return the Steps with the actions of some slots; None: `write_columns` is to do it."""

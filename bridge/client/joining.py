@@ -8,8 +8,9 @@ from typing import Any
 
 from bridge.client.endpoints import Endpoint
 from bridge.client.events import Joined, Lost
-from bridge.client.members import Member
 from bridge.client.slots.placement import Load, Placement
+from bridge.client.slots.policy import Connect
+from bridge.client.slots.slot import Member
 from bridge.client.vector_pool import VectorPool
 from bridge.client.world_request import WorldRequest
 from bridge.errors import RemoteError, SettingError
@@ -45,6 +46,8 @@ def join_urls(pool: VectorPool, requests: Sequence[WorldRequest], num_envs: int 
 def _join(pool: VectorPool, requests: Sequence[WorldRequest]) -> None:
     new = [pool.add_member(request) for request in requests]
     pool.wait_for_all([member.remote for member in new], Joined, "to join a world")
+    for member in new:
+        pool.joined(member)
     pool.place_members()
 
 
@@ -61,7 +64,7 @@ def join_directory(pool: VectorPool, placement: Placement, num_envs: int | None)
         RemoteError: No endpoint can be joined.
     """
     _check_number(num_envs)
-    pool.placement = placement
+    pool.policy.placement = placement
     count = len(placement.watch.wait(time.monotonic(), pool.timeout))
     if num_envs is not None:
         placement.check_room(num_envs)
@@ -95,13 +98,12 @@ def _join_endpoints(pool: VectorPool, placement: Placement, count: int) -> None:
             if event is not None:
                 pool.handle(event, source)
         elif isinstance(event, Joined):
-            if source.endpoint is not None:
-                placement.joined(source.endpoint, time.monotonic())
+            pool.joined(source)
             del missing[source]
         elif isinstance(event, Lost):
             pool.lose(source, event)
             load = Load([member for member in pool.members if member is not source])
-            pool.move(source, _require_endpoint(pool, placement, load, lanes, event.error))
+            pool.execute([Connect(source, _require_endpoint(pool, placement, load, lanes, event.error))])
     pool.place_members()
 
 

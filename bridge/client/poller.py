@@ -69,7 +69,8 @@ class Poller(Generic[T]):
         """Waits for the only socket that is watched; None: there are more, or none that can."""
         self._registered: set[Registered] = set()
         self._check_at = 0.0
-        self._deferred: set[Flushable] | None = None
+        self.deferred: set[Flushable] | None = None
+        """Connections that hold their requests back, to send them together at the end of `corked`; None: none does."""
         self.connections: dict[Any, Any] = {}
         """Sockets that may carry further calls, by where to."""
         self.watches_health = False
@@ -148,20 +149,20 @@ class Poller(Generic[T]):
     @contextlib.contextmanager
     def corked(self) -> Iterator[None]:
         """Send the requests made meanwhile over the same socket together."""
-        self._deferred = set()
+        self.deferred = set()
         try:
             yield
         finally:
-            held, self._deferred = self._deferred, None
+            held, self.deferred = self.deferred, None
             with self.lock:
                 for connection in held:
                     connection.flush()
 
     def defers(self, connection: Flushable) -> bool:
         """Return whether a connection shall keep what it has to send; it is flushed at the end of `corked`."""
-        if self._deferred is None:
+        if self.deferred is None:
             return False
-        self._deferred.add(connection)
+        self.deferred.add(connection)
         return True
 
     def watch(
@@ -235,29 +236,31 @@ class Poller(Generic[T]):
         for connection in tuple(self._registered):
             connection.check_keepalive()
 
-    def get_nowait(self) -> T:
-        """Take an item that is here already; raises queue.Empty where none is. Does not look at the sockets."""
-        if not self.items:
-            raise queue.Empty
-        return self.items.popleft()
-
     def get(self, timeout: float) -> T:
-        """Take the next item.
-
-        Args:
-            timeout: Seconds to wait for it; 0: take what is there or has arrived at a socket.
+        """Take the next item; as `ready`.
 
         Raises:
             queue.Empty: None came.
         """
+        items = self.ready(timeout)
+        if not items:
+            raise queue.Empty
+        return items.popleft()
+
+    def ready(self, timeout: float) -> deque[T]:
+        """Wait until there is an item; return `items`, from which the caller takes. It is empty where none came.
+
+        Args:
+            timeout: Seconds to wait; 0: only look at the sockets.
+        """
         if self.items:
-            return self.items.popleft()
+            return self.items
         now = time.monotonic()
         deadline, wait = now + timeout, max(0.0, timeout)
         with self.lock:
             while not self.items:  # the other thread may have put one before it let go of the lock
                 if wait < 0:
-                    raise queue.Empty
+                    break
                 if self._alone is not None and wait > RECEIVE_TIMEOUT and not self._timers and now < self._check_at:
                     self._alone()
                 elif self._selector is None:
@@ -267,7 +270,7 @@ class Poller(Generic[T]):
                     self._check_keepalives()
                 now = time.monotonic()
                 wait = deadline - now
-            return self.items.popleft()
+        return self.items
 
     def _poll(self, wait: float) -> bool:
         """Look after what is ready within `wait` seconds, sockets and timers; return whether a socket was."""

@@ -6,7 +6,6 @@ the business of its owner, who takes from the one poller that all its remotes de
 
 from __future__ import annotations
 
-import enum
 import math
 import time
 from collections import deque
@@ -37,20 +36,7 @@ from bridge.forks import leak
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 
-__all__ = ["Delivery", "Remote", "SlotState", "close_remotes"]
-
-
-class SlotState(enum.IntEnum):
-    """Where a slot of a vector environment is; `infos["slot_state"]` holds these numbers."""
-
-    CONNECTING = 0
-    """Its remote is being connected."""
-    RESETTING = 1
-    """Its next episode was asked for and has not begun."""
-    RUNNING = 2
-    """It is in an episode, or has just ended one."""
-    LOST = 3
-    """Its remote is gone; it is connected again after a while."""
+__all__ = ["Delivery", "Remote", "close_remotes"]
 
 
 Delivery: TypeAlias = "tuple[Remote, int, bytes | bytearray | RemoteError]"
@@ -166,12 +152,24 @@ class Remote:
         number = self._number
         arrivals = self._arrivals = deque()
 
+        now, put = self.now, self._poller.items.append
+
         def label(what: bytes | bytearray | RemoteError) -> Delivery:
-            arrivals.append(self.now())
+            arrivals.append(now())
             return self, number, what
 
+        def deliver(what: bytes | bytearray | RemoteError) -> None:  # as `label` and `put`, in one call
+            arrivals.append(now())
+            put((self, number, what))
+
         self._call = connect(
-            self.request.address, self._poller, label, self._max_message_bytes, self._transport, shared=self._shared
+            self.request.address,
+            self._poller,
+            label,
+            self._max_message_bytes,
+            self._transport,
+            shared=self._shared,
+            deliver=deliver,
         )
         self.session.connect(self.now())
         self._flush()
@@ -203,14 +201,13 @@ class Remote:
         if self._acting is not None:
             self._step_ahead(self._acting, request)
             return
-        self.session.step(request, self.now())
-        for data in self.session.data_to_send():  # as `_flush`, in each step a call less
+        session = self.session
+        session.step(request, self.now())
+        out = session.out
+        while out:  # as `_flush`, in each step two calls less
+            data = out.pop(0)
             if self._call is not None:
                 self._call.send(data)
-
-    def step_columns(self, columns: Sequence[Column] | None, slot: int) -> None:
-        """Ask for a Step with the actions of this remote's slots, from `slot` on; None: without an action."""
-        self.send_step(self.world.first_step if columns is None else self.world.write_columns(columns, slot))
 
     def act_columns(self, columns: Sequence[Column], slot: int) -> None:
         """Leave actions in a real-time world; what comes of them is asked for by a later Step."""

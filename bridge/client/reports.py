@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from bridge.client.members import SPARE, Member
-from bridge.client.remote import SlotState
 from bridge.client.remote_record import RemoteReport
 from bridge.client.results import Results
+from bridge.client.slots.slot import SPARE, Member, SlotPhase, SlotState
 from bridge.client.vector_pool import VectorPool
 from bridge.encoding.tensors import Array
 
@@ -62,7 +61,7 @@ def remote_reports(members: Sequence[Member]) -> tuple[RemoteReport, ...]:
             now,
             member.remote.url,
             () if member.start == SPARE else tuple(range(member.start, member.start + member.lanes)),
-            "spare" if member.start == SPARE and member.idle else member.state.name.lower(),
+            "spare" if member.start == SPARE and member.phase is SlotPhase.IDLE else member.state.name.lower(),
         )
         for member in members
     )

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from gymnasium import Space
 from gymnasium.vector import VectorEnv
 
+from bridge.client.events import StepAnswered
 from bridge.client.infos import batch_interventions, lane_info, merge_lanes
-from bridge.client.members import Member
 from bridge.client.realtime import merge_latency
 from bridge.client.session import State
-from bridge.client.step_reader import Batch, StepMessage
+from bridge.client.slots.slot import CUT, Member, SlotEvent, SlotPhase
+from bridge.client.step_reader import Batch, StepReader
 from bridge.client.vector_pool import VectorPool
 from bridge.encoding import values
 from bridge.encoding.interventions import ACTION
@@ -25,6 +27,8 @@ from bridge.logs import SafeLog
 __all__ = ["InfoJoiner", "Results", "hand_over"]
 
 _log = SafeLog(__name__)
+# Bytes of an answer up to which reading it as a stack of one is quicker.
+_SMALL = 1024
 
 
 class InfoJoiner(VectorEnv[Any, Any, Any]):
@@ -60,10 +64,11 @@ class Results:
     Args:
         pool: Whose answers are taken.
         layout: Of the observations.
+        reward_space: Of one environment; None: rewards are floats.
     """
 
-    def __init__(self, pool: VectorPool, layout: Layout) -> None:
-        self.batch = Batch.empty(layout, pool.num_envs, pool.world_info().reward_space)
+    def __init__(self, pool: VectorPool, layout: Layout, reward_space: Space[Any] | None) -> None:
+        self.batch = Batch.empty(layout, pool.num_envs, reward_space)
         """Columns and flags over all slots; the columns of slots that are not `valid` hold nothing."""
         self.valid: Array = np.zeros(pool.num_envs, np.bool_)
         """Which slots have an observation, `(num_envs,)`."""
@@ -78,56 +83,65 @@ class Results:
         self.begun: Results | None = None
         """The first observations of episodes that began in this very step (SAME_STEP); None: none did."""
         self._pool = pool
-        self._layout = layout
+        self._layout, self._reward_space = layout, reward_space
+        self._any_info = False
+        batch, valid, infos = self.batch, self.valid, self.infos
         stacked = self._stack_answers()
-        leaving: list[Member] = []
-        if pool.moves.lanes_leave:
-            leaving = [member for member in pool.members if member.stepping and member.answer is not None]
         for member in pool.members:
-            if member.answer is not None:
-                self._hand_out(member, member.answer, member.start in stacked)
-            elif member.error is not None:
+            answer = member.answer
+            if answer is None:
+                if member.error is not None:
+                    self._cut_off(member)
+                continue
+            stepped = member.phase is SlotPhase.ANSWERED
+            if member.start in stacked and stacked[member.start].info == values.EMPTY_DICT:  # as nearly always
+                member.handed(ended=member.remote.session.state is State.ENDED)
+                valid[member.start] = True
+                infos.append((member, {}))
+                continue
+            try:
+                info = hand_over(member, answer, batch, member.start, stacked.get(member.start))
+            except RemoteError as error:
+                pool.lose(member, member.remote.give_up(error))
                 self._cut_off(member)
-        for member in leaving:
-            self._move(member)
+                continue
+            self._any_info = self._any_info or bool(info)
+            realtime = member.remote.realtime
+            resetting = None if realtime is None else realtime.resetting
+            valid[member.slots] = True if resetting is None else ~resetting
+            infos.append((member, info))
+            if stepped and not member.single:
+                self._move(member)
 
-    def _stack_answers(self) -> set[int]:
-        """Write all answers of the same template into the batch at once; return the slots of these."""
-        alike: dict[Any, list[tuple[Member, StepAnswer]]] = {}
-        if len(self._pool.members) > 1 and all(isinstance(column, np.ndarray) for column in self.batch.columns):
-            for member in self._pool.members:
-                answer, info = member.answer, member.remote.session.info
-                if type(answer) is StepAnswer and info is not None and info.lanes is None:
-                    alike.setdefault(answer.template, []).append((member, answer))
-        done: set[int] = set()
-        for group in alike.values():
-            if len(group) > 1:
-                slots = [member.start for member, _ in group]
-                place = slice(None) if len(slots) == self._pool.num_envs else slots
-                try:
-                    group[0][0].remote.reader.read_rows([answer for _, answer in group], self.batch, place)
-                except TensorError:
-                    continue  # each by itself, so that only the remotes at fault are lost
-                done.update(slots)
+    def _stack_answers(self) -> dict[int, StepAnswer]:
+        """Write all answers of the same template into the batch at once, but for their infos; return them by slot."""
+        alike: dict[Any, tuple[StepReader, list[int], list[StepAnswer]]] = {}
+        for column in self.batch.columns:
+            if not isinstance(column, np.ndarray):
+                return {}
+        for member in self._pool.members:
+            answer = member.answer
+            if answer is not None and member.single and type(message := answer.message) is StepAnswer:
+                if message.template not in alike:
+                    alike[message.template] = answer.reader, [], []
+                _, slots, answers = alike[message.template]
+                slots.append(member.start)
+                answers.append(message)
+        done: dict[int, StepAnswer] = {}
+        for template, (reader, slots, answers) in alike.items():
+            if len(slots) == 1 and template.size > _SMALL:
+                continue  # a large one by itself is copied once less
+            place = slice(None) if len(slots) == self._pool.num_envs else slots
+            try:
+                reader.read_rows(answers, self.batch, place)
+            except TensorError:
+                continue  # each by itself, so that only the remotes at fault are lost
+            done.update(zip(slots, answers, strict=True))
         return done
 
-    def _hand_out(self, member: Member, message: StepMessage, stacked: bool) -> None:
-        try:
-            info = hand_over(member, message, self.batch, member.start, stacked=stacked)
-        except RemoteError as error:
-            self._pool.lose(member, member.remote.give_up(error))
-            self._cut_off(member)
-            return
-        realtime = member.remote.realtime
-        resetting = None if realtime is None else realtime.resetting
-        self.valid[member.slots] = True if resetting is None else ~resetting
-        self.infos.append((member, info))
-
     def _move(self, member: Member) -> None:
-        """Let a member whose step was answered leave a server that drains, if it is a world of lanes and can."""
-        if member.single or member.error is not None:
-            return
-        cut = self._pool.moves.move_lanes(member, self.batch, member.start)
+        """Let a world of lanes that was stepped leave a server that drains, where it can."""
+        cut = self._pool.move_lanes(member, self.batch, member.start)
         if cut is not None:
             if self.moved is None:
                 self.moved = np.zeros(self._pool.num_envs, np.bool_)
@@ -140,8 +154,8 @@ class Results:
             return
         for slot in range(member.start, member.start + member.lanes):
             self.errors[slot] = error
-        if member.in_episode:
-            member.in_episode = False
+        if member.phase in CUT:
+            member.handle(SlotEvent.TOLD)
             member.remote.record.episodes_lost += member.lanes
             self.batch.truncations[member.slots] = True
             what = "episode" if member.lanes == 1 else "episodes"
@@ -156,6 +170,8 @@ class Results:
 
     def merged_infos(self) -> dict[str, Any]:
         """Return the infos by Gymnasium's rules: arrays over the slots with `_key` masks."""
+        if self.begun is None and not (self._any_info or self.errors) and self.moved is None:
+            return self.common.copy()  # as nearly always
         infos = {**(self._merged() if self.begun is None else self._same_step_infos(self.begun)), **self.common}
         if any(info and _acted_for(info) for _, info in self.infos):
             space, owns = self._pool.world_info().action_space, self.own_infos()
@@ -238,9 +254,8 @@ class Results:
                 continue
             if member.last is None:
                 raise ConnectionLostError(member.remote.url, f"it went before its first observation: {member.error}")
-            last = Batch.empty(self._layout, self._pool.num_envs, self._pool.world_info().reward_space)
-            message, reader = member.last
-            reader.read_into(message, last, member.start, member.remote.now())
+            last = Batch.empty(self._layout, self._pool.num_envs, self._reward_space)
+            member.last.reader.read_into(member.last.message, last, member.start, member.remote.now())
             for column, old in zip(self.batch.columns, last.columns, strict=True):
                 column[member.slots] = old[member.slots]
 
@@ -274,34 +289,23 @@ def _replaced(column: Column, new: Column, slots: Array) -> Column:
 
 
 def hand_over(
-    member: Member,
-    message: StepMessage,
-    batch: Batch,
-    position: int,
-    *,
-    stacked: bool = False,
+    member: Member, answer: StepAnswered, batch: Batch, position: int, stacked: StepAnswer | None = None
 ) -> Any:
     """Hand out a member's answer into a batch, from `position` on; return the info.
 
     Args:
         member: The member.
-        message: Its answer.
+        answer: Its answer.
         batch: Where to.
         position: The first slot in it.
-        stacked: Whether all but the info is in the batch already.
+        stacked: The answer, where all but the info is in the batch already.
 
     Raises:
         PeerError: The answer cannot be read.
     """
-    remote = member.remote
-    if stacked and isinstance(message, StepAnswer):
-        info = {} if message.info == values.EMPTY_DICT else remote.reader.read_info(message)
+    if stacked is not None:
+        info = answer.reader.read_info(stacked)
     else:
-        info = remote.reader.read_into(message, batch, position, remote.now())
-    member.last, member.answer = (message, remote.reader), None
-    if member.stepping:
-        remote.record.steps_received += member.lanes
-    member.stepping = False
-    member.error = None
-    member.in_episode = remote.session.state is not State.ENDED
+        info = answer.reader.read_into(answer.message, batch, position, member.remote.now())
+    member.handed(ended=member.remote.session.state is State.ENDED)
     return info

@@ -189,7 +189,8 @@ class ClientSession:
         self._url = request.address.url
         self.info = info
         """What is known of the world, also of one that was left; None: nothing yet."""
-        self._out: list[bytes] = []
+        self.out: list[bytes] = []
+        """Requests that were made and not sent."""
         self._pending: deque[Pending] = deque()
         self._episode = 0
         self._questions_abandoned = 0
@@ -219,14 +220,14 @@ class ClientSession:
 
     def data_to_send(self) -> list[bytes]:
         """Return the requests made since the last call, each serialized."""
-        out, self._out = self._out, []
+        out, self.out = self.out, []
         return out
 
     def _send(self, kind: Kind, request: pb.EnvironmentRequest | bytes, now: float) -> None:
         data = request if isinstance(request, bytes) else request.SerializeToString()
         if len(data) > self._max_message_bytes:  # not sent, so it gets no answer
             raise self._too_large(len(data))
-        self._out.append(data)
+        self.out.append(data)
         number = self._questions_abandoned if kind is Kind.QUESTION else self._episode
         self._pending.append(Pending(kind, number, now))
 
@@ -240,7 +241,7 @@ class ClientSession:
             SettingError: A setting cannot be sent.
         """
         self._pending.clear()
-        self._out.clear()
+        self.out.clear()
         self._created, self.error = None, None
         name = self.request.address.world
         if name is not None:
@@ -285,7 +286,7 @@ class ClientSession:
             self._require_world()
         if len(request) > self._max_message_bytes:  # not sent, so it gets no answer
             raise self._too_large(len(request))
-        self._out.append(request)
+        self.out.append(request)
         self._pending.append(Pending(Kind.STEP, self._episode, now))
 
     def act(self, request: bytes, now: float) -> None:
@@ -394,7 +395,7 @@ class ClientSession:
         self.state = State.OFFLINE
         self._created = None
         self._pending.clear()
-        self._out.clear()
+        self.out.clear()
 
     def _refusal(self, message: pb.EnvironmentResponse) -> RefusedError:
         status = message.error

@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 
 from bridge.client.infos import merge_lanes
-from bridge.client.members import Member
-from bridge.client.remote import SlotState
 from bridge.client.resets import check_mask, reset_settings, spread_seeds
 from bridge.client.results import InfoJoiner, Results, hand_over
-from bridge.client.session import State
+from bridge.client.slots.slot import CONNECTING, CUT, OFFLINE, SETTLED, Member, SlotEvent, SlotPhase
 from bridge.client.step_reader import Batch
 from bridge.client.vector_pool import VectorPool
 from bridge.client.waiting import OnLost, WaitLog, describe
@@ -31,6 +29,11 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["Received", "Stepper"]
 
+# A step's answer is outstanding, or was not taken.
+_OUTSTANDING = frozenset({SlotPhase.STEPPING, SlotPhase.ANSWERED})
+# There is something to hand out: an answer, or the end of an episode that was cut; or it is coming.
+_HERE = frozenset({SlotPhase.BEGUN, SlotPhase.ANSWERED, SlotPhase.RENEWED}) | CUT
+_COMING = (frozenset(SlotPhase) - SETTLED) | _HERE
 # Seconds that `finish_step` waits where no slot has an observation: a loop over it does not spin.
 _PACE = 0.02
 Received = tuple[Array, Any, Array, Array, Array, dict[str, Any]]
@@ -42,16 +45,16 @@ class Stepper:
 
     Args:
         pool: What waits for the remotes.
-        observation_layout: Of one environment.
-        action_layout: Of one environment.
     """
 
-    def __init__(self, pool: VectorPool, observation_layout: Layout, action_layout: Layout) -> None:
+    def __init__(self, pool: VectorPool) -> None:
         self.pool = pool
         self.pacer: Callable[[], None] | None = None
         """Called in each step between the sending of actions and the request for what came of them."""
-        self._observation_layout = observation_layout
-        self._action_layout = action_layout
+        world_info = pool.world_info()
+        self._observation_layout = Layout(world_info.observation_space, "observation")
+        self._action_layout = Layout(world_info.action_space, "action")
+        self._reward_space = world_info.reward_space
         self.begin_anew()
 
     def begin_anew(self) -> None:
@@ -91,7 +94,7 @@ class Stepper:
         for member in self.pool.members:
             chosen = None if mask is None or not self.pool.started else mask[member.slots]
             if chosen is not None and not chosen.any():
-                if member.waiting:
+                if member.phase is SlotPhase.STEPPING:
                     raise AlreadyPendingError(
                         f"{member.remote.url} still owes the answer to a step that timed out; reset its slots too",
                         "step",
@@ -105,16 +108,16 @@ class Stepper:
                     f"by one call, got {list(slot_options[member.slots])}"
                 )
             lane_mask = None if member.single or chosen is None or chosen.all() else chosen
-            if member.waiting and lane_mask is not None:
+            if member.phase is SlotPhase.STEPPING and lane_mask is not None:
                 raise AlreadyPendingError(
                     f"{member.remote.url} still owes the answer to a step that timed out; reset all its lanes", "step"
                 )
             options_here = member.remote.options({**given, **own} if options is not None or own else None)
             plans.append((member, reset_settings(part[0] if member.single else part, options_here, lane_mask)))
         for member, settings in plans:
-            member.in_episode = False
-            member.error = None
-            if member.state in (SlotState.LOST, SlotState.CONNECTING):
+            member.handle(SlotEvent.TOLD)
+            member.error = member.refusal = None
+            if member.phase in OFFLINE or member.phase in CONNECTING:
                 member.settings = settings
                 member.retry_at = 0.0
             else:
@@ -128,7 +131,7 @@ class Stepper:
             raise ResetNeededError("expected reset() before the first step()")
         self._stepped = None
         if self._sent:
-            if any(member.stepping for member in self.pool.members):
+            if any(member.phase in _OUTSTANDING for member in self.pool.members):
                 raise AlreadyPendingError("step while answers to send are outstanding; take them by recv first", "recv")
             self._sent = False
         columns = self._action_layout.split(actions, self.pool.num_envs)
@@ -138,46 +141,47 @@ class Stepper:
             self._act(columns)
             self.pacer()
             self.pool.drain()
-        self.send_steps([(member, member.start) for member in self.pool.members], columns)
+        self.send_steps(self.pool.members, None, columns)
 
-    def send_steps(self, plan: list[tuple[Member, int]], columns: list[Any]) -> None:
-        """Send the Steps of members, each with its actions' first row in `columns`; finished ones begin anew."""
+    def send_steps(self, members: list[Member], positions: list[int] | None, columns: list[Any]) -> None:
+        """Send the Steps of members; finished ones begin anew.
+
+        Args:
+            members: Which.
+            positions: The first row of each one's actions in `columns`; None: its first slot.
+            columns: The actions.
+        """
         self._all_running = False
-        now = time.monotonic()
+        now, pool = time.monotonic(), self.pool
         running: list[tuple[Member, int]] = []
         ended: list[Member] = []
-        for member, position in plan:
-            state = member.remote.session.state
-            if state is State.RUNNING and member.answer is None:
-                running.append((member, position))
-            elif state is State.ENDED and member.answer is None:
+        for index, member in enumerate(members):
+            if member.phase is SlotPhase.RUNNING:
+                running.append((member, member.start if positions is None else positions[index]))
+            elif member.phase is SlotPhase.ENDED:
                 ended.append(member)
-        written = self._write_steps(running, columns)
-        deadline = now + self.pool.timeout
-        with self.pool.poller.corked() if self.pool.shared else nullcontext():
+        written = self._write_steps(running, columns) if len(running) > 1 else {}
+        deadline = now + pool.timeout
+        with pool.poller.corked() if pool.shared else nullcontext():
             for member in ended:
-                self.pool.begin(member, None, reset=False)
+                pool.begin(member, None, reset=False)
             for member, position in running:
-                remote = member.remote
-                member.stepping = True
-                remote.record.steps_asked += member.lanes
-                remote.session.deadline = deadline
-                if (request := written.get(position)) is not None:
-                    remote.send_step(request)
-                else:
-                    acted = self.pacer is not None and remote.realtime is not None
-                    remote.step_columns(None if acted else columns, position)
-        if len(running) < len(self.pool.members) or self.pool.has_errors or now >= self.pool.moves.look_at:
-            self.pool.check_deadlines(now)
+                request = written.get(position)
+                if request is None:
+                    world = member.remote.session.world or member.remote.world  # as the property, a call less
+                    acted = self.pacer is not None and world.realtime is not None
+                    request = world.first_step if acted else world.write_columns(columns, position)
+                member.step(request, deadline)
+        if len(running) < len(pool.members) or pool.has_errors or now >= pool.policy.look_at:
+            pool.check_deadlines(now)
 
     def _write_steps(self, plan: list[tuple[Member, int]], columns: list[Any]) -> dict[int, bytes]:
         """Write the Steps of all single environments that take the same form at once; return them by position."""
         alike: dict[Any, list[tuple[Member, int]]] = {}
-        if len(plan) > 1:
-            for item in plan:
-                world = item[0].remote.session.world
-                if world is not None and world.form is not None:
-                    alike.setdefault(world.form, []).append(item)
+        for item in plan:
+            world = item[0].remote.session.world
+            if world is not None and world.form is not None:
+                alike.setdefault(world.form, []).append(item)
         written: dict[int, bytes] = {}
         for items in alike.values():
             if len(items) > 1:
@@ -189,12 +193,7 @@ class Stepper:
     def _act(self, columns: list[Any]) -> None:
         """Send the actions to real-time worlds ahead of the Step that asks what came of them."""
         for member in self.pool.members:
-            if (
-                member.remote.realtime is not None
-                and member.state is SlotState.RUNNING
-                and member.answer is None
-                and not member.ended
-            ):
+            if member.phase is SlotPhase.RUNNING and member.remote.realtime is not None:
                 member.remote.act_columns(columns, member.start)
 
     def finish_step(self) -> Results:
@@ -204,10 +203,8 @@ class Stepper:
 
         def answered() -> bool:
             nonlocal first
-            while (
-                first < len(members) and not members[first].waiting
-            ):  # who is not waiting now will not be in this step
-                first += 1
+            while first < len(members) and members[first].phase is not SlotPhase.STEPPING:
+                first += 1  # who is not stepping now will not be in this step
             return first == len(members)
 
         self.pool.gather(answered, time.monotonic() + self.pool.timeout + 1.0)
@@ -221,15 +218,18 @@ class Stepper:
         """Begin the next episode of slots that ended, in this very step."""
         for member in self.pool.members:
             chosen = ended[member.slots]
-            if not chosen.any() or member.state is not SlotState.RUNNING:
-                continue  # one that was cut off begins anew once its remote is back
+            if not chosen.any() or member.phase not in (SlotPhase.RUNNING, SlotPhase.ENDED):
+                continue  # one that was cut begins anew once its remote is back
             if member.single:
                 self.pool.begin(member, None, reset=False)
             else:
                 settings = reset_settings(reset_mask=None if chosen.all() else chosen)
                 if member.remote.realtime is not None:
                     settings["restart"] = pack_tensor(False)  # their next episodes run already
-                self.pool.begin(member, settings)
+                if chosen.all():
+                    self.pool.begin(member, settings)
+                else:
+                    self.pool.renew(member, settings)
 
     def wait_for_all(self, timeout: float, *, same_step: bool = False, on_lost: OnLost = "wait") -> Results:
         """Wait until every slot has an observation; one that was cut off in this very step gives its last one.
@@ -249,7 +249,8 @@ class Stepper:
         results = self._stepped
         if results is None:
             results = self._gather_all(timeout, on_lost)
-            results.fill_last()
+            if not self._all_running:
+                results.fill_last()
             if not same_step or not results.ended.any():
                 return results
             self._begin_next(results.ended)
@@ -263,31 +264,34 @@ class Stepper:
         return results
 
     def _gather_all(self, timeout: float, on_lost: OnLost) -> Results:
-        members = self.pool.members
+        members, pool = self.pool.members, self.pool
         first = 0
-        waiting = WaitLog(timeout, time.monotonic())
+        began = time.monotonic()
+        waiting: WaitLog | None = None
 
-        def settled(member: Member) -> bool:
-            if member.settled:
-                return True
-            gone = member.away and member.state is SlotState.LOST
-            if on_lost == "raise" and gone and member.error is not None and not self.pool.has_spare_for(member):
+        def tolerated(member: Member) -> bool:
+            """Tell whether nobody waits for a slot that has no observation; raise where its loss is to be raised."""
+            gone = on_lost == "raise" and member.away and member.phase in OFFLINE
+            if gone and member.error is not None and pool.policy.ready_spare(member) is None:
                 raise member.error
             return on_lost == "continue" and member.away and not all(other.away for other in members)
 
         def enough() -> bool:
-            nonlocal first
-            if self.pool.has_errors:
-                self.pool.raise_permanent_error()
+            nonlocal first, waiting
+            if pool.has_errors:
+                pool.raise_permanent_error()
                 first = 0
-            while first < len(members) and settled(members[first]):
+            while first < len(members) and (members[first].phase in SETTLED or tolerated(members[first])):
                 first += 1
             if first < len(members):
-                waiting.tell(members, time.monotonic())
+                now = time.monotonic()
+                if now - began > 1.0:
+                    waiting = waiting or WaitLog(timeout, began)
+                    waiting.tell(members, now)
             return first == len(members)
 
-        if not self.pool.gather(enough, time.monotonic() + timeout):
-            late = [member for member in members if not settled(member)]
+        if not pool.gather(enough, began + timeout):
+            late = [member for member in members if not (member.settled or tolerated(member))]
             raise RemoteTimeoutError(
                 ", ".join(dict.fromkeys(member.remote.url for member in late)),
                 f"no observation within {timeout:g} s: {'; '.join(map(describe, late))}",
@@ -296,8 +300,8 @@ class Stepper:
 
     def take_results(self) -> Results:
         """Hand out what has come."""
-        results = Results(self.pool, self._observation_layout)
-        self._all_running = bool(results.valid.all()) and not results.errors
+        results = Results(self.pool, self._observation_layout, self._reward_space)
+        self._all_running = not results.errors and bool(results.valid.all())
         return results
 
     # send and recv
@@ -307,22 +311,23 @@ class Stepper:
         if not self.pool.started:
             raise ResetNeededError("expected reset() before the first send()")
         order = _checked_slots(slots, self.pool.num_envs)
-        plan = self._plan(order)
+        members, positions = self._plan(order)
         columns = self._action_layout.split(actions, len(order))
         self.pool.drain()
-        for member, _ in plan:
-            if member.stepping:
+        for member in members:
+            if member.phase in _OUTSTANDING:
                 raise AlreadyPendingError(
                     f"the slots {member.start} to {member.start + member.lanes - 1} have an action already whose "
                     "answer was not taken; call recv first",
                     "recv",
                 )
-        self.send_steps(plan, columns)  # of a slot that has no episode, the next one begins by itself
+        self.send_steps(members, positions, columns)  # of a slot that has no episode, the next one begins by itself
         self._sent = True
 
-    def _plan(self, order: list[int]) -> list[tuple[Member, int]]:
-        """Return the members that `order` names, each with the position of its first slot."""
-        plan: list[tuple[Member, int]] = []
+    def _plan(self, order: list[int]) -> tuple[list[Member], list[int]]:
+        """Return the members that `order` names, and the position in it of each one's first slot."""
+        members: list[Member] = []
+        positions: list[int] = []
         member_at, position = self.pool.member_at, 0
         while position < len(order):
             member = member_at[order[position]]
@@ -332,9 +337,10 @@ class Stepper:
                     f"the slots {member.start} to {member.start + member.lanes - 1} are lanes of one world, which one "
                     "message steps: name all of them, in order and side by side, as recv returns them"
                 )
-            plan.append((member, position))
+            members.append(member)
+            positions.append(position)
             position = stop
-        return plan
+        return members, positions
 
     def recv(self, at_least: int) -> Received:
         """Do what `RemoteVectorEnv.recv` says."""
@@ -343,11 +349,7 @@ class Stepper:
         if not isinstance(at_least, (int, np.integer)) or isinstance(at_least, bool) or at_least < 1:
             raise SettingError(f"expected at_least to be a positive number of slots, got {at_least!r}")
         self.pool.drain()
-        coming = sum(
-            member.lanes
-            for member in self.pool.members
-            if member.answer is not None or member.cut_off or not member.settled
-        )
+        coming = sum(member.lanes for member in self.pool.members if member.phase in _COMING)
         if coming < at_least:
             raise SettingError(
                 f"expected at_least to be at most the {coming} slots that an answer is coming for, got {at_least}; "
@@ -355,7 +357,7 @@ class Stepper:
             )
 
         def ready() -> int:
-            return sum(member.lanes for member in self.pool.members if member.answer is not None or member.cut_off)
+            return sum(member.lanes for member in self.pool.members if member.phase in _HERE)
 
         def enough() -> bool:
             if self.pool.has_errors:
@@ -371,21 +373,21 @@ class Stepper:
                 f"{found} slots answered within {self.pool.timeout:g} s, where recv(at_least={at_least}) waits for "
                 "more",
             )
-        return self._collect([member for member in self.pool.members if member.answer is not None or member.cut_off])
+        return self._collect([member for member in self.pool.members if member.phase in _HERE])
 
     def _collect(self, members: Sequence[Member]) -> Received:
         """Hand out the answers of some members, side by side."""
         size = sum(member.lanes for member in members)
-        batch = Batch.empty(self._observation_layout, size, self.pool.world_info().reward_space)
+        batch = Batch.empty(self._observation_layout, size, self._reward_space)
         joiner = InfoJoiner(size)
         moved = np.zeros(size, np.bool_)
         position = 0
         for member in members:
             block = slice(position, position + member.lanes)
-            leaves = self.pool.moves.lanes_leave and member.stepping and not member.single
+            stepped = member.phase is SlotPhase.ANSWERED
             info, error = self._hand_out(member, batch, position)
-            if leaves and error is None:
-                cut = self.pool.moves.move_lanes(member, batch, position)
+            if stepped and error is None:
+                cut = self.pool.move_lanes(member, batch, position)
                 moved[block] = False if cut is None else cut
             if error is not None:
                 batch.truncations[block] = True
@@ -415,10 +417,9 @@ class Stepper:
             except RemoteError as problem:
                 self.pool.lose(member, member.remote.give_up(problem))
         error = member.error
-        member.in_episode = False
+        member.handle(SlotEvent.TOLD)
         if member.last is not None:
-            message, reader = member.last
-            reader.read_into(message, batch, position, member.remote.now())
+            member.last.reader.read_into(member.last.message, batch, position, member.remote.now())
             block = slice(position, position + member.lanes)
             batch.rewards[block] = 0.0
             batch.terminations[block] = False

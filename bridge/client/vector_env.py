@@ -100,7 +100,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         spares = [spares] if isinstance(spares, str) else list(spares)
         standing_by = [options.request(url) for url in spares]
         if directory is not None or spares:
-            pool.moves.enable()
+            pool.enable_moves()
         if directory is not None:
             name = directory.server_name if isinstance(directory, DnsDirectory) else None
             placement = Placement(EndpointWatch(directory), partial(options.request, server_name=name))
@@ -111,7 +111,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             requests = [options.request(url, name) for url, name in with_agents(checked_urls(urls), agent)]
             if isinstance(num_envs, int) and 0 < num_envs < len(requests):
                 requests, standing_by = requests[:num_envs], requests[num_envs:] + standing_by
-                pool.moves.enable()
+                pool.enable_moves()
             world_info = self._join(lambda: join_urls(pool, requests, num_envs), standing_by)
         self.metadata = {**remote_metadata(world_info, options.render_mode), "autoreset_mode": AutoresetMode.NEXT_STEP}
         if world_info.reward_space is not None:

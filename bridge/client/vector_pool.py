@@ -1,4 +1,4 @@
-"""The pool of a vector environment: deadlines, retries, spares, loss, questions and closing.
+"""The pool of a vector environment: it waits for answers, and executes what the slots' policy decides.
 
 A pool has members, each a remote and the slots that it fills. The caller's thread drives the sockets inside calls; the
 keepalive thread that all pools of the process share drives them in between, and connects again what was lost.
@@ -7,21 +7,34 @@ keepalive thread that all pools of the process share drives them in between, and
 from __future__ import annotations
 
 import dataclasses
-import queue
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+import numpy as np
 
 from bridge.client.endpoints import Endpoint
 from bridge.client.events import Event, Joined, Lost, Refused, StepAnswered
-from bridge.client.members import SPARE, Member
-from bridge.client.moving import Moves
 from bridge.client.pool import Pool
-from bridge.client.reconnect import Reconnector
-from bridge.client.remote import Remote, SlotState
+from bridge.client.remote import Delivery, Remote
 from bridge.client.session import ENDED_CODES
 from bridge.client.slots.placement import Placement
+from bridge.client.slots.policy import (
+    AddSpare,
+    Begin,
+    Connect,
+    Decision,
+    Disconnect,
+    DropSpare,
+    GiveUp,
+    SlotPolicy,
+    TakeOver,
+)
+from bridge.client.slots.slot import CONNECTING, CUT, OFFLINE, SPARE, Member, SlotEvent, SlotPhase
+from bridge.client.step_reader import Batch
 from bridge.client.world_request import WorldInfo, WorldRequest
+from bridge.encoding.tensors import Array
 from bridge.errors import (
     ClosedError,
     EnvironmentFailedError,
@@ -44,12 +57,6 @@ _AWAY_PERIOD = 0.1
 _log = SafeLog(__name__)
 
 
-def _member(remote: Remote, start: int, lanes: int, endpoint: str | None) -> Member:
-    member = Member(remote, start, lanes)
-    member.endpoint = endpoint
-    return member
-
-
 class VectorPool(Pool):
     """The remotes of a vector environment, which come, go and answer by themselves.
 
@@ -65,6 +72,8 @@ class VectorPool(Pool):
         """Those that fill slots, in the slots' order."""
         self.spares: list[Member] = []
         """Those that stand by."""
+        self.policy = SlotPolicy(self.members, self.spares, timeout)
+        """Where worlds are, and when what failed is tried again."""
         self.member_at: list[Member] = []
         """The member of each slot."""
         self.num_envs = 0
@@ -80,11 +89,6 @@ class VectorPool(Pool):
         self.polled_at = time.monotonic()
         """When events were handled last."""
         self._closed = False
-        self.placement: Placement | None = None
-        """Where the worlds are, of a directory; None: each has a URL of its own."""
-        self.moves = Moves(self)
-        """Moves slots off servers that drain."""
-        self._reconnector = Reconnector(self)
         self._member_of: dict[Remote, Member] = {}
 
     # Copies and forked processes
@@ -95,49 +99,67 @@ class VectorPool(Pool):
             (member.remote.request, member.remote.info, (member.start, member.lanes, member.endpoint))
             for member in self.everybody()
         ]
-        kept = {key: self.__dict__[key] for key in ("num_envs", "shared", "waits_for_lanes", "placement")}
-        return {"parts": self.parts(), "members": members, "kept": kept, "moves": self.moves.enabled}
+        kept = {key: self.__dict__[key] for key in ("num_envs", "shared", "waits_for_lanes")}
+        policy = self.policy.placement, self.policy.moves
+        return {"parts": self.parts(), "members": members, "kept": kept, "policy": policy}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         VectorPool.__init__(self, *state["parts"])
         self.__dict__.update(state["kept"])
-        if state["moves"]:
-            self.moves.enable()
+        placement, moves = state["policy"]
+        self.policy.placement = placement
+        if moves:
+            self.enable_moves()
         everybody = []
         for request, info, place in state["members"]:
             remote = self.new_remote(request, info, shared=self.shared)
             if self.waits_for_lanes:
                 remote.session.wait_for_all()
-            everybody.append(_member(remote, *place))
+            everybody.append((remote, *place))
         self._adopt(everybody)
 
     def after_fork(self) -> None:
         """Leave the connections to the parent process; the next `check_deadlines` makes some."""
-        everybody = self.everybody()
-        self.disown(member.remote for member in everybody)
-        if self.moves.enabled:
-            self.moves.enable()
-        self._adopt([_member(member.remote, member.start, member.lanes, member.endpoint) for member in everybody])
+        everybody = [(member.remote, member.start, member.lanes, member.endpoint) for member in self.everybody()]
+        self.disown(remote for remote, *_ in everybody)
+        if self.policy.moves:
+            self.enable_moves()
+        self._adopt(everybody)
 
     def everybody(self) -> list[Member]:
         """Return the members that fill slots, and then the spares."""
         return [*self.members, *self.spares]
 
-    def _adopt(self, everybody: list[Member]) -> None:
+    def _adopt(self, everybody: Iterable[tuple[Remote, int, int, str | None]]) -> None:
         """Begin with members that have no connection."""
-        self.members = [member for member in everybody if member.start != SPARE]
-        self.spares = [member for member in everybody if member.start == SPARE]
+        made = [Member(remote, start, lanes, endpoint) for remote, start, lanes, endpoint in everybody]
+        self.members[:] = [member for member in made if member.start != SPARE]
+        self.spares[:] = [member for member in made if member.start == SPARE]
         self.member_at = [member for member in self.members for _ in range(member.lanes)]
-        self._member_of = {member.remote: member for member in everybody}
+        self._member_of = {member.remote: member for member in made}
+        for member in made:
+            member.single = member.remote.info is not None and member.remote.info.lanes is None
         self.has_errors = True
+
+    def enable_moves(self) -> None:
+        """Look for servers that drain from now on; called before the first one is connected."""
+        self.policy.look_at = 0.0
+        self.poller.watches_health = True
 
     # Connecting
 
     def add_member(self, request: WorldRequest, lanes: int = 1, endpoint: str | None = None) -> Member:
         """Connect a world that is to fill slots, without waiting for it; `place_members` then gives it its slots."""
-        member = _member(self.new_remote(request, shared=self.shared), len(self.members), lanes, endpoint)
-        self.members.append(member)
-        self._member_of[member.remote] = member
+        return self._add(self.new_remote(request, shared=self.shared), len(self.members), lanes, endpoint)
+
+    def add_spare(self, request: WorldRequest) -> None:
+        """Connect a world that stands by, without waiting for it."""
+        self._add(self.new_remote(request, shared=self.shared), SPARE, 1, None)
+
+    def _add(self, remote: Remote, start: int, lanes: int, endpoint: str | None) -> Member:
+        member = Member(remote, start, lanes, endpoint)
+        (self.spares if start == SPARE else self.members).append(member)
+        self._member_of[remote] = member
         self.open(member)
         return member
 
@@ -155,18 +177,12 @@ class VectorPool(Pool):
         self.num_envs = start
         self.member_at = [member for member in self.members for _ in range(member.lanes)]
 
-    def move(self, member: Member, endpoint: Endpoint) -> None:
-        """Connect a member that has no connection to an endpoint; what it counted goes with it."""
-        if self.placement is None:
-            return
-        if endpoint.key != member.endpoint or shown_url(endpoint.url) != member.remote.url:
-            before = member.remote
-            del self._member_of[before]  # what still comes of it means nothing
-            remote = self._new_remote_at(endpoint, self.placement, before)
-            remote.record = before.record
-            member.remote, member.endpoint = remote, endpoint.key
-            self._member_of[remote] = member
-        self.open(member)
+    def open(self, member: Member) -> None:
+        """Start to connect."""
+        keepalive.add(self)
+        member.deadline = time.monotonic() + self.timeout
+        member.handle(SlotEvent.CONNECT)
+        member.remote.open()
 
     def _new_remote_at(self, endpoint: Endpoint, placement: Placement, like: Remote) -> Remote:
         """Make a remote that is to take over from another one."""
@@ -176,38 +192,131 @@ class VectorPool(Pool):
             remote.session.wait_for_all()
         return remote
 
-    def add_replacement(self, endpoint: Endpoint, placement: Placement, lanes: int) -> Member:
-        """Connect a world at an endpoint of the directory that is to take over slots, without waiting for it."""
-        spare = _member(self._new_remote_at(endpoint, placement, self.members[0].remote), SPARE, lanes, endpoint.key)
-        self.spares.append(spare)
-        self._member_of[spare.remote] = spare
-        self.open(spare)
-        return spare
+    # What the policy decides
 
-    def drop_spare(self, spare: Member) -> None:
-        """Leave a spare's world without waiting, and forget it."""
+    def check_deadlines(self, now: float) -> None:
+        """Try again what is due, and give up what is late."""
+        if not self._closed:
+            self.execute(self.policy.check(now))
+
+    def execute(self, decisions: Iterable[Decision]) -> None:
+        """Execute decisions of the policy, one after the other."""
+        for decision in decisions:
+            self._EXECUTE[type(decision)](self, decision)
+
+    def _connect(self, decision: Connect) -> None:
+        member, endpoint = decision
+        placement = self.policy.placement
+        if endpoint is None or placement is None:
+            self.open(member)
+            return
+        if endpoint.key != member.endpoint or shown_url(endpoint.url) != member.remote.url:
+            before = member.remote
+            del self._member_of[before]  # what still comes of it means nothing
+            remote = self._new_remote_at(endpoint, placement, before)
+            remote.record = before.record  # what it counted goes with it
+            member.remote, member.endpoint = remote, endpoint.key
+            self._member_of[remote] = member
+        self.open(member)
+
+    def _add_replacement(self, decision: AddSpare) -> None:
+        endpoint, lanes = decision
+        if self.policy.placement is not None:
+            remote = self._new_remote_at(endpoint, self.policy.placement, self.members[0].remote)
+            self._add(remote, SPARE, lanes, endpoint.key)
+
+    def _drop_spare(self, decision: DropSpare) -> None:
+        spare = decision.spare
         self.spares.remove(spare)
         del self._member_of[spare.remote]  # what still comes of it means nothing
         spare.remote.close(0.0)
 
-    def add_spare(self, request: WorldRequest) -> None:
-        """Connect a world that stands by, without waiting for it."""
-        spare = Member(self.new_remote(request, shared=self.shared), SPARE, 1)
-        self.spares.append(spare)
-        self._member_of[spare.remote] = spare
-        self.open(spare)
+    def _disconnect(self, decision: Disconnect) -> None:
+        decision.spare.remote.close(0.0)
+        decision.spare.handle(SlotEvent.LOST)
 
-    def open(self, member: Member) -> None:
-        """Start to connect."""
-        keepalive.add(self)
-        member.remote.session.deadline = time.monotonic() + self.timeout
-        member.remote.open()
+    def _take_over(self, decision: TakeOver) -> None:
+        """Swap the remotes of a member and a spare; with a directory the one that was left goes."""
+        member, spare = decision
+        ready = spare.phase is SlotPhase.IDLE
+        member.handle(SlotEvent.MOVE if ready else SlotEvent.MOVE_AHEAD)
+        member.remote, spare.remote = spare.remote, member.remote
+        member.deadline, member.refusal = spare.deadline, None  # it was refused where it leaves
+        if self.waits_for_lanes:
+            member.remote.session.wait_for_all()
+        self._member_of[member.remote], self._member_of[spare.remote] = member, spare
+        if self.policy.placement is not None:
+            member.remote.record, member.endpoint = spare.remote.record, spare.endpoint
+            self._drop_spare(DropSpare(spare))
+        elif not spare.remote.connected:
+            spare.handle(SlotEvent.LOST)
 
-    def has_spare_for(self, member: Member) -> bool:
-        """Tell whether a spare stands ready that can take over the slots of a member."""
-        return any(
-            spare.idle and spare.lanes == member.lanes and spare.single == member.single for spare in self.spares
-        )
+    def _begin_again(self, decision: Begin) -> None:
+        member, new_world = decision
+        settings = member.settings
+        if new_world:
+            settings = {key: value for key, value in (settings or {}).items() if key != "reset_mask"}
+        self.begin(member, settings)
+
+    def _give_up(self, decision: GiveUp) -> None:
+        member = decision.member
+        asked = {SlotPhase.STEPPING: "a step"}.get(member.phase, "a reset")
+        purpose = "connecting" if member.phase in CONNECTING else asked
+        self.lose(member, member.remote.give_up(member.remote.late(f"to {purpose}", self.timeout)))
+
+    _EXECUTE: Mapping[type[Any], Callable[[VectorPool, Any], None]] = {
+        Connect: _connect,
+        AddSpare: _add_replacement,
+        DropSpare: _drop_spare,
+        Disconnect: _disconnect,
+        TakeOver: _take_over,
+        Begin: _begin_again,
+        GiveUp: _give_up,
+    }
+
+    def begin(self, member: Member, settings: Mapping[str, pb.Tensor] | None, *, reset: bool = True) -> None:
+        """Ask for a member's next episode; on another server if its own one drains."""
+        member.settings = settings
+        now, remote = time.monotonic(), member.remote
+        if self.policy.moves:
+            self.execute(self.policy.before_episode(member, now))
+            if member.remote is not remote:
+                return
+        member.deadline = now + self.timeout
+        member.handle(SlotEvent.BEGIN)
+        remote.begin(settings, reset=reset)
+
+    def move_lanes(self, member: Member, batch: Batch, position: int) -> Array | None:
+        """Have a world of lanes change over after a step, if it is to leave and a replacement stands ready.
+
+        Args:
+            member: Its answer to the step was just handed out.
+            batch: The results, in which the lanes that were in an episode get truncated.
+            position: The member's first slot in it.
+
+        Returns:
+            Which lanes were truncated by it, bools `(lanes,)`; None: it stays.
+        """
+        if not self.policy.lanes_leave or member.single:
+            return None
+        before = member.remote
+        self.execute(self.policy.after_step(member, time.monotonic()))
+        if member.remote is before:
+            return None
+        block = slice(position, position + member.lanes)
+        cut: Array = ~(batch.terminations[block] | batch.truncations[block])
+        realtime = before.realtime
+        if realtime is not None and realtime.resetting is not None:
+            cut &= ~realtime.resetting  # they are in no episode
+        batch.truncations[block] |= cut
+        before.record.episodes_moved += int(np.count_nonzero(cut))
+        return cut
+
+    def renew(self, member: Member, settings: Mapping[str, pb.Tensor]) -> None:
+        """Ask for the next episodes of some lanes, while the others are in the midst of theirs."""
+        member.settings, member.deadline = settings, time.monotonic() + self.timeout
+        member.handle(SlotEvent.RENEW)
+        member.remote.begin(settings)
 
     def _check_spaces(self, member: Member) -> None:
         mine, first = member.remote.info, self.world_info()
@@ -235,48 +344,72 @@ class VectorPool(Pool):
 
         What a remote still delivers that was moved away from means nothing: its event is None, the member is any.
         """
-        try:
-            remote, number, what = self.poller.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
+        items = self.poller.ready(max(0.0, deadline - time.monotonic()))
+        if not items:
             return None, None
+        remote, number, what = items.popleft()
         return remote.receive(number, what), self._member_of.get(remote, self.members[0])
 
-    def _next_event_nowait(self) -> tuple[Event | None, Member | None]:
-        """Take one delivery that is here already; (None, None): there is none."""
-        try:
-            remote, number, what = self.poller.get_nowait()
-        except queue.Empty:
-            return None, None
-        return remote.receive(number, what), self._member_of.get(remote, self.members[0])
+    def _handle_all(self, items: deque[Delivery]) -> None:
+        """Handle all deliveries that are here."""
+        member_of = self._member_of
+        while items:
+            remote, number, what = items.popleft()
+            event = remote.receive(number, what)
+            member = member_of.get(remote)
+            if event is None or member is None:
+                continue  # it means nothing, or its remote was moved away from
+            if type(event) is StepAnswered and member.phase is SlotPhase.STEPPING:  # as nearly always
+                member.take(event)
+            else:
+                self.handle(event, member)
 
     def handle(self, event: Event, member: Member) -> None:
         """Let an event change the member that it came for."""
-        if isinstance(event, Joined) and self.placement is not None and member.endpoint is not None:
-            self.placement.joined(member.endpoint, time.monotonic())
-        if member.start == SPARE:
-            self._handle_spare(event, member)
-        elif isinstance(event, StepAnswered):
-            member.answer = event.message
-            if not member.stepping:  # the first observation of an episode
-                member.failures, member.settings = 0, None
-                now = time.monotonic()
-                if self.placement is not None and member.endpoint is not None:
-                    self.placement.observed(member.endpoint, now)
-                member.remote.record.back(now)
-                if member.away_since is not None:
-                    _log.warning("%s: back after %.0f s", member.title, now - member.away_since)
-                    member.away_since = None
+        now = time.monotonic()
+        if isinstance(event, StepAnswered):
+            first = member.phase is SlotPhase.RESETTING
+            member.take(event)
+            if first or member.phase is SlotPhase.RENEWED:
+                self._begun(member, now)
         elif isinstance(event, Joined):
-            if self._fits(member, "it came back as another environment") and not member.cut_off:
-                self.begin_in_new_world(member)
+            self._joined(member, now)
         elif isinstance(event, Refused):
             self.has_errors = True
-            member.error, member.refused = event.error, True
-            member.abandon_step()
+            member.error = member.refusal = event.error
+            member.handle(SlotEvent.REFUSED)
             member.remote.session.abandon_episode()
-            self._reconnector.refused(member, event.error, time.monotonic())
+            self.policy.refused(member, event.error, now)
         elif isinstance(event, Lost):
             self.lose(member, event)
+
+    def _begun(self, member: Member, now: float) -> None:
+        """Take note of the first observation of an episode."""
+        member.failures, member.settings, member.refusal = 0, None, None
+        self.policy.observed(member, now)
+        member.remote.record.back(now)
+        if member.away_since is not None:
+            _log.warning("%s: back after %.0f s", member.title, now - member.away_since)
+            member.away_since = None
+
+    def joined(self, member: Member) -> None:
+        """Take note that a world was joined."""
+        self.policy.joined(member, time.monotonic())
+        member.handle(SlotEvent.JOINED)
+        info = member.remote.info
+        member.single, member.refusal = info is not None and info.lanes is None, None
+
+    def _joined(self, member: Member, now: float) -> None:
+        """Take note that a world was joined: a spare stands ready, a slot asks for its next episode."""
+        self.joined(member)
+        if member.start == SPARE:
+            if member.endpoint is None:
+                member.place(SPARE, member.remote.slots)
+            if self._fits(member, "it is no spare"):
+                member.failures = 0
+                member.remote.record.back(now)
+        elif self._fits(member, "it came back as another environment") and member.phase is SlotPhase.IDLE:
+            self._begin_again(Begin(member, True))
 
     def _fits(self, member: Member, complaint: str) -> bool:
         """Tell whether what was joined has the spaces of the others, and its own slots; where not, it is lost."""
@@ -290,77 +423,30 @@ class VectorPool(Pool):
             return False
         return True
 
-    def _handle_spare(self, event: Event, spare: Member) -> None:
-        """Let an event change a spare. One that is in a world stands ready."""
-        if isinstance(event, Joined):
-            if spare.endpoint is None:
-                spare.place(SPARE, spare.remote.slots)
-            if self._fits(spare, "it is no spare"):
-                spare.failures = 0
-                spare.remote.record.back(time.monotonic())
-        elif isinstance(event, Lost):
-            self.lose(spare, event)
-
     def lose(self, member: Member, event: Lost) -> None:
         """Take note that a member's stream was lost; `check_deadlines` connects it again after a pause."""
         self.has_errors = True
-        member.abandon_step()
-        member.error, member.refused = event.error, False
-        member.remote.salvage(member.answer)
-        member.answer = None
+        now = time.monotonic()
+        member.error, member.refusal = event.error, None
+        member.handle(SlotEvent.LOST)
         # A slot that moves is not away: it has left one server by itself, and the next did not answer.
         if member.start != SPARE and event.established and member.away_since is None and member.last is not None:
-            member.away_since = time.monotonic()
-        self._reconnector.lost(member, event, time.monotonic())
-
-    def begin(self, member: Member, settings: Mapping[str, pb.Tensor] | None, *, reset: bool = True) -> None:
-        """Ask for a member's next episode; on another server if its own one drains."""
-        member.abandon_step()
-        member.settings = settings
-        member.remote.salvage(member.answer)
-        member.answer = None
-        if self.moves.enabled and self.moves.relocate(member):
-            return
-        member.remote.session.deadline = time.monotonic() + self.timeout
-        member.remote.begin(settings, reset=reset)
-
-    def begin_in_new_world(self, member: Member) -> None:
-        """Ask for the first episode in a world that is new, and so has no lanes to leave as they are."""
-        self.begin(member, {key: value for key, value in (member.settings or {}).items() if key != "reset_mask"})
-
-    def check_deadlines(self, now: float) -> None:
-        """Try again what is due, and give up what is late."""
-        if not self._closed:
-            self._reconnector.check(now)
-
-    def replace(self, member: Member, spare: Member) -> None:
-        """Let a spare take over the slots of a member, whose remote stands by then; with a directory it goes."""
-        member.remote, spare.remote = spare.remote, member.remote
-        member.refused = False  # it was refused where it leaves
-        if self.waits_for_lanes:
-            member.remote.session.wait_for_all()
-        self._member_of[member.remote], self._member_of[spare.remote] = member, spare
-        if self.placement is not None:
-            member.remote.record, member.endpoint = spare.remote.record, spare.endpoint
-            self.drop_spare(spare)
+            member.away_since = now
+        self.policy.lost(member, event.error, now, established=event.established)
 
     def _extend_deadlines(self, now: float) -> float:
         """If we did not poll for a while, extend the deadlines by the gap; return it."""
         missed, self.polled_at = max(0.0, now - self.polled_at - _POLL_GAP), now
         if missed:
             for member in self.everybody():
-                member.remote.session.deadline += missed
+                member.deadline += missed
         return missed
 
     def drain(self) -> None:
         """Handle what has come, without waiting."""
         self._extend_deadlines(time.monotonic())
-        while True:
-            answer, member = self.next_event(0.0)
-            if member is None:
-                return
-            if answer is not None:
-                self.handle(answer, member)
+        while items := self.poller.ready(0.0):
+            self._handle_all(items)
 
     def poll_nowait(self) -> float:
         """Between calls: take what has come, and connect what was lost; called by the keepalive thread.
@@ -379,7 +465,7 @@ class VectorPool(Pool):
             self.turn.release()
         if self._closed:  # meanwhile, by the garbage collector
             self.close_all(0.0)
-        away = any(member.state in (SlotState.LOST, SlotState.CONNECTING) for member in self.everybody())
+        away = any(member.phase in OFFLINE or member.phase in CONNECTING for member in self.everybody())
         return min(_AWAY_PERIOD if away else keepalive.period(), self.poller.renew_every)
 
     # Gathering
@@ -394,7 +480,9 @@ class VectorPool(Pool):
         check_at = now + 0.02
         while not done:
             now = time.monotonic()
-            deadline += self._extend_deadlines(now)
+            if now - self.polled_at > _POLL_GAP:
+                deadline += self._extend_deadlines(now)
+            self.polled_at = now
             if now >= check_at or now >= deadline:
                 self.check_deadlines(now)
                 check_at = now + 0.02
@@ -403,30 +491,24 @@ class VectorPool(Pool):
                 # its slots have an end to tell, and nothing is missing any more.
                 return enough()
             # Wakes for what is due in between: a retry, or an answer that is late.
-            answer, member = self.next_event(min(deadline, now + 0.1))
-            while member is not None:
-                if answer is not None:
-                    self.handle(answer, member)
-                answer, member = self._next_event_nowait()
+            self._handle_all(self.poller.ready(min(deadline - now, 0.1)))
             done = enough()
         return True
 
     def raise_permanent_error(self) -> None:
         """Raise what no waiting mends: settings that are refused, an environment that fails in every reset."""
         for member in self.members:
-            error = member.error
             # Only what the Reset itself was refused with. A refusal of an attempt to connect, such as that of a full
             # server while another one was away, says nothing of the world that was joined since.
-            if not member.refused or not isinstance(error, RefusedError) or member.in_episode:
-                continue
-            if member.state is not SlotState.RESETTING or error.code in ENDED_CODES:
-                continue  # it was lost, or another world was made, since
+            error = member.refusal
+            if not isinstance(error, RefusedError) or member.phase in CUT or error.code in ENDED_CODES:
+                continue  # it is to be told first, or another world was made since
             if isinstance(error, EnvironmentFailedError):
                 if not member.fails_every_reset:
                     continue
-                if self.placement is not None and self.placement.any_well():
+                if self.policy.placement is not None and self.policy.placement.any_well():
                     continue  # its next reset is elsewhere
-            member.error, member.failures, member.settings = None, 0, None
+            member.error, member.refusal, member.failures, member.settings = None, None, 0, None
             raise error
         self.has_errors = any(member.error is not None for member in self.members)
 

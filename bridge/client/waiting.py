@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from bridge.client.members import Member
+from bridge.client.slots.slot import Member
 from bridge.logs import SafeLog
 
 __all__ = ["OnLost", "WaitLog", "describe"]

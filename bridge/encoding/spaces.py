@@ -252,12 +252,18 @@ class Layout:
         """
         columns: list[Column] = []
         try:
-            _check_structure(self.space, batch, self.name)
+            if not self.single:
+                _check_structure(self.space, batch, self.name)
             for leaf in self.leaves:
-                part = _part(batch, leaf)
+                part = _part(batch, leaf) if leaf.path else batch
                 if leaf.kind in ("array", "scalar"):
-                    _refuse_fractions(part, leaf)
-                    array = leaf.pack_lanes(part, num_envs, rounding=True)
+                    spec = leaf.spec
+                    exact = type(part) is np.ndarray and part.dtype == leaf.space.dtype == spec.dtype
+                    if exact and part.shape == (num_envs, *spec.shape):  # as nearly always: there is nothing to cast
+                        array = part
+                    else:
+                        _refuse_fractions(part, leaf)
+                        array = leaf.pack_lanes(part, num_envs, rounding=True)
                     leaf.spec.check_range(array)
                     columns.append(array)
                     continue

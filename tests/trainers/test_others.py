@@ -223,7 +223,7 @@ def test_human_rendering_shows_the_frames_here() -> None:
 def test_supersuit_makes_copies_of_several_agents_as_of_a_local_environment() -> None:
     """The usual way from PettingZoo to Stable-Baselines3: it pickles the environment once for each copy."""
     supersuit = pytest.importorskip("supersuit")
-    spread = pytest.importorskip("mpe2").simple_spread_v3
+    spread = pytest.importorskip("mpe2.simple_spread_v3")
 
     def local() -> Any:
         return spread.parallel_env(N=3, max_cycles=10)

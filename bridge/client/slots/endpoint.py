@@ -56,6 +56,7 @@ _S, _E = EndpointState, EndpointEvent
 
 TRANSITIONS: Mapping[tuple[EndpointState, EndpointEvent], EndpointState] = {
     (_S.UNTRIED, _E.JOINED): _S.UP,
+    (_S.UNTRIED, _E.OBSERVED): _S.UP,  # of a world of a URL that is an endpoint of the directory since
     (_S.UNTRIED, _E.NO_ROOM): _S.FULL,
     (_S.UNTRIED, _E.RAISED): _S.FAILING,
     (_S.UNTRIED, _E.GONE): _S.DARK,

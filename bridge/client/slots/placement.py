@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bridge.client.endpoints import Endpoint, EndpointWatch
-from bridge.client.members import Member
 from bridge.client.slots.back_off import pause
 from bridge.client.slots.endpoint import EndpointEvent, EndpointRecord, EndpointState, event_of
+from bridge.client.slots.slot import Member
 from bridge.client.world_request import WorldRequest
 from bridge.errors import RemoteError, SettingError, shown_url
 from bridge.logs import SafeLog

@@ -10,7 +10,6 @@ from bridge.client.stepper import Stepper
 from bridge.client.turns import Turns
 from bridge.client.vector_pool import VectorPool
 from bridge.client.world_request import WorldInfo, WorldRequest
-from bridge.encoding.spaces import Layout
 from bridge.forks import forget_in_child
 
 __all__ = ["Slots"]
@@ -56,10 +55,8 @@ class Slots:
         except BaseException:
             self.pool.close_all(0.5)
             raise
-        world_info = self.pool.world_info()
-        observation_layout = Layout(world_info.observation_space, "observation")
-        self.stepper = Stepper(self.pool, observation_layout, Layout(world_info.action_space, "action"))
-        return world_info
+        self.stepper = Stepper(self.pool)
+        return self.pool.world_info()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"pool": self.pool, "stepper": self.stepper, "closed": self.turns.closed}

@@ -1,0 +1,288 @@
+"""What becomes of slots whose servers are lost, drain, fail, or have too many of them, without input or output.
+
+Events go in by methods, each with the time. Decisions come out of `check` and `before_episode`, which are generators:
+the pool executes each decision before the next one is made, because what is free then depends on it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import NamedTuple, TypeAlias
+
+from bridge.client.endpoints import Endpoint
+from bridge.client.slots.back_off import pause
+from bridge.client.slots.placement import Load, Placement
+from bridge.client.slots.slot import CONNECTING, CUT, OFFLINE, SPARE, WAITING, Member, SlotPhase
+from bridge.errors import RemoteError, shown_url
+from bridge.logs import SafeLog
+
+__all__ = ["AddSpare", "Begin", "Connect", "Decision", "Disconnect", "DropSpare", "GiveUp", "SlotPolicy", "TakeOver"]
+
+# Seconds between two looks for servers that drain, and for an uneven spread.
+_PERIOD = 0.1
+# Seconds for which the next episode waits for a replacement that is still connecting; later it begins where it was.
+_PATIENCE = 5.0
+# Seconds until a spare connects again to the server that its slots have left.
+_RETURN = 1.0
+
+_log = SafeLog(__name__)
+
+
+class Connect(NamedTuple):
+    """Connect a world that has no connection."""
+
+    member: Member
+    endpoint: Endpoint | None
+    """Where; None: at its own URL."""
+
+
+class AddSpare(NamedTuple):
+    """Connect a further world, which is to take over slots: the last one of the spares from then on."""
+
+    endpoint: Endpoint
+    lanes: int
+
+
+class DropSpare(NamedTuple):
+    """Leave a spare's world, and forget it."""
+
+    spare: Member
+
+
+class Disconnect(NamedTuple):
+    """Leave a spare's world; it is connected again later."""
+
+    spare: Member
+
+
+class TakeOver(NamedTuple):
+    """Let a spare take over the slots of a world."""
+
+    member: Member
+    spare: Member
+
+
+class Begin(NamedTuple):
+    """Ask for the next episode of a world that is joined."""
+
+    member: Member
+    new_world: bool
+    """Whether the world is new, and so has no lanes to leave as they are."""
+
+
+class GiveUp(NamedTuple):
+    """End a connection whose answer is late."""
+
+    member: Member
+
+
+Decision: TypeAlias = Connect | AddSpare | DropSpare | Disconnect | TakeOver | Begin | GiveUp
+
+
+@dataclasses.dataclass
+class SlotPolicy:
+    """Decides where the worlds of a vector environment are, and when what failed is tried again."""
+
+    members: list[Member]
+    """Those that fill slots."""
+    spares: list[Member]
+    """Those that stand by."""
+    timeout: float
+    """Seconds within which an attempt ends."""
+    placement: Placement | None = None
+    """Where worlds may be, of a directory; None: each has a URL of its own."""
+    look_at: float = math.inf
+    """When to look next for servers that drain; never, where there is nowhere else to go."""
+    lanes_leave: bool = False
+    """Whether a world of lanes is to change over."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether there may be other servers."""
+        return self.look_at != math.inf
+
+    def everybody(self) -> list[Member]:
+        """Return the worlds that fill slots, and then the spares."""
+        return [*self.members, *self.spares]
+
+    # Events
+
+    def lost(self, member: Member, error: RemoteError, now: float, *, established: bool) -> None:
+        """Take note that a world was lost, or that an attempt to connect to it failed."""
+        member.failures += 1
+        if self.placement is not None and member.endpoint is not None:
+            self.placement.failed(member.endpoint, error, now)
+            self.placement.watch.poll(now, soon=True)
+        wait = pause(member.failures)
+        member.retry_at = member.remote.record.lost(now, wait, str(error), established=established)
+
+    def refused(self, member: Member, error: RemoteError, now: float) -> None:
+        """Take note that a Reset or Step was refused; the first time it is reset again at once."""
+        member.failures += 1
+        if self.placement is not None and member.endpoint is not None and member.fails_every_reset:
+            self.placement.failed(member.endpoint, error, now)
+        member.retry_at = now + (pause(member.failures - 1) if member.failures > 1 else 0.0)
+
+    def joined(self, member: Member, now: float) -> None:
+        """Take note that a world was joined."""
+        if self.placement is not None and member.endpoint is not None:
+            self.placement.joined(member.endpoint, now)
+
+    def observed(self, member: Member, now: float) -> None:
+        """Take note that an episode has begun."""
+        if self.placement is not None and member.endpoint is not None:
+            self.placement.observed(member.endpoint, now)
+
+    # Decisions
+
+    def check(self, now: float) -> Iterator[Decision]:
+        """Decide what to connect and what to begin, what is late, and who leaves its server."""
+        if self.placement is not None:
+            self.placement.watch.poll(now)
+        if now >= self.look_at:
+            self.look_at = now + _PERIOD
+            yield from self._look_for_moves(now)
+        for member in self.members:
+            phase = member.phase
+            if phase in OFFLINE:
+                # Who has an end to tell takes no spare: its next episode begins once that was told.
+                spare = None if phase in CUT else self.ready_spare(member)
+                if spare is None:
+                    yield from self._connect(member, now)
+                else:
+                    spare.failures, spare.retry_at = member.failures, member.retry_at
+                    spare.error, member.failures = member.error, 0
+                    _log.warning("%s takes over the slots of %s", spare.remote.url, member.remote.url)
+                    yield TakeOver(member, spare)
+                    yield Begin(member, True)
+            elif phase is SlotPhase.IDLE:
+                if now >= member.retry_at:
+                    yield Begin(member, False)
+            elif phase in WAITING and now > member.deadline:
+                yield GiveUp(member)
+        for spare in tuple(self.spares):
+            if spare.phase is SlotPhase.OFFLINE:
+                yield from self._connect(spare, now)
+            elif spare.phase in CONNECTING and now > spare.deadline:
+                yield GiveUp(spare)
+
+    def _connect(self, member: Member, now: float) -> Iterator[Decision]:
+        """Connect a world that has no connection, if it is due: of a directory, to the endpoint that suits best now."""
+        placement = self.placement
+        if placement is None or member.endpoint is None:
+            if now >= member.retry_at:
+                yield Connect(member, None)
+            return
+        others = [other for other in self.everybody() if other is not member]
+        endpoint = placement.choose(Load(others), member.lanes, now, self.timeout)
+        if endpoint is None:
+            placement.watch.poll(now, soon=True)
+            return
+        if endpoint.key != member.endpoint and member.start != SPARE:
+            _log.info("%s moves from %s to %s", member.title, member.remote.url, shown_url(endpoint.url))
+        yield Connect(member, endpoint)
+
+    def ready_spare(self, member: Member) -> Member | None:
+        """Return a spare that stands ready and can take over the slots of a world; None: there is none."""
+        for spare in self.spares:
+            if spare.phase is SlotPhase.IDLE and spare.lanes == member.lanes and spare.single == member.single:
+                return spare
+        return None
+
+    # Moves
+
+    def is_leaving(self, member: Member) -> bool:
+        """Tell whether a world is on a server that drains."""
+        placement = self.placement
+        return member.remote.draining or (placement is not None and placement.is_draining(member.endpoint))
+
+    def _look_for_moves(self, now: float) -> Iterator[Decision]:
+        """Look for servers that drain, and connect replacements for the worlds there."""
+        placement = self.placement
+        leaving = [member for member in self.members if _is_joined(member) and self.is_leaving(member)]
+        self.lanes_leave = any(not member.single for member in leaving)
+        for spare in [spare for spare in self.spares if _is_joined(spare) and self.is_leaving(spare)]:
+            if placement is None:
+                yield from self._come_back_later(spare, now)
+            else:
+                yield DropSpare(spare)
+        if placement is None:
+            return  # the spares are connected already
+        if leaving:
+            placement.watch.poll(now, soon=True)
+            load = Load(self.everybody())
+            for member in leaving[len(self.spares) :]:
+                endpoint = placement.choose(load, member.lanes, now, self.timeout)
+                if endpoint is not None:
+                    yield AddSpare(endpoint, member.lanes)
+        for spare in self.spares[len(leaving) :]:
+            yield DropSpare(spare)
+
+    def _come_back_later(self, spare: Member, now: float) -> Iterator[Decision]:
+        """Leave a spare's server, which drains, and try after a while whether there is one again."""
+        yield Disconnect(spare)
+        spare.retry_at = now + _RETURN
+
+    def before_episode(self, member: Member, now: float) -> Iterator[Decision]:
+        """Let the next episode of a world begin elsewhere, if its server drains or its environment always fails."""
+        leaves = self.is_leaving(member) or (self.placement is not None and member.fails_every_reset)
+        if not leaves or "reset_mask" in (member.settings or {}):
+            return
+        replacement = self._ready_elsewhere(member)
+        if replacement is None and self.placement is not None:
+            replacement = self._connecting_elsewhere(member, self.placement, now)
+            if replacement is None:
+                endpoint = self.placement.choose(Load(self.everybody()), member.lanes, now, self.timeout)
+                if endpoint is None or not self.placement.is_well(endpoint.key):
+                    return
+                yield AddSpare(endpoint, member.lanes)
+                replacement = self.spares[-1]
+        if replacement is not None:
+            yield from self._change_over(member, replacement, now)
+
+    def after_step(self, member: Member, now: float) -> Iterator[Decision]:
+        """Let a world of lanes change over after a step, if it is to leave and a replacement stands ready."""
+        replacement = self._ready_elsewhere(member) if _is_joined(member) and self.is_leaving(member) else None
+        if replacement is not None:
+            member.settings = None
+            yield from self._change_over(member, replacement, now)
+
+    def _ready_elsewhere(self, member: Member) -> Member | None:
+        """Return a replacement that is in its world."""
+        for spare in self.spares:
+            fits = spare.phase is SlotPhase.IDLE and spare.lanes == member.lanes and spare.single == member.single
+            if fits and not self.is_leaving(spare):
+                return spare
+        return None
+
+    def _connecting_elsewhere(self, member: Member, placement: Placement, now: float) -> Member | None:
+        """Return a replacement that is connected just now, to an endpoint that has not failed; None: there is none.
+
+        One that has failed could cost the slot the server that it has, so a replacement there is waited for.
+        """
+        latest = now + self.timeout - _PATIENCE
+        for spare in self.spares:
+            recent = spare.phase is SlotPhase.CONNECTING and spare.deadline > latest
+            if recent and spare.lanes == member.lanes and placement.is_well(spare.endpoint):
+                return spare
+        return None
+
+    def _change_over(self, member: Member, replacement: Member, now: float) -> Iterator[Decision]:
+        """Let a replacement take over a world's slots, and leave the server that drains."""
+        before = member.remote
+        before.record.moves += 1
+        yield TakeOver(member, replacement)
+        if self.placement is None:
+            yield from self._come_back_later(replacement, now)
+        _log.info(
+            "%s moved from %s, which drains or fails, to %s", member.title, before.url, shown_url(member.remote.url)
+        )
+        if member.phase is SlotPhase.IDLE:
+            yield Begin(member, True)
+
+
+def _is_joined(member: Member) -> bool:
+    """Tell whether a world has a connection, and was joined."""
+    return member.phase not in OFFLINE and member.phase not in CONNECTING

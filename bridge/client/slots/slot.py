@@ -1,0 +1,312 @@
+"""The life of a slot: one table, without input or output, and the data that goes with a state.
+
+A slot is *offline* while its world has no connection, and *connecting* until the world is joined. It is *idle* in a
+world whose next episode is still to be asked for, and *resetting* from then on until the first observation, after which
+it has *begun*. Once that observation was handed to the user it is *running*; an action makes it *stepping*, until the
+answer has come: *answered*. The answer that ends an episode, once handed out, leaves it *ended*: its next step begins
+another episode.
+
+Of a world of lanes, some may begin their next episodes while the others are in the midst of theirs: *renewing*, and
+*renewed* once the answer is here. What tells these from *resetting* and *begun* is that a loss then cuts episodes.
+
+A slot whose world was lost, or which refused a step, in the midst of an episode has an end to tell that the user does
+not know yet. Its world is connected again meanwhile, because a training may compute for minutes between two steps; but
+no episode begins before the end was told. So there are three more states: *cut offline*, *cut connecting*, *cut idle*.
+
+A world that stands by as a spare goes through the first three states alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from bridge.errors import EnvironmentFailedError, RemoteError
+
+if TYPE_CHECKING:
+    from bridge.client.events import StepAnswered
+    from bridge.client.remote import Remote
+    from bridge.pb import dm_env_rpc_pb2 as pb
+
+__all__ = [
+    "CONNECTING",
+    "CUT",
+    "OFFLINE",
+    "SETTLED",
+    "SPARE",
+    "TRANSITIONS",
+    "WAITING",
+    "Member",
+    "SlotEvent",
+    "SlotPhase",
+    "SlotState",
+]
+
+SPARE = -1
+"""In place of a first slot: a world that stands by."""
+# Resets that fail in a row, after which the environment counts as one that always fails.
+_RESET_ATTEMPTS = 3
+
+
+class SlotState(enum.IntEnum):
+    """Where a slot of a vector environment is; `infos["slot_state"]` holds these numbers."""
+
+    CONNECTING = 0
+    """Its remote is being connected."""
+    RESETTING = 1
+    """Its next episode was asked for and has not begun."""
+    RUNNING = 2
+    """It is in an episode, or has just ended one."""
+    LOST = 3
+    """Its remote is gone; it is connected again after a while."""
+
+
+class SlotPhase(enum.Enum):
+    """A state of the table. `SlotState` is what the user is told of it."""
+
+    OFFLINE = "offline"
+    CONNECTING = "connecting"
+    IDLE = "idle"
+    RESETTING = "resetting"
+    BEGUN = "begun"
+    RUNNING = "running"
+    STEPPING = "stepping"
+    ANSWERED = "answered"
+    ENDED = "ended"
+    RENEWING = "renewing"
+    RENEWED = "renewed"
+    CUT_OFFLINE = "cut offline"
+    CUT_CONNECTING = "cut connecting"
+    CUT_IDLE = "cut idle"
+
+    __hash__ = object.__hash__  # Enum's own is a Python function, and the table is looked up in each step
+
+
+class SlotEvent(enum.Enum):
+    """What changes the state."""
+
+    CONNECT = "connection begun"
+    JOINED = "world joined"
+    BEGIN = "episode asked for"
+    RENEW = "episodes of some lanes asked for"
+    STEP = "action sent"
+    ANSWER = "answer received"
+    HANDED = "answer handed out"
+    END = "end of the episode handed out"
+    REFUSED = "reset or step refused"
+    LOST = "connection lost, or given up"
+    TOLD = "cut episode told, or given up by a reset"
+    MOVE = "moved to a world that is joined"
+    MOVE_AHEAD = "moved to a world that is being joined"
+
+    __hash__ = object.__hash__
+
+
+_P, _E = SlotPhase, SlotEvent
+
+TRANSITIONS: Mapping[tuple[SlotPhase, SlotEvent], SlotPhase] = {
+    (_P.OFFLINE, _E.CONNECT): _P.CONNECTING,
+    (_P.OFFLINE, _E.LOST): _P.OFFLINE,
+    (_P.OFFLINE, _E.TOLD): _P.OFFLINE,
+    (_P.OFFLINE, _E.MOVE): _P.IDLE,  # a spare takes over
+    (_P.CONNECTING, _E.JOINED): _P.IDLE,
+    (_P.CONNECTING, _E.LOST): _P.OFFLINE,
+    (_P.CONNECTING, _E.TOLD): _P.CONNECTING,
+    (_P.IDLE, _E.BEGIN): _P.RESETTING,
+    (_P.IDLE, _E.REFUSED): _P.IDLE,
+    (_P.IDLE, _E.LOST): _P.OFFLINE,
+    (_P.IDLE, _E.TOLD): _P.IDLE,
+    (_P.IDLE, _E.MOVE): _P.IDLE,
+    (_P.IDLE, _E.MOVE_AHEAD): _P.CONNECTING,
+    (_P.RESETTING, _E.BEGIN): _P.RESETTING,
+    (_P.RESETTING, _E.ANSWER): _P.BEGUN,
+    (_P.RESETTING, _E.REFUSED): _P.IDLE,
+    (_P.RESETTING, _E.LOST): _P.OFFLINE,
+    (_P.RESETTING, _E.TOLD): _P.RESETTING,
+    (_P.RESETTING, _E.MOVE): _P.IDLE,
+    (_P.RESETTING, _E.MOVE_AHEAD): _P.CONNECTING,
+    (_P.BEGUN, _E.BEGIN): _P.RESETTING,
+    (_P.BEGUN, _E.HANDED): _P.RUNNING,
+    (_P.BEGUN, _E.END): _P.ENDED,  # the first observation of an episode may be its last
+    (_P.BEGUN, _E.REFUSED): _P.IDLE,
+    (_P.BEGUN, _E.LOST): _P.OFFLINE,  # nobody has seen that the episode had begun
+    (_P.BEGUN, _E.TOLD): _P.BEGUN,
+    (_P.BEGUN, _E.MOVE): _P.IDLE,
+    (_P.BEGUN, _E.MOVE_AHEAD): _P.CONNECTING,
+    (_P.RUNNING, _E.BEGIN): _P.RESETTING,
+    (_P.RUNNING, _E.RENEW): _P.RENEWING,
+    (_P.RUNNING, _E.STEP): _P.STEPPING,
+    (_P.RUNNING, _E.REFUSED): _P.CUT_IDLE,  # in real time an action may be refused by itself
+    (_P.RUNNING, _E.LOST): _P.CUT_OFFLINE,
+    (_P.RUNNING, _E.TOLD): _P.RUNNING,
+    (_P.RUNNING, _E.MOVE): _P.IDLE,
+    (_P.RUNNING, _E.MOVE_AHEAD): _P.CONNECTING,
+    (_P.STEPPING, _E.BEGIN): _P.RESETTING,
+    (_P.STEPPING, _E.ANSWER): _P.ANSWERED,
+    (_P.STEPPING, _E.REFUSED): _P.CUT_IDLE,
+    (_P.STEPPING, _E.LOST): _P.CUT_OFFLINE,
+    (_P.STEPPING, _E.TOLD): _P.STEPPING,
+    (_P.STEPPING, _E.MOVE): _P.IDLE,
+    (_P.STEPPING, _E.MOVE_AHEAD): _P.CONNECTING,
+    (_P.ANSWERED, _E.BEGIN): _P.RESETTING,
+    (_P.ANSWERED, _E.HANDED): _P.RUNNING,
+    (_P.ANSWERED, _E.END): _P.ENDED,
+    (_P.ANSWERED, _E.REFUSED): _P.CUT_IDLE,
+    (_P.ANSWERED, _E.LOST): _P.CUT_OFFLINE,
+    (_P.ANSWERED, _E.TOLD): _P.ANSWERED,
+    (_P.ANSWERED, _E.MOVE): _P.IDLE,
+    (_P.ANSWERED, _E.MOVE_AHEAD): _P.CONNECTING,
+    (_P.ENDED, _E.BEGIN): _P.RESETTING,
+    (_P.ENDED, _E.REFUSED): _P.IDLE,
+    (_P.ENDED, _E.LOST): _P.OFFLINE,  # between two episodes nothing is cut
+    (_P.ENDED, _E.TOLD): _P.ENDED,
+    (_P.ENDED, _E.MOVE): _P.IDLE,
+    (_P.ENDED, _E.MOVE_AHEAD): _P.CONNECTING,
+    (_P.RENEWING, _E.BEGIN): _P.RESETTING,
+    (_P.RENEWING, _E.ANSWER): _P.RENEWED,
+    (_P.RENEWING, _E.REFUSED): _P.CUT_IDLE,
+    (_P.RENEWING, _E.LOST): _P.CUT_OFFLINE,
+    (_P.RENEWING, _E.TOLD): _P.RENEWING,
+    (_P.RENEWING, _E.MOVE): _P.IDLE,
+    (_P.RENEWING, _E.MOVE_AHEAD): _P.CONNECTING,
+    (_P.RENEWED, _E.BEGIN): _P.RESETTING,
+    (_P.RENEWED, _E.HANDED): _P.RUNNING,
+    (_P.RENEWED, _E.REFUSED): _P.CUT_IDLE,
+    (_P.RENEWED, _E.LOST): _P.CUT_OFFLINE,
+    (_P.RENEWED, _E.TOLD): _P.RENEWED,
+    (_P.RENEWED, _E.MOVE): _P.IDLE,
+    (_P.RENEWED, _E.MOVE_AHEAD): _P.CONNECTING,
+    (_P.CUT_OFFLINE, _E.CONNECT): _P.CUT_CONNECTING,
+    (_P.CUT_OFFLINE, _E.LOST): _P.CUT_OFFLINE,
+    (_P.CUT_OFFLINE, _E.TOLD): _P.OFFLINE,
+    (_P.CUT_CONNECTING, _E.JOINED): _P.CUT_IDLE,
+    (_P.CUT_CONNECTING, _E.LOST): _P.CUT_OFFLINE,
+    (_P.CUT_CONNECTING, _E.TOLD): _P.CONNECTING,
+    (_P.CUT_IDLE, _E.REFUSED): _P.CUT_IDLE,
+    (_P.CUT_IDLE, _E.LOST): _P.CUT_OFFLINE,
+    (_P.CUT_IDLE, _E.TOLD): _P.IDLE,
+}
+
+CUT = frozenset({_P.CUT_OFFLINE, _P.CUT_CONNECTING, _P.CUT_IDLE})
+"""An episode was cut, and nobody was told yet."""
+SETTLED = frozenset({_P.BEGUN, _P.RUNNING, _P.ANSWERED, _P.ENDED, _P.RENEWED}) | CUT
+"""There is nothing to wait for: an observation is here, the news of a cut is, or nothing was asked."""
+WAITING = frozenset({_P.CONNECTING, _P.CUT_CONNECTING, _P.RESETTING, _P.RENEWING, _P.STEPPING})
+"""An answer is outstanding, which may be late."""
+OFFLINE = frozenset({_P.OFFLINE, _P.CUT_OFFLINE})
+"""There is no connection."""
+CONNECTING = frozenset({_P.CONNECTING, _P.CUT_CONNECTING})
+"""A connection is being made."""
+
+# Steps whose results nobody has: those events make them lost, as they drop the answer that is here.
+_OWED = frozenset({_P.STEPPING, _P.ANSWERED})
+_DROPS = frozenset({_E.BEGIN, _E.REFUSED, _E.LOST, _E.MOVE, _E.MOVE_AHEAD})
+
+_STATE_OF: Mapping[SlotPhase, SlotState] = {
+    **dict.fromkeys(SlotPhase, SlotState.RUNNING),
+    **dict.fromkeys(OFFLINE, SlotState.LOST),
+    **dict.fromkeys(CONNECTING, SlotState.CONNECTING),
+    **dict.fromkeys((_P.IDLE, _P.CUT_IDLE, _P.RESETTING, _P.RENEWING), SlotState.RESETTING),
+}
+
+
+@dataclasses.dataclass(eq=False)
+class Member:
+    """One remote, the slots that it fills, and their state. `handle` alone assigns it."""
+
+    remote: Remote
+    start: int
+    """Its first slot; `SPARE`: it stands by."""
+    lanes: int
+    """The number of its slots."""
+    endpoint: str | None = None
+    """The key of its endpoint in a directory; None: there is none."""
+    single: bool = True
+    """Whether it is a single environment rather than lanes, as far as is known."""
+    phase: SlotPhase = SlotPhase.OFFLINE
+    slots: slice = dataclasses.field(init=False)
+    """Its slots in a batch."""
+    deadline: float = 0.0
+    """When the answer that it waits for is late; monotonic seconds."""
+    answer: StepAnswered | None = None
+    """A Step's answer that has come and was not handed out yet."""
+    last: StepAnswered | None = None
+    """The last Step's answer that was handed out."""
+    settings: Mapping[str, pb.Tensor] | None = None
+    """Of the Reset that its next episode begins with."""
+    error: RemoteError | None = None
+    """Why it is lost, or why its episode was cut."""
+    refusal: RemoteError | None = None
+    """Why its last Reset, or Step, was refused; None: it was not, or its world is another one since."""
+    failures: int = 0
+    """Attempts in a row to connect or to reset that failed."""
+    retry_at: float = 0.0
+    """When to try again; monotonic seconds."""
+    away_since: float | None = None
+    """When its remote was lost, monotonic seconds; None: its slots have an observation, or wait for their first."""
+
+    def __post_init__(self) -> None:
+        self.place(self.start, self.lanes)
+
+    def place(self, start: int, lanes: int) -> None:
+        """Let it fill `lanes` slots from `start` on."""
+        self.start, self.lanes, self.slots = start, lanes, slice(start, start + lanes)
+
+    def handle(self, event: SlotEvent) -> None:
+        """Take an event: change the state as the table says, and count a step whose result nobody will have."""
+        if event in _DROPS:
+            if self.phase in _OWED:
+                self.remote.record.steps_lost += self.lanes
+            if self.answer is not None:
+                self.remote.salvage(self.answer.message)
+                self.answer = None
+        self.phase = TRANSITIONS[self.phase, event]
+
+    # What each step does, as `handle` would, in fewer calls
+
+    def step(self, request: bytes, deadline: float) -> None:
+        """Send a Step that `JoinedWorld` wrote."""
+        self.phase = TRANSITIONS[self.phase, SlotEvent.STEP]
+        self.deadline = deadline
+        self.remote.record.steps_asked += self.lanes
+        self.remote.send_step(request)
+
+    def take(self, answer: StepAnswered) -> None:
+        """Keep an answer until it is handed out."""
+        self.phase = TRANSITIONS[self.phase, SlotEvent.ANSWER]
+        self.answer = answer
+
+    def handed(self, *, ended: bool) -> None:
+        """Take note that the answer was handed out, and whether it ended the episode."""
+        if self.phase is SlotPhase.ANSWERED:
+            self.remote.record.steps_received += self.lanes
+        self.phase = TRANSITIONS[self.phase, SlotEvent.END if ended else SlotEvent.HANDED]
+        self.last, self.answer, self.error = self.answer, None, None
+
+    @property
+    def state(self) -> SlotState:
+        """Where its slots are, as the user is told."""
+        return _STATE_OF[self.phase]
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is nothing to wait for."""
+        return self.phase in SETTLED
+
+    @property
+    def fails_every_reset(self) -> bool:
+        """Whether its environment raised in each of the last attempts to reset it."""
+        return isinstance(self.refusal, EnvironmentFailedError) and self.failures >= _RESET_ATTEMPTS
+
+    @property
+    def away(self) -> bool:
+        """Whether its remote was lost, which its loop was told, and has no observation since."""
+        return self.away_since is not None and self.phase not in SETTLED
+
+    @property
+    def title(self) -> str:
+        """Its slots, as a person calls them."""
+        last = self.start + self.lanes - 1
+        return f"slot {self.start}" if self.lanes == 1 else f"slots {self.start} to {last}"

@@ -1,0 +1,72 @@
+"""The table of an endpoint, and when one in trouble is tried again."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from bridge.client.slots.endpoint import TRANSITIONS, EndpointEvent, EndpointRecord, EndpointState, event_of
+from bridge.errors import Code, ConnectError, EnvironmentFailedError, PeerError, RefusedError
+
+WELL = (EndpointState.UNTRIED, EndpointState.UP)
+
+
+def doubling(failures: int) -> float:
+    return 2.0**failures
+
+
+def test_the_table_has_every_pair_of_state_and_event() -> None:
+    assert set(TRANSITIONS) == set(itertools.product(EndpointState, EndpointEvent))
+
+
+@pytest.mark.parametrize("state", EndpointState, ids=lambda state: state.name)
+def test_trouble_leads_out_of_every_state_that_is_well(state: EndpointState) -> None:
+    for event in (EndpointEvent.NO_ROOM, EndpointEvent.RAISED, EndpointEvent.GONE, EndpointEvent.REFUSES):
+        assert TRANSITIONS[state, event] not in WELL
+    assert TRANSITIONS[state, EndpointEvent.GONE] is EndpointState.DARK
+    assert TRANSITIONS[state, EndpointEvent.DRAINS] is EndpointState.DRAINING
+
+
+def test_only_an_observation_shows_that_an_environment_fails_no_more() -> None:
+    assert TRANSITIONS[EndpointState.FAILING, EndpointEvent.JOINED] is EndpointState.FAILING
+    assert TRANSITIONS[EndpointState.FAILING, EndpointEvent.OBSERVED] is EndpointState.UP
+
+
+def test_the_pauses_grow_and_those_who_fail_together_count_as_one() -> None:
+    record = EndpointRecord()
+    for now in (0.0, 0.5, 1.0):  # worlds that were tried together
+        record.handle(EndpointEvent.GONE, now, doubling)
+    assert (record.failures, record.retry_at) == (1, 2.0)
+    assert not record.may_try(1.9)
+    assert record.may_try(2.0)
+    record.tried(2.0, 10.0)
+    assert not record.may_try(3.0), "one attempt at a time"
+    record.handle(EndpointEvent.GONE, 3.0, doubling)
+    assert (record.failures, record.retry_at) == (2, 7.0)
+    record.handle(EndpointEvent.JOINED, 7.0, doubling)
+    record.handle(EndpointEvent.OBSERVED, 7.0, doubling)
+    assert (record.failures, record.may_try(7.0)) == (0, True)
+
+
+def test_who_is_well_comes_first_and_the_last_to_fail_last() -> None:
+    records = [EndpointRecord() for _ in range(3)]
+    records[0].handle(EndpointEvent.GONE, 5.0, doubling)
+    records[1].handle(EndpointEvent.NO_ROOM, 3.0, doubling)
+    assert sorted(records, key=lambda record: record.rank) == [records[2], records[1], records[0]]
+
+
+@pytest.mark.parametrize(
+    ("error", "event"),
+    [
+        (ConnectError("a:1", "no"), EndpointEvent.GONE),
+        (RefusedError("a:1", "stopping", Code.UNAVAILABLE), EndpointEvent.GONE),
+        (RefusedError("a:1", "full", Code.RESOURCE_EXHAUSTED), EndpointEvent.NO_ROOM),
+        (RefusedError("a:1", "no such environment", Code.NOT_FOUND), EndpointEvent.REFUSES),
+        (PeerError("a:1", "other spaces"), EndpointEvent.REFUSES),
+        (EnvironmentFailedError("a:1", "ValueError", Code.INTERNAL), EndpointEvent.RAISED),
+    ],
+    ids=lambda value: value.name if isinstance(value, EndpointEvent) else type(value).__name__,
+)
+def test_what_an_error_says_of_an_endpoint(error: ConnectError, event: EndpointEvent) -> None:
+    assert event_of(error) is event
