@@ -18,6 +18,12 @@ from tests.support import until
 from tests.websocket_tools import PATH, SUBPROTOCOL
 
 
+@pytest.fixture
+def no_share(monkeypatch):
+    """Read again after hours who has used more than a little."""
+    monkeypatch.setattr(fair_share, "SHARE", 1e-9)
+
+
 def test_a_little_at_once_costs_no_wait():
     account = ProcessorAccount(FairShare(), 0.0)
     assert account.charge(BURST / 5, 0.0) == 0.0
@@ -55,8 +61,7 @@ def test_flooders_use_their_share_of_the_time_together_however_many_they_are():
         assert used / end < SHARE + REFILL + 0.02
 
 
-def test_who_was_refused_and_goes_on_is_not_read_without_end(monkeypatch):
-    monkeypatch.setattr(fair_share, "SHARE", 1e-9)  # who has used more than a little is read again after hours
+def test_who_was_refused_and_goes_on_is_not_read_without_end(no_share, monkeypatch):
     linger(monkeypatch, 3600.0)
     with serve_gym(lambda: CountingEnv(5)) as server, socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -107,8 +112,7 @@ def test_fragments_of_a_large_websocket_message_that_hold_nothing_are_charged():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells that a peer has closed before all is read")
-def test_what_a_closed_connection_had_sent_is_dropped(monkeypatch):
-    monkeypatch.setattr(fair_share, "SHARE", 1e-9)  # who has used more than a little is read again after hours
+def test_what_a_closed_connection_had_sent_is_dropped(no_share):
     with serve_gym(lambda: CountingEnv(5)) as server:
         with raw(server, HELLO) as sock:
             sock.settimeout(0.2)
