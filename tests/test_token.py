@@ -11,7 +11,7 @@ from bridge.transport.address import parse_address
 from bridge.transport.credentials import TOKEN_VARIABLE, ClientCredentials
 from bridge.transport.token import shown_token
 
-SECRET = "a secret of at least sixteen characters"
+SECRET = "correct-horse-battery-staple"
 
 
 def test_the_environments_token_is_not_sent_in_the_clear_to_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
