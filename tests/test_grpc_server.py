@@ -948,7 +948,7 @@ def test_a_client_that_takes_a_long_answer_slowly_is_not_taken_for_dead():
         near.setblocking(False)
         connection = Connection(near, "peer", None, Admission(limits), ProcessorAccount(FairShare(), 0.0))
         handler = SimpleNamespace(calls=SimpleNamespace(receive=None))
-        protocol = grpc_server.GrpcProtocol(connection, handler, limits, Gate(None), Services())
+        protocol = grpc_server.GrpcProtocol(connection, handler, limits, Gate(None), Services(lambda: True))
         began = time.monotonic()
         connection.outgoing.append(bytes(5_000_000))
         connection.flush()
