@@ -39,9 +39,10 @@ _MAX_BYTES = 4096
 
 
 def has_room(address: Address, timeout: float, *, verify: bool = True) -> bool:
-    """Ask a server whether it takes a further connection and a world of its own; arguments and errors as `check_health`.
+    """Ask a server whether it takes a further connection and a world of its own.
 
-    Of a server that does not tell, which is another one than Gymnasium Bridge's, it is supposed.
+    Of a server that does not tell, which is another one than Gymnasium Bridge's, it is supposed. Arguments and errors
+    are those of `check_health`.
     """
     try:
         return check_health(address, timeout, verify=verify, service=ROOM) != NOT_SERVING

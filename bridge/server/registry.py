@@ -169,8 +169,8 @@ class Registry:
         self.check_open()
         if not self.has_room:
             text = (
-                f"this server has max_worlds={self._limits.max_worlds} worlds already; destroy one of yours, wait until "
-                "another client leaves, or use another server"
+                f"this server has max_worlds={self._limits.max_worlds} worlds already; destroy one of yours, wait "
+                "until another client leaves, or use another server"
             )
             if not self._limits.max_worlds:
                 text = "this server has its default world alone (max_worlds=0): join that, with `?world=` in the URL"
