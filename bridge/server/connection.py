@@ -122,6 +122,8 @@ class Connection:
         self._admission = admission
         self._held = 0
         self.account = account
+        self.role = "stranger"
+        """What its client may do, as far as it has shown: `stranger`, `viewer` or `client`."""
 
     def speak(self, protocol: ConnectionProtocol) -> None:
         """Speak a protocol from now on."""

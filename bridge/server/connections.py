@@ -91,15 +91,18 @@ class Connections:
             unix = UnixListener(unix_path)
             self._watch(unix.sock, None, unix.remove)
 
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> dict[str, float]:
         """Return what `Server.status` says of connections. May be called by any thread."""
-        return {"sockets": len(self.all), "throttled": self._share.waiting}
+        charged = {f"charged_{role}": seconds for role, seconds in self._share.charged.items()}
+        return {"sockets": len(self.all), "throttled": self._share.waiting, **charged}
 
     # What the protocol asks (`bridge.server.grpc_server.CallHandler`)
 
     def open(self, client: Connection, version: str, *, may_act: bool = True) -> Call:
         """Admit a call."""
         call = self.calls.open(client, version, may_act=may_act)
+        if may_act or client.role == "stranger":
+            client.role = "client" if may_act else "viewer"
         self._stop_timer(client)
         self._idle.pop(client, None)
         return call
@@ -187,8 +190,13 @@ class Connections:
 
     # Processor time
 
+    def charge_request(self, connection: Connection, seconds: float) -> None:
+        """Count processor time in which a request was served, and what was not charged when it was received."""
+        self._charge(connection, seconds + min(self._share.worth, seconds))
+
     def _charge(self, connection: Connection, seconds: float) -> None:
         """Count processor time that brought no request, and read the connection later where that was too much."""
+        self._share.charged[connection.role] += seconds
         wait = connection.account.charge(seconds, time.monotonic())
         if wait and not connection.closed and connection.account.timer is None:
             self._share.waiting += 1

@@ -40,6 +40,8 @@ class FairShare:
         """Seconds that a turn with one request may take without a closer look."""
         self.connections = 0
         """How many connections there are."""
+        self.charged = {"client": 0.0, "viewer": 0.0, "stranger": 0.0}
+        """The seconds that connections were charged, by what their clients may do."""
         self.waiting = 0
         """How many connections wait until they are read again."""
 
