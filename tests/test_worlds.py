@@ -232,7 +232,10 @@ def test_a_world_with_an_agent_is_never_idle_and_counts_anew_once_it_left():
 
 
 def test_a_world_whose_creator_is_gone_goes_sooner_and_others_have_time_to_join_it():
-    registry, owner = direct_registry(EnvSource(lambda: CountingEnv(5)), bridge.Limits(abandoned_timeout=60.0)), Owner()
+    registry, owner = (
+        direct_registry(gym_source(lambda: CountingEnv(5)), bridge.Limits(abandoned_timeout=60.0)),
+        Owner(),
+    )
     kept, left = registry.create_world({}, Owner()), registry.create_world({}, owner)
     registry.reap(0.0)
     assert registry.reap(1000.0) == []  # the creators are there
