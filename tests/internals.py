@@ -40,6 +40,8 @@ VOCABULARY = {
     "bridge.transport.frames": "HTTP/2's frames and events",
     "bridge.server.session": "the server's protocol state without input or output: bytes in, bytes out",
     "bridge.client.session": "the client's protocol state without input or output: bytes in, bytes out",
+    "bridge.client.endpoints": "what a user's directory returns, as docs/cluster.md says",
+    "bridge.client.slots.slot": "the states and events of a slot, without input or output",
     "bridge.encoding.tensors": "arrays to and from tensors: how a test that speaks raw messages writes them",
     "bridge.encoding.values": "values to and from bytes: how such a test reads an info",
     "bridge.encoding.properties": "the names and values of the documented properties",

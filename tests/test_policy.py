@@ -389,6 +389,89 @@ class Machine(RuleBasedStateMachine):
         assert max(counts) - min(counts) <= 1, f"uneven: {used}"
 
 
+# What single faults do
+
+
+def received(fleet: Fleet) -> list[int]:
+    return [member.remote.record.steps_received for member in fleet.members]
+
+
+def spread(fleet: Fleet) -> list[int]:
+    used = Counter(fleet.of(member).server.url for member in fleet.members)
+    return [used[server.url] for server in fleet.servers]
+
+
+def test_slots_leave_a_server_that_hangs() -> None:
+    fleet = Fleet(3, 6, 12)
+    fleet.advance(2.0)
+    fleet.servers[0].hangs = True
+    fleet.advance(TIMEOUT + CONNECT_TIMEOUT + 5.0)
+    assert spread(fleet) == [0, 3, 3]
+    before = received(fleet)
+    fleet.advance(5.0)
+    assert all(after > count for after, count in zip(received(fleet), before, strict=True))
+
+
+def test_slots_leave_a_server_whose_environment_always_raises_and_try_it_again() -> None:
+    fleet = Fleet(3, 6, 12)
+    fleet.advance(2.0)
+    fleet.servers[0].fails = True
+    fleet.advance(20.0)
+    assert spread(fleet) == [0, 3, 3]
+    fleet.servers[0].fails = False
+    fleet.advance(CALM)
+    assert spread(fleet) == [2, 2, 2]
+
+
+def test_slots_leave_a_server_that_drains_between_two_episodes() -> None:
+    fleet = Fleet(3, 6, 12)
+    fleet.advance(2.0)
+    fleet.servers[0].draining = True
+    fleet.advance(20.0)
+    assert spread(fleet) == [0, 3, 3]
+    assert sum(member.remote.record.losses for member in fleet.members) == 0
+    assert sum(member.remote.record.moves for member in fleet.members) == 2
+
+
+def test_a_server_that_joins_gets_its_share_and_loses_no_episode() -> None:
+    fleet = Fleet(1, 6, 12)
+    fleet.advance(2.0)
+    fleet.servers.append(Server("grpc://new:1", 12))
+    fleet.list_servers()
+    fleet.advance(30.0)
+    assert spread(fleet) == [3, 3]
+    assert sum(member.remote.record.losses for member in fleet.members) == 0
+
+
+def test_of_a_fleet_that_is_gone_each_server_is_asked_in_growing_pauses() -> None:
+    fleet = Fleet(2, 6, 12)
+    fleet.advance(2.0)
+    for server in fleet.servers:
+        fleet.stop(server)
+    fleet.advance(20.0)
+    fleet.attempts.clear()
+    fleet.advance(300.0)
+    assert 0 < sum(fleet.attempts.values()) <= 2 * 300 / 5
+    for server in fleet.servers:
+        server.up = True
+    fleet.advance(CALM)
+    assert spread(fleet) == [3, 3]
+
+
+def test_a_full_server_is_asked_in_growing_pauses(caplog: pytest.LogCaptureFixture) -> None:
+    fleet = Fleet(2, 8, 12)
+    fleet.servers[0].room = 2
+    fleet.advance(20.0)
+    assert spread(fleet) == [2, 6]
+    fleet.attempts.clear()
+    fleet.advance(300.0)
+    assert 0 < fleet.attempts[fleet.servers[0].url] <= 300 / 5
+    assert len([record for record in caplog.records if "is full" in record.getMessage()]) == 1
+
+
+# Random fleets
+
+
 def run(examples: int) -> None:
     logging.getLogger("bridge").setLevel(logging.ERROR)
     try:
@@ -406,7 +489,7 @@ def run(examples: int) -> None:
 
 
 def test_slots_of_random_fleets_run_again_whatever_happened() -> None:
-    run(20)
+    run(30)
 
 
 @pytest.mark.slow
