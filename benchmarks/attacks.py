@@ -34,6 +34,8 @@ from bridge import make_remote, serve_gym
 from bridge.testing import CountingEnv
 from bridge.transport.frames import PREFACE, pack_frame
 from bridge.transport.service import METHOD, SERVICE
+from bridge.transport.websocket import PATH as WS_PATH
+from bridge.transport.websocket import SUBPROTOCOL, token_subprotocol
 
 PATH = f"/{SERVICE}/{METHOD}"
 WATCH = "/grpc.health.v1.Health/Watch"
@@ -159,6 +161,35 @@ def watches(number: int = 40) -> Pieces:
         yield bytes(_MIB % (5 * number))
 
 
+EMPTY = pack_frame(0, 0, 1, bytes(5))
+"""An empty request."""
+
+
+def beside_requests(frame: bytes) -> Pieces:
+    """Send an empty request with each 4 KiB of other frames."""
+    return forever(frame * (4096 // len(frame)) + EMPTY, open_stream(1, PATH, AUTHORIZED))
+
+
+def websocket(first: bytes, piece: bytes) -> Pieces:
+    """Send WebSocket frames with the token."""
+    names = ", ".join((SUBPROTOCOL, token_subprotocol(TOKEN)))
+    head = f"GET {WS_PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    head += "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
+    yield f"{head}Sec-WebSocket-Protocol: {names}\r\n\r\n".encode() + first
+    piece *= max(1, 16384 // len(piece))
+    while True:
+        yield piece
+
+
+def masked(opcode: int, payload: bytes = b"") -> bytes:
+    """Return a client's frame of WebSocket, of at most 125 bytes."""
+    return bytes((opcode, 0x80 | len(payload))) + bytes(4) + payload
+
+
+BEGUN = b"\x02\xff" + (70_000).to_bytes(8, "big") + bytes(4) + bytes(70_000)
+"""The first fragment of a large message of WebSocket."""
+
+
 ATTACKS: dict[str, Callable[[], Pieces]] = {
     "announced 512 MiB x4": announced,
     "announced 511 MiB on health": lambda: announced("/grpc.health.v1.Health/Check", 511 * _MIB),
@@ -178,6 +209,12 @@ ATTACKS: dict[str, Callable[[], Pieces]] = {
     "tiny requests, zero window": tiny_requests,
     "empty requests in large frames, health": watches,
     "connect flood": lambda: iter([HELLO]),
+    "tiny messages to Watch": lambda: forever(pack_frame(0, 0, 1, bytes(1 << 20)), open_stream(1, WATCH)),
+    "PING beside requests": lambda: beside_requests(pack_frame(6, 0, 0, bytes(8))),
+    "SETTINGS beside requests": lambda: beside_requests(pack_frame(4, 0, 0)),
+    "padded DATA beside requests": lambda: beside_requests(pack_frame(0, 8, 1, b"\0")),
+    "WebSocket pings beside requests": lambda: websocket(b"", masked(0x89) * 680 + masked(0x82)),
+    "WebSocket empty fragments": lambda: websocket(BEGUN, masked(0x00)),
 }
 
 
@@ -259,7 +296,8 @@ def serve(kind: str, pipe: Any) -> None:
     """Serve until the pipe says so: the whole life of the server's process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with serve_gym(lambda: CountingEnv(1 << 30), token=TOKEN, transport=kind) as server:  # type: ignore[arg-type]
+        keywords: dict[str, Any] = {"token": TOKEN, "transport": kind, "web": kind == "http2"}
+        with serve_gym(lambda: CountingEnv(1 << 30), **keywords) as server:
             pipe.send(server.port)
             pipe.recv()
 

@@ -41,10 +41,12 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return make_certificates(tmp_path_factory.mktemp("foreign"))
 
 
+LONG_AGO = datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc)
+
+
 @pytest.fixture(scope="module")
 def expired(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    long_ago = datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc)
-    return make_certificates(tmp_path_factory.mktemp("expired"), days=30, now=long_ago)
+    return make_certificates(tmp_path_factory.mktemp("expired"), days=30, now=LONG_AGO)
 
 
 @pytest.fixture(autouse=True)
@@ -167,6 +169,7 @@ def test_a_certificate_that_is_not_in_order_is_refused(
     made: list[int],
     request: Any,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given: dict[str, Any] = {}
     ca = request.getfixturevalue(keywords["ca"])["ca.pem"] if "ca" in keywords else None
@@ -175,10 +178,11 @@ def test_a_certificate_that_is_not_in_order_is_refused(
     if "own" in keywords:
         given = own(request.getfixturevalue(keywords["own"]), ca)
     files = request.getfixturevalue(server_files)
-    with (
-        caplog.at_level(logging.DEBUG),
-        serve_gym(counting(made), token=SECRET, **tls(files, clients=clients)) as server,
-    ):
+    with caplog.at_level(logging.DEBUG), contextlib.ExitStack() as stack:
+        with monkeypatch.context() as then:
+            if server_files == "expired":  # it was not, when the server was started
+                then.setattr("time.time", (LONG_AGO + datetime.timedelta(days=1)).timestamp)
+            server = stack.enter_context(serve_gym(counting(made), token=SECRET, **tls(files, clients=clients)))
         with pytest.raises(errors.ConnectError, match=said) as caught:
             make_remote(server.url, timeout=20, token=SECRET, **given)
         until(lambda: "refused ipv4:127.0.0.1:" in caplog.text)
@@ -186,6 +190,18 @@ def test_a_certificate_that_is_not_in_order_is_refused(
         assert server.connections == 0
     assert SECRET not in caplog.text + str(caught.value)
     assert "PRIVATE KEY" not in caplog.text + str(caught.value)
+
+
+def test_a_server_is_not_given_a_certificate_that_no_client_accepts(
+    expired: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(errors.SettingError, match=r"valid from Jan  1 .* 2020 GMT until Jan 31 .* 2020 GMT, and now"):
+        serve_gym("CartPole-v1", **tls(expired))
+    later = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(days=400)
+    files = make_certificates(tmp_path / "certs", days=30, now=later)
+    options = ["--tls-certificate", str(files["server.pem"]), "--tls-key", str(files["server.key"])]
+    assert main(["serve", "CartPole-v1", *options]) == 2
+    assert f"valid from {later:%b}" in capsys.readouterr().err
 
 
 def test_plaintext_to_a_tls_port_says_to_use_tls(

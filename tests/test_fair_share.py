@@ -1,13 +1,21 @@
 """Processor time, shared fairly: sums over simulated time, and a client that goes on after it was refused."""
 
+import contextlib
+import select
 import socket
+import sys
+import time
 
 import pytest
 
-from bridge import serve_gym
+from bridge import make_remote, serve_gym
 from bridge.server import connections, fair_share
 from bridge.server.fair_share import BURST, REFILL, SHARE, FairShare, ProcessorAccount
 from bridge.testing import CountingEnv
+from bridge.transport.websocket import PATH as WS_PATH
+from bridge.transport.websocket import SUBPROTOCOL
+from tests.http2_tools import DATA, END_HEADERS, HEADERS, PING, PREFACE, SETTINGS, WINDOW_UPDATE, block, frame, raw
+from tests.support import until
 
 
 def test_a_little_at_once_costs_no_wait():
@@ -57,3 +65,56 @@ def test_who_was_refused_and_goes_on_is_not_read_without_end(monkeypatch):
         client.settimeout(1.0)
         with pytest.raises(TimeoutError):
             client.sendall(bytes(1 << 28))
+
+
+HELLO = PREFACE + frame(SETTINGS, 0, 0, b"\0\4\x7f\xff\xff\xff") + frame(WINDOW_UPDATE, 0, 0, b"\x7f\xff\0\0")
+PINGS = frame(PING, 0, 0, bytes(8)) * 120
+EMPTY = frame(DATA, 0, 1, bytes(5))
+
+
+def flood(server, first, piece):
+    """Send a piece again and again until the server reads it later."""
+    with make_remote(server.url) as env, raw(server, first) as sock:
+        env.reset(seed=0)
+        for _ in range(10):
+            env.step(0)
+        sock.setblocking(False)
+        data, sent = piece * 16, 0
+        deadline = time.monotonic() + 20.0
+        while server.status()["throttled"] == 0:
+            assert time.monotonic() < deadline, "it was never read later"
+            readable, writable, _ = select.select([sock], [sock], [], 1.0)
+            if readable:
+                assert sock.recv(1 << 20), "the server closed"
+            if writable:
+                sent = (sent + sock.send(data[sent:])) % len(data)
+            env.step(0)
+
+
+def test_a_request_beside_other_frames_does_not_make_them_free():
+    with serve_gym(lambda: CountingEnv(1 << 30)) as server:
+        flood(server, HELLO + frame(HEADERS, END_HEADERS, 1, block()), PINGS + EMPTY)
+
+
+def test_fragments_of_a_large_websocket_message_that_hold_nothing_are_charged():
+    head = "GET /ws HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    head += "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
+    head += "Sec-WebSocket-Protocol: SUBPROTOCOL\r\n\r\n"
+    begun = b"\x02\xff" + (70_000).to_bytes(8, "big") + bytes(4) + bytes(70_000)
+    with serve_gym(lambda: CountingEnv(1 << 30), web=True) as server:
+        text = head.replace("PORT", str(server.port)).replace("SUBPROTOCOL", SUBPROTOCOL).replace("/ws", WS_PATH)
+        flood(server, text.encode() + begun, b"\x00\x80\0\0\0\0" * 64)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells that a peer has closed before all is read")
+def test_what_a_closed_connection_had_sent_is_dropped(monkeypatch):
+    monkeypatch.setattr(fair_share, "SHARE", 1e-9)  # who has used more than a little is read again after hours
+    with serve_gym(lambda: CountingEnv(5)) as server:
+        with raw(server, HELLO) as sock:
+            sock.settimeout(0.2)
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    sock.sendall(frame(99) * 4000)
+            until(lambda: server.status()["throttled"] == 1)
+        until(lambda: server.status()["sockets"] == 0, 20.0)
+        assert server.status()["throttled"] == 0

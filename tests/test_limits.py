@@ -144,7 +144,7 @@ def test_a_limit_that_is_no_positive_number_of_seconds_is_refused_by_name(name: 
 
 
 def test_a_limit_that_may_be_none_is_and_no_other() -> None:
-    optional = {"call_timeout", "max_world_bytes", "idle_timeout"}
+    optional = {"call_timeout", "max_world_bytes", "idle_timeout", "abandoned_timeout"}
     for field in dataclasses.fields(Limits):
         if field.name in optional:
             assert getattr(Limits(**{field.name: None}), field.name) is None

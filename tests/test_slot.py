@@ -17,6 +17,11 @@ JOINED = frozenset(SlotPhase) - slot.OFFLINE - slot.CONNECTING
 IN_EPISODE = {SlotPhase.RUNNING, SlotPhase.STEPPING, SlotPhase.ANSWERED, SlotPhase.RENEWING, SlotPhase.RENEWED}
 
 
+def in_order(states: frozenset[SlotPhase]) -> list[SlotPhase]:
+    """Return states in the same order in each process of the test run."""
+    return [state for state in SlotPhase if state in states]
+
+
 class Record:
     def __init__(self) -> None:
         self.steps_asked = self.steps_received = self.steps_lost = 0
@@ -50,13 +55,13 @@ def test_an_end_is_told_once_and_nothing_else_changes_by_it(state: SlotPhase) ->
     assert TRANSITIONS[told, SlotEvent.TOLD] is told
 
 
-@pytest.mark.parametrize("state", [state for state in SlotPhase if state in CUT], ids=lambda state: state.name)
+@pytest.mark.parametrize("state", in_order(CUT), ids=lambda state: state.name)
 def test_no_episode_begins_before_the_end_of_the_last_one_was_told(state: SlotPhase) -> None:
     for event in (SlotEvent.BEGIN, SlotEvent.RENEW, SlotEvent.STEP, SlotEvent.MOVE, SlotEvent.MOVE_AHEAD):
         assert (state, event) not in TRANSITIONS
 
 
-@pytest.mark.parametrize("state", [state for state in SlotPhase if state in JOINED], ids=lambda state: state.name)
+@pytest.mark.parametrize("state", in_order(JOINED), ids=lambda state: state.name)
 def test_in_a_world_a_request_may_be_refused_and_is_then_asked_for_again(state: SlotPhase) -> None:
     following = TRANSITIONS[state, SlotEvent.REFUSED]
     assert following is (SlotPhase.CUT_IDLE if state in IN_EPISODE or state in CUT else SlotPhase.IDLE)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+
 import grpc
 import numpy as np
 import pytest
 
-from bridge import errors, make_remote, serve_gym
+from bridge import Limits, errors, make_remote, serve_gym
 from bridge.cli import main
 from bridge.encoding.names import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
 from bridge.encoding.tensors import pack_tensor
@@ -15,6 +18,7 @@ from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.transport.credentials import TOKEN_VARIABLE, write_secret
 from tests.peers import Stream
+from tests.support import until
 from tests.web_envs import Paddle
 
 TOKENS = {"token": "for-players", "watch_token": "for-watchers"}
@@ -28,7 +32,7 @@ def no_token_in_the_environment(monkeypatch):
 @pytest.fixture(params=["http2", "grpcio", "websocket"])
 def server(request):
     options = {"web": True} if request.param == "websocket" else {"transport": request.param}
-    with serve_gym(Paddle, **TOKENS, **options) as server:
+    with serve_gym(Paddle, **TOKENS, limits=Limits(max_viewers=2), **options) as server:
         server.over = request.param
         yield server
 
@@ -54,6 +58,40 @@ def test_with_it_a_client_looks_on_and_with_the_other_it_plays(server):
         make_remote(url(server), token="for-nobody")
     seen.close()
     env.close()
+
+
+def test_viewers_take_no_places_of_those_who_play(server):
+    with contextlib.ExitStack() as stack:
+        looks = {"token": "for-watchers", "role": "spectator", "wait": "now"}
+        env = stack.enter_context(make_remote(url(server), token="for-players"))
+        env.reset(seed=0)
+        for _ in range(2):
+            stack.enter_context(make_remote(url(server), **looks))
+        with pytest.raises(errors.RefusedError, match="max_viewers=2") as caught:
+            make_remote(url(server), **looks)
+        assert caught.value.code == Code.RESOURCE_EXHAUSTED
+        status = server.status()
+        assert (status["connections"], status["viewer_connections"]) == (3, 2)
+        stack.enter_context(make_remote(url(server).partition("?")[0], token="for-players"))
+    until(lambda: server.status()["connections"] == 0)
+    make_remote(url(server), **looks).close()
+
+
+@pytest.mark.parametrize("web", [False, True])
+def test_a_viewer_that_steps_without_end_is_read_later(web):
+    """Else four of them would leave a trainer one step in a hundred."""
+    with serve_gym(Paddle, web=web, **TOKENS) as server:
+        url = f"{server.urls[-1] if web else server.url}?world="
+        with make_remote(url, token="for-players") as env:
+            env.reset(seed=0)
+            with make_remote(url, token="for-watchers", role="spectator", wait="now") as seen:
+                seen.reset()
+                deadline = time.monotonic() + 30.0
+                while server.status()["throttled"] == 0:
+                    assert time.monotonic() < deadline, "it was never read later"
+                    seen.step(0)
+                env.step(1)  # who plays is not
+                assert server.status()["throttled"] <= 1
 
 
 def requests():

@@ -232,6 +232,25 @@ def test_a_world_with_an_agent_is_never_idle_and_counts_anew_once_it_left():
     registry.close()
 
 
+def test_a_world_whose_creator_is_gone_goes_sooner_and_others_have_time_to_join_it():
+    registry, owner = direct_registry(EnvSource(lambda: CountingEnv(5)), bridge.Limits(abandoned_timeout=60.0)), Owner()
+    kept, left = registry.create_world({}, Owner()), registry.create_world({}, owner)
+    registry.reap(0.0)
+    assert registry.reap(1000.0) == []  # the creators are there
+    registry.disconnected(owner)
+    assert registry.reap(1001.0) == []
+    world = registry.find_world(left)
+    agent = world.join({})
+    registry.joined(world, Owner())
+    assert registry.reap(2000.0) == []  # somebody is in it
+    agent.leave()
+    assert registry.reap(2001.0) == []
+    assert registry.reap(2060.0) == []
+    assert registry.reap(2061.0) == [left]
+    assert registry.names == [kept]
+    registry.close()
+
+
 def test_nobody_joins_a_world_that_is_being_reaped():
     registry = make_registry()
     world = registry.find_world("")

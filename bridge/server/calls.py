@@ -120,6 +120,8 @@ class Call:
         """Whether nothing more is said."""
         self.concluded = False
         """Whether its session is closed."""
+        self.viewer = False
+        """Whether its client may only watch."""
         self.compression: str | None = None
         """What its answers are compressed with; None: they are not."""
         self.compressing = False
@@ -137,10 +139,12 @@ class Calls:
         hub: The worlds.
         limits: `max_message_bytes`.
         count: Admits calls.
+        viewers: Admits calls of clients that may only watch: they take no places of those that act.
         admission: Admits requests.
         scheduler: Goes on with requests that wait.
         flush: Sends what waits in a client's `outgoing`.
         cut: Closes the connection of a client after a fault of this server.
+        charge: Counts the processor time of a viewer's request.
         open_session: Makes what answers a call; None: a `Session`.
     """
 
@@ -150,22 +154,25 @@ class Calls:
         limits: Limits,
         *,
         count: ConnectionCount,
+        viewers: ConnectionCount,
         admission: Admission,
         scheduler: Scheduler,
         flush: Callable[[Any], None],
         cut: Callable[[Any], None],
+        charge: Callable[[Any, float], None],
         open_session: Callable[[Hub, str, bool], ServedSession] | None = None,
     ) -> None:
         self._open_session = open_session or _open_session
         self._hub = hub
         self._limits = limits
-        self._count = count
+        self._count, self._viewers = count, viewers
         self._admission = admission
         self._scheduler = scheduler
         self.failures = FailureLog(scheduler)
         """What environments raised."""
         self._flush = flush
         self._cut = cut
+        self._charge = charge
         self.metrics: Metrics | None = None
         """Where to count; None: nowhere."""
         self._numbers = itertools.count(1)
@@ -183,8 +190,9 @@ class Calls:
             RequestError: RESOURCE_EXHAUSTED: there are as many as there may be; UNAVAILABLE: the server is stopping.
         """
         self._hub.check_open()
-        self._count.enter()
+        (self._count if may_act else self._viewers).enter()
         call = Call(client, self._open_session(self._hub, version, may_act), str(next(self._numbers)))
+        call.viewer = not may_act
         client.calls.add(call)
         _log.info("connection=%s peer=%s opened", call.name, client.peer)
         return call
@@ -253,7 +261,10 @@ class Calls:
             call, request = ready.popleft()
             client = self._served = call.client
             try:
-                self._serve(call, request)
+                if call.viewer:
+                    self._serve_viewer(call, request)
+                else:
+                    self._serve(call, request)
             except Exception:  # none is known; the other connections are not to pay for it
                 _log.exception("peer=%s cut: a fault of this server", client.peer)
                 self._cut(client)
@@ -283,6 +294,18 @@ class Calls:
         """Send the answers that wait for one that takes long."""
         if self._served is not None:
             self._flush(self._served)
+
+    def _serve_viewer(self, call: Call, request: Request | None) -> None:
+        """Serve a request at the expense of its connection.
+
+        Training is what a server is for. What a viewer asks for is not charged less than the frames of a stranger:
+        else four of them that step without end would take nearly all of a trainer's time.
+        """
+        began = time.thread_time()
+        try:
+            self._serve(call, request)
+        finally:
+            self._charge(call.client, time.thread_time() - began)
 
     def _serve(self, call: Call, request: Request | None) -> None:
         """Serve one request, or have it wait for its turn."""
@@ -373,8 +396,7 @@ class Calls:
             if self.metrics is not None:
                 self.metrics.refused(code)
         elif self.metrics is not None and session.last_step is not None:
-            world, agent, state = session.last_step
-            self.metrics.stepped(world.name, seconds, *agent.ended(state))
+            self.metrics.stepped(seconds)
 
     def _answer(self, call: Call, parts: list[bytes | memoryview]) -> None:
         """Give an answer to the client; with whatever goes with it, it is sent by the next flush."""
@@ -403,7 +425,7 @@ class Calls:
         except Exception:
             _log.exception("connection=%s was not closed as it should", call.name)
         _log.info("connection=%s peer=%s closed", call.name, client.peer)
-        self._count.leave()
+        (self._viewers if call.viewer else self._count).leave()
         client.calls.discard(call)
         self._unblocked(call)
         while call.requests:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections import deque
 from collections.abc import Callable
+from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 from bridge.errors import RequestError
@@ -121,6 +122,8 @@ class Connection:
         self._admission = admission
         self._held = 0
         self.account = account
+        self.role = "stranger"
+        """What its client may do, as far as it has shown: `stranger`, `viewer` or `client`."""
 
     def speak(self, protocol: ConnectionProtocol) -> None:
         """Speak a protocol from now on."""
@@ -170,12 +173,18 @@ class Connection:
                 self.protocol.buffer_updated(count)
                 account.productive = True
                 return count
+        began, before = perf_counter(), self.unserved
         data = self.sock.recv(CHUNK if account.productive else SMALL_CHUNK)
-        before = self.unserved
         plain = data if self.tls is None else self.tls.receive(data)
         if plain:
             self.protocol.receive_data(plain)
-        account.productive = self.unserved > before or self.protocol.receives_large
+        seconds, requests = perf_counter() - began, self.unserved - before
+        if requests != 1 or seconds > account.share.usual:
+            account.judge(seconds, len(data), requests, receives_large=self.protocol.receives_large)
+        else:  # as in nearly every step
+            account.productive = True
+            if seconds < account.share.fastest:
+                account.share.note_fastest(seconds)
         return len(data)
 
     # What goes

@@ -21,7 +21,7 @@ from bridge.server.fair_share import FairShare, ProcessorAccount
 from bridge.server.helper_thread import HelperThread
 from bridge.server.limits import Limits
 from bridge.server.listeners import UnixListener, listen_tcp
-from bridge.transport.sockets import prepare
+from bridge.transport.sockets import has_hung_up, prepare
 from bridge.transport.tls import Tls, explain
 from bridge.worlds.scheduling import Timer
 
@@ -91,15 +91,18 @@ class Connections:
             unix = UnixListener(unix_path)
             self._watch(unix.sock, None, unix.remove)
 
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> dict[str, float]:
         """Return what `Server.status` says of connections. May be called by any thread."""
-        return {"sockets": len(self.all), "throttled": self._share.waiting}
+        charged = {f"charged_{role}": seconds for role, seconds in self._share.charged.items()}
+        return {"sockets": len(self.all), "throttled": self._share.waiting, **charged}
 
     # What the protocol asks (`bridge.server.grpc_server.CallHandler`)
 
     def open(self, client: Connection, version: str, *, may_act: bool = True) -> Call:
         """Admit a call."""
         call = self.calls.open(client, version, may_act=may_act)
+        if may_act or client.role == "stranger":
+            client.role = "client" if may_act else "viewer"
         self._stop_timer(client)
         self._idle.pop(client, None)
         return call
@@ -187,8 +190,13 @@ class Connections:
 
     # Processor time
 
+    def charge_request(self, connection: Connection, seconds: float) -> None:
+        """Count processor time in which a request was served, and what was not charged when it was received."""
+        self._charge(connection, seconds + min(self._share.worth, seconds))
+
     def _charge(self, connection: Connection, seconds: float) -> None:
         """Count processor time that brought no request, and read the connection later where that was too much."""
+        self._share.charged[connection.role] += seconds
         wait = connection.account.charge(seconds, time.monotonic())
         if wait and not connection.closed and connection.account.timer is None:
             self._share.waiting += 1
@@ -202,7 +210,11 @@ class Connections:
             connection.account.timer.cancel()
             connection.account.timer = None
             self._share.waiting -= 1
-            if not connection.closed:
+            if connection.closed:
+                return
+            if has_hung_up(connection.sock) and not connection.unsent:  # nobody waits for answers to what is not read
+                self.close(connection)
+            else:
                 self._arrange(connection)
 
     # Time
@@ -228,7 +240,10 @@ class Connections:
             self._keepalive = self._loop.scheduler.call_later(_KEEPALIVE, self._check_keepalive)
         now = time.monotonic()
         for connection in list(self.all.values()):
-            if connection.protocol.check_keepalive(now):
+            throttled = connection.account.timer is not None
+            if throttled and has_hung_up(connection.sock) and not connection.unsent:
+                self.close(connection)
+            elif connection.protocol.check_keepalive(now):
                 self.flush(connection)
             else:
                 _log.info("peer=%s lost: no sign of life", connection.peer)
@@ -245,8 +260,16 @@ class Connections:
                 connection.drain()
             # Of a connection whose requests are still to be served nothing more is read: they would grow without end.
             if events & READ and not connection.unserved:
-                productive = connection.account.productive and not connection.ending
-                if not (connection.receive() if productive else self._receive(connection)):
+                account = connection.account
+                if account.productive and not connection.ending:
+                    # Asking the system for the processor time would cost each request more than a hundredth of its
+                    # time. A clock is cheap, and tells which turns are worth it.
+                    count = connection.receive()
+                    if not account.productive:
+                        self._charge(connection, account.excess)
+                else:
+                    count = self._measure(connection)
+                if not count:
                     self.close(connection)
             if connection.blocked_calls and not connection.unsent:
                 for call in list(connection.blocked_calls):
@@ -271,18 +294,17 @@ class Connections:
         if connection.outgoing or connection.tls is not None or connection.events != READ or connection.ending:
             self.flush(connection)
 
-    def _receive(self, connection: Connection) -> int:
-        """Receive once, and count the processor time where no request came; return the number of bytes.
+    def _measure(self, connection: Connection) -> int:
+        """Receive once, and charge the processor time beside its requests; return the number of bytes.
 
-        What a connection uses whose last bytes were a request is not measured: that would cost each request more than
-        a hundredth of its time. Of one that was refused, what it had sent before it knew is dropped.
+        Of a connection that was refused, what it had sent before it knew is dropped.
         """
-        began = time.thread_time()
+        began, before = time.thread_time(), connection.unserved
         try:
             return len(connection.sock.recv(CHUNK)) if connection.ending else connection.receive()
         finally:
-            if connection.ending or not connection.account.productive:
-                self._charge(connection, time.thread_time() - began)
+            served = max(0, connection.unserved - before) * self._share.worth
+            self._charge(connection, max(0.0, time.thread_time() - began - served))
 
     def flush(self, connection: Connection) -> None:
         """Send what is to be sent, and watch for what the connection needs next."""

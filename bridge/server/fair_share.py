@@ -1,9 +1,10 @@
-"""Processor time, shared fairly: what a connection may use without a request of its own to show for it.
+"""Processor time, shared fairly: what a connection may use beside the requests that it is served.
 
-Requests are what a server is for, and are served as they come. Everything else that a client can send (pings,
-settings, header blocks, resets, frames of no meaning) costs it nothing and this server something: each connection may
-use a little of that at once, and all of them together a fixed share of the time. Who uses more is read later, and in
-smaller pieces; nobody is cut for it.
+Requests are what a server is for, and are served as they come. Everything else that a client can send (pings, settings,
+header blocks, resets, frames of no meaning) costs it nothing and this server something: each connection may use a
+little of that at once, and all of them together a fixed share of the time. Who uses more is read later, and in smaller
+pieces; nobody is cut for it. A request beside such bytes does not make them free: it is worth what a request has been
+seen to take on this machine, and the rest of the turn is charged.
 """
 
 from __future__ import annotations
@@ -18,16 +19,41 @@ REFILL = 0.1
 """Seconds that all connections together may use a second, beyond those, in equal parts."""
 SHARE = 0.15
 """The share of the time that all connections together may use which have used more than that."""
+# What a turn may take for each request, or page of a large one, without a closer look: so often the fastest request.
+_USUAL = 8
+# Seconds that any turn may take without a closer look.
+_SHORT = 2e-4
+# The most that a byte can explain of a turn's seconds: the rest of it the system gave to other programs.
+_PER_BYTE = 1e-6
+# Below this a clock is not to be believed.
+_LEAST = 2e-6
+_PAGE = 4096
 
 
 class FairShare:
     """What all connections of a server have in common."""
 
     def __init__(self) -> None:
+        self.fastest = 1.0
+        """The fewest seconds in which a request was received. Nobody can raise it."""
+        self.usual = 1.0
+        """Seconds that a turn with one request may take without a closer look."""
         self.connections = 0
         """How many connections there are."""
+        self.charged = {"client": 0.0, "viewer": 0.0, "stranger": 0.0}
+        """The seconds that connections were charged, by what their clients may do."""
         self.waiting = 0
         """How many connections wait until they are read again."""
+
+    @property
+    def worth(self) -> float:
+        """Seconds of a turn that are not charged, for each of its requests."""
+        return 2 * self.fastest
+
+    def note_fastest(self, seconds: float) -> None:
+        """Note that a request was received in fewer seconds than any before."""
+        self.fastest = max(seconds, _LEAST)
+        self.usual = max(_SHORT, self.fastest * _USUAL)
 
 
 class ProcessorAccount:
@@ -38,23 +64,39 @@ class ProcessorAccount:
         now: The time.
     """
 
-    __slots__ = ("_credit", "_seen", "_share", "productive", "timer")
+    __slots__ = ("_credit", "_seen", "excess", "productive", "share", "timer")
 
     def __init__(self, share: FairShare, now: float) -> None:
-        self._share = share
+        self.share = share
         self._credit = BURST / 4
         self._seen = now
         self.productive = False
-        """Whether what the connection sent last belonged to a request: the time for what follows is not counted."""
+        """Whether what the connection sent last was requests and little else: what follows is not measured."""
+        self.excess = 0.0
+        """Seconds to charge for a turn that was not measured, and showed to be more than its requests."""
         self.timer: Timer | None = None
         """Has the connection read again, where it has used more than it may; None: it is read."""
 
+    def judge(self, seconds: float, size: int, requests: int, *, receives_large: bool) -> None:
+        """Look closer at a turn in which other than one request came, or which took long.
+
+        Args:
+            seconds: What it took, by a clock that runs on while other programs do.
+            size: The bytes received.
+            requests: The requests that they completed.
+            receives_large: Whether a large request is being received.
+        """
+        share = self.share
+        pages = 1 + size // _PAGE if receives_large else 0
+        self.productive = requests + pages > 0 and seconds <= max(_SHORT, share.fastest * _USUAL * (requests + pages))
+        self.excess = max(0.0, min(seconds, size * _PER_BYTE) - requests * share.worth)
+
     def charge(self, seconds: float, now: float) -> float:
         """Count what was used without completing a request; return the seconds for which it is not to be read."""
-        refill = REFILL / max(2, self._share.connections)
+        refill = REFILL / max(2, self.share.connections)
         self._credit = min(BURST, self._credit + (now - self._seen) * refill) - seconds
         self._seen = now
         if self._credit > 0:
             return 0.0
         self._credit = 0.0
-        return seconds * (self._share.waiting + 1) / SHARE
+        return seconds * (self.share.waiting + 1) / SHARE

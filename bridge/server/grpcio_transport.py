@@ -59,7 +59,7 @@ class GrpcioTransport:
         """Does what takes processor time."""
         self.all: set[Call] = set()
         """The calls that are open."""
-        self._threads = ThreadPoolExecutor(limits.max_connections + _SPARE_THREADS, "grpcio")
+        self._threads = ThreadPoolExecutor(limits.max_connections + limits.max_viewers + _SPARE_THREADS, "grpcio")
         size = limits.max_message_bytes
         options = [("grpc.max_receive_message_length", size), ("grpc.max_send_message_length", size)]
         self._server = grpc.server(self._threads, options=[*options, ("grpc.so_reuseport", 0)])
@@ -95,6 +95,9 @@ class GrpcioTransport:
             return int(add(address) if credentials is None else self._server.add_secure_port(address, credentials))
         except RuntimeError as error:
             raise SettingError(f"cannot listen on {address} ({setting}): {error}. Is it in use?") from error
+
+    def charge_request(self, client: Any, seconds: float) -> None:
+        """Do nothing: grpcio reads its connections by itself, and reads none of them later."""
 
     def _process(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Serve a call, in a thread of grpcio's."""
@@ -134,7 +137,7 @@ class GrpcioTransport:
         self.calls.abandon(call)
         client.answers.put(None)
 
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> dict[str, float]:
         """Return what `Server.status` says of connections: grpcio shows no sockets, so those of open calls count."""
         return {"sockets": len({call.client.peer for call in tuple(self.all)}), "throttled": 0}
 

@@ -25,7 +25,8 @@ class Limits:
         []
 
     Args:
-        max_connections: The most connections at a time.
+        max_connections: The most connections at a time, those of viewers apart.
+        max_viewers: The most connections at a time of clients that the watch token let in.
         max_worlds: The most worlds at a time, the default world apart; 0: clients can join that one only.
         max_lanes: The most lanes in a world that a client may ask for.
         max_message_bytes: The largest request or response, in bytes.
@@ -36,6 +37,7 @@ class Limits:
         max_world_bytes: With isolation, the bytes that a world's process may allocate, where the system can limit it;
             None: no limit.
         idle_timeout: Seconds after which a world without agents is destroyed; None: never.
+        abandoned_timeout: The same of a world that a client has created which is gone; None: as `idle_timeout`.
         reset_world_timeout: Seconds that ResetWorld waits for the next Steps of the world's other agents.
         drain_timeout: Seconds that clients have to leave after SIGTERM or `Server.drain()`: no less than the longest
             episode, where slots are to move to other servers without a cut.
@@ -46,6 +48,7 @@ class Limits:
     """
 
     max_connections: int = 256
+    max_viewers: int = 256
     max_worlds: int = 256
     max_lanes: int = 4096
     max_message_bytes: int = 512 * 1024 * 1024
@@ -54,6 +57,7 @@ class Limits:
     call_timeout: float | None = CALL_TIMEOUT
     max_world_bytes: int | None = None
     idle_timeout: float | None = 3600.0
+    abandoned_timeout: float | None = 60.0
     reset_world_timeout: float = 60.0
     drain_timeout: float = 2.0
     hello_timeout: float = 10.0
@@ -84,10 +88,16 @@ def check_drain_timeout(seconds: Any, name: str = "drain_timeout") -> None:
 
 
 class ConnectionCount:
-    """Counts the connections of a server over all its transports, and admits no more than a limit."""
+    """Counts the connections of a server over all its transports, and admits no more than a limit.
 
-    def __init__(self, max_connections: int) -> None:
-        self._limit = max_connections
+    Args:
+        limits: Holds the limit.
+        name: Which one: `max_connections` or `max_viewers`.
+    """
+
+    def __init__(self, limits: Limits, name: str) -> None:
+        self._limit: int = getattr(limits, name)
+        self._name = name
         self._guard = threading.Lock()
         self._value = 0
 
@@ -107,7 +117,7 @@ class ConnectionCount:
             if self._value >= self._limit:
                 raise RequestError(
                     Code.RESOURCE_EXHAUSTED,
-                    f"this server has max_connections={self._limit} connections already; "
+                    f"this server has {self._name}={self._limit} connections already; "
                     "close one, or start another server",
                 )
             self._value += 1

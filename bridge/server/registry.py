@@ -70,20 +70,22 @@ class _Entry:
     """Whether its creator joined it, or made it for nobody else."""
     idle_since: float | None = None
     """When it was first seen without agents, in monotonic seconds."""
+    abandoned: bool = False
+    """Whether its creator is gone, who alone knew its name, unless others were told of it."""
 
 
 class Registry:
     """All worlds of a server; the hub of its sessions.
 
     A world goes by DestroyWorld, or with the connection that created and joined it, unless others are in it then. So
-    what a dead client leaves behind is gone, and a world that was created for others to join stays. Clients of this
-    package create worlds for themselves alone: those go with them joined or not.
+    what a dead client leaves behind is gone, and a world that was created for others to join stays for
+    `abandoned_timeout`. Clients of this package create worlds for themselves alone: those go with them joined or not.
 
     All methods are called by the thread that runs the event loop, apart from `names` and `drain`, which any may call.
 
     Args:
         source: Makes the worlds.
-        limits: How many there may be, `idle_timeout` and `reset_world_timeout`.
+        limits: How many there may be, `idle_timeout`, `abandoned_timeout` and `reset_world_timeout`.
         runtime: Runs the calls of environments, and what waits.
         unix_path: Where this server listens on a Unix socket; None: nowhere.
         lists_worlds: Whether clients may see the worlds that others made, and who is in them: for the page.
@@ -114,7 +116,7 @@ class Registry:
         self._began = time.monotonic()
         self._past_steps = self._past_episodes = 0
         """Of worlds that went."""
-        self.counted: Callable[[], dict[str, int]] = dict
+        self.counted: Callable[[], dict[str, float]] = dict
         """Counts what the other parts of the server do, for `status`."""
 
     @property
@@ -260,7 +262,7 @@ class Registry:
         await world.reset(settings, agent, self._limits.reset_world_timeout, waiting)
 
     def reap(self, now: float) -> list[str]:
-        """Destroy the worlds that no agent has been in for `idle_timeout` seconds.
+        """Destroy the worlds that no agent has been in for `idle_timeout` seconds, or `abandoned_timeout`.
 
         Args:
             now: Seconds that never go back. A world's time without agents counts from the first call that finds it so.
@@ -268,8 +270,7 @@ class Registry:
         Returns:
             The names of those that went.
         """
-        if self._limits.idle_timeout is None:
-            return []
+        limits = self._limits
         idle: list[str] = []
         for name, entry in self._entries.items():
             if entry is None:
@@ -278,8 +279,11 @@ class Registry:
                 entry.idle_since = None
             elif entry.idle_since is None:
                 entry.idle_since = now
-            elif now - entry.idle_since >= self._limits.idle_timeout:
-                idle.append(name)
+            else:
+                timeout = limits.abandoned_timeout if entry.abandoned else None
+                timeout = limits.idle_timeout if timeout is None else timeout
+                if timeout is not None and now - entry.idle_since >= timeout:
+                    idle.append(name)
         for name in idle:
             self._close_later(name)
         return idle
@@ -289,7 +293,7 @@ class Registry:
         for name, entry in list(self._entries.items()):
             if entry is None or entry.owner is not owner:
                 continue
-            entry.owner = None
+            entry.owner, entry.abandoned, entry.idle_since = None, True, None
             if entry.goes_with_owner and (not entry.world.has_players or not entry.world.alive):
                 self._close_later(name)
 

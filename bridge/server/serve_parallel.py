@@ -142,7 +142,7 @@ def serve_parallel(
         token=token, token_file=token_file, watch_token=watch_token, watch_token_file=watch_token_file, tls=tls
     )
     if source.single:
-        limits = dataclasses.replace(limits, idle_timeout=None)
+        limits = dataclasses.replace(limits, idle_timeout=None, abandoned_timeout=None)
     server = Server(
         recorded(source, open_journal(record, record_observations, record_frames, record_limit)),
         host=host,

@@ -109,7 +109,7 @@ class Server:
         self._unix_path = None if unix_path is None else os.path.abspath(unix_path)
         self._registry = Registry(source, limits, runtime, unix_path=self._unix_path, lists_worlds=web is not None)
         self._services = Services()
-        self._count = ConnectionCount(limits.max_connections)
+        self._count, self._viewers = (ConnectionCount(limits, name) for name in ("max_connections", "max_viewers"))
         self._admission = Admission(limits)
         """What is being served."""
         self._web = web
@@ -123,10 +123,11 @@ class Server:
             sessions.attach(self._loop, runtime)
         self._calls = self._make_calls(limits, None if sessions is None else sessions.open)
         self._idle_worlds: IdleWorlds | None = None
-        if limits.idle_timeout is not None:
-            self._idle_worlds = IdleWorlds(self._registry.reap, limits.idle_timeout, self._loop.scheduler)
+        timeouts = [seconds for seconds in (limits.idle_timeout, limits.abandoned_timeout) if seconds is not None]
+        if timeouts:
+            self._idle_worlds = IdleWorlds(self._registry.reap, min(timeouts), self._loop.scheduler)
         self._metrics: Metrics | None = None
-        self._port = self._listen(port, metrics_port)
+        self._port = self._listen(port, metrics_port, limits)
         self._thread: threading.Thread | None = None
         self._running = False
         self._shutdown = Shutdown(
@@ -144,12 +145,12 @@ class Server:
         atexit.register(self.stop, 0.0)
         forget_in_child(self)
 
-    def _listen(self, port: int, metrics_port: int | None) -> int:
+    def _listen(self, port: int, metrics_port: int | None, limits: Limits) -> int:
         """Listen at the ports; return the one of gRPC."""
         try:
             found: int = self._connections.listen(self._host, port)
             if metrics_port is not None:
-                self._metrics = Metrics(self._host, metrics_port, self.status, lambda: self.worlds)
+                self._metrics = Metrics(self._host, metrics_port, self.status, limits)
         except BaseException:
             self._connections.stop_listening()
             self._loop.close()
@@ -187,15 +188,18 @@ class Server:
             self._registry,
             limits,
             count=self._count,
+            viewers=self._viewers,
             admission=self._admission,
             scheduler=self._loop.scheduler,
             flush=self._connections.flush,
             cut=self._connections.close,
+            charge=self._connections.charge_request,
             open_session=open_session,
         )
         self._loop.requests, self._loop.serve = calls.ready, calls.serve_ready
         self._registry.counted = lambda: {
-            "connections": self._count.value,
+            "connections": self._count.value + self._viewers.value,
+            "viewer_connections": self._viewers.value,
             "requests": self._admission.requests,
             "queued_bytes": self._admission.bytes,
             "failures": calls.failures.total,
@@ -279,7 +283,7 @@ class Server:
     @property
     def connections(self) -> int:
         """The number of open connections."""
-        return self._count.value
+        return self._count.value + self._viewers.value
 
     @property
     def worlds(self) -> list[str]:

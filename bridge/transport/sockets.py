@@ -6,7 +6,7 @@ import socket
 import struct
 import sys
 
-__all__ = ["AT_ONCE", "PATIENCE", "QUIET", "RECEIVE_TIMEOUT", "let_receive_wait", "prepare"]
+__all__ = ["AT_ONCE", "PATIENCE", "QUIET", "RECEIVE_TIMEOUT", "has_hung_up", "let_receive_wait", "prepare"]
 
 SEND_BUFFER = 1 << 20
 """Bytes that a Unix socket is asked to hold, so that a large message takes few turns; the system may grant less."""
@@ -24,6 +24,18 @@ _KEEPALIVE = {
     "TCP_KEEPINTVL": int(PATIENCE / 2),
     "TCP_KEEPCNT": 2,
 }
+# Of Linux's `tcp_info`, whose first byte is the state: CLOSE and CLOSE_WAIT, in which the peer sends nothing more.
+_HUNG_UP = (7, 8)
+
+
+def has_hung_up(sock: socket.socket) -> bool:
+    """Return whether the peer is known to have closed, though bytes that it sent before may wait to be read.
+
+    Only Linux tells: elsewhere, and of a Unix socket, it is found out by reading on.
+    """
+    if sys.platform != "linux" or sock.family == socket.AF_UNIX:
+        return False
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _HUNG_UP
 
 
 def prepare(sock: socket.socket) -> None:

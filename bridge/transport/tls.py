@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import ssl
 import tempfile
 import threading
+import time
 from collections.abc import Iterable
+from typing import Any
 
 from bridge.errors import SettingError
 from bridge.transport.credentials import ClientCredentials
@@ -16,6 +19,8 @@ from bridge.transport.credentials import ClientCredentials
 __all__ = ["Tls", "client_context", "explain", "server_context"]
 
 _CHUNK = 1 << 16
+# OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which the module `ssl` has no name for.
+_NO_CHECK_TIME = 0x200000
 
 
 def server_context(certificate: bytes, key: bytes, client_ca: bytes | None, *alpn: str) -> ssl.SSLContext:
@@ -28,7 +33,7 @@ def server_context(certificate: bytes, key: bytes, client_ca: bytes | None, *alp
         alpn: The names of what is spoken within, the preferred one first.
 
     Raises:
-        SettingError: The key is another one's or encrypted, or there is no certificate.
+        SettingError: The key is another one's or encrypted, there is no certificate, or it is not valid now.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.options |= ssl.OP_NO_RENEGOTIATION
@@ -36,6 +41,7 @@ def server_context(certificate: bytes, key: bytes, client_ca: bytes | None, *alp
     if alpn:
         context.set_alpn_protocols(alpn)
     _load_pair(context, certificate, key)
+    _check_dates(context, certificate)
     if client_ca is not None:
         _load_authorities(context, "client_ca", client_ca)
         context.verify_mode = ssl.CERT_REQUIRED
@@ -97,6 +103,40 @@ def _load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
                 f"tls=TLS(certificate=…, key=…) cannot be used: {explain(error)}. Expected a PEM certificate and its "
                 "own key, not encrypted by a password"
             ) from error
+
+
+def _check_dates(context: ssl.SSLContext, certificate: bytes) -> None:
+    """Raise SettingError where a server's certificate is not valid now: no client would accept it."""
+    found = _own_certificate(context, certificate)
+    if found is None:
+        return
+    begins, ends = (ssl.cert_time_to_seconds(found[name]) for name in ("notBefore", "notAfter"))
+    if not begins <= time.time() <= ends:
+        now = time.strftime("%b %d %H:%M:%S %Y GMT", time.gmtime())
+        raise SettingError(
+            f"tls=TLS(certificate=…) cannot be used: it is valid from {found['notBefore']} until {found['notAfter']}, "
+            f"and now it is {now}; make a new one (`bridge cert` does), or set this machine's clock"
+        )
+
+
+def _own_certificate(context: ssl.SSLContext, certificate: bytes) -> Any:
+    """Return what `SSLSocket.getpeercert` tells of a server's certificate; None: it is not one for servers.
+
+    The module `ssl` shows only what another end has sent, and was verified: so there is a handshake in memory.
+    """
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    try:
+        client.load_verify_locations(cadata=certificate.decode("ascii", errors="ignore"))
+        asks = client.wrap_bio(back, there)
+        for end in (asks, context.wrap_bio(there, back, server_side=True), asks):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+        return asks.getpeercert()
+    except (ssl.SSLError, ValueError):
+        return None
 
 
 def explain(error: Exception) -> str:

@@ -80,7 +80,9 @@ def play(env: Any, actions: Iterator[Any], seed: int = 7) -> Iterator[str]:
     lanes = hasattr(env, "single_observation_space")
     yield digest(env.reset(seed=seed))
     for action in actions:
-        result = env.step(action)
+        observation, reward, *rest = env.step(action)
+        # FrozenLake of Gymnasium 1.4 gives the integer 0 as a reward; a remote environment's rewards are floats.
+        result = (observation, reward if lanes else float(reward), *rest)
         yield digest(result)
         if not lanes and (result[2] or result[3]):
             yield digest(env.reset())
