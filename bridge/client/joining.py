@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from bridge.client.events import Joined, Lost
+from bridge.client.endpoints import Endpoint
+from bridge.client.events import Event, Joined, Lost
 from bridge.client.slots.placement import Load, Placement
 from bridge.client.slots.slot import Member
 from bridge.client.vector_pool import VectorPool
@@ -167,20 +168,26 @@ class _DirectoryJoin:
         while not self._lanes or missing or len(pool.members) < self._wanted:
             self._begin_more(now)
             event, source = pool.next_event(min(began + pool.timeout, now + min(LOOK, _LOOK)))
+            while source is not None:
+                self._take(event, source)
+                event, source = pool.next_event(0.0)
             now = time.monotonic()
             if now > began + pool.timeout:
                 raise next(iter(missing)).remote.late("to join a world", pool.timeout)
             joined = len(pool.members) - len(missing)
             waiting.tell(missing, f"{joined} of {self._wanted} worlds joined", now)
-            if source in missing and isinstance(event, Joined):
-                self._joined(source)
-            elif source in missing and isinstance(event, Lost):
-                self._failed(source, event)
-            elif source is not None and source not in missing and event is not None:
-                pool.handle(event, source)
             for member in [member for member in missing if now > member.silent_until and member.remote.silent]:
                 late = member.remote.late("to join a world", pool.policy.connect_timeout)
                 self._failed(member, member.remote.give_up(late))
+
+    def _take(self, event: Event | None, source: Member) -> None:
+        if source not in self._missing:
+            if event is not None:
+                self._pool.handle(event, source)
+        elif isinstance(event, Joined):
+            self._joined(source)
+        elif isinstance(event, Lost):
+            self._failed(source, event)
 
     def _begin_more(self, now: float) -> None:
         pool, placement = self._pool, self._placement
@@ -189,17 +196,23 @@ class _DirectoryJoin:
         most = self._wanted if self._lanes else min(2**self._failures, _AT_ONCE, self._count)
         if len(pool.members) < most:
             load, proven = Load(pool.members), self._failures > 0
+            if not self._lanes:  # one look for all of them
+                for untried in placement.choose_untried(load, most - len(pool.members), now):
+                    self._add(untried)
             while len(pool.members) < most:
                 endpoint = placement.choose(load, self._lanes or 1, now, pool.policy.connect_timeout, proven=proven)
                 if endpoint is None:
                     break
-                request = placement.request_for(endpoint.url)
-                self._missing[pool.add_member(request, self._lanes or 1, endpoint.key)] = None
+                self._add(endpoint)
         if not self._missing:
             raise self._error or SettingError(
                 f"no endpoint of {placement.watch.directory!r} has room for another world, after "
                 f"{len(pool.members)} worlds"
             )
+
+    def _add(self, endpoint: Endpoint) -> None:
+        request = self._placement.request_for(endpoint.url)
+        self._missing[self._pool.add_member(request, self._lanes or 1, endpoint.key)] = None
 
     def _joined(self, member: Member) -> None:
         self._pool.joined(member)

@@ -66,21 +66,26 @@ class Placement:
                 living one next, however many further dead ones the directory lists.
             emptiest: Whether the number of slots comes first, whatever state an endpoint is in.
         """
-        slots, records = load.slots, self._records
-        best: Endpoint | None = None
-        least: tuple[Any, ...] = ()
-        for endpoint in self._free(load, lanes, now):
-            key = endpoint.key
-            record = records[key]
+        records = self._records
+
+        def order(endpoint: Endpoint) -> tuple[Any, ...]:
+            record, count = records[endpoint.key], load.slots.get(endpoint.key, 0)
             untried = proven and record.state is EndpointState.UNTRIED
-            count = slots.get(key, 0)
-            order = (count, *record.rank) if emptiest else (*record.rank, untried, count)
-            if best is None or order < least:
-                best, least = endpoint, order
+            return (count, *record.rank) if emptiest else (*record.rank, untried, count)
+
+        best = min(self._free(load, lanes, now), key=order, default=None)
         if best is not None:
-            slots[best.key] += lanes
+            load.slots[best.key] += lanes
             records[best.key].tried(now, patience)
         return best
+
+    def choose_untried(self, load: Load, count: int, now: float) -> list[Endpoint]:
+        """Return up to so many endpoints that no world was tried at, in the directory's order; count them in `load`."""
+        untried = (e for e in self._free(load, 1, now) if self._records[e.key].state is EndpointState.UNTRIED)
+        found = [endpoint for endpoint in untried if not load.slots.get(endpoint.key)]
+        for endpoint in found[:count]:
+            load.slots[endpoint.key] += 1
+        return found[:count]
 
     def is_well(self, key: str | None) -> bool:
         """Tell whether nothing speaks against an endpoint."""
