@@ -191,8 +191,8 @@ def _harmless(text: str) -> str:
 class RemoteError(BridgeError):
     """The remote end failed. `url` says which, `reason` why.
 
-    A reason may be the words of a stranger: of more than 8,192 characters the rest is left out, and what a terminal would
-    obey is replaced.
+    A reason may be the words of a stranger: of more than 8,192 characters the rest is left out, and what a terminal
+    would obey is replaced.
     """
 
     def __init__(self, url: str, reason: str) -> None:

@@ -76,6 +76,10 @@ HELPERS = {
         "what the session takes and gives: who wants which world, events, extensions",
         "client.events client.extensions client.world_request",
     ),
+    "tests/test_policy.py": (
+        "the tables whose policy it plays on random fleets",
+        "client.remote_record client.slots.placement client.slots.slot",
+    ),
     "tests/test_pool.py": ("the events that a pool hands out", "client.events"),
     "tests/test_http2.py": (
         "a call of gRPC, by which HTTP/2 is used",

@@ -1336,6 +1336,18 @@ def test_slots_beyond_the_streams_of_a_connection_go_over_further_ones():
         envs.close()
 
 
+def test_slots_that_are_refused_without_an_announcement_go_over_further_connections():
+    with serve_gym(long) as server, FrameProxy(server.port, streams=2, announced=False) as proxy:
+        envs = BlockingReset(make_vec_remote(proxy.url, num_envs=7))
+        envs.reset(seed=0)
+        for _ in range(3):
+            assert not envs.step(zeros(envs))[3].any()
+        assert server.connections == 7
+        assert 4 <= len(proxy.connections) <= 7
+        assert sum(report.losses for report in envs.remotes()) == 0
+        envs.close()
+
+
 def test_a_stream_that_is_refused_for_ever_is_a_connect_error():
     refused = pytest.raises(errors.ConnectError, match="error 7")
     with serve_gym(long) as server, FrameProxy(server.port, streams=0) as proxy, refused:

@@ -1,14 +1,9 @@
 """A server that means harm: what it declares and says costs our client little, and ends in an error that says so."""
 
-import json
-
-import gymnasium
-import numpy as np
 import pytest
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
 
 import bridge
-from bridge.encoding.space_json import space_from_json, space_to_json
 from bridge.errors import Code, PeerError, RefusedError, RemoteError, TensorError
 from tests.scripted_server import Refuse, ScriptedServer
 
@@ -40,27 +35,6 @@ def observation(name="observation", shape=(), dtype=pb.FLOAT):
 def test_what_it_declares_is_refused_before_memory_is_taken(specs, said):
     with ScriptedServer(specs) as server, pytest.raises((PeerError, TensorError), match=said):
         bridge.make_remote(server.url, timeout=20)
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        {"type": "Box", "shape": [10**9], "dtype": "float32", "low": 0, "high": 1},
-        {"type": "MultiBinary", "n": 10**9},
-        {"type": "MultiDiscrete", "shape": [10**9], "dtype": "int64", "nvec": 2, "start": 0},
-        {"type": "Tuple", "spaces": [{"type": "MultiBinary", "n": 10**8}] * 10},
-        {"type": "Box", "shape": [1], "dtype": "V1000000000", "low": 0, "high": 1},
-    ],
-    ids=["box", "binary", "discrete", "many", "dtype"],
-)
-def test_an_exact_space_is_refused_before_memory_is_taken(kind):
-    with pytest.raises(TensorError, match="at most 512 MiB"):
-        space_from_json(json.dumps(kind))
-
-
-def test_spaces_as_large_as_environments_have_are_none_of_these():
-    camera = gymnasium.spaces.Box(0, 255, (4096, 4096, 3), np.uint8)
-    assert space_from_json(space_to_json(camera)) == camera
 
 
 class Talks(ScriptedServer):

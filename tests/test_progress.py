@@ -70,4 +70,4 @@ def test_a_client_says_which_server_it_waits_for(monkeypatch: pytest.MonkeyPatch
         (tmp_path / "urls.txt").write_text(f"{server.url}\n{url}\n")
         with pytest.raises(errors.RemoteTimeoutError):
             make_vec_remote((tmp_path / "urls.txt").as_uri(), num_envs=2, timeout=0.6)
-        assert f"bridge: waiting for {url}; 0 of 1 worlds joined\n" in terminal.getvalue()
+        assert f"bridge: waiting for {url}; 1 of 2 worlds joined\n" in terminal.getvalue()

@@ -388,3 +388,24 @@ def test_a_space_nested_too_deep_is_refused():
         data = {"type": "Tuple", "spaces": [data]}
     with pytest.raises(TensorError, match="nested more than 64 levels"):
         space_from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"type": "Box", "shape": [10**9], "dtype": "float32", "low": 0, "high": 1},
+        {"type": "MultiBinary", "n": 10**9},
+        {"type": "MultiDiscrete", "shape": [10**9], "dtype": "int64", "nvec": 2, "start": 0},
+        {"type": "Tuple", "spaces": [{"type": "MultiBinary", "n": 10**8}] * 10},
+        {"type": "Box", "shape": [1], "dtype": "V1000000000", "low": 0, "high": 1},
+    ],
+    ids=["box", "binary", "discrete", "many", "dtype"],
+)
+def test_an_exact_space_is_refused_before_memory_is_taken(kind):
+    with pytest.raises(TensorError, match="at most 512 MiB"):
+        space_from_json(json.dumps(kind))
+
+
+def test_spaces_as_large_as_environments_have_are_none_of_these():
+    camera = spaces.Box(0, 255, (4096, 4096, 3), np.uint8)
+    assert space_from_json(space_to_json(camera)) == camera

@@ -122,8 +122,8 @@ def check_space_bytes(arrays: Iterable[tuple[Sequence[int], Any]]) -> None:
         size += math.prod(max(0, length) for length in shape) * (2 * np.dtype(dtype).itemsize + 2)
         if size > _MAX_BYTES:
             raise TensorError(
-                f"expected spaces whose bounds take at most {_MAX_BYTES >> 20} MiB, got one of shape {list(shape)!r:.80} "
-                f"and dtype {np.dtype(dtype)}"
+                f"expected spaces whose bounds take at most {_MAX_BYTES >> 20} MiB, "
+                f"got one of shape {list(shape)!r:.80} and dtype {np.dtype(dtype)}"
             )
 
 
